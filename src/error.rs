@@ -1,0 +1,45 @@
+//! What can go wrong behind the edge, in the store's own terms. No HTTP here: http/error.rs maps these to
+//! statuses. Bad input is not among them: it never gets past the edge.
+
+use std::error::Error as StdError;
+
+/// The source that an error keeps.
+pub type Source = Box<dyn StdError + Send + Sync>;
+
+/// Why a store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store did not answer, or not in time. What was asked may or may not have happened.
+    #[error("the store is away: {0}")]
+    Away(#[source] Source),
+    /// The store answered, and refused: out of memory, read-only, wrong version. Nothing happened.
+    #[error("the store refused: {0}")]
+    Refused(#[source] Source),
+    /// What the store holds is not what was written, or not what this version can read.
+    #[error("the store holds what cannot be read: {0}")]
+    Corrupt(String),
+    /// A write or a sync failed earlier, so the store no longer answers for anything.
+    #[error("the store has failed and takes no more requests: {0}")]
+    Poisoned(String),
+    /// Too many requests wait for the store already. Nothing happened.
+    #[error("too many requests wait for the store")]
+    Overloaded,
+    /// The store was closed: the server is going down. Nothing happened.
+    #[error("the store is closed")]
+    Closed,
+}
+
+impl Error {
+    /// The store is away, because of `source`.
+    pub fn away(source: impl Into<Source>) -> Error {
+        Error::Away(source.into())
+    }
+
+    /// The store refused, because of `source`.
+    pub fn refused(source: impl Into<Source>) -> Error {
+        Error::Refused(source.into())
+    }
+}
+
+/// What engines and the admin store answer.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,213 @@
+//! A job, its id, and what is stored with it. Plain values: no store, no HTTP.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use ulid::Ulid;
+
+use crate::clock::Millis;
+use crate::name::Queue;
+
+/// Headers that travel with a job: lower-case name to value.
+pub type Attributes = BTreeMap<String, String>;
+
+/// The digit before the ULID of a job whose stored form carries attributes.
+const VERSION_WITH_ATTRIBUTES: u8 = b'1';
+
+/// A job's id, as lmstfy makes it: a ULID whose 16 bytes are 6 of milliseconds since the epoch (big-endian),
+/// 6 that tell ids of one millisecond apart, and 4 of the delay in seconds (little-endian). An id in the
+/// versioned form has a `1` before the 26 characters; the stored job then carries attributes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId {
+    ulid: u128,
+    versioned: bool,
+}
+
+impl JobId {
+    /// From the parts; `unique` keeps its low 48 bits, `at` its low 48 bits (until the year 10889).
+    pub fn from_parts(at: Millis, unique: u64, delay_seconds: u32, versioned: bool) -> JobId {
+        const LOW_48: u64 = (1 << 48) - 1;
+        let ulid = (u128::from(at & LOW_48) << 80)
+            | (u128::from(unique & LOW_48) << 32)
+            | u128::from(delay_seconds.swap_bytes());
+        JobId { ulid, versioned }
+    }
+
+    /// Reads 26 characters of canonical ULID, or 27 with the version digit in front. Anything else is no id
+    /// that a server of either kind has ever given out.
+    pub fn parse(s: &str) -> Option<JobId> {
+        let (versioned, text) = match s.len() {
+            26 => (false, s),
+            27 if s.as_bytes()[0] == VERSION_WITH_ATTRIBUTES => (true, s.get(1..)?),
+            _ => return None,
+        };
+        let ulid = Ulid::from_string(text).ok()?;
+        // The decoder forgives lower case; the stores do not.
+        (ulid.to_string() == text).then_some(JobId { ulid: ulid.0, versioned })
+    }
+
+    /// The 16 bytes, without the version.
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.ulid.to_be_bytes()
+    }
+
+    /// From the 16 bytes and the version.
+    pub fn from_bytes(bytes: [u8; 16], versioned: bool) -> JobId {
+        JobId { ulid: u128::from_be_bytes(bytes), versioned }
+    }
+
+    /// When the job was published, by the clock of its pool.
+    pub fn published_at(self) -> Millis {
+        (self.ulid >> 80) as Millis
+    }
+
+    /// The delay it was published with, in whole seconds.
+    pub fn delay_seconds(self) -> u32 {
+        (self.ulid as u32).swap_bytes()
+    }
+
+    /// Whether the stored form carries attributes.
+    pub fn is_versioned(self) -> bool {
+        self.versioned
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = [0u8; 27];
+        text[0] = VERSION_WITH_ATTRIBUTES;
+        // 26 bytes of room is what a ULID takes, so this cannot fail.
+        Ulid(self.ulid).array_to_str((&mut text[1..]).try_into().expect("26 bytes"));
+        let from = usize::from(!self.versioned);
+        f.write_str(std::str::from_utf8(&text[from..]).expect("base 32 is ASCII"))
+    }
+}
+
+impl fmt::Debug for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JobId({self})")
+    }
+}
+
+/// Makes ids that grow: later calls give larger ids, also within one millisecond and when the clock is set
+/// back. One per pool, since the time in an id is the pool's.
+#[derive(Debug)]
+pub struct JobIds {
+    last: Mutex<(Millis, u64)>,
+}
+
+impl Default for JobIds {
+    fn default() -> JobIds {
+        JobIds { last: Mutex::new((0, 0)) }
+    }
+}
+
+impl JobIds {
+    /// A new id for a job published at `now`.
+    pub fn make(&self, now: Millis, delay_seconds: u32, versioned: bool) -> JobId {
+        let mut last = self.last.lock();
+        if now > last.0 {
+            // 47 random bits: the top bit is free, so that counting up cannot overflow within a millisecond.
+            let random = Ulid::r#gen().random() as u64 & ((1 << 47) - 1);
+            *last = (now, random);
+        } else {
+            last.1 += 1;
+        }
+        JobId::from_parts(last.0, last.1, delay_seconds, versioned)
+    }
+}
+
+/// A job to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewJob {
+    pub queue: Queue,
+    pub id: JobId,
+    pub body: Bytes,
+    /// Kept only when the id is versioned.
+    pub attributes: Attributes,
+    /// How long the job lives, counted from the publish; `None` is forever.
+    pub ttl: Option<Duration>,
+    /// How long it sleeps before it is ready. Not longer than `ttl`.
+    pub delay: Duration,
+    /// How many times it may be handed out.
+    pub tries: NonZeroU16,
+}
+
+/// A job that was read, or handed to a consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    pub queue: Queue,
+    pub id: JobId,
+    pub body: Bytes,
+    /// Empty unless the id is versioned.
+    pub attributes: Attributes,
+    /// What is left of its life; `None` is forever.
+    pub ttl: Option<Duration>,
+    /// Since it was published; 0 when clocks disagree.
+    pub elapsed: Duration,
+    /// How many times it may be handed out after this one (consume), or still (peek of a queue's head).
+    pub tries_left: u16,
+    /// Which hand-over this is, in the engine's own terms; 0 when it was only read. [`give_back`] needs it.
+    ///
+    /// [`give_back`]: crate::engine::Engine::give_back
+    pub receipt: u64,
+}
+
+/// Names a stored job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct JobRef {
+    pub queue: Queue,
+    pub id: JobId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_id_is_laid_out_as_lmstfy_lays_it_out() {
+        let id = JobId::from_parts(0x0102_0304_0506, 0x0a0b_0c0d_0e0f, 0x1122_3344, false);
+        assert_eq!(
+            id.to_bytes(),
+            [1, 2, 3, 4, 5, 6, 0xa, 0xb, 0xc, 0xd, 0xe, 0xf, 0x44, 0x33, 0x22, 0x11],
+            "6 bytes of time, 6 of uniqueness, 4 of delay in little-endian"
+        );
+    }
+
+    #[test]
+    fn only_canonical_text_is_an_id() {
+        for bad in [
+            "",
+            "x",
+            "01aaaaaaaaaaaaaaaaaaaaaaaa",
+            "201AAAAAAAAAAAAAAAAAAAAAAAA",
+            "01AAAAAAAAAAAAAAAAAAAAAAAU",
+        ] {
+            assert_eq!(JobId::parse(bad), None, "{bad:?} is not an id");
+        }
+        assert!(JobId::parse("01AAAAAAAAAAAAAAAAAAAAAAAA").is_some(), "a plain ULID is an id");
+    }
+
+    #[test]
+    fn ids_grow_within_a_millisecond_and_when_the_clock_is_set_back() {
+        let ids = JobIds::default();
+        let made: Vec<JobId> = [5, 5, 5, 3, 9, 9].map(|now| ids.make(now, 0, false)).into();
+        assert!(made.is_sorted_by(|a, b| a < b), "ids should grow: {made:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn an_id_survives_its_text(at in 0u64..1 << 48, unique in 0u64..1 << 48, delay: u32, versioned: bool) {
+            let id = JobId::from_parts(at, unique, delay, versioned);
+            prop_assert_eq!(id.published_at(), at);
+            prop_assert_eq!(id.delay_seconds(), delay);
+            prop_assert_eq!(JobId::parse(&id.to_string()), Some(id));
+            prop_assert_eq!(JobId::from_bytes(id.to_bytes(), versioned), id);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName` or `Token` that exists is valid:
+//! nothing behind the edge looks at its characters again. Knows nothing of HTTP or of any store.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The longest namespace or queue name, in bytes: storage formats keep the length in one byte.
+pub const MAX_NAME: usize = 255;
+
+/// Why a string is not a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    #[error("too long: at most {MAX_NAME} bytes")]
+    TooLong,
+    #[error("forbidden characters: only letters, digits, - and _")]
+    Forbidden,
+}
+
+fn is_name(s: &str) -> bool {
+    !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+fn check(s: &str) -> Result<Arc<str>, NameError> {
+    if s.len() > MAX_NAME {
+        return Err(NameError::TooLong);
+    }
+    if !is_name(s) {
+        return Err(NameError::Forbidden);
+    }
+    Ok(s.into())
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+    };
+}
+
+name!(
+    /// A tenant: queues and tokens belong to one.
+    Namespace
+);
+name!(
+    /// A queue inside a namespace.
+    QueueName
+);
+name!(
+    /// A store that jobs live in, as named by `[Pool.<name>]` in the configuration.
+    PoolName
+);
+
+impl Namespace {
+    /// Errors when `s` is empty, longer than [`MAX_NAME`], or has other characters than `[-_A-Za-z0-9]`.
+    pub fn parse(s: &str) -> Result<Namespace, NameError> {
+        check(s).map(Namespace)
+    }
+}
+
+impl QueueName {
+    /// A queue that jobs may be published to. Errors as [`Namespace::parse`] does, and for a leading `_`.
+    pub fn parse(s: &str) -> Result<QueueName, NameError> {
+        if s.len() <= MAX_NAME && s.starts_with('_') {
+            return Err(NameError::Forbidden);
+        }
+        check(s).map(QueueName)
+    }
+
+    /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
+    pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
+        check(s).map(QueueName)
+    }
+}
+
+impl PoolName {
+    /// The pool of every token without a `pool:` prefix.
+    pub fn default_pool() -> PoolName {
+        PoolName("default".into())
+    }
+
+    /// Errors as [`Namespace::parse`] does.
+    pub fn parse(s: &str) -> Result<PoolName, NameError> {
+        check(s).map(PoolName)
+    }
+
+    /// Whether this is the pool that tokens without a prefix mean.
+    pub fn is_default(&self) -> bool {
+        &*self.0 == "default"
+    }
+}
+
+/// A token's secret part, without the pool. Its `Debug` does not show it, so that no log can.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(Arc<str>);
+
+impl Token {
+    /// Any text that is not empty.
+    pub fn new(s: &str) -> Option<Token> {
+        if s.is_empty() { None } else { Some(Token(s.into())) }
+    }
+
+    /// The secret itself: for the store and for the answer to its owner, never for a log.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// A queue with its namespace: what jobs are stored under.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Queue {
+    pub namespace: Namespace,
+    pub name: QueueName,
+}
+
+impl fmt::Display for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// One or more queues of one namespace, first is served first.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct QueueList {
+    namespace: Namespace,
+    names: Arc<[QueueName]>,
+}
+
+impl QueueList {
+    /// `None` when there is no name. A name given twice counts where it stood first.
+    pub fn new(namespace: Namespace, names: impl IntoIterator<Item = QueueName>) -> Option<QueueList> {
+        let mut list: Vec<QueueName> = Vec::new();
+        for name in names {
+            if !list.contains(&name) {
+                list.push(name);
+            }
+        }
+        if list.is_empty() { None } else { Some(QueueList { namespace, names: list.into() }) }
+    }
+
+    /// The namespace of all of them.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The names, in the order of their priority. Never empty.
+    pub fn names(&self) -> &[QueueName] {
+        &self.names
+    }
+
+    /// The queues, in the order of their priority.
+    pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
+        self.names.iter().map(|name| Queue { namespace: self.namespace.clone(), name: name.clone() })
+    }
+}
+
+impl From<Queue> for QueueList {
+    fn from(queue: Queue) -> QueueList {
+        QueueList { namespace: queue.namespace, names: [queue.name].into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_letters_digits_dash_and_underscore() {
+        for good in ["a", "A-b_9", "-ok", &"a".repeat(255)] {
+            assert!(QueueName::parse(good).is_ok(), "{good} should be a name");
+        }
+        for bad in ["", "a.b", "a,b", "a b", "é", "a/b"] {
+            assert_eq!(QueueName::parse(bad), Err(NameError::Forbidden), "{bad:?}");
+        }
+        assert_eq!(Namespace::parse(&"a".repeat(256)), Err(NameError::TooLong));
+    }
+
+    #[test]
+    fn a_leading_underscore_is_for_consume_only() {
+        assert_eq!(QueueName::parse("_a"), Err(NameError::Forbidden));
+        assert!(QueueName::parse_for_consume("_a").is_ok(), "consume takes _a");
+    }
+
+    #[test]
+    fn debug_does_not_show_a_token() {
+        let token = Token::new("01SECRET").unwrap(); // not empty
+        assert!(!format!("{token:?}").contains("SECRET"), "a token's Debug shows the secret");
+    }
+}
