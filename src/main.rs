@@ -1,1 +1,126 @@
-fn main() {}
+//! The command line and the life of the process: configuration → logs → server, and the exit code.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use dormouse::config::{Config, DEFAULT_FILE, LogLevel};
+use dormouse::server::{self, Options, ServerError};
+use dormouse::version::Version;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// A delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a time, and
+/// come back if the worker dies. Speaks lmstfy's HTTP API.
+///
+/// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints what to try.
+#[derive(Parser)]
+#[command(name = "dormouse", disable_version_flag = true)]
+struct Args {
+    /// Configuration file (TOML) [default: conf/config.toml, if it is there]
+    #[arg(short = 'c', long = "config", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the version
+    #[arg(short = 'v', long = "version")]
+    version: bool,
+    /// Accept every token, and none: for development only (-sv)
+    #[arg(long = "sv")]
+    skip_verification: bool,
+    /// Write the process id to this file, and remove it at the end
+    #[arg(short = 'p', long = "pid-file", value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+    /// Log lines as severe as this say where in the code they come from (-bt)
+    #[arg(long = "bt", value_name = "LEVEL", default_value = "warn")]
+    backtrace: String,
+}
+
+/// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
+fn args() -> impl Iterator<Item = String> {
+    std::env::args().map(|arg| match arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag) {
+        "-sv" | "-bt" => format!("-{arg}"),
+        _ => arg,
+    })
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse_from(args());
+    if args.version {
+        let Version { version, build_date, build_commit } = Version::current();
+        println!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}");
+        return ExitCode::SUCCESS;
+    }
+    let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
+    let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    let config = match Config::load(file.as_deref(), env) {
+        Ok(config) => config,
+        Err(error) => return fail(2, &error),
+    };
+    let Some(backtrace) = log_level(&args.backtrace) else {
+        return fail(2, &format!("-bt {}: no such log level", args.backtrace));
+    };
+    let dir = config.log_dir.as_deref();
+    let logs = match dormouse::log::setup(dir, config.log_format, config.log_level, backtrace) {
+        Ok(logs) => logs,
+        Err(error) => return fail(2, &error),
+    };
+    if let Some(path) = &args.pid_file
+        && let Err(error) = std::fs::write(path, std::process::id().to_string())
+    {
+        return fail(2, &format!("the pid file {}: {error}", path.display()));
+    }
+    let options = Options { skip_verification: args.skip_verification, demo: file.is_none() };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
+    };
+    let result = runtime.block_on(async {
+        let stop = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
+        server::run(config, options, stop).await
+    });
+    // Whatever still runs has had its grace period.
+    runtime.shutdown_background();
+    remove(args.pid_file.as_deref());
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &error),
+    }
+}
+
+/// Resolves at the first signal that ends the process. SIGUSR1 opens the logs anew.
+fn signals(logs: dormouse::log::Logs) -> std::io::Result<impl Future<Output = ()>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let mut hup = signal(SignalKind::hangup())?;
+    let mut usr1 = signal(SignalKind::user_defined1())?;
+    tokio::spawn(async move {
+        while usr1.recv().await.is_some() {
+            logs.reopen();
+        }
+    });
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+            _ = hup.recv() => {}
+        }
+    })
+}
+
+fn log_level(text: &str) -> Option<LogLevel> {
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+    let text: StrDeserializer<'_, Error> = text.into_deserializer();
+    serde::Deserialize::deserialize(text).ok()
+}
+
+fn remove(pid_file: Option<&Path>) {
+    if let Some(path) = pid_file
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!(%error, "the pid file could not be removed");
+    }
+}
+
+fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("dormouse: {error}");
+    ExitCode::from(code)
+}

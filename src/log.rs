@@ -1,0 +1,140 @@
+//! Where log lines go and how they look. Two logs, as in lmstfy: the access log and everything else
+//! (`error.log`). What is never logged: tokens, passwords, queries, bodies.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{Layer, Registry, filter::filter_fn, fmt};
+
+use crate::config::{LogFormat, LogLevel};
+
+/// The target of access log lines.
+pub const ACCESS: &str = "access";
+
+/// The two logs' files, to be opened anew after they were rotated.
+#[derive(Debug, Clone)]
+pub struct Logs {
+    files: Vec<Sink>,
+}
+
+impl Logs {
+    /// Opens the files by their names again, as SIGUSR1 asks. A file that cannot be opened goes on as it was.
+    pub fn reopen(&self) {
+        for sink in &self.files {
+            if let Err(error) = sink.reopen() {
+                tracing::error!(%error, "a log file could not be opened again");
+            }
+        }
+    }
+}
+
+/// Sets the process's logs up. With `dir`, `access.log` and `error.log` in it; otherwise standard error. Lines
+/// as severe as `backtrace` say where in the code they come from. Errors when a file cannot be opened.
+pub fn setup(
+    dir: Option<&Path>,
+    format: LogFormat,
+    level: LogLevel,
+    backtrace: LogLevel,
+) -> io::Result<Logs> {
+    let (errors, access) = match dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir)?;
+            (Sink::file(dir.join("error.log"))?, Sink::file(dir.join("access.log"))?)
+        }
+        None => (Sink::Stderr, Sink::Stderr),
+    };
+    let (level, backtrace) = (as_level(level), as_level(backtrace));
+    let is_access = |meta: &Metadata<'_>| meta.target() == ACCESS;
+    // Libraries speak up from warnings on, and in full when everything is wanted.
+    let shown = move |meta: &Metadata<'_>| {
+        let ours = meta.target().starts_with("dormouse");
+        *meta.level() <= level && (ours || level == Level::TRACE || *meta.level() <= Level::WARN)
+    };
+    let plain = filter_fn(move |meta| !is_access(meta) && shown(meta) && *meta.level() > backtrace);
+    let located = filter_fn(move |meta| !is_access(meta) && shown(meta) && *meta.level() <= backtrace);
+    let registry = Registry::default()
+        .with(layer(format, errors.clone(), false).with_filter(plain))
+        .with(layer(format, errors.clone(), true).with_filter(located))
+        .with(layer(format, access.clone(), false).with_filter(filter_fn(is_access)));
+    // Fails only when the process has a subscriber already, as in tests that start several servers.
+    let _ = tracing::subscriber::set_global_default(registry);
+    Ok(Logs { files: vec![errors, access] })
+}
+
+fn layer<S>(format: LogFormat, sink: Sink, located: bool) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+{
+    let layer = fmt::layer().with_writer(sink).with_file(located).with_line_number(located).with_ansi(false);
+    match format {
+        LogFormat::Text => layer.boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+    }
+}
+
+fn as_level(level: LogLevel) -> Level {
+    match level {
+        LogLevel::Trace => Level::TRACE,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Warn => Level::WARN,
+        LogLevel::Error => Level::ERROR,
+    }
+}
+
+/// Where lines are written.
+#[derive(Debug, Clone)]
+enum Sink {
+    Stderr,
+    File { path: PathBuf, file: Arc<Mutex<File>> },
+}
+
+impl Sink {
+    fn file(path: PathBuf) -> io::Result<Sink> {
+        let file = Arc::new(Mutex::new(open(&path)?));
+        Ok(Sink::File { path, file })
+    }
+
+    fn reopen(&self) -> io::Result<()> {
+        if let Sink::File { path, file } = self {
+            let fresh = open(path)?;
+            *file.lock() = fresh;
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .map_err(|e| io::Error::new(e.kind(), format!("the log file {}: {e}", path.display())))
+}
+
+impl Write for Sink {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match self {
+            Sink::Stderr => io::stderr().write(line),
+            Sink::File { file, .. } => file.lock().write(line),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Sink {
+    type Writer = Sink;
+
+    fn make_writer(&'a self) -> Sink {
+        self.clone()
+    }
+}
