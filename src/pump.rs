@@ -1,0 +1,68 @@
+//! Moves due jobs. One task per store: it sleeps until the next job is due, or until this process stores one
+//! that is due earlier, and while more is due it goes on without pause. Knows no queue and no consumer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::Engine;
+
+/// Between two pumps that found nothing left to do: bounds the calls per second that a trickle of jobs costs,
+/// and adds at most this to their lateness.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(2);
+/// After a failure the pump waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+
+/// Pumps until `stop`. `batch` is how many jobs one step moves at most: it bounds how long the store is busy
+/// with one step.
+pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: CancellationToken) {
+    let mut retry = None;
+    loop {
+        let wait = match engine.pump(batch).await {
+            Ok(pumped) => {
+                if retry.take().is_some() {
+                    tracing::info!(pool, "the pump works again");
+                }
+                if pumped.next.is_zero() && pumped.moved > 0 {
+                    // More is due. Other tasks get their turn, the store gets no pause.
+                    tokio::task::yield_now().await;
+                    if stop.is_cancelled() {
+                        return;
+                    }
+                    continue;
+                }
+                pumped.next
+            }
+            Err(error) => {
+                let pause = match retry {
+                    None => {
+                        tracing::error!(pool, %error, "the pump cannot reach its store; due jobs wait");
+                        FIRST_RETRY
+                    }
+                    Some(last) => LONGEST_RETRY.min(last * 2),
+                };
+                retry = Some(pause);
+                pause
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(SHORTEST_SLEEP) => {}
+        }
+        let rest = wait.saturating_sub(SHORTEST_SLEEP);
+        if rest.is_zero() {
+            continue;
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            // While the store is away nothing can be stored either, so only the retry counts.
+            () = engine.due_earlier(), if retry.is_none() => {}
+            () = sleep(rest) => {}
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! An engine whose consumes are counted, can be held up after they popped, and can fail; and whose bells can
+//! be cut off.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dormouse::clock::Millis;
+use dormouse::engine::bell::Bell;
+use dormouse::engine::{DeadLetter, Engine, Pumped, Stats, Want};
+use dormouse::error::{Error, Result};
+use dormouse::job::{Job, JobRef, NewJob};
+use dormouse::name::{Queue, QueueList};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Stands before `inner`.
+#[derive(Debug)]
+pub struct Gated<E> {
+    inner: E,
+    gate: Mutex<()>,
+    looks: AtomicUsize,
+    away: AtomicBool,
+    deaf: AtomicBool,
+}
+
+impl<E: Engine> Gated<E> {
+    /// Open, and in order.
+    pub fn new(inner: E) -> Gated<E> {
+        Gated {
+            inner,
+            gate: Mutex::new(()),
+            looks: AtomicUsize::new(0),
+            away: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+        }
+    }
+
+    /// Until the guard is dropped, consumes do not return; what they popped is popped.
+    pub async fn hold(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().await
+    }
+
+    /// How many consumes there were.
+    pub fn looks(&self) -> usize {
+        self.looks.load(Ordering::SeqCst)
+    }
+
+    /// Whether consumes fail from now on.
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// From now on no bell is attached: nobody is told of jobs.
+    pub fn cut_bells(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<E: Engine> Engine for Gated<E> {
+    fn now(&self) -> Millis {
+        self.inner.now()
+    }
+
+    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        self.inner.publish(jobs).await
+    }
+
+    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        self.inner.republish(old, new).await
+    }
+
+    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        if self.away.load(Ordering::SeqCst) {
+            return Err(Error::away("the test says so"));
+        }
+        let result = self.inner.consume(queues, wants).await;
+        // The jobs are popped; whoever holds the gate decides when the caller hears of it.
+        let _open = self.gate.lock().await;
+        result
+    }
+
+    async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        self.inner.give_back(jobs).await
+    }
+
+    async fn ack(&self, job: JobRef) -> Result<()> {
+        self.inner.ack(job).await
+    }
+
+    async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        self.inner.peek(queue).await
+    }
+
+    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        self.inner.peek_job(job).await
+    }
+
+    async fn size(&self, queue: &Queue) -> Result<u64> {
+        self.inner.size(queue).await
+    }
+
+    async fn destroy(&self, queue: &Queue) -> Result<()> {
+        self.inner.destroy(queue).await
+    }
+
+    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        self.inner.dead_letter(queue).await
+    }
+
+    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        self.inner.respawn(queue, limit, ttl).await
+    }
+
+    async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        self.inner.delete_dead(queue, limit).await
+    }
+
+    async fn pump(&self, limit: usize) -> Result<Pumped> {
+        self.inner.pump(limit).await
+    }
+
+    async fn due_earlier(&self) {
+        self.inner.due_earlier().await
+    }
+
+    async fn queues(&self) -> Result<Vec<Queue>> {
+        self.inner.queues().await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        self.inner.stats().await
+    }
+
+    fn attach(&self, bell: Arc<Bell>) {
+        if !self.deaf.load(Ordering::SeqCst) {
+            self.inner.attach(bell);
+        }
+    }
+
+    async fn check(&self) -> Result<()> {
+        self.inner.check().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await
+    }
+}
