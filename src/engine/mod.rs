@@ -27,6 +27,9 @@
 
 pub mod bell;
 pub mod coalesce;
+pub mod metered;
+pub mod migration;
+mod shared;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,0 +1,176 @@
+//! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+
+use super::bell::Bell;
+use super::{DeadLetter, Engine, Pumped, Stats, Want};
+use crate::clock::Millis;
+use crate::error::Result;
+use crate::job::{Job, JobRef, NewJob};
+use crate::metrics::{Metrics, PoolMetrics};
+use crate::name::{PoolName, Queue, QueueList};
+
+/// An engine whose work is counted under its pool's name.
+#[derive(Debug)]
+pub struct Metered<E> {
+    inner: E,
+    pool: PoolName,
+    metrics: Arc<Metrics>,
+    counters: PoolMetrics,
+}
+
+impl<E: Engine> Metered<E> {
+    /// Counts what `inner` does.
+    pub fn new(inner: E, pool: PoolName, metrics: Arc<Metrics>) -> Metered<E> {
+        let counters = metrics.engine.pool(&pool);
+        Metered { inner, pool, metrics, counters }
+    }
+
+    async fn step<T>(&self, command: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let began = Instant::now();
+        let result = work.await;
+        self.metrics.engine.step(self.pool.as_str(), command, result.is_ok(), began.elapsed());
+        result
+    }
+
+    fn stored(&self, queue: &Queue, jobs: usize, delayed: usize) {
+        self.counters.publish_jobs.inc_by(jobs as u64);
+        self.counters.pool_add_jobs.inc_by(jobs as u64);
+        self.counters.timer_add_jobs.inc_by(delayed as u64);
+        self.counters.queue_direct_push_jobs.inc_by((jobs - delayed) as u64);
+        self.metrics.engine.published(self.pool.as_str(), queue, jobs);
+    }
+
+    fn forgotten(&self, job: &JobRef) {
+        self.counters.pool_delete_jobs.inc();
+        let elapsed = self.inner.now().saturating_sub(job.id.published_at());
+        self.metrics.engine.acked(self.pool.as_str(), &job.queue, Duration::from_millis(elapsed));
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<E: Engine> Engine for Metered<E> {
+    fn now(&self) -> Millis {
+        self.inner.now()
+    }
+
+    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        // Most calls are of one queue; one of several is counted per queue.
+        let mut queues: Vec<(Queue, usize, usize)> = Vec::with_capacity(1);
+        for job in &jobs {
+            let delayed = usize::from(!job.delay.is_zero());
+            match queues.iter_mut().find(|(queue, ..)| *queue == job.queue) {
+                Some((_, count, late)) => (*count, *late) = (*count + 1, *late + delayed),
+                None => queues.push((job.queue.clone(), 1, delayed)),
+            }
+        }
+        self.step("publish", self.inner.publish(jobs)).await?;
+        for (queue, jobs, delayed) in &queues {
+            self.stored(queue, *jobs, *delayed);
+        }
+        Ok(())
+    }
+
+    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        let (queue, delayed) = (new.queue.clone(), usize::from(!new.delay.is_zero()));
+        self.step("republish", self.inner.republish(old.clone(), new)).await?;
+        self.forgotten(&old);
+        self.stored(&queue, 1, delayed);
+        Ok(())
+    }
+
+    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+        let lists = self.step("consume", self.inner.consume(queues, wants)).await?;
+        for job in lists.iter().flatten() {
+            self.counters.consume_jobs.inc();
+            self.counters.queue_pop_jobs.inc();
+            self.counters.pool_get_jobs.inc();
+            self.counters.timer_add_jobs.inc();
+            if queues.names().len() > 1 {
+                self.counters.consume_multi_jobs.inc();
+            }
+            self.metrics.engine.consumed(self.pool.as_str(), &job.queue, job.elapsed);
+        }
+        Ok(lists)
+    }
+
+    async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        let count = jobs.len() as u64;
+        self.step("give_back", self.inner.give_back(jobs)).await?;
+        self.counters.given_back_jobs.inc_by(count);
+        Ok(())
+    }
+
+    async fn ack(&self, job: JobRef) -> Result<()> {
+        self.step("ack", self.inner.ack(job.clone())).await?;
+        self.forgotten(&job);
+        Ok(())
+    }
+
+    async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        self.step("peek", self.inner.peek(queue)).await
+    }
+
+    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        let found = self.step("peek_job", self.inner.peek_job(job)).await?;
+        self.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
+        Ok(found)
+    }
+
+    async fn size(&self, queue: &Queue) -> Result<u64> {
+        self.step("size", self.inner.size(queue)).await
+    }
+
+    async fn destroy(&self, queue: &Queue) -> Result<()> {
+        self.step("destroy", self.inner.destroy(queue)).await
+    }
+
+    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        self.step("dead_letter", self.inner.dead_letter(queue)).await
+    }
+
+    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        let count = self.step("respawn", self.inner.respawn(queue, limit, ttl)).await?;
+        self.counters.deadletter_respawn_jobs.inc_by(count);
+        Ok(count)
+    }
+
+    async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        self.step("delete_dead", self.inner.delete_dead(queue, limit)).await
+    }
+
+    async fn pump(&self, limit: usize) -> Result<Pumped> {
+        let pumped = self.step("pump", self.inner.pump(limit)).await?;
+        self.counters.timer_due_jobs.inc_by(pumped.moved as u64);
+        self.counters.timer_full_batches.inc_by(u64::from(pumped.moved >= limit));
+        Ok(pumped)
+    }
+
+    async fn due_earlier(&self) {
+        self.inner.due_earlier().await;
+    }
+
+    async fn queues(&self) -> Result<Vec<Queue>> {
+        self.step("queues", self.inner.queues()).await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        self.step("stats", self.inner.stats()).await
+    }
+
+    fn attach(&self, bell: Arc<Bell>) {
+        self.inner.attach(bell);
+    }
+
+    async fn check(&self) -> Result<()> {
+        self.inner.check().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

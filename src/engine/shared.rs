@@ -1,0 +1,97 @@
+//! A shared engine is an engine: wrappers compose over `Arc<dyn Engine>`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::bell::Bell;
+use super::{DeadLetter, Engine, Pumped, Stats, Want};
+use crate::clock::Millis;
+use crate::error::Result;
+use crate::job::{Job, JobRef, NewJob};
+use crate::name::{Queue, QueueList};
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<E: Engine + ?Sized> Engine for Arc<E> {
+    fn now(&self) -> Millis {
+        (**self).now()
+    }
+
+    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        (**self).publish(jobs).await
+    }
+
+    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        (**self).republish(old, new).await
+    }
+
+    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+        (**self).consume(queues, wants).await
+    }
+
+    async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        (**self).give_back(jobs).await
+    }
+
+    async fn ack(&self, job: JobRef) -> Result<()> {
+        (**self).ack(job).await
+    }
+
+    async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        (**self).peek(queue).await
+    }
+
+    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        (**self).peek_job(job).await
+    }
+
+    async fn size(&self, queue: &Queue) -> Result<u64> {
+        (**self).size(queue).await
+    }
+
+    async fn destroy(&self, queue: &Queue) -> Result<()> {
+        (**self).destroy(queue).await
+    }
+
+    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        (**self).dead_letter(queue).await
+    }
+
+    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        (**self).respawn(queue, limit, ttl).await
+    }
+
+    async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        (**self).delete_dead(queue, limit).await
+    }
+
+    async fn pump(&self, limit: usize) -> Result<Pumped> {
+        (**self).pump(limit).await
+    }
+
+    async fn due_earlier(&self) {
+        (**self).due_earlier().await
+    }
+
+    async fn queues(&self) -> Result<Vec<Queue>> {
+        (**self).queues().await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        (**self).stats().await
+    }
+
+    fn attach(&self, bell: Arc<Bell>) {
+        (**self).attach(bell)
+    }
+
+    async fn check(&self) -> Result<()> {
+        (**self).check().await
+    }
+
+    async fn close(&self) {
+        (**self).close().await
+    }
+}
