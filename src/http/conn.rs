@@ -1,0 +1,165 @@
+//! Connections: accepts them, bounds them, and lets a handler ask whether its peer is still there. Knows
+//! nothing of routes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service;
+
+/// The most bytes that a request's line and headers may take.
+const MAX_HEAD: usize = 64 * 1024;
+/// How long a connection may take to send a request's head, or stay idle between two.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// After accept fails (no file descriptors left, most likely) the loop rests this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The other end of the connection that a request came on.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    stream: Arc<TcpStream>,
+    /// Where it came from.
+    pub addr: SocketAddr,
+}
+
+impl Peer {
+    /// Whether it has closed the connection, as far as the kernel knows now. hyper notices by itself while a
+    /// handler waits, but only after the runtime has polled the socket.
+    pub fn is_gone(&self) -> bool {
+        let mut byte = [0u8; 1];
+        match recv(&*self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, read)) => read == 0,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+}
+
+/// Serves `routes` on `listener` until `stop`; then takes no more connections, lets each finish the request
+/// that it is in, and returns. At most `most` connections at a time: further ones wait in the listen queue.
+pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: CancellationToken) {
+    let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let connections = TaskTracker::new();
+    loop {
+        let place = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            place = places.clone().acquire_owned() => place,
+        };
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, addr)) => {
+                let connection = connection(stream, addr, routes.clone(), stop.clone());
+                connections.spawn(async move {
+                    let _place = place;
+                    connection.await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}
+
+async fn connection(stream: TcpStream, addr: SocketAddr, routes: Router, stop: CancellationToken) {
+    // Answers are small and waited for.
+    let _ = stream.set_nodelay(true);
+    let stream = Arc::new(stream);
+    let peer = Peer { stream: stream.clone(), addr };
+    let service = tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        routes.clone().call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(Shared(stream)), TowerToHyperService::new(service));
+    let mut connection = pin!(connection);
+    // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+/// A stream that two may hold: hyper, which reads and writes, and [`Peer`], which looks.
+struct Shared(Arc<TcpStream>);
+
+impl AsyncRead for Shared {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buf.initialize_unfilled()) {
+                Ok(read) => {
+                    buf.advance(read);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Shared {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(buf) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write_vectored(bufs) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(shutdown(&*self.0, Shutdown::Write).map_err(io::Error::from))
+    }
+}

@@ -1,0 +1,163 @@
+//! What every request passes through: an id, the clock, the access log, the metrics; and basic auth for the
+//! guarded half of the admin port. Never logs a query or a header: tokens travel there.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{MatchedPath, Request, State as Shared};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use subtle::ConstantTimeEq;
+use ulid::Ulid;
+
+use super::State;
+use super::conn::Peer;
+use super::extract::Labels;
+
+/// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
+/// answer instead of a reset connection; and how long that may take.
+const DRAIN_BYTES: usize = 8 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+
+/// Gives the answer its id, and tells log and metrics of it.
+pub async fn observe(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = Ulid::r#gen().to_string();
+    let labels = Arc::new(Labels::default());
+    request.extensions_mut().insert(labels.clone());
+    let log = state.access_log.load(Ordering::Relaxed).then(|| {
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr);
+        (peer, request.uri().path().to_owned())
+    });
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let leftover = (!request.body().is_end_stream()).then(Leftover::default);
+    if let Some(leftover) = &leftover {
+        request = request.map(|body| leftover.watch(body));
+    }
+
+    let mut response = next.run(request).await;
+
+    if let Some(leftover) = leftover {
+        leftover.drain().await;
+    }
+    let took = began.elapsed();
+    let status = response.status().as_u16();
+    if let Some(route) = &route {
+        state.metrics.request(labels.get(), method.as_str(), route.as_str(), status, took);
+    }
+    if let Some((peer, path)) = log {
+        let known = labels.get();
+        tracing::info!(
+            target: crate::log::ACCESS,
+            request_id = id,
+            ip = peer.map(|addr| addr.ip().to_string()),
+            method = method.as_str(),
+            path,
+            pool = known.map(|(pool, _)| pool.as_str()),
+            status,
+            latency_ms = took.as_millis() as u64,
+            "request"
+        );
+    }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}
+
+/// Lets through who has an account, when there are accounts.
+pub async fn basic_auth(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
+    if state.accounts.is_empty() || allowed(&state, &request) {
+        return next.run(request).await;
+    }
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::UNAUTHORIZED;
+    let ask = HeaderValue::from_static("Basic realm=\"Authorization Required\"");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, ask);
+    response
+}
+
+fn allowed(state: &State, request: &Request) -> bool {
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+    let given = given.and_then(|v| v.strip_prefix("Basic ")).and_then(|v| STANDARD.decode(v.trim()).ok());
+    let Some(given) = given else { return false };
+    // Every account is compared, in constant time, so that the time taken tells nothing.
+    state.accounts.iter().fold(false, |ok, (user, password)| {
+        let account = format!("{user}:{}", password.reveal());
+        ok | bool::from(account.as_bytes().ct_eq(&given))
+    })
+}
+
+/// Where a request's body ends up when its handler drops it unread.
+#[derive(Clone, Default)]
+struct Leftover(Arc<Mutex<Option<Body>>>);
+
+impl Leftover {
+    fn watch(&self, body: Body) -> Body {
+        Body::new(Watched { body: Some(body), leftover: self.clone() })
+    }
+
+    async fn drain(self) {
+        let Some(mut body) = self.0.lock().take() else { return };
+        let mut left = DRAIN_BYTES;
+        let drain = async {
+            while let Some(Ok(frame)) = body.frame().await {
+                left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+                if left == 0 {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME, drain).await;
+    }
+}
+
+/// A body that remembers that it was not read to its end.
+struct Watched {
+    /// `Some` until the end was seen.
+    body: Option<Body>,
+    leftover: Leftover,
+}
+
+impl HttpBody for Watched {
+    type Data = bytes::Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, axum::Error>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(cx);
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+            self.body = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.as_ref().map_or_else(|| hyper::body::SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
+            *self.leftover.0.lock() = Some(body);
+        }
+    }
+}

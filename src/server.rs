@@ -1,0 +1,365 @@
+//! The composition root: builds stores, wrappers, dispatchers and state from the configuration, spawns every
+//! task, binds the ports, and takes all of it down again. The only place that names a concrete engine.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admin::redis::RedisAdmin;
+use crate::admin::{AdminStore, Scope};
+use crate::clock::SystemClock;
+use crate::config::{Config, PoolConfig, Secret, SyncMode};
+use crate::dispatch::{Dispatcher, Parking};
+use crate::engine::Engine;
+use crate::engine::disk::{DiskEngine, DiskOptions, Sync};
+use crate::engine::metered::Metered;
+use crate::engine::migration::Migration;
+use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
+use crate::http::{self, Defaults, Pool, Readiness, State};
+use crate::job::JobIds;
+use crate::metrics::Metrics;
+use crate::name::{Namespace, PoolName};
+use crate::throttle::Throttle;
+use crate::token::Tokens;
+use crate::{limits, pump};
+
+/// How many due jobs one pump step moves: on Redis it bounds how long one script keeps the server busy, on
+/// disk how long one commit keeps the others waiting.
+const REDIS_PUMP: usize = 200;
+const DISK_PUMP: usize = 2000;
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 4096;
+/// How long requests that are under way may still take once the server is told to stop. With what follows
+/// it stays below the five seconds that a stop may take.
+const GRACE: Duration = Duration::from_millis(3500);
+/// How long the tasks that are left may take after that.
+const TIDY: Duration = Duration::from_millis(500);
+
+/// What the command line says and the configuration does not.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Every token is good.
+    pub skip_verification: bool,
+    /// Started without a configuration: make a token for the `demo` namespace, and print what to try.
+    pub demo: bool,
+}
+
+/// Why a server did not start, or did not go on. One line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("{0}: {1}")]
+    Pool(String, String),
+    #[error("cannot listen on {0}: {1}; set another port in the configuration or with {2}")]
+    Bind(String, io::Error, &'static str),
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Runs a server until `stop` resolves or a part of it fails for good.
+pub async fn run(config: Config, options: Options, stop: impl Future<Output = ()>) -> Result<(), ServerError> {
+    let server = Server::start(config, options).await?;
+    let failed = server.failed.clone();
+    let problem = tokio::select! {
+        () = stop => None,
+        () = failed.cancelled() => server.state.readiness.problem(),
+    };
+    server.stop().await;
+    problem.map_or(Ok(()), |why| Err(ServerError::Failed(why)))
+}
+
+/// A server that runs.
+#[derive(Debug)]
+pub struct Server {
+    /// Where the public port is.
+    pub api: SocketAddr,
+    /// Where the admin port is.
+    pub admin: SocketAddr,
+    state: Arc<State>,
+    /// The stores, each once.
+    engines: Vec<Arc<dyn Engine>>,
+    /// Ends the ports; what is under way goes on.
+    stop_ports: CancellationToken,
+    ports: TaskTracker,
+    /// Ends everything else.
+    stop_tasks: CancellationToken,
+    tasks: TaskTracker,
+    /// A part has failed for good; the readiness says which.
+    failed: CancellationToken,
+}
+
+/// What the pools are built into.
+#[derive(Default)]
+struct Stores {
+    /// Each store under its pool's name, metered.
+    engines: BTreeMap<PoolName, Arc<dyn Engine>>,
+    /// How much one pump moves there.
+    batches: BTreeMap<PoolName, usize>,
+    disks: BTreeMap<PoolName, Arc<DiskEngine>>,
+}
+
+impl Server {
+    /// Builds all of it, binds both ports, and begins to serve.
+    pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
+        limits::raise_open_files();
+        // Ports first: a second server on the same machine then fails before it touches a store.
+        let listener = bind(&config.host, config.port, "DORMOUSE_PORT").await?;
+        let admin_listener = bind(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
+        let address = |l: &TcpListener| l.local_addr().map_err(|e| ServerError::Failed(e.to_string()));
+        let (api, admin) = (address(&listener)?, address(&admin_listener)?);
+
+        let metrics = Arc::new(Metrics::default());
+        let stores = open_stores(&config, &metrics).await?;
+        let store = admin_store(&config, &stores).await?;
+        let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
+        let throttle = Arc::new(Throttle::new(store));
+        let parking = Arc::new(Parking::new(config.max_parked_polls));
+        let readiness = Arc::new(Readiness::default());
+
+        let mut pools = BTreeMap::new();
+        for (name, engine) in &stores.engines {
+            let mut engine = engine.clone();
+            if let Some(to) = &config.pool[name.as_str()].migrate_to
+                && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
+            {
+                engine = Arc::new(Migration::new(engine, new.clone()));
+            }
+            let dispatcher = Dispatcher::start(engine.clone(), parking.clone());
+            let pool = Pool { name: name.clone(), engine, dispatcher, ids: JobIds::default() };
+            pools.insert(name.clone(), Arc::new(pool));
+        }
+        let state = Arc::new(State {
+            pools,
+            tokens,
+            throttle: throttle.clone(),
+            defaults: Defaults {
+                ttl: config.ttl_second,
+                delay: config.delay_second,
+                tries: config.tries_num,
+                ttr: config.ttr_second,
+                timeout: config.timeout_second,
+            },
+            metrics,
+            parking,
+            readiness: readiness.clone(),
+            skip_verification: options.skip_verification,
+            accounts: config.accounts.clone(),
+            access_log: AtomicBool::new(config.enable_access_log),
+        });
+
+        let (stop_ports, stop_tasks, failed) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let (ports, tasks) = (TaskTracker::new(), TaskTracker::new());
+        for (name, engine) in &stores.engines {
+            let batch = stores.batches[name];
+            let pump = pump::run(engine.clone(), name.to_string(), batch, stop_tasks.clone());
+            watched(&tasks, format!("the pump of pool {name}"), &readiness, &failed, &stop_tasks, pump);
+        }
+        for (name, disk) in stores.disks {
+            let (readiness, failed) = (readiness.clone(), failed.clone());
+            let stop = stop_tasks.clone();
+            tasks.spawn(async move {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    why = disk.poisoned() => {
+                        tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
+                        readiness.fail(format!("pool {name}: {why}"));
+                        failed.cancel();
+                    }
+                }
+            });
+        }
+        let refresh = throttle.keep_fresh(stop_tasks.clone());
+        watched(&tasks, "the refresh of limits".into(), &readiness, &failed, &stop_tasks, refresh);
+        let most = config.max_connections;
+        let api_port = http::conn::serve(listener, http::api(state.clone()), most, stop_ports.clone());
+        watched(&ports, "the public port".into(), &readiness, &failed, &stop_ports, api_port);
+        let admin_port = http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_ports.clone());
+        watched(&ports, "the admin port".into(), &readiness, &failed, &stop_ports, admin_port);
+
+        let engines = stores.engines.into_values().collect();
+        let server =
+            Server { api, admin, state, engines, stop_ports, ports, stop_tasks, tasks, failed };
+        server.announce(&config, options).await?;
+        Ok(server)
+    }
+
+    /// Takes no more requests, answers parked polls, finishes what is under way, closes the stores.
+    pub async fn stop(self) {
+        tracing::info!("stopping");
+        self.state.readiness.drain();
+        for pool in self.state.pools.values() {
+            pool.dispatcher.close();
+        }
+        self.stop_ports.cancel();
+        self.ports.close();
+        if tokio::time::timeout(GRACE, self.ports.wait()).await.is_err() {
+            tracing::warn!("some requests did not end in time and are cut off");
+        }
+        self.stop_tasks.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(TIDY, self.tasks.wait()).await.is_err() {
+            tracing::warn!("some tasks did not end in time");
+        }
+        for engine in &self.engines {
+            if tokio::time::timeout(TIDY, engine.close()).await.is_err() {
+                tracing::warn!("a store did not close in time");
+            }
+        }
+        tracing::info!("stopped");
+    }
+
+    /// Says where it is and, to who started it without a configuration, what to try.
+    async fn announce(&self, config: &Config, options: Options) -> Result<(), ServerError> {
+        tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
+        if !options.demo {
+            return Ok(());
+        }
+        let scope = Scope {
+            pool: PoolName::default_pool(),
+            namespace: Namespace::parse("demo").map_err(|e| ServerError::Failed(e.to_string()))?,
+        };
+        let failed = |e: crate::error::Error| ServerError::Failed(format!("the demo token: {e}"));
+        let known = self.state.tokens.list(&scope).await.map_err(failed)?;
+        let token = match known.into_keys().next() {
+            Some(token) => token,
+            None => match self.state.tokens.create(&scope, None, "demo").await.map_err(failed)? {
+                Some(token) => token.reveal().to_owned(),
+                None => return Err(ServerError::Failed("the demo token was taken meanwhile".into())),
+            },
+        };
+        let data = match config.pool["default"].path.as_deref() {
+            Some(path) => format!("jobs live in    {}", std::path::absolute(path).unwrap_or(path.into()).display()),
+            None => "jobs live in    the Redis of pool default".into(),
+        };
+        let (api, admin) = (self.api, self.admin);
+        println!(
+            "\
+Dormouse {version} is up.
+  API             http://{api}
+  admin           http://{admin}
+  {data}
+
+Try it in another terminal:
+
+  # publish a job that is due in 2 seconds
+  curl -X PUT -H 'X-Token: {token}' 'http://{api}/api/demo/hello?delay=2&tries=3' -d 'good morning'
+
+  # wait for it, up to 5 seconds
+  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello?timeout=5&ttr=30'
+
+  # done with it: put its job_id here, or it comes back after 30 seconds
+  curl -i -X DELETE -H 'X-Token: {token}' 'http://{api}/api/demo/hello/job/JOB_ID'
+
+  # a token for a namespace of your own
+  curl -X POST 'http://{admin}/token/my-team?description=me'
+",
+            version = env!("CARGO_PKG_VERSION"),
+        );
+        Ok(())
+    }
+}
+
+/// Spawns a task that must not end before it is told to: if it does, the server fails.
+fn watched(
+    tasks: &TaskTracker,
+    name: String,
+    readiness: &Arc<Readiness>,
+    failed: &CancellationToken,
+    stop: &CancellationToken,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    let (readiness, failed, stop) = (readiness.clone(), failed.clone(), stop.clone());
+    let task = tasks.spawn(work);
+    tasks.spawn(async move {
+        let ended = task.await;
+        if !stop.is_cancelled() {
+            let how = if ended.is_err() { "panicked" } else { "ended" };
+            tracing::error!(task = name, how, "a task that the server needs is gone; the server ends");
+            readiness.fail(format!("{name} {how}"));
+            failed.cancel();
+        }
+    });
+}
+
+async fn bind(host: &str, port: u16, variable: &'static str) -> Result<TcpListener, ServerError> {
+    let named = format!("{host}:{port}");
+    let bind = async {
+        let addr = tokio::net::lookup_host(&named).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(addr)?;
+        socket.listen(BACKLOG)
+    };
+    bind.await.map_err(|e: io::Error| ServerError::Bind(named.clone(), e, variable))
+}
+
+async fn open_stores(config: &Config, metrics: &Arc<Metrics>) -> Result<Stores, ServerError> {
+    let mut stores = Stores::default();
+    for (name, pool) in &config.pool {
+        let place = format!("[Pool.{name}]");
+        let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
+        let name = PoolName::parse(name).map_err(|e| failed(&e))?;
+        let (engine, batch): (Arc<dyn Engine>, usize) = match &pool.path {
+            Some(path) => {
+                let sync = match pool.sync {
+                    SyncMode::Always => Sync::Always,
+                    SyncMode::EverySec => Sync::EverySecond,
+                };
+                let options =
+                    DiskOptions { path: path.clone(), sync, clock: Arc::new(SystemClock::default()) };
+                // Opening reads the store, which may take a while.
+                let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
+                    .await
+                    .map_err(|e| failed(&e))?
+                    .map_err(|e| failed(&e))?;
+                stores.disks.insert(name.clone(), disk.clone());
+                (disk, DISK_PUMP)
+            }
+            None => {
+                let address = redis_address(pool);
+                if !config.allow_unsafe_redis {
+                    check_safety(&address).await.map_err(|e| failed(&e))?;
+                }
+                (RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?, REDIS_PUMP)
+            }
+        };
+        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
+        stores.batches.insert(name, batch);
+    }
+    Ok(stores)
+}
+
+/// The Redis that `[AdminRedis]` names, or else the default pool's directory.
+async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn AdminStore>, ServerError> {
+    let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
+    match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
+        (Some(admin), _) => {
+            let address = redis_address(admin);
+            if !config.allow_unsafe_redis {
+                check_safety(&address).await.map_err(|e| failed(&e))?;
+            }
+            Ok(Arc::new(RedisAdmin::connect(address).await.map_err(|e| failed(&e))?))
+        }
+        (None, Some(disk)) => Ok(disk.admin_store()),
+        (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
+    }
+}
+
+fn redis_address(pool: &PoolConfig) -> RedisAddress {
+    let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
+    RedisAddress {
+        addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
+        password: secret(&pool.password),
+        db: pool.db,
+        pool_size: pool.pool_size.unwrap_or(0),
+        master_name: pool.master_name.clone().filter(|m| !m.is_empty()),
+        sentinel_password: secret(&pool.sentinel_password),
+    }
+}
