@@ -1,0 +1,224 @@
+//! The binary as an operator meets it: what it prints, how it ends, what survives its death.
+
+mod support;
+
+use std::process::Command;
+use std::time::Duration;
+
+use reqwest::{Client, Method, StatusCode};
+use support::process::Process;
+use tempfile::TempDir;
+
+fn dir() -> TempDir {
+    TempDir::new().expect("a temporary directory")
+}
+
+/// Sends a request with the token that the first curl line shows.
+async fn call(method: Method, url: &str, token: &str, body: &str) -> (StatusCode, serde_json::Value) {
+    let request = Client::new().request(method, url).header("X-Token", token).body(body.to_owned());
+    let answer = request.send().await.unwrap_or_else(|e| panic!("{url}: {e}"));
+    let status = answer.status();
+    let text = answer.text().await.expect("a body");
+    (status, serde_json::from_str(&text).unwrap_or_default())
+}
+
+/// The token, and the URL of the `hello` queue, out of the printed curl lines.
+fn shown(process: &mut Process) -> (String, String) {
+    let line = process.line_with("curl -X PUT");
+    let parts: Vec<&str> = line.split('\'').collect();
+    let token = parts[1].trim_start_matches("X-Token: ").to_owned();
+    let url = parts[3].split('?').next().unwrap_or_default().to_owned();
+    (token, url)
+}
+
+#[tokio::test]
+async fn the_printed_curl_lines_do_what_they_say() {
+    let dir = dir();
+    let mut process = Process::start(dir.path(), &[], &[]);
+    let (token, url) = shown(&mut process);
+    let (status, published) = call(Method::PUT, &format!("{url}?delay=1&tries=3"), &token, "good morning").await;
+    assert_eq!(status, StatusCode::CREATED, "{published}");
+    let (status, none) = call(Method::GET, &url, &token, "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "not due yet: {none}");
+    let (status, job) = call(Method::GET, &format!("{url}?timeout=5&ttr=30"), &token, "").await;
+    assert_eq!((status, &job["job_id"]), (StatusCode::OK, &published["job_id"]), "{job}");
+    assert!(job["elapsed_ms"].as_u64() >= Some(1000), "early: {job}");
+    let ack = format!("{url}/job/{}", job["job_id"].as_str().expect("an id"));
+    let (status, _) = call(Method::DELETE, &ack, &token, "").await;
+    assert_eq!(status, StatusCode::NO_CONTENT, "acked");
+    let (status, _) = call(Method::GET, &url, &token, "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "nothing is left");
+}
+
+#[tokio::test]
+async fn a_job_that_was_answered_for_survives_kill_9() {
+    let dir = dir();
+    let mut process = Process::start(dir.path(), &[], &[]);
+    let (token, url) = shown(&mut process);
+    let (_, taken) = call(Method::PUT, &format!("{url}?tries=3"), &token, "taken").await;
+    let (_, job) = call(Method::GET, &format!("{url}?ttr=1"), &token, "").await;
+    assert_eq!(job["job_id"], taken["job_id"]);
+    let (_, acked) = call(Method::PUT, &url, &token, "acked").await;
+    let (_, ready) = call(Method::PUT, &url, &token, "ready").await;
+    let ack = format!("{url}/job/{}", acked["job_id"].as_str().expect("an id"));
+    call(Method::DELETE, &ack, &token, "").await;
+    process.kill();
+
+    let mut process = Process::start(dir.path(), &[], &[]);
+    let (again, url) = shown(&mut process);
+    assert_eq!(again, token, "the token survives too");
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let (status, job) = call(Method::GET, &format!("{url}?timeout=5"), &token, "").await;
+        assert_eq!(status, StatusCode::OK, "a job is missing after {ids:?}");
+        ids.push(job["job_id"].clone());
+    }
+    ids.sort_by_key(|id| *id != taken["job_id"]);
+    assert_eq!(ids, [taken["job_id"].clone(), ready["job_id"].clone()], "the taken one came back, the acked did not");
+    let (status, _) = call(Method::GET, &url, &token, "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "nothing else is there");
+}
+
+#[tokio::test]
+async fn sigterm_answers_parked_polls_and_ends_well() {
+    for signal in ["TERM", "INT", "HUP"] {
+        let dir = dir();
+        let mut process = Process::start(dir.path(), &[], &[]);
+        let (token, url) = shown(&mut process);
+        let polls: Vec<_> = (0..50)
+            .map(|_| {
+                let (token, url) = (token.clone(), format!("{url}?timeout=60"));
+                tokio::spawn(async move { call(Method::GET, &url, &token, "").await })
+            })
+            .collect();
+        let metrics = format!("http://{}/metrics", process.address("admin"));
+        let parked = async {
+            while !Client::new().get(&metrics).send().await.unwrap().text().await.unwrap().contains("parked_polls 50") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), parked).await.expect("fifty polls are parked");
+        process.signal(signal);
+        for poll in polls {
+            let (status, body) = poll.await.unwrap();
+            assert_eq!((status, &body["msg"]), (StatusCode::NOT_FOUND, &"no job available".into()), "after {signal}");
+        }
+        let ended = tokio::task::spawn_blocking(|| process.ended()).await.unwrap();
+        assert_eq!(ended.status.code(), Some(0), "exit code after {signal}; it said:\n{}", ended.said);
+        assert!(ended.took < Duration::from_secs(5), "it took {:?}", ended.took);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_one_line_and_an_exit_code() {
+    let dir = dir();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::create_dir(dir.path().join("foreign")).unwrap();
+    std::fs::write(dir.path().join("foreign/letter.txt"), "not a store").unwrap();
+    for (name, toml, code, says) in [
+        ("unknown-key", "Prot = 1\n[Pool.default]\nPath = 'x'", 2, "Prot"),
+        ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
+        ("not-toml", "what is this", 2, "not-toml"),
+        ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
+        ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
+        ("away", "[Pool.default]\nAddr = '127.0.0.1:1'\n[AdminRedis]\nAddr = '127.0.0.1:1'", 1, "127.0.0.1:1"),
+    ] {
+        let file = path(&format!("{name}.toml"));
+        std::fs::write(&file, toml).unwrap();
+        let ended = Process::start(dir.path(), &["-c", &file], &[]).ended();
+        assert_eq!(ended.status.code(), Some(code), "{name}; it said:\n{}", ended.said);
+        let complaint: Vec<&str> = ended.said.lines().filter(|l| l.starts_with("dormouse: ")).collect();
+        assert_eq!(complaint.len(), 1, "{name}: one line, not\n{}", ended.said);
+        assert!(complaint[0].contains(says), "{name}: should name {says}: {}", complaint[0]);
+        assert!(!ended.said.contains("panicked") && !ended.said.contains("backtrace"), "{name}:\n{}", ended.said);
+    }
+    let ended = Process::start(dir.path(), &["-c", "nowhere.toml"], &[]).ended();
+    assert_eq!(ended.status.code(), Some(2), "a missing file:\n{}", ended.said);
+    assert!(ended.said.contains("nowhere.toml"), "{}", ended.said);
+}
+
+#[test]
+fn a_second_server_on_the_same_data_is_refused() {
+    let dir = dir();
+    let mut first = Process::start(dir.path(), &[], &[]);
+    first.line_with("serving");
+    let second = Process::start(dir.path(), &[], &[]).ended();
+    assert_eq!(second.status.code(), Some(1), "{}", second.said);
+    assert!(second.said.contains("dormouse-data"), "the line names the directory:\n{}", second.said);
+}
+
+#[test]
+fn flags_are_lmstfys() {
+    let dir = dir();
+    let run = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_dormouse")).args(args).current_dir(dir.path()).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = run(&["-v"]);
+    assert_eq!(code, Some(0));
+    assert!(said.starts_with(&format!("version: {}\n", env!("CARGO_PKG_VERSION"))), "{said}");
+    let (code, said) = run(&["--help"]);
+    assert_eq!(code, Some(0));
+    for flag in ["-c", "-v", "-sv", "-p", "-bt"] {
+        assert!(said.contains(flag), "--help should explain {flag}:\n{said}");
+    }
+    let (code, _) = run(&["-bt", "loud"]);
+    assert_eq!(code, Some(2), "an unknown level");
+}
+
+#[tokio::test]
+async fn sv_accepts_every_token_and_p_writes_the_pid() {
+    let dir = dir();
+    std::fs::create_dir(dir.path().join("conf")).unwrap();
+    std::fs::write(dir.path().join("conf/config.toml"), "[Pool.default]\nPath = 'jobs'\n").unwrap();
+    // Without -c, conf/config.toml is read, as lmstfy reads it.
+    let mut process = Process::start(dir.path(), &["-sv", "-p", "server.pid", "-bt=error"], &[]);
+    let api = process.address("api");
+    let url = format!("http://{api}/api/any/queue");
+    for token in ["whatever", ""] {
+        let (status, body) = call(Method::PUT, &url, token, "x").await;
+        assert_eq!(status, StatusCode::CREATED, "token {token:?}: {body}");
+    }
+    let pid = std::fs::read_to_string(dir.path().join("server.pid")).expect("a pid file");
+    assert!(pid.trim().parse::<u32>().is_ok(), "{pid:?}");
+    process.signal("TERM");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.said);
+    assert!(!dir.path().join("server.pid").exists(), "the pid file is gone");
+    assert!(dir.path().join("jobs").exists() && !dir.path().join("dormouse-data").exists(), "the file was read");
+}
+
+#[tokio::test]
+async fn logs_go_to_their_files_and_are_opened_anew_after_rotation() {
+    let dir = dir();
+    let toml = "LogDir = 'logs'\nLogFormat = 'json'\nEnableAccessLog = true\n[Pool.default]\nPath = 'jobs'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).unwrap();
+    let process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let read = |name: &str| std::fs::read_to_string(dir.path().join("logs").join(name)).unwrap_or_default();
+    let until = async |name: &str, text: &str| {
+        for _ in 0..2000 {
+            if let Some(line) = read(name).lines().find(|l| l.contains(text)) {
+                return line.to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("no {text:?} in {name}: {}", read(name));
+    };
+    let serving = until("error.log", "serving").await;
+    let line: serde_json::Value = serde_json::from_str(&serving).expect("a JSON line");
+    let api = line["api"].as_str().expect("an address").to_owned();
+    let url = format!("http://{api}/api/ns/queue?token=01HUSHHUSHHUSHHUSH");
+    call(Method::PUT, &url, "01HUSHHUSHHUSHHUSH", "x").await;
+    let access = until("access.log", "/api/ns/queue").await;
+    assert!(!access.contains("HUSH"), "a token is in the access log: {access}");
+    std::fs::rename(dir.path().join("logs/access.log"), dir.path().join("logs/access.1")).unwrap();
+    process.signal("USR1");
+    for _ in 0..2000 {
+        if dir.path().join("logs/access.log").exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    call(Method::PUT, &url, "x", "x").await;
+    until("access.log", "/api/ns/queue").await;
+}

@@ -1,0 +1,114 @@
+//! The real binary as a child process, killed when dropped.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what a healthy process does at once.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server process.
+pub struct Process {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    seen: Vec<String>,
+}
+
+/// How a process ended, and all it said.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub said: String,
+    pub took: Duration,
+}
+
+impl Process {
+    /// Starts `dormouse` in `dir` with free ports.
+    pub fn start(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        command.current_dir(dir).args(args).env_clear();
+        command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let (tell, lines) = mpsc::channel();
+        let streams: [Box<dyn Read + Send>; 2] = [
+            Box::new(child.stdout.take().expect("piped")),
+            Box::new(child.stderr.take().expect("piped")),
+        ];
+        for stream in streams {
+            let tell = tell.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    if tell.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Process { child, lines, seen: Vec::new() }
+    }
+
+    /// Waits for a line with `text`, and answers it.
+    pub fn line_with(&mut self, text: &str) -> String {
+        if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
+            return line.clone();
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(text) {
+                        return line;
+                    }
+                }
+                Err(_) => panic!("waited for a line with {text:?}; came:\n{}", self.seen.join("\n")),
+            }
+        }
+    }
+
+    /// The address after `key=` in the line that says that it serves.
+    pub fn address(&mut self, key: &str) -> String {
+        let line = self.line_with("serving");
+        let rest = line.split(&format!("{key}=")).nth(1).unwrap_or_else(|| panic!("no {key}= in {line:?}"));
+        rest.split_whitespace().next().unwrap_or_default().to_owned()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(status.is_ok_and(|s| s.success()), "kill -{name} works");
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) -> Ended {
+        let began = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                break status;
+            }
+            assert!(began.elapsed() < PATIENCE, "the process should have ended; it said:\n{}", self.seen.join("\n"));
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let took = began.elapsed();
+        // Both readers end with the process's streams.
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            self.seen.push(line);
+        }
+        Ended { status, said: self.seen.join("\n"), took }
+    }
+
+    /// Kill -9, and waits.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("a child can be waited for");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

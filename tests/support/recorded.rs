@@ -1,0 +1,256 @@
+//! Plays recorded conversations with lmstfy against a server. The recordings (tests/recorded/lmstfy.json) are
+//! the answers of lmstfy 725f59e on Redis 7.0; where `differs` says why, an answer is ours instead.
+//!
+//! A scenario is a list of steps in a fresh namespace with a fresh token. Compared are the status, the
+//! Content-Type, whether there is an X-Request-ID, and the body as a JSON value. Job ids and tokens are
+//! compared by the order in which they first appear, `elapsed_ms` by its type, `ttl` within 3 seconds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::house::House;
+
+/// Every scenario, by name.
+pub fn scenarios() -> Vec<Value> {
+    let text = include_str!("../recorded/lmstfy.json");
+    serde_json::from_str(text).expect("the recordings are a JSON array")
+}
+
+/// Plays all scenarios at once, and panics with every answer that differs.
+pub async fn play_all(house: House) {
+    let house = Arc::new(house);
+    let mut playing = JoinSet::new();
+    for (i, scenario) in scenarios().into_iter().enumerate() {
+        let house = house.clone();
+        playing.spawn(async move { play(&house, &scenario, i).await });
+    }
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    while let Some(played) = playing.join_next().await {
+        count += 1;
+        wrong.extend(played.expect("a scenario does not panic"));
+    }
+    wrong.sort();
+    assert!(wrong.is_empty(), "of {count} scenarios, these answers differ:\n{}", wrong.join("\n"));
+    assert!(count >= 75, "only {count} scenarios were played");
+}
+
+struct Player<'a> {
+    house: &'a House,
+    vars: HashMap<String, String>,
+    /// Ids in the order of their appearance.
+    ids: Vec<String>,
+    background: HashMap<String, JoinHandle<Raw>>,
+}
+
+/// An answer as it came.
+struct Raw {
+    status: u16,
+    content_type: Option<String>,
+    request_id: bool,
+    body: Vec<u8>,
+    took: Duration,
+}
+
+async fn play(house: &House, scenario: &Value, number: usize) -> Vec<String> {
+    let name = scenario["name"].as_str().unwrap_or_default();
+    let tag = format!("{number}x{:x}", ulid::Ulid::r#gen().random() as u32);
+    let mut player = Player { house, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
+    for (key, value) in [("ns", format!("ns{tag}")), ("q", format!("q{tag}")), ("tag", tag)] {
+        player.vars.insert(key.into(), value);
+    }
+    if scenario["token"] != Value::Bool(false) {
+        let token = house.token(&player.vars["ns"]).await;
+        player.ids.push(token.clone());
+        player.vars.insert("token".into(), token);
+    }
+    let mut wrong = Vec::new();
+    for (i, step) in scenario["steps"].as_array().into_iter().flatten().enumerate() {
+        let Some(raw) = player.step(step).await else { continue };
+        let got = player.seen(step, raw);
+        let want = &step["answer"];
+        if !want.is_null() && !same(want, &got, "") {
+            wrong.push(format!("{name}, step {i}: {}\n  want {want}\n  got  {got}", step["req"]));
+        }
+    }
+    wrong
+}
+
+impl Player<'_> {
+    async fn step(&mut self, step: &Value) -> Option<Raw> {
+        if let Some(seconds) = step["sleep"].as_f64() {
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+            return None;
+        }
+        if let Some(name) = step["join"].as_str() {
+            let task = self.background.remove(name).expect("joined after it began");
+            return Some(task.await.expect("a request does not panic"));
+        }
+        let request = self.request(step);
+        if let Some(name) = step["bg"].as_str() {
+            self.background.insert(name.into(), tokio::spawn(request));
+            // Time for it to be parked: what is recorded is the waking of a parked poll.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            return None;
+        }
+        let raw = request.await;
+        for (var, path) in step["save"].as_object().into_iter().flatten() {
+            let body: Value = serde_json::from_slice(&raw.body).unwrap_or_default();
+            let pointer = format!("/{}", path.as_str().unwrap_or_default());
+            let value = body.pointer(&pointer).and_then(Value::as_str).unwrap_or_default();
+            self.vars.insert(var.clone(), value.into());
+        }
+        Some(raw)
+    }
+
+    fn request(&self, step: &Value) -> impl Future<Output = Raw> + Send + 'static {
+        let parts = step["req"].as_array().expect("a step has a request");
+        let admin = step["admin"] == Value::Bool(true);
+        let path = self.fill(parts[1].as_str().expect("a path"));
+        let url = if admin { self.house.admin_url(&path) } else { self.house.url(&path) };
+        let method = parts[0].as_str().and_then(|m| m.parse().ok()).expect("a method");
+        let mut request = reqwest::Client::new().request(method, url);
+        for (name, value) in step["headers"].as_object().into_iter().flatten() {
+            request = request.header(self.fill(name), self.fill(value.as_str().unwrap_or_default()));
+        }
+        let own_token = step["headers"].as_object().is_some_and(|h| h.contains_key("X-Token"));
+        if !admin && !own_token && step["no_token"] != Value::Bool(true)
+            && let Some(token) = self.vars.get("token")
+        {
+            request = request.header("X-Token", token);
+        }
+        if let Some(body) = parts.get(2) {
+            request = request.body(self.body(body));
+        }
+        async move {
+            let began = Instant::now();
+            let answer = request.send().await.expect("the server answers");
+            let headers = answer.headers();
+            let header = |name: &str| headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
+            let (status, content_type) = (answer.status().as_u16(), header("content-type"));
+            let request_id = header("x-request-id").is_some_and(|id| !id.is_empty());
+            let body = answer.bytes().await.expect("a whole body").to_vec();
+            Raw { status, content_type, request_id, body, took: began.elapsed() }
+        }
+    }
+
+    fn body(&self, body: &Value) -> Vec<u8> {
+        match body {
+            Value::String(text) => self.fill(text).into_bytes(),
+            Value::Object(o) if o.contains_key("repeat") => {
+                let times = o["times"].as_u64().unwrap_or_default() as usize;
+                o["repeat"].as_str().unwrap_or_default().repeat(times).into_bytes()
+            }
+            Value::Object(o) if o.contains_key("b64") => {
+                STANDARD.decode(o["b64"].as_str().unwrap_or_default()).expect("base64")
+            }
+            other => self.fill(&spaced(other)).into_bytes(),
+        }
+    }
+
+    fn fill(&self, text: &str) -> String {
+        self.vars.iter().fold(text.to_owned(), |text, (k, v)| text.replace(&format!("{{{k}}}"), v))
+    }
+
+    /// The answer in the terms of a recording.
+    fn seen(&mut self, step: &Value, raw: Raw) -> Value {
+        let mut body = if raw.body.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_slice(&raw.body)
+                .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&raw.body).into_owned()))
+        };
+        if step["keys_only"] == Value::Bool(true)
+            && let Value::Object(o) = &body
+        {
+            let mut keys: Vec<&String> = o.keys().collect();
+            keys.sort();
+            body = json!(keys);
+        }
+        let mut seen = json!({"status": raw.status, "type": raw.content_type, "request_id": raw.request_id});
+        if step["no_body"] != Value::Bool(true) {
+            seen["body"] = self.normal(&body, "");
+        }
+        if let Some([least, most]) = step["waited"].as_array().map(Vec::as_slice) {
+            let took = raw.took.as_secs_f64();
+            seen["waited"] = json!(least.as_f64() <= Some(took) && Some(took) <= most.as_f64());
+        }
+        seen
+    }
+
+    fn normal(&mut self, value: &Value, key: &str) -> Value {
+        match value {
+            Value::Object(o) => {
+                // In the order of the names, so that ids get the numbers that the recording gave them.
+                let mut entries: Vec<_> = o.iter().collect();
+                entries.sort_by_key(|(name, _)| *name);
+                let entries = entries.into_iter().map(|(k, v)| {
+                    let name = self.normal(&Value::String(k.clone()), "key");
+                    (name.as_str().unwrap_or_default().to_owned(), self.normal(v, k))
+                });
+                Value::Object(entries.collect::<Map<_, _>>())
+            }
+            Value::Array(a) => a.iter().map(|v| self.normal(v, key)).collect(),
+            Value::Number(n) if key == "elapsed_ms" && n.is_u64() => json!("<int>"),
+            Value::String(text) => {
+                let mut text = text.clone();
+                for var in ["ns", "q", "tag"] {
+                    text = text.replace(&self.vars[var], &format!("<{var}>"));
+                }
+                Value::String(self.numbered(&text))
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// Ids and tokens as `<token>`, `<id2>`, …
+    fn numbered(&mut self, text: &str) -> String {
+        let mut out = String::new();
+        for piece in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
+            let word = piece.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+            let is_id = dormouse::job::JobId::parse(word).is_some();
+            if !is_id {
+                out.push_str(piece);
+                continue;
+            }
+            let at = self.ids.iter().position(|id| id == word).unwrap_or_else(|| {
+                self.ids.push(word.into());
+                self.ids.len() - 1
+            });
+            let token = self.vars.get("token").is_some_and(|token| token == word);
+            out.push_str(&if token { "<token>".into() } else { format!("<id{}>", at + 1) });
+            out.push_str(&piece[word.len()..]);
+        }
+        out
+    }
+}
+
+/// JSON with a space after each comma and colon, as the recordings were made with.
+fn spaced(value: &Value) -> String {
+    match value {
+        Value::Array(a) => format!("[{}]", a.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        Value::Object(o) => {
+            let fields: Vec<String> = o.iter().map(|(k, v)| format!("{}: {}", json!(k), spaced(v))).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+fn same(want: &Value, got: &Value, key: &str) -> bool {
+    match (want, got) {
+        (Value::Number(a), Value::Number(b)) if key == "ttl" => {
+            (a.as_f64().unwrap_or(f64::MAX) - b.as_f64().unwrap_or(f64::MIN)).abs() <= 3.0
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(k, v)| b.get(k).is_some_and(|other| same(v, other, k)))
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, key)),
+        (a, b) => a == b,
+    }
+}
