@@ -5,7 +5,7 @@
 //!
 //! - [`name`], [`job`], [`error`], [`clock`]: plain values that everybody may use.
 //! - [`engine`]: the trait that every store of jobs implements, and the stores.
-//! - [`admin`]: where tokens and limits are kept.
+//! - [`admin`]: where tokens and limits are kept; [`token`] and [`throttle`]: the rules about them.
 
 pub mod admin;
 pub mod clock;
@@ -13,3 +13,5 @@ pub mod engine;
 pub mod error;
 pub mod job;
 pub mod name;
+pub mod throttle;
+pub mod token;
