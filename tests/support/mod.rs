@@ -1,6 +1,7 @@
 //! What several test binaries share. Each binary uses a part of it.
 #![allow(dead_code)] // every test binary compiles all of this and calls some of it
 
+pub mod admin;
 pub mod gated;
 pub mod house;
 pub mod model;

@@ -1,0 +1,161 @@
+//! Laws under load: whatever runs at the same time, each job is handed to one consumer at a time and none is
+//! lost. Every loop ends when the producers are done and the queue is empty.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dormouse::engine::Engine;
+use dormouse::job::{Job, NewJob};
+use dormouse::name::Queue;
+use tokio::task::JoinSet;
+
+use crate::support::stage::*;
+
+const PRODUCERS: usize = 32;
+const CONSUMERS: usize = 32;
+const EACH: usize = 9;
+
+/// `PRODUCERS` tasks that publish `EACH` jobs each, one at a time and in batches.
+fn producers(s: &dyn Stage, q: &Queue) -> (Vec<NewJob>, JoinSet<()>) {
+    let (mut all, mut tasks) = (Vec::new(), JoinSet::new());
+    for producer in 0..PRODUCERS {
+        let jobs: Vec<_> = (0..EACH).map(|i| job(q, format!("{producer}/{i}")).tries(3).make(s)).collect();
+        all.extend(jobs.iter().cloned());
+        let engine = s.engine();
+        tasks.spawn(async move {
+            for batch in jobs.chunks(1 + producer % 4) {
+                ok("publish", engine.publish(batch.to_vec()).await);
+            }
+        });
+    }
+    (all, tasks)
+}
+
+/// One consumer: takes until the producers are done and nothing is ready. It gives its first `leaves` hand-overs
+/// back, as when its client went away, and acks the rest, which it answers.
+async fn consumer(
+    engine: Arc<dyn Engine>,
+    q: Queue,
+    count: u16,
+    mut leaves: usize,
+    done: Arc<AtomicBool>,
+) -> Vec<Job> {
+    let (queues, mut finished) = (q.into(), Vec::new());
+    loop {
+        let last = done.load(Ordering::SeqCst);
+        let jobs = ok("consume", engine.consume(&queues, &[want(count, LONG)]).await).remove(0);
+        if jobs.is_empty() {
+            if last {
+                return finished;
+            }
+            tokio::task::yield_now().await;
+        } else if leaves > 0 {
+            leaves -= 1;
+            assert!(jobs.iter().all(|job| job.tries_left == 2), "give_back restores the try: {jobs:?}");
+            ok("give_back", engine.give_back(jobs).await);
+        } else {
+            for job in &jobs {
+                ok("ack", engine.ack(job.name()).await);
+            }
+            finished.extend(jobs);
+        }
+    }
+}
+
+/// Waits for the producers, then for the consumers, and answers what those finished.
+async fn finish(mut from: JoinSet<()>, mut to: JoinSet<Vec<Job>>, done: Arc<AtomicBool>) -> Vec<Job> {
+    while let Some(end) = from.join_next().await {
+        end.expect("a producer does not panic");
+    }
+    done.store(true, Ordering::SeqCst);
+    let mut finished = Vec::new();
+    while let Some(end) = to.join_next().await {
+        finished.extend(end.expect("a consumer does not panic"));
+    }
+    finished
+}
+
+fn each_exactly_once(published: &[NewJob], finished: &[Job]) {
+    let mut seen: BTreeMap<_, usize> = published.iter().map(|job| (job.id, 0)).collect();
+    for job in finished {
+        *seen.entry(job.id).or_default() += 1;
+    }
+    let lost: Vec<_> = seen.iter().filter(|(_, n)| **n == 0).collect();
+    let doubled: Vec<_> = seen.iter().filter(|(_, n)| **n > 1).collect();
+    assert!(lost.is_empty() && doubled.is_empty(), "lost {lost:?}, handed out more than once {doubled:?}");
+}
+
+/// Guards against jobs lost or doubled between tasks that publish, consume and ack at the same time.
+pub async fn every_job_is_handed_out_exactly_once(s: &dyn Stage) {
+    let q = queue("q");
+    let done = Arc::new(AtomicBool::new(false));
+    let (published, from) = producers(s, &q);
+    let mut to = JoinSet::new();
+    for i in 0..CONSUMERS {
+        to.spawn(consumer(s.engine(), q.clone(), 1 + i as u16 % 3, 0, done.clone()));
+    }
+    let finished = finish(from, to, done).await;
+    each_exactly_once(&published, &finished);
+    s.pump().await;
+    assert_eq!(s.drain(&q).await, [""; 0], "all are acked");
+    let timers = ok("stats", s.engine().stats().await).timers;
+    assert!(timers == 0 || !s.traits().exact_sizes, "{timers} timers are left of acked jobs");
+}
+
+/// Guards against two calls that read the same head.
+pub async fn consumers_of_one_call_each_share_without_overlap(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put_all((0..64).map(|i| job(&q, i.to_string()))).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..80 {
+        let (engine, queues) = (s.engine(), q.clone().into());
+        calls.spawn(async move { ok("consume", engine.consume(&queues, &[want(1, LONG)]).await).remove(0) });
+    }
+    let mut got = Vec::new();
+    while let Some(jobs) = calls.join_next().await {
+        got.extend(jobs.expect("consume does not panic"));
+    }
+    each_exactly_once(&new, &got);
+}
+
+/// Guards against jobs lost or doubled when consumers leave while others come.
+pub async fn jobs_given_back_under_load_are_not_lost(s: &dyn Stage) {
+    let q = queue("q");
+    let done = Arc::new(AtomicBool::new(false));
+    let (published, from) = producers(s, &q);
+    let mut to = JoinSet::new();
+    for i in 0..CONSUMERS {
+        to.spawn(consumer(s.engine(), q.clone(), 1 + i as u16 % 3, i, done.clone()));
+    }
+    let mut finished = finish(from, to, done).await;
+    // What was given back just as the last consumers saw an empty queue is still there.
+    for _ in 0..published.len() {
+        finished.extend(s.take(&q, 100, LONG).await);
+    }
+    each_exactly_once(&published, &finished);
+}
+
+/// Guards against jobs lost or doubled while pumps of several servers move them.
+pub async fn a_pump_under_load_loses_nothing(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put_all((0..300).map(|i| job(&q, i.to_string()).delay(SHORT))).await;
+    s.advance(SHORT).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let (mut pumps, mut to) = (JoinSet::new(), JoinSet::new());
+    for _ in 0..4 {
+        let engine = s.engine();
+        pumps.spawn(async move {
+            for _ in 0..50 {
+                ok("pump", engine.pump(7).await);
+            }
+        });
+    }
+    for i in 0..8 {
+        to.spawn(consumer(s.engine(), q.clone(), 1 + i % 5, 0, done.clone()));
+    }
+    let mut finished = finish(pumps, to, done).await;
+    s.pump().await;
+    finished.extend(s.take(&q, 100, LONG).await);
+    each_exactly_once(&new, &finished);
+}

@@ -1,0 +1,148 @@
+//! Laws of consume: priorities, several wants, and nothing that is gone is in the way.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use dormouse::engine::MAX_CONSUME;
+use dormouse::name::{Queue, QueueName};
+
+use crate::support::stage::*;
+
+/// Guards against an engine that waits for a job, or answers fewer lists than wants.
+pub async fn an_empty_queue_answers_empty_lists_at_once(s: &dyn Stage) {
+    let lists = s.take_from(&queue_list(&["a", "b"]), &[want(1, LONG), want(100, LONG)]).await;
+    assert_eq!(lists, [vec![], vec![]], "nothing was ever published");
+    s.put(job(&queue("c"), "elsewhere")).await;
+    s.put(job(&queue("a"), "delayed").delay(LONG)).await;
+    assert_eq!(s.take(&queue("a"), 1, LONG).await, [], "nothing is ready in a");
+}
+
+/// Guards against priorities that follow the names or the times instead of the list.
+pub async fn queues_are_served_in_the_order_given(s: &dyn Stage) {
+    for name in ["a", "b", "c"] {
+        s.put_all([1, 2].map(|i| job(&queue(name), format!("{name}{i}")))).await;
+    }
+    let list = queue_list(&["c", "a", "b"]);
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        let jobs = s.take_from(&list, &[want(1, LONG)]).await.remove(0);
+        assert!(jobs.iter().all(|j| bodies(&jobs)[0].starts_with(j.queue.name.as_str())), "{jobs:?}");
+        order.extend(bodies(&jobs));
+    }
+    assert_eq!(order, ["c1", "c2", "a1", "a2", "b1", "b2"], "c first, then a, then b");
+}
+
+/// Guards against a batch that stops at the end of the first queue, or takes one from each.
+pub async fn a_batch_goes_on_with_the_next_queue(s: &dyn Stage) {
+    for name in ["a", "b", "c"] {
+        s.put_all([1, 2].map(|i| job(&queue(name), format!("{name}{i}")))).await;
+    }
+    let jobs = s.take_from(&queue_list(&["b", "empty", "a", "c"]), &[want(5, LONG)]).await.remove(0);
+    assert_eq!(bodies(&jobs), ["b1", "b2", "a1", "a2", "c1"], "five jobs by priority");
+    assert_eq!(s.drain(&queue("c")).await, ["c2"], "what was not asked for stays");
+}
+
+/// Guards against wants that are mixed up, when one call serves several parked consumers.
+pub async fn the_first_want_is_served_first(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((1..=6).map(|i| job(&q, i.to_string()))).await;
+    s.put(job(&queue("r"), "r")).await;
+    let wants = [want(2, LONG), want(1, LONG), want(5, LONG), want(3, LONG)];
+    let lists = s.take_from(&queue_list(&["q", "r"]), &wants).await;
+    let got: Vec<_> = lists.iter().map(|list| bodies(list)).collect();
+    assert_eq!(
+        got,
+        [vec!["1", "2"], vec!["3"], vec!["4", "5", "6", "r"], vec![]],
+        "in order, empty at the end"
+    );
+}
+
+/// Guards against one ttr for all the wants of a call.
+pub async fn each_want_has_its_own_ttr(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((1..=3).map(|i| job(&q, i.to_string()).tries(2))).await;
+    s.take_from(&q.clone().into(), &[want(1, LONG), want(1, SHORT), want(1, LONG)]).await;
+    s.pass(SHORT).await;
+    assert_eq!(s.drain(&q).await, ["2"], "only the second want had a short ttr");
+}
+
+/// Guards against a bound that is lower than the trait says.
+pub async fn a_full_consume_is_served(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((0..MAX_CONSUME + 1).map(|i| job(&q, i.to_string()))).await;
+    let lists =
+        s.take_from(&q.clone().into(), &[want(100, LONG), want(MAX_CONSUME as u16 - 100, LONG)]).await;
+    let got: Vec<_> = lists.iter().flat_map(|list| bodies(list)).collect();
+    let expected: Vec<_> = (0..MAX_CONSUME).map(|i| i.to_string()).collect();
+    assert_eq!(got, expected, "as many as one call may ask for");
+    assert_eq!(s.drain(&q).await.len(), 1, "one is left");
+}
+
+/// Guards against an answer of "empty" while live jobs stand behind an acked head.
+pub async fn acked_heads_are_skipped(s: &dyn Stage) {
+    let q = queue("q");
+    let jobs = s.put_all((0..6).map(|i| job(&q, i.to_string()))).await;
+    for i in [0, 1, 3] {
+        s.ack(&jobs[i]).await;
+    }
+    assert_eq!(bodies(&s.take(&q, 2, LONG).await), ["2", "4"], "two live jobs were asked for");
+    assert_eq!(s.drain(&q).await, ["5"], "the rest");
+}
+
+/// Guards against a bound on skipping that shows: no number of dead heads hides a live job.
+pub async fn two_thousand_acked_heads_are_skipped(s: &dyn Stage) {
+    let q = queue("q");
+    let jobs = s.put_all((0..2000).map(|i| job(&q, i.to_string()))).await;
+    for job in &jobs {
+        s.ack(job).await;
+    }
+    assert_eq!(s.take(&q, 1, LONG).await, [], "all are acked");
+    let jobs = s.put_all((0..2000).map(|i| job(&q, i.to_string()))).await;
+    s.put(job(&q, "live")).await;
+    for job in &jobs {
+        s.ack(job).await;
+    }
+    assert_eq!(s.take_one(&q, LONG).await.body, "live", "the one live job behind 2,000");
+    assert_eq!(s.take(&q, 1, LONG).await, [], "and nothing more");
+}
+
+/// Guards against expired jobs that are handed out, or that hide live ones.
+pub async fn expired_heads_are_skipped(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((0..200).map(|i| job(&q, format!("old{i}")).ttl(LIFE))).await;
+    s.put_all(["1", "2"].map(|body| job(&q, body))).await;
+    s.advance(LIFE).await;
+    s.advance(std::time::Duration::from_millis(1)).await;
+    assert_eq!(bodies(&s.take(&q, 1, LONG).await), ["1"], "the first live job");
+    assert_eq!(s.drain(&q).await, ["2"], "the rest");
+}
+
+/// Guards against a job that is lost, or that has lost its only try, with a caller that went away.
+pub async fn a_dropped_consume_loses_nothing(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put_all((0..10).map(|i| job(&q, i.to_string()).tries(9))).await;
+    let (engine, list) = (s.engine(), q.clone().into());
+    for _ in 0..5 {
+        let wants = [want(1, SHORT)];
+        let mut call = pin!(engine.consume(&list, &wants));
+        let _dropped: Poll<_> = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+    // An engine that serves its callers in order has served the dropped calls before these.
+    s.put(job(&queue("other"), "x")).await;
+    s.take(&queue("other"), 1, LONG).await;
+    s.pass(SHORT).await;
+    s.pass(SHORT).await;
+    let mut left = s.drain(&q).await;
+    left.sort();
+    assert_eq!(left.len(), new.len(), "each job is ready again, once: {left:?}");
+    left.dedup();
+    assert_eq!(left.len(), new.len(), "no job twice: {left:?}");
+}
+
+/// Guards against a refusal of names that only consume may use.
+pub async fn a_consume_only_queue_name_is_empty(s: &dyn Stage) {
+    let name = QueueName::parse_for_consume("_hidden").expect("consume takes a leading _");
+    let q = Queue { namespace: queue("x").namespace, name };
+    assert_eq!(s.take(&q, 1, LONG).await, [], "nobody can publish there");
+}

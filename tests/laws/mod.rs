@@ -1,0 +1,192 @@
+//! What every engine and every wrapper keeps: one function per law, over a [`Stage`] with an empty store. The
+//! list below is the whole of it. `laws!(name, constructor)` makes one test per law; the constructor is an
+//! async function without arguments that answers an `impl Stage`.
+//!
+//! Laws read results through the `Engine` trait only, so they know nothing of how a store keeps its jobs.
+//!
+//! [`Stage`]: crate::support::stage::Stage
+
+pub mod ack;
+pub mod bells;
+pub mod concurrency;
+pub mod consume;
+pub mod dead;
+pub mod give_back;
+pub mod names;
+pub mod peek;
+pub mod publish;
+pub mod republish;
+pub mod store;
+pub mod timers;
+pub mod ttl;
+pub mod ttr;
+
+/// One test per law on the stage that `$stage().await` builds.
+macro_rules! laws {
+    ($module:ident, $stage:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::laws::law_tests! { $stage;
+                publish {
+                    a_published_job_comes_out_as_it_went_in,
+                    an_empty_a_binary_and_a_large_body_stay_as_they_are,
+                    attributes_stay_with_versioned_ids_only,
+                    a_batch_comes_out_in_order,
+                    a_full_batch_is_taken,
+                    queues_are_first_in_first_out_over_batches,
+                    an_id_stored_in_any_state_fails_the_whole_batch,
+                    a_failed_publish_does_not_fail_its_neighbours,
+                    the_largest_values_work,
+                    a_dropped_publish_happened_or_did_not,
+                }
+                timers {
+                    a_delayed_job_is_not_handed_out_before_it_is_due,
+                    a_delayed_job_is_never_early_by_its_own_account,
+                    nothing_happens_one_millisecond_before,
+                    jobs_due_together_come_in_publish_order_whatever_their_tries,
+                    jobs_come_in_the_order_they_are_due,
+                    a_delayed_job_joins_at_the_tail,
+                    an_idle_pump_moves_nothing_and_may_sleep,
+                    the_pump_says_how_long_until_the_next,
+                    the_pump_stops_at_its_limit_and_goes_on_next_time,
+                    an_earlier_publish_wakes_the_pump,
+                    a_short_ttr_wakes_the_pump,
+                    a_later_publish_does_not_wake_the_pump,
+                }
+                consume {
+                    an_empty_queue_answers_empty_lists_at_once,
+                    queues_are_served_in_the_order_given,
+                    a_batch_goes_on_with_the_next_queue,
+                    the_first_want_is_served_first,
+                    each_want_has_its_own_ttr,
+                    a_full_consume_is_served,
+                    acked_heads_are_skipped,
+                    two_thousand_acked_heads_are_skipped,
+                    expired_heads_are_skipped,
+                    a_dropped_consume_loses_nothing,
+                    a_consume_only_queue_name_is_empty,
+                }
+                ttr {
+                    a_running_job_is_invisible_until_its_ttr_ends,
+                    each_hand_over_takes_one_try,
+                    a_job_without_tries_left_dies,
+                    a_returning_job_goes_to_the_tail,
+                    running_jobs_that_return_together_come_in_publish_order,
+                    returning_and_delayed_jobs_mix_by_when_they_are_due,
+                }
+                ack {
+                    ack_forgets_a_job_in_every_state,
+                    ack_twice_and_of_the_unknown_is_fine,
+                    an_acked_job_never_comes_back,
+                    ack_works_after_ttr_ended,
+                    ack_works_while_another_consumer_runs_the_job,
+                    ack_leaves_the_neighbours_alone,
+                }
+                republish {
+                    republish_replaces_a_job_in_every_state,
+                    republish_of_an_unknown_job_publishes,
+                    republish_can_delay,
+                    republish_with_a_taken_id_changes_nothing,
+                    a_republished_job_has_its_own_tries_and_ttl,
+                }
+                give_back {
+                    given_back_jobs_are_at_the_head_in_order_with_their_tries,
+                    a_job_on_its_last_try_is_given_back_alive,
+                    a_given_back_job_does_not_come_back_again_after_ttr,
+                    give_back_of_an_acked_job_does_nothing,
+                    give_back_after_ttr_ended_does_nothing,
+                    giving_back_twice_does_nothing_more,
+                    an_old_receipt_does_not_take_the_job_from_its_new_consumer,
+                    a_part_of_a_hand_over_can_be_given_back,
+                    given_back_jobs_keep_their_ttl,
+                }
+                peek {
+                    peek_shows_what_consume_would_give_and_changes_nothing,
+                    peek_sees_ready_jobs_only,
+                    peek_skips_acked_and_expired_heads,
+                    peek_job_works_in_every_state,
+                    peek_job_knows_the_queue,
+                    size_counts_ready_jobs_only,
+                }
+                ttl {
+                    ttl_is_counted_from_publish,
+                    a_ready_job_expires,
+                    a_delayed_job_expires,
+                    a_running_job_expires_and_does_not_come_back,
+                    an_expired_running_job_does_not_die,
+                    a_job_is_there_until_its_last_millisecond,
+                    a_dead_job_does_not_expire,
+                    a_job_without_ttl_stays,
+                }
+                dead {
+                    dead_jobs_lie_in_the_order_they_died,
+                    an_empty_dead_letter_says_so,
+                    dead_jobs_are_not_consumed,
+                    respawn_takes_the_oldest_up_to_the_limit,
+                    respawned_jobs_have_one_try_and_the_new_ttl,
+                    a_respawned_job_expires_and_dies_again,
+                    respawned_jobs_go_behind_the_ready_ones,
+                    respawn_of_more_than_there_are_takes_all,
+                    respawn_does_not_wake_an_acked_job,
+                    delete_dead_forgets_the_oldest,
+                    delete_dead_of_more_than_there_are_takes_all,
+                    destroy_forgets_ready_jobs_only,
+                    destroy_forgets_many,
+                }
+                names {
+                    the_same_queue_name_in_two_namespaces_does_not_mix,
+                    names_that_read_alike_do_not_mix,
+                    the_longest_names_work,
+                    one_id_in_two_queues_is_two_jobs,
+                    queues_lists_what_was_published_to,
+                }
+                bells {
+                    publish_rings,
+                    a_due_job_rings,
+                    a_returning_job_rings,
+                    respawn_rings,
+                    give_back_rings,
+                    republish_rings,
+                    every_attached_bell_rings,
+                    only_watched_queues_ring,
+                }
+                concurrency {
+                    every_job_is_handed_out_exactly_once,
+                    consumers_of_one_call_each_share_without_overlap,
+                    jobs_given_back_under_load_are_not_lost,
+                    a_pump_under_load_loses_nothing,
+                }
+                store {
+                    check_is_fine,
+                    stats_count_timers_ready_and_dead,
+                    after_close_every_call_says_closed,
+                    close_twice_is_fine,
+                }
+            }
+        }
+    };
+}
+
+/// The tests of the list.
+macro_rules! law_tests {
+    ($stage:expr; $($topic:ident { $($law:ident),* $(,)? })*) => {
+        $(mod $topic {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                let play = async {
+                    let stage = $stage().await;
+                    $crate::laws::$topic::$law(&stage).await;
+                };
+                let end = std::time::Duration::from_secs(60);
+                assert!(tokio::time::timeout(end, play).await.is_ok(), "the law still runs after a minute");
+            })*
+        })*
+    };
+}
+
+pub(crate) use {law_tests, laws};

@@ -1,0 +1,188 @@
+//! Laws of delays and of the pump: never early, in the order of time, and no sleep too long.
+
+use std::time::Duration;
+
+use crate::support::stage::*;
+
+/// Guards against a delayed job that is visible to consumers, or never becomes so.
+pub async fn a_delayed_job_is_not_handed_out_before_it_is_due(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all(["1", "2"].map(|body| job(&q, body).delay(LONG))).await;
+    s.put(job(&q, "soon").delay(SHORT).tries(2)).await;
+    s.advance(SHORT).await;
+    assert_eq!(s.take(&q, 9, LONG).await, [], "due, but not moved yet, or not due for an hour");
+    s.pump().await;
+    let job = s.take_one(&q, LONG).await;
+    assert_eq!((&job.body[..], job.tries_left), (&b"soon"[..], 1), "due, and its tries are untouched");
+    s.pump().await;
+    assert_eq!(s.take(&q, 9, LONG).await, [], "the others sleep for an hour");
+}
+
+/// Guards against times cut to whole seconds or to a tick: a job knows how old it is when it is handed out.
+pub async fn a_delayed_job_is_never_early_by_its_own_account(s: &dyn Stage) {
+    let q = queue("q");
+    let delays: Vec<Duration> = (1..=6).map(|i| Duration::from_millis(i * 17)).collect();
+    for (i, delay) in delays.iter().enumerate() {
+        s.put(job(&q, i.to_string()).delay(*delay)).await;
+    }
+    let mut seen = Vec::new();
+    for _ in 0..10_000 {
+        s.pump().await;
+        for job in s.take(&q, 9, LONG).await {
+            let i: usize = String::from_utf8_lossy(&job.body).parse().expect("the body is a number");
+            let age = job.elapsed + s.traits().slack;
+            assert!(age >= delays[i], "a delay of {:?} came after {:?}", delays[i], job.elapsed);
+            seen.push(i);
+        }
+        if seen.len() == delays.len() {
+            break;
+        }
+        s.advance(Duration::from_millis(1)).await;
+    }
+    assert_eq!(seen, [0, 1, 2, 3, 4, 5], "each comes once, in the order of the delays");
+}
+
+/// Guards against a timer that is off by one. Only virtual time can tell.
+pub async fn nothing_happens_one_millisecond_before(s: &dyn Stage) {
+    if !s.traits().virtual_time {
+        return;
+    }
+    let (q, ms) = (queue("q"), Duration::from_millis(1));
+    s.put(job(&q, "job").delay(SHORT).tries(2)).await;
+    for round in ["delay", "ttr"] {
+        s.advance(SHORT - ms).await;
+        let pumped = ok("pump", s.engine().pump(100).await);
+        assert_eq!((pumped.moved, pumped.next), (0, ms), "a millisecond before the {round} ends");
+        assert_eq!(s.take(&q, 1, LONG).await, [], "a millisecond before the {round} ends");
+        s.advance(ms).await;
+        assert_eq!(ok("pump", s.engine().pump(100).await).moved, 1, "at the end of the {round}");
+        s.take_one(&q, SHORT).await;
+    }
+}
+
+/// Guards against an order that hangs on how a timer is written down: lmstfy's puts the tries first.
+pub async fn jobs_due_together_come_in_publish_order_whatever_their_tries(s: &dyn Stage) {
+    let q = queue("q");
+    let tries = [300, 1, 2, 65535, 1, 256, 3];
+    let drafts = tries.iter().enumerate().map(|(i, n)| job(&q, i.to_string()).delay(SHORT).tries(*n));
+    s.put_all(drafts).await;
+    s.pass(SHORT).await;
+    assert_eq!(s.drain(&q).await, ["0", "1", "2", "3", "4", "5", "6"], "publish order");
+}
+
+/// Guards against a pump that moves what it finds first.
+pub async fn jobs_come_in_the_order_they_are_due(s: &dyn Stage) {
+    let q = queue("q");
+    let drafts = [30, 10, 20, 5].map(|i| job(&q, i.to_string()).delay(Duration::from_millis(i)));
+    s.put_all(drafts).await;
+    s.advance(Duration::from_millis(30)).await;
+    let pumped = ok("pump", s.engine().pump(1).await);
+    assert_eq!(pumped.moved, 1, "one was asked for, four are due");
+    assert_eq!(s.drain(&q).await, ["5"], "the earliest first");
+    s.pump().await;
+    assert_eq!(s.drain(&q).await, ["10", "20", "30"], "in the order of their times");
+}
+
+/// Guards against a due job that overtakes jobs that were ready before.
+pub async fn a_delayed_job_joins_at_the_tail(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "delayed").delay(SHORT)).await;
+    s.put(job(&q, "ready")).await;
+    s.pass(SHORT).await;
+    s.put(job(&q, "late")).await;
+    assert_eq!(s.drain(&q).await, ["ready", "delayed", "late"], "ready in this order");
+}
+
+/// Guards against a pump that spins while nothing is due.
+pub async fn an_idle_pump_moves_nothing_and_may_sleep(s: &dyn Stage) {
+    for what in ["an empty store", "ready jobs only"] {
+        let pumped = ok("pump", s.engine().pump(100).await);
+        assert_eq!(pumped.moved, 0, "{what}: nothing is due");
+        assert!(!pumped.next.is_zero(), "{what}: the pump may sleep");
+        s.put(job(&queue("q"), "ready")).await;
+    }
+}
+
+/// Guards against a pump that sleeps past a job, or that asks again and again.
+pub async fn the_pump_says_how_long_until_the_next(s: &dyn Stage) {
+    let q = queue("q");
+    let horizon = s.traits().horizon.unwrap_or(Duration::MAX);
+    s.put(job(&q, "far").delay(LONG)).await;
+    s.put(job(&q, "ready")).await;
+    s.take_one(&q, LONG / 2).await;
+    let pumped = ok("pump", s.engine().pump(100).await);
+    let longest = horizon.min(LONG / 2);
+    assert!(pumped.next <= longest && !pumped.next.is_zero(), "{:?}, not in 0..={longest:?}", pumped.next);
+    if s.traits().virtual_time {
+        assert_eq!(pumped.next, longest, "the running job is due next");
+    }
+    s.put(job(&q, "near").delay(SHORT)).await;
+    let pumped = ok("pump", s.engine().pump(100).await);
+    assert!(pumped.next <= SHORT || pumped.moved == 1, "{pumped:?}, but a job is due in {SHORT:?}");
+}
+
+/// Guards against a pump without a bound, and against due jobs left behind the bound.
+pub async fn the_pump_stops_at_its_limit_and_goes_on_next_time(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((0..10).map(|i| job(&q, i.to_string()).delay(SHORT))).await;
+    s.advance(SHORT).await;
+    let mut all = Vec::new();
+    for expected in [4, 4, 2] {
+        let pumped = ok("pump", s.engine().pump(4).await);
+        assert_eq!(pumped.moved, expected, "of 4 at most, after {} were moved", all.len());
+        all.extend(s.drain(&q).await);
+        if all.len() < 10 {
+            assert!(pumped.next.is_zero(), "more are due: {:?}", pumped.next);
+        }
+    }
+    assert_eq!(all, (0..10).map(|i| i.to_string()).collect::<Vec<_>>(), "publish order over several pumps");
+    s.pump().await;
+    assert_eq!(s.size(&q).await, 0, "nothing is left");
+}
+
+/// Guards against a pump that sleeps while an earlier job comes due, also when the publish fell between its
+/// look and its sleep.
+pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "far").delay(LONG)).await;
+    s.pump().await;
+    s.put(job(&q, "before").delay(Duration::from_millis(100))).await;
+    let woken = tokio::time::timeout(PATIENCE, s.engine().due_earlier()).await;
+    assert!(woken.is_ok(), "published before the pump slept");
+    s.pump().await;
+    let engine = s.engine();
+    let pump = tokio::spawn(async move { tokio::time::timeout(PATIENCE, engine.due_earlier()).await });
+    tokio::task::yield_now().await;
+    s.put(job(&q, "while").delay(Duration::from_millis(10))).await;
+    assert!(pump.await.expect("due_earlier does not panic").is_ok(), "published while the pump slept");
+}
+
+/// Guards against a running job that comes back late because its ttr ends before the next delayed job.
+pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "far").delay(LONG)).await;
+    s.put(job(&q, "ready")).await;
+    s.pump().await;
+    s.take_one(&q, Duration::from_millis(100)).await;
+    let woken = tokio::time::timeout(PATIENCE, s.engine().due_earlier()).await;
+    assert!(woken.is_ok(), "the ttr ends long before the next delayed job");
+}
+
+/// Guards against a pump that wakes for every publish.
+pub async fn a_later_publish_does_not_wake_the_pump(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "near").delay(LONG)).await;
+    s.pump().await;
+    s.put(job(&q, "later").delay(LONG * 2)).await;
+    s.put(job(&q, "ready")).await;
+    s.take_one(&q, LONG * 2).await;
+    let engine = s.engine();
+    let mut woken = std::pin::pin!(engine.due_earlier());
+    for _ in 0..100 {
+        tokio::select! {
+            biased;
+            () = &mut woken => panic!("nothing is due earlier than the pump knows"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Laws of ttl: a job lives that long from its publish, and the dead live forever.
+
+use std::time::Duration;
+
+use crate::support::stage::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Guards against a life that begins anew when the job is due, handed out, or back.
+pub async fn ttl_is_counted_from_publish(s: &dyn Stage) {
+    let q = queue("q");
+    let before = s.engine().now();
+    s.put(job(&q, "job").delay(SHORT).ttl(LONG).tries(9)).await;
+    for round in 1..=3 {
+        s.pass(SHORT).await;
+        let left = s.take_one(&q, SHORT).await.ttl.expect("a ttl was given");
+        let most = LONG - SHORT * round + s.traits().slack;
+        let spent = Duration::from_millis(s.engine().now() - before) + s.traits().slack;
+        assert!(left <= most, "{left:?} left after {round} times {SHORT:?}, at most {most:?} expected");
+        assert!(left + spent >= LONG, "{left:?} left, though only {spent:?} were spent");
+    }
+}
+
+async fn is_gone(s: &dyn Stage, new: &dormouse::job::NewJob, what: &str) {
+    let q = &new.queue;
+    assert_eq!(s.find(new).await, None, "{what} by id");
+    assert_eq!(s.peek(q).await, None, "{what} by peek");
+    assert_eq!(s.take(q, 9, LONG).await, [], "{what} by consume");
+    if s.traits().exact_sizes {
+        assert_eq!((s.size(q).await, s.dead(q).await), (0, 0), "ready and dead after {what}");
+    }
+    assert_eq!(ok("respawn", s.engine().respawn(q, 9, None).await), 0, "{what} by respawn");
+}
+
+/// Guards against ready jobs that outlive their ttl.
+pub async fn a_ready_job_expires(s: &dyn Stage) {
+    let new = s.put(job(&queue("q"), "job").ttl(LIFE)).await;
+    assert!(s.find(&new).await.is_some(), "it lives");
+    s.advance(LIFE + MS).await;
+    is_gone(s, &new, "an expired ready job").await;
+}
+
+/// Guards against a job that is due and expired at once, and handed out.
+pub async fn a_delayed_job_expires(s: &dyn Stage) {
+    let new = s.put(job(&queue("q"), "job").ttl(LIFE).delay(SHORT)).await;
+    let equal = s.put(job(&queue("r"), "job").ttl(LIFE).delay(LIFE)).await;
+    s.advance(LIFE + MS).await;
+    for round in ["before the pump", "after it"] {
+        is_gone(s, &new, &format!("an expired delayed job {round}")).await;
+        is_gone(s, &equal, &format!("a job whose delay is its ttl {round}")).await;
+        s.pump().await;
+    }
+}
+
+/// Guards against a running job that comes back after its life.
+pub async fn a_running_job_expires_and_does_not_come_back(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put(job(&q, "job").ttl(LIFE).tries(5)).await;
+    let taken = s.take(&q, 1, SHORT).await;
+    assert_eq!(taken.len(), 1, "it was ready");
+    s.advance(LIFE + MS).await;
+    s.give_back(&taken).await;
+    is_gone(s, &new, "an expired running job given back").await;
+    s.pump().await;
+    is_gone(s, &new, "an expired running job after its ttr").await;
+}
+
+/// Guards against a dead letter without a body.
+pub async fn an_expired_running_job_does_not_die(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put(job(&q, "job").ttl(LIFE)).await;
+    s.take_one(&q, LIFE / 2).await;
+    s.pass(LIFE + MS).await;
+    assert_eq!(s.dead(&q).await, 0, "it expired before it could die");
+    is_gone(s, &new, "a job that expired on its last try").await;
+}
+
+/// Guards against a life cut short. Only virtual time can tell.
+pub async fn a_job_is_there_until_its_last_millisecond(s: &dyn Stage) {
+    if !s.traits().virtual_time {
+        return;
+    }
+    let q = queue("q");
+    let new = s.put(job(&q, "job").ttl(LIFE).tries(2)).await;
+    s.advance(LIFE - MS).await;
+    assert_eq!(s.find(&new).await.and_then(|j| j.ttl), Some(MS), "by id");
+    assert_eq!(s.peek(&q).await.and_then(|j| j.ttl), Some(MS), "by peek");
+    assert_eq!(s.take_one(&q, SHORT).await.ttl, Some(MS), "by consume");
+    s.advance(MS * 2).await;
+    is_gone(s, &new, "a job two milliseconds later").await;
+}
+
+/// Guards against a dead letter that loses its jobs before anybody has looked.
+pub async fn a_dead_job_does_not_expire(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.kill(&q, [job(&q, "job").ttl(LIFE)]).await.remove(0);
+    s.pass(LIFE + MS).await;
+    let read = s.find(&new).await.expect("a dead job stays");
+    assert_eq!((read.body, read.ttl), (new.body, None), "it has no ttl");
+    assert_eq!(ok("respawn", s.engine().respawn(&q, 1, None).await), 1, "and can be respawned");
+    assert_eq!(s.drain(&q).await, ["job"], "and consumed");
+}
+
+/// Guards against "forever" read as "at once".
+pub async fn a_job_without_ttl_stays(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put(job(&q, "job").tries(2)).await;
+    for _ in 0..2 {
+        assert_eq!(s.find(&new).await.map(|j| j.ttl), Some(None), "forever by id");
+        assert_eq!(s.take_one(&q, SHORT).await.ttl, None, "forever by consume");
+        s.pass(SHORT).await;
+    }
+}

@@ -1,0 +1,81 @@
+//! Laws of running jobs: invisible until ttr ends, then back with one try less, or dead.
+
+use std::time::Duration;
+
+use crate::support::stage::*;
+
+/// Guards against two consumers with one job, and against a job that a dead worker takes along.
+pub async fn a_running_job_is_invisible_until_its_ttr_ends(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put(job(&q, "job").tries(2)).await;
+    s.put(job(&q, "long").tries(2)).await;
+    s.take_one(&q, SHORT).await;
+    s.take_one(&q, LONG).await;
+    assert_eq!(s.take(&q, 9, LONG).await, [], "both run");
+    s.advance(SHORT).await;
+    s.pump().await;
+    let back = s.take(&q, 9, LONG).await;
+    assert_eq!(bodies(&back), ["job"], "its ttr has ended, the other's has not");
+    assert_eq!((back[0].id, back[0].tries_left), (new.id, 0), "the same job with one try less");
+}
+
+/// Guards against tries that are counted twice, or not.
+pub async fn each_hand_over_takes_one_try(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "job").delay(SHORT).tries(3)).await;
+    for left in [2, 1, 0] {
+        s.pass(SHORT).await;
+        let job = s.take_one(&q, SHORT).await;
+        assert_eq!(job.tries_left, left, "tries after this one");
+    }
+    s.pass(SHORT).await;
+    assert_eq!(s.take(&q, 1, LONG).await, [], "three tries were given");
+    assert_eq!(s.dead(&q).await, 1, "and then it is dead");
+}
+
+/// Guards against a job that vanishes after its last try, or that keeps a ttl when dead.
+pub async fn a_job_without_tries_left_dies(s: &dyn Stage) {
+    let q = queue("q");
+    let new = s.put(job(&q, "job").ttl(LONG)).await;
+    let taken = s.take_one(&q, SHORT).await;
+    assert_eq!(taken.tries_left, 0, "the only try");
+    assert_eq!(s.dead(&q).await, 0, "it still runs");
+    s.pass(SHORT).await;
+    let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
+    assert_eq!((dead.size, dead.head), (1, Some(new.id)), "its ttr ended without tries left");
+    let read = s.find(&new).await.expect("a dead job can be read by its id");
+    assert_eq!((read.body, read.ttl), (new.body, None), "the dead have no ttl");
+}
+
+/// Guards against a job that fails again and again in front of all others.
+pub async fn a_returning_job_goes_to_the_tail(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all(["1", "2", "3"].map(|body| job(&q, body).tries(5))).await;
+    s.take_one(&q, SHORT).await;
+    s.pass(SHORT).await;
+    s.put(job(&q, "4")).await;
+    assert_eq!(s.drain(&q).await, ["2", "3", "1", "4"], "1 returned behind those that were ready");
+}
+
+/// Guards against an order of return that hangs on tries or on the order of hand-over.
+pub async fn running_jobs_that_return_together_come_in_publish_order(s: &dyn Stage) {
+    let q = queue("q");
+    let tries = [9, 2, 300, 3, 2];
+    s.put_all(tries.iter().enumerate().map(|(i, n)| job(&q, i.to_string()).tries(*n))).await;
+    s.take(&q, 9, SHORT).await;
+    s.pass(SHORT).await;
+    assert_eq!(s.drain(&q).await, ["0", "1", "2", "3", "4"], "due at the same time, so in publish order");
+}
+
+/// Guards against two timers, one for delays and one for ttr, that are emptied one after the other.
+pub async fn returning_and_delayed_jobs_mix_by_when_they_are_due(s: &dyn Stage) {
+    let q = queue("q");
+    let at = Duration::from_millis;
+    s.put_all(["a", "b", "c"].map(|body| job(&q, body).tries(2))).await;
+    let wants = [600, 200, 400].map(|ttr| want(1, at(ttr)));
+    let lists = s.take_from(&q.clone().into(), &wants).await;
+    assert_eq!(bodies(&lists.concat()), ["a", "b", "c"], "first in, first out");
+    s.put_all([500, 100, 300].map(|delay| job(&q, delay.to_string()).delay(at(delay)))).await;
+    s.pass(at(600)).await;
+    assert_eq!(s.drain(&q).await, ["100", "b", "300", "c", "500", "a"], "in the order of their times");
+}

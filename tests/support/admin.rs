@@ -1,0 +1,224 @@
+//! An admin store in memory that counts what it is asked, fails when told to, and can be held in the middle of
+//! a question; and the stages on which the laws of admin stores are played.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
+use dormouse::clock::{Clock, ManualClock, Millis};
+use dormouse::error::{Error, Result};
+use dormouse::name::{Namespace, PoolName, Token};
+use parking_lot::Mutex;
+use tokio::sync::{RwLock, RwLockWriteGuard};
+
+use super::stage::ms;
+
+/// Tokens, limits and counters in maps.
+#[derive(Debug)]
+pub struct MemoryAdmin {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    failing: AtomicBool,
+    calls: AtomicUsize,
+    /// Every call passes through here; a test that holds it holds them.
+    gate: RwLock<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tokens: BTreeMap<TokenKey, String>,
+    limits: BTreeMap<TokenKey, Limit>,
+    /// The count, and when its counter ends.
+    counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
+}
+
+impl MemoryAdmin {
+    /// An empty store that counts by `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> Arc<MemoryAdmin> {
+        Arc::new(MemoryAdmin {
+            clock,
+            state: Mutex::default(),
+            failing: AtomicBool::new(false),
+            calls: AtomicUsize::new(0),
+            gate: RwLock::default(),
+        })
+    }
+
+    /// From now on every call fails as if the store were away, or no longer.
+    pub fn fail(&self, failing: bool) {
+        self.failing.store(failing, Ordering::SeqCst);
+    }
+
+    /// How many calls came so far.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Holds all calls until the guard is dropped. They are counted when they come.
+    pub async fn hold(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().await
+    }
+
+    async fn call<T>(&self, step: impl FnOnce(&mut State, Millis) -> T) -> Result<T> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let _open = self.gate.read().await;
+        if self.failing.load(Ordering::SeqCst) {
+            return Err(Error::away("this test says so"));
+        }
+        Ok(step(&mut self.state.lock(), self.clock.now()))
+    }
+}
+
+#[async_trait]
+impl AdminStore for MemoryAdmin {
+    async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
+        self.call(|state, _| {
+            let of_scope = state.tokens.iter().filter(|(key, _)| key.scope == *scope);
+            of_scope.map(|(key, text)| (key.token.reveal().to_string(), text.clone())).collect()
+        })
+        .await
+    }
+
+    async fn has_token(&self, key: &TokenKey) -> Result<bool> {
+        self.call(|state, _| state.tokens.contains_key(key)).await
+    }
+
+    async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
+        self.call(|state, _| {
+            let free = !state.tokens.contains_key(key);
+            if free {
+                state.tokens.insert(key.clone(), description.to_string());
+            }
+            free
+        })
+        .await
+    }
+
+    async fn remove_token(&self, key: &TokenKey) -> Result<()> {
+        self.call(|state, _| {
+            state.tokens.remove(key);
+            state.limits.remove(key);
+        })
+        .await
+    }
+
+    async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
+        self.call(|state, _| state.limits.iter().map(|(key, limit)| (key.clone(), *limit)).collect()).await
+    }
+
+    async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
+        self.call(|state, _| {
+            let free = !state.limits.contains_key(key);
+            if free {
+                state.limits.insert(key.clone(), limit);
+            }
+            free
+        })
+        .await
+    }
+
+    async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
+        self.call(|state, _| {
+            state.limits.insert(key.clone(), limit);
+        })
+        .await
+    }
+
+    async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
+        self.call(|state, _| {
+            state.limits.remove(key);
+        })
+        .await
+    }
+
+    async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64> {
+        self.call(|state, now| {
+            let counter = state.counts.entry((key.clone(), direction)).or_insert((0, now));
+            if counter.1 <= now {
+                *counter = (0, now + ms(interval));
+            }
+            counter.0 += 1;
+            counter.0
+        })
+        .await
+    }
+
+    async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()> {
+        self.call(|state, now| {
+            if let Some((count, ends)) = state.counts.get_mut(&(key.clone(), direction))
+                && *ends > now
+            {
+                *count = count.saturating_sub(1);
+            }
+        })
+        .await
+    }
+
+    async fn check(&self) -> Result<()> {
+        self.call(|_, _| ()).await
+    }
+}
+
+/// An empty admin store with its time.
+#[async_trait]
+pub trait AdminStage: Send + Sync {
+    /// The store under test.
+    fn store(&self) -> &dyn AdminStore;
+
+    /// Returns when the store's clock is at least this much later.
+    async fn advance(&self, by: Duration);
+}
+
+/// A stage with or without a clock that is turned by hand; without, it waits.
+pub struct AnyAdminStage {
+    store: Arc<dyn AdminStore>,
+    clock: Option<Arc<ManualClock>>,
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+impl AnyAdminStage {
+    /// `clock` is the store's, if it is a manual one; `keep` is dropped after the store.
+    pub fn new(
+        store: Arc<dyn AdminStore>,
+        clock: Option<Arc<ManualClock>>,
+        keep: impl Any + Send + Sync,
+    ) -> Self {
+        AnyAdminStage { store, clock, _keep: Box::new(keep) }
+    }
+}
+
+#[async_trait]
+impl AdminStage for AnyAdminStage {
+    fn store(&self) -> &dyn AdminStore {
+        &*self.store
+    }
+
+    async fn advance(&self, by: Duration) {
+        match &self.clock {
+            Some(clock) => clock.advance(by),
+            None => tokio::time::sleep(by + Duration::from_millis(5)).await,
+        }
+    }
+}
+
+/// A namespace of a pool.
+pub fn scope(pool: &str, namespace: &str) -> Scope {
+    Scope {
+        pool: PoolName::parse(pool).unwrap_or_else(|e| panic!("{pool:?} is a name: {e}")),
+        namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
+    }
+}
+
+/// A token of a namespace of a pool.
+pub fn token(pool: &str, namespace: &str, token: &str) -> TokenKey {
+    TokenKey { scope: scope(pool, namespace), token: Token::new(token).expect("a test's token is not empty") }
+}
+
+/// A limit.
+pub fn limit(read: i64, write: i64, interval: i64) -> Limit {
+    Limit { read, write, interval }
+}

@@ -1,0 +1,372 @@
+//! The reference engine: every job in one map, every answer by looking at all of them. Slow, and simple enough
+//! to be read against the contract in engine/mod.rs. It proves that the laws can be kept, and random
+//! operations on a real engine are compared with it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dormouse::clock::{Clock, Millis};
+use dormouse::engine::bell::{Bell, Bells};
+use dormouse::engine::{DeadLetter, Engine, Pumped, QueueSize, Stats, Want};
+use dormouse::error::{Error, Result};
+use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
+use dormouse::name::{Queue, QueueList};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::stage::ms;
+
+/// An engine in memory.
+#[derive(Debug)]
+pub struct ModelEngine {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+    bells: Bells,
+    /// Told whenever a timer was armed.
+    armed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: BTreeMap<(Queue, JobId), Stored>,
+    /// Queues that were ever published to.
+    queues: BTreeMap<Queue, ()>,
+    /// The last place given at the tail of any queue or dead letter; places before 0 are heads.
+    tail: i64,
+    head: i64,
+    /// The last hand-over.
+    receipt: u64,
+    /// When the last pump said that the next job is due; `None` is never.
+    announced: Option<Millis>,
+    closed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Stored {
+    job: NewJob,
+    tries: u16,
+    expires: Option<Millis>,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Delayed { due: Millis },
+    Ready { place: i64 },
+    Running { due: Millis, receipt: u64 },
+    Dead { place: i64 },
+}
+
+impl Place {
+    fn due(self) -> Option<Millis> {
+        match self {
+            Place::Delayed { due } | Place::Running { due, .. } => Some(due),
+            Place::Ready { .. } | Place::Dead { .. } => None,
+        }
+    }
+}
+
+impl Stored {
+    fn read(&self, now: Millis, tries_left: u16, receipt: u64) -> Job {
+        let kept = self.job.id.is_versioned();
+        Job {
+            queue: self.job.queue.clone(),
+            id: self.job.id,
+            body: self.job.body.clone(),
+            attributes: if kept { self.job.attributes.clone() } else { Attributes::new() },
+            ttl: self.expires.map(|at| Duration::from_millis(at.saturating_sub(now))),
+            elapsed: Duration::from_millis(now.saturating_sub(self.job.id.published_at())),
+            tries_left,
+            receipt,
+        }
+    }
+}
+
+impl State {
+    fn next_tail(&mut self) -> i64 {
+        self.tail += 1;
+        self.tail
+    }
+
+    /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
+    fn expire(&mut self, now: Millis) {
+        self.jobs.retain(|_, stored| stored.expires.is_none_or(|at| now < at));
+    }
+
+    fn insert(&mut self, job: NewJob, now: Millis) {
+        let place = match ms(job.delay) {
+            0 => Place::Ready { place: self.next_tail() },
+            delay => Place::Delayed { due: now + delay },
+        };
+        self.queues.insert(job.queue.clone(), ());
+        let expires = job.ttl.map(|ttl| now + ms(ttl));
+        let stored = Stored { tries: job.tries.get(), expires, place, job };
+        self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
+    }
+
+    fn has(&self, job: &NewJob) -> bool {
+        self.jobs.contains_key(&(job.queue.clone(), job.id))
+    }
+
+    /// The jobs of a queue whose place `rank` gives a rank, lowest rank first.
+    fn ranked(&self, queue: &Queue, rank: impl Fn(Place) -> Option<i64>) -> Vec<JobId> {
+        let mut found: Vec<(i64, JobId)> = self
+            .jobs
+            .iter()
+            .filter(|((of, _), _)| of == queue)
+            .filter_map(|((_, id), stored)| Some((rank(stored.place)?, *id)))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    fn ready(&self, queue: &Queue) -> Vec<JobId> {
+        self.ranked(queue, |place| if let Place::Ready { place } = place { Some(place) } else { None })
+    }
+
+    fn dead(&self, queue: &Queue) -> Vec<JobId> {
+        self.ranked(queue, |place| if let Place::Dead { place } = place { Some(place) } else { None })
+    }
+
+    fn earliest(&self) -> Option<Millis> {
+        self.jobs.values().filter_map(|stored| stored.place.due()).min()
+    }
+
+    fn get(&mut self, queue: &Queue, id: JobId) -> &mut Stored {
+        self.jobs.get_mut(&(queue.clone(), id)).expect("the id was listed under this lock")
+    }
+}
+
+impl ModelEngine {
+    /// An empty store that counts by `clock`.
+    pub fn new(clock: Arc<dyn Clock>) -> ModelEngine {
+        ModelEngine { clock, state: Mutex::default(), bells: Bells::default(), armed: Notify::new() }
+    }
+
+    /// The state as of now, with the expired gone.
+    fn open(&self) -> Result<(MutexGuard<'_, State>, Millis)> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(Error::Closed);
+        }
+        let now = self.clock.now();
+        state.expire(now);
+        Ok((state, now))
+    }
+}
+
+fn taken() -> Error {
+    Error::refused("a job with this id is stored already")
+}
+
+#[async_trait]
+impl Engine for ModelEngine {
+    fn now(&self) -> Millis {
+        self.clock.now()
+    }
+
+    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        let (mut state, now) = self.open()?;
+        if jobs.iter().any(|job| state.has(job)) {
+            return Err(taken());
+        }
+        let queues: Vec<Queue> = jobs.iter().map(|job| job.queue.clone()).collect();
+        for job in jobs {
+            state.insert(job, now);
+        }
+        drop(state);
+        self.armed.notify_waiters();
+        queues.iter().for_each(|queue| self.bells.ring(queue));
+        Ok(())
+    }
+
+    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        let (mut state, now) = self.open()?;
+        if state.has(&new) {
+            return Err(taken());
+        }
+        let queue = new.queue.clone();
+        state.jobs.remove(&(old.queue, old.id));
+        state.insert(new, now);
+        drop(state);
+        self.armed.notify_waiters();
+        self.bells.ring(&queue);
+        Ok(())
+    }
+
+    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+        let (mut state, now) = self.open()?;
+        let mut ready = Vec::new();
+        for queue in queues.queues() {
+            ready.extend(state.ready(&queue).into_iter().map(|id| (queue.clone(), id)));
+        }
+        let mut ready = ready.into_iter();
+        let mut lists = Vec::new();
+        for want in wants {
+            let mut list = Vec::new();
+            for (queue, id) in ready.by_ref().take(usize::from(want.count)) {
+                state.receipt += 1;
+                let receipt = state.receipt;
+                let stored = state.get(&queue, id);
+                stored.tries -= 1; // a ready job has at least one
+                stored.place = Place::Running { due: now + ms(want.ttr), receipt };
+                list.push(stored.read(now, stored.tries, receipt));
+            }
+            lists.push(list);
+        }
+        drop(state);
+        self.armed.notify_waiters();
+        Ok(lists)
+    }
+
+    async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        let (mut state, _) = self.open()?;
+        for job in jobs.iter().rev() {
+            state.head -= 1;
+            let head = state.head;
+            if let Some(stored) = state.jobs.get_mut(&(job.queue.clone(), job.id))
+                && matches!(stored.place, Place::Running { receipt, .. } if receipt == job.receipt)
+            {
+                stored.tries += 1;
+                stored.place = Place::Ready { place: head };
+            }
+        }
+        drop(state);
+        jobs.iter().for_each(|job| self.bells.ring(&job.queue));
+        Ok(())
+    }
+
+    async fn ack(&self, job: JobRef) -> Result<()> {
+        self.open()?.0.jobs.remove(&(job.queue, job.id));
+        Ok(())
+    }
+
+    async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        let (mut state, now) = self.open()?;
+        let head = state.ready(queue).first().copied();
+        Ok(head.map(|id| {
+            let stored = state.get(queue, id);
+            stored.read(now, stored.tries, 0)
+        }))
+    }
+
+    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        let (state, now) = self.open()?;
+        Ok(state.jobs.get(&(job.queue.clone(), job.id)).map(|stored| stored.read(now, 0, 0)))
+    }
+
+    async fn size(&self, queue: &Queue) -> Result<u64> {
+        Ok(self.open()?.0.ready(queue).len() as u64)
+    }
+
+    async fn destroy(&self, queue: &Queue) -> Result<()> {
+        let (mut state, _) = self.open()?;
+        for id in state.ready(queue) {
+            state.jobs.remove(&(queue.clone(), id));
+        }
+        Ok(())
+    }
+
+    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        let dead = self.open()?.0.dead(queue);
+        Ok(DeadLetter { size: dead.len() as u64, head: dead.first().copied() })
+    }
+
+    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        let (mut state, now) = self.open()?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let ids: Vec<JobId> = state.dead(queue).into_iter().take(limit).collect();
+        for id in &ids {
+            let place = Place::Ready { place: state.next_tail() };
+            let stored = state.get(queue, *id);
+            stored.tries = 1;
+            stored.expires = ttl.map(|ttl| now + ms(ttl));
+            stored.place = place;
+        }
+        drop(state);
+        self.bells.ring(queue);
+        Ok(ids.len() as u64)
+    }
+
+    async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        let (mut state, _) = self.open()?;
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let ids: Vec<JobId> = state.dead(queue).into_iter().take(limit).collect();
+        for id in &ids {
+            state.jobs.remove(&(queue.clone(), *id));
+        }
+        Ok(ids.len() as u64)
+    }
+
+    async fn pump(&self, limit: usize) -> Result<Pumped> {
+        let (mut state, now) = self.open()?;
+        // Ids grow in publish order, so they break ties between jobs due at the same time.
+        let mut due: Vec<(Millis, JobId, Queue)> = state
+            .jobs
+            .iter()
+            .filter_map(|((queue, id), stored)| Some((stored.place.due()?, *id, queue.clone())))
+            .filter(|(due, ..)| *due <= now)
+            .collect();
+        due.sort_unstable();
+        due.truncate(limit);
+        for (_, id, queue) in &due {
+            let place = state.next_tail();
+            let stored = state.get(queue, *id);
+            if stored.tries > 0 {
+                stored.place = Place::Ready { place };
+            } else {
+                stored.place = Place::Dead { place };
+                stored.expires = None;
+            }
+        }
+        state.announced = state.earliest();
+        let next = state.announced.map_or(Duration::MAX, |at| Duration::from_millis(at.saturating_sub(now)));
+        drop(state);
+        due.iter().for_each(|(_, _, queue)| self.bells.ring(queue));
+        Ok(Pumped { moved: due.len(), next })
+    }
+
+    async fn due_earlier(&self) {
+        loop {
+            let armed = self.armed.notified(); // listens from here on, so nothing is missed while we look
+            let earlier = {
+                let state = self.state.lock();
+                let announced = state.announced.unwrap_or(Millis::MAX);
+                state.earliest().is_some_and(|at| at < announced)
+            };
+            if earlier {
+                return;
+            }
+            armed.await;
+        }
+    }
+
+    async fn queues(&self) -> Result<Vec<Queue>> {
+        Ok(self.open()?.0.queues.keys().cloned().collect())
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        let (state, _) = self.open()?;
+        let timers = state.jobs.values().filter(|stored| stored.place.due().is_some()).count() as u64;
+        let size = |queue: &Queue| QueueSize {
+            queue: queue.clone(),
+            ready: state.ready(queue).len() as u64,
+            dead: state.dead(queue).len() as u64,
+        };
+        Ok(Stats { timers, queues: state.queues.keys().map(size).collect(), gauges: Vec::new() })
+    }
+
+    fn attach(&self, bell: Arc<Bell>) {
+        self.bells.attach(bell);
+    }
+
+    async fn check(&self) -> Result<()> {
+        self.open().map(drop)
+    }
+
+    async fn close(&self) {
+        self.state.lock().closed = true;
+    }
+}

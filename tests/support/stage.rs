@@ -1,0 +1,394 @@
+//! A stage is where a law is played: one empty store, its time, and what this kind of store may do otherwise.
+//! Laws speak to the engine through the helpers here, so that a failure says what was expected of which call.
+
+use std::any::Any;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dormouse::clock::{ManualClock, Millis};
+use dormouse::engine::{Engine, MAX_PUBLISH, Want};
+use dormouse::error::Result;
+use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
+use dormouse::name::{Namespace, Queue, QueueList, QueueName};
+
+/// A delay or ttr that a law waits for.
+pub const SHORT: Duration = Duration::from_millis(40);
+/// A ttl that a law waits for: long enough that a slow machine still does something before it ends.
+pub const LIFE: Duration = Duration::from_millis(400);
+/// A delay, ttl or ttr that does not end while a law runs.
+pub const LONG: Duration = Duration::from_secs(3600);
+/// How long a law waits in real time for what must happen. Only a broken engine lets it pass.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where stores may differ. A law that looks at such a thing asks here.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits {
+    /// Time moves by `advance` only, so that instants can be told apart to the millisecond.
+    pub virtual_time: bool,
+    /// Sizes leave out acked and expired jobs. Otherwise they may count them.
+    pub exact_sizes: bool,
+    /// The longest that a pump's `next` may be; `None` when only this process writes to the store.
+    pub horizon: Option<Duration>,
+    /// How far ids and `elapsed` may be from the store's clock.
+    pub slack: Duration,
+}
+
+/// One empty store with its time.
+#[async_trait]
+pub trait Stage: Send + Sync {
+    /// The engine under test.
+    fn engine(&self) -> Arc<dyn Engine>;
+
+    /// Makes the ids of this stage's jobs.
+    fn ids(&self) -> &JobIds;
+
+    /// Returns when the store's clock is at least this much later.
+    async fn advance(&self, by: Duration);
+
+    /// Where this store may differ.
+    fn traits(&self) -> Traits;
+}
+
+/// A stage whose clock is turned by hand.
+pub struct VirtualStage {
+    engine: Arc<dyn Engine>,
+    clock: Arc<ManualClock>,
+    ids: JobIds,
+    /// Goes when the stage goes: a directory, most likely.
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+impl VirtualStage {
+    /// `engine` must count by `clock`; `keep` is dropped after the engine.
+    pub fn new(engine: Arc<dyn Engine>, clock: Arc<ManualClock>, keep: impl Any + Send + Sync) -> Self {
+        VirtualStage { engine, clock, ids: JobIds::default(), _keep: Box::new(keep) }
+    }
+}
+
+#[async_trait]
+impl Stage for VirtualStage {
+    fn engine(&self) -> Arc<dyn Engine> {
+        self.engine.clone()
+    }
+
+    fn ids(&self) -> &JobIds {
+        &self.ids
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { virtual_time: true, exact_sizes: true, horizon: None, slack: Duration::ZERO }
+    }
+}
+
+/// A stage whose store has a clock of its own, which is waited for.
+pub struct RealStage {
+    engine: Arc<dyn Engine>,
+    traits: Traits,
+    ids: JobIds,
+    /// Goes when the stage goes: a server process, most likely.
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+impl RealStage {
+    /// `traits.virtual_time` is taken as false; `keep` is dropped after the engine.
+    pub fn new(engine: Arc<dyn Engine>, traits: Traits, keep: impl Any + Send + Sync) -> Self {
+        let traits = Traits { virtual_time: false, ..traits };
+        RealStage { engine, traits, ids: JobIds::default(), _keep: Box::new(keep) }
+    }
+}
+
+#[async_trait]
+impl Stage for RealStage {
+    fn engine(&self) -> Arc<dyn Engine> {
+        self.engine.clone()
+    }
+
+    fn ids(&self) -> &JobIds {
+        &self.ids
+    }
+
+    async fn advance(&self, by: Duration) {
+        let until = self.engine.now() + ms(by + self.traits.slack) + 1;
+        while self.engine.now() < until {
+            tokio::time::sleep(Duration::from_millis(until.saturating_sub(self.engine.now()))).await;
+        }
+    }
+
+    fn traits(&self) -> Traits {
+        self.traits
+    }
+}
+
+/// The model's clock at the beginning: any instant long after 1970 will do.
+pub const START: Millis = 1_700_000_000_000;
+
+/// A new clock for a virtual stage.
+pub fn manual_clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::new(START))
+}
+
+/// The queue `name` of namespace `ns`.
+pub fn queue(name: &str) -> Queue {
+    queue_in("ns", name)
+}
+
+/// A queue of any namespace.
+pub fn queue_in(namespace: &str, name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
+        name: QueueName::parse(name).unwrap_or_else(|e| panic!("{name:?} is a name: {e}")),
+    }
+}
+
+/// Queues of namespace `ns`, first is served first.
+pub fn queue_list(names: &[&str]) -> QueueList {
+    let names = names.iter().map(|name| queue(name).name);
+    QueueList::new(queue("x").namespace, names).expect("a law names a queue")
+}
+
+/// A job to be published: ready at once, forever, with one try, unless told otherwise.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    queue: Queue,
+    body: Bytes,
+    delay: Duration,
+    ttl: Option<Duration>,
+    tries: u16,
+    versioned: bool,
+    attributes: Attributes,
+}
+
+/// A job with this body.
+pub fn job(queue: &Queue, body: impl AsRef<[u8]>) -> Draft {
+    Draft {
+        queue: queue.clone(),
+        body: Bytes::copy_from_slice(body.as_ref()),
+        delay: Duration::ZERO,
+        ttl: None,
+        tries: 1,
+        versioned: false,
+        attributes: Attributes::new(),
+    }
+}
+
+impl Draft {
+    pub fn delay(self, delay: Duration) -> Draft {
+        Draft { delay, ..self }
+    }
+
+    pub fn ttl(self, ttl: Duration) -> Draft {
+        Draft { ttl: Some(ttl), ..self }
+    }
+
+    pub fn tries(self, tries: u16) -> Draft {
+        Draft { tries, ..self }
+    }
+
+    /// Attributes, without making the id a versioned one.
+    pub fn attributes(self, pairs: &[(&str, &str)]) -> Draft {
+        Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
+    }
+
+    /// Gives it an id of the versioned form.
+    pub fn versioned(self) -> Draft {
+        Draft { versioned: true, ..self }
+    }
+
+    /// The job, with a new id.
+    pub fn make(self, s: &dyn Stage) -> NewJob {
+        let delay_seconds = u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX);
+        NewJob {
+            id: s.ids().make(s.engine().now(), delay_seconds, self.versioned),
+            queue: self.queue,
+            body: self.body,
+            attributes: self.attributes,
+            ttl: self.ttl,
+            delay: self.delay,
+            tries: NonZeroU16::new(self.tries).expect("a law gives at least one try"),
+        }
+    }
+}
+
+/// Names a published or consumed job.
+pub trait Named {
+    fn name(&self) -> JobRef;
+}
+
+impl Named for NewJob {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+impl Named for Job {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+/// Whole milliseconds.
+pub fn ms(duration: Duration) -> Millis {
+    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+}
+
+/// The bodies as text, to compare with what was published.
+pub fn bodies(jobs: &[Job]) -> Vec<String> {
+    jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
+}
+
+/// The ids, in order.
+pub fn ids<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Vec<JobId> {
+    jobs.into_iter().map(|job| job.id).collect()
+}
+
+/// The answer of a call that must succeed.
+pub fn ok<T>(what: &str, answer: Result<T>) -> T {
+    answer.unwrap_or_else(|e| panic!("{what} should succeed, but answered: {e}"))
+}
+
+/// One consumer that wants up to `count` jobs.
+pub fn want(count: u16, ttr: Duration) -> Want {
+    Want { count, ttr }
+}
+
+impl dyn Stage + '_ {
+    /// Publishes one job.
+    pub async fn put(&self, draft: Draft) -> NewJob {
+        self.put_all([draft]).await.remove(0)
+    }
+
+    /// Publishes jobs in batches as large as a call may be, and a batch of up to 64 in one call.
+    pub async fn put_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Vec<NewJob> {
+        let jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(self)).collect();
+        for batch in jobs.chunks(MAX_PUBLISH) {
+            ok("publish", self.engine().publish(batch.to_vec()).await);
+        }
+        jobs
+    }
+
+    /// Consumes at most `count` jobs of one queue.
+    pub async fn take(&self, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
+        let lists = self.take_from(&queue.clone().into(), &[want(count, ttr)]).await;
+        lists.into_iter().next().expect("take_from checked that there is a list per want")
+    }
+
+    /// Consumes one job, which must be there.
+    pub async fn take_one(&self, queue: &Queue, ttr: Duration) -> Job {
+        let mut jobs = self.take(queue, 1, ttr).await;
+        assert_eq!(jobs.len(), 1, "a job of {queue} should be ready");
+        jobs.remove(0)
+    }
+
+    /// Consumes for several wants from several queues, and checks the shape of the answer.
+    pub async fn take_from(&self, queues: &QueueList, wants: &[Want]) -> Vec<Vec<Job>> {
+        let lists = ok("consume", self.engine().consume(queues, wants).await);
+        assert_eq!(lists.len(), wants.len(), "one list per want");
+        for (list, want) in lists.iter().zip(wants) {
+            assert!(list.len() <= usize::from(want.count), "{} jobs for {want:?}", list.len());
+        }
+        lists
+    }
+
+    /// Consumes all that is ready and answers the bodies in the order they came.
+    pub async fn drain(&self, queue: &Queue) -> Vec<String> {
+        let mut all = Vec::new();
+        for _ in 0..1000 {
+            let jobs = self.take(queue, 100, LONG).await;
+            if jobs.is_empty() {
+                return all;
+            }
+            all.extend(bodies(&jobs));
+        }
+        panic!("{queue} gives jobs without end: {} so far", all.len());
+    }
+
+    /// Pumps until nothing more is due, as a server does.
+    pub async fn pump(&self) {
+        for _ in 0..1000 {
+            let pumped = ok("pump", self.engine().pump(100).await);
+            if pumped.moved == 0 && !pumped.next.is_zero() {
+                return;
+            }
+        }
+        panic!("the pump finds due jobs without end");
+    }
+
+    /// Lets this much time pass, and pumps.
+    pub async fn pass(&self, time: Duration) {
+        self.advance(time).await;
+        self.pump().await;
+    }
+
+    /// Publishes jobs, each with one try, and lets them die in order.
+    pub async fn kill(&self, queue: &Queue, drafts: impl IntoIterator<Item = Draft>) -> Vec<NewJob> {
+        let jobs = self.put_all(drafts).await;
+        for _ in 0..jobs.len().div_ceil(100) {
+            self.take(queue, 100, SHORT).await;
+        }
+        self.pass(SHORT).await;
+        let dead = ok("dead_letter", self.engine().dead_letter(queue).await);
+        assert!(dead.size >= jobs.len() as u64, "{} jobs died, the dead letter has {dead:?}", jobs.len());
+        jobs
+    }
+
+    /// The job by id, in whatever state.
+    pub async fn find(&self, job: &impl Named) -> Option<Job> {
+        ok("peek_job", self.engine().peek_job(&job.name()).await)
+    }
+
+    /// Acks.
+    pub async fn ack(&self, job: &impl Named) {
+        ok("ack", self.engine().ack(job.name()).await);
+    }
+
+    /// The head of a queue.
+    pub async fn peek(&self, queue: &Queue) -> Option<Job> {
+        ok("peek", self.engine().peek(queue).await)
+    }
+
+    /// Ready jobs.
+    pub async fn size(&self, queue: &Queue) -> u64 {
+        ok("size", self.engine().size(queue).await)
+    }
+
+    /// Dead jobs.
+    pub async fn dead(&self, queue: &Queue) -> u64 {
+        ok("dead_letter", self.engine().dead_letter(queue).await).size
+    }
+
+    /// Gives jobs back.
+    pub async fn give_back(&self, jobs: &[Job]) {
+        ok("give_back", self.engine().give_back(jobs.to_vec()).await);
+    }
+
+    /// A job of each state in a queue of its own: what "in every state" means in a law. The ttl does not end.
+    pub async fn one_in_each_state(&self) -> Vec<(&'static str, NewJob)> {
+        let all = ["delayed", "ready", "running", "running-last", "dead"];
+        let mut jobs = Vec::new();
+        for state in all {
+            let draft = job(&queue(state), state).ttl(LONG).tries(2);
+            jobs.push((
+                state,
+                match state {
+                    "delayed" => self.put(draft.delay(LONG)).await,
+                    "ready" => self.put(draft).await,
+                    "dead" => self.kill(&queue(state), [draft.tries(1)]).await.remove(0),
+                    _ => {
+                        let tries = if state == "running" { 2 } else { 1 };
+                        let new = self.put(draft.tries(tries)).await;
+                        self.take_one(&new.queue, LONG).await;
+                        new
+                    }
+                },
+            ));
+        }
+        jobs
+    }
+}

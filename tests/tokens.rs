@@ -1,0 +1,222 @@
+//! What holds for tokens, on an admin store in memory and in virtual time.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dormouse::admin::AdminStore;
+use dormouse::clock::ManualClock;
+use dormouse::error::Error;
+use dormouse::name::Token;
+use dormouse::token::{CreateError, FRESH, GRACE, Tokens};
+use support::admin::{MemoryAdmin, scope, token};
+use support::stage::manual_clock;
+
+struct Server {
+    store: Arc<MemoryAdmin>,
+    clock: Arc<ManualClock>,
+    tokens: Arc<Tokens>,
+}
+
+fn server() -> Server {
+    let clock = manual_clock();
+    let store = MemoryAdmin::new(clock.clone());
+    let tokens = Arc::new(Tokens::new(store.clone(), clock.clone()));
+    Server { store, clock, tokens }
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+#[tokio::test]
+async fn a_known_token_costs_one_question_until_it_is_stale() {
+    let s = server();
+    let key = token("p", "ns", "t");
+    s.store.add_token(&key, "d").await.expect("memory");
+    let before = s.store.calls();
+    for _ in 0..10 {
+        assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    }
+    assert_eq!(s.store.calls() - before, 1, "ten checks, one question");
+    s.clock.advance(FRESH);
+    assert!(s.tokens.check(&key).await.expect("memory"), "it is still there");
+    assert_eq!(s.store.calls() - before, 2, "asked again when stale");
+}
+
+#[tokio::test]
+async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
+    let s = server();
+    let key = token("p", "ns", "t");
+    s.store.add_token(&key, "d").await.expect("memory");
+    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    s.store.remove_token(&key).await.expect("memory");
+    s.clock.advance(FRESH - MS);
+    assert!(s.tokens.check(&key).await.expect("memory"), "believed for half a second");
+    s.clock.advance(MS);
+    assert!(!s.tokens.check(&key).await.expect("memory"), "and no longer");
+}
+
+#[tokio::test]
+async fn what_this_server_creates_and_deletes_counts_at_once() {
+    let s = server();
+    let scope = scope("p", "ns");
+    let chosen = Token::new("a-token-of-20-chars-").expect("not empty");
+    let key = token("p", "ns", chosen.reveal());
+    assert!(!s.tokens.check(&key).await.expect("memory"), "not created yet");
+    let made = s.tokens.create(&scope, Some(chosen.clone()), "mine").await.expect("memory");
+    assert_eq!(made, chosen, "the chosen one");
+    assert!(s.tokens.check(&key).await.expect("memory"), "created");
+    s.tokens.delete(&key).await.expect("memory");
+    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted");
+}
+
+#[tokio::test]
+async fn a_question_from_before_a_change_does_not_cover_it() {
+    let s = server();
+    let key = token("p", "ns", "a-token-of-20-chars-");
+    s.store.add_token(&key, "d").await.expect("memory");
+    // The old question is at the store, answered but not yet heard, while the token is deleted.
+    let held = s.store.hold().await;
+    let old = tokio::spawn({
+        let (tokens, key) = (s.tokens.clone(), key.clone());
+        async move { tokens.check(&key).await }
+    });
+    tokio::task::yield_now().await;
+    let delete = tokio::spawn({
+        let (tokens, key) = (s.tokens.clone(), key.clone());
+        async move { tokens.delete(&key).await }
+    });
+    tokio::task::yield_now().await;
+    drop(held);
+    delete.await.expect("no panic").expect("memory");
+    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted, whatever the old question brings");
+    old.await.expect("no panic").expect("memory");
+    assert!(!s.tokens.check(&key).await.expect("memory"), "and nothing old was kept");
+}
+
+#[tokio::test]
+async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
+    let s = server();
+    let ns = scope("p", "ns");
+    let [a, b] = [s.tokens.create(&ns, None, "a").await, s.tokens.create(&ns, None, "b").await]
+        .map(|made| made.expect("memory"));
+    assert!(a != b && a.reveal().len() == 26, "two different ULIDs");
+    let short = s.tokens.create(&ns, Token::new("nineteen-characters"), "c").await;
+    assert!(matches!(short, Err(CreateError::TooShort)), "19 characters: {short:?}");
+    let taken = s.tokens.create(&ns, Some(a.clone()), "again").await;
+    assert!(matches!(taken, Err(CreateError::Taken)), "it exists: {taken:?}");
+    let elsewhere = s.tokens.create(&scope("p", "other"), Some(a.clone()), "elsewhere").await;
+    assert!(elsewhere.is_ok(), "another namespace has its own tokens: {elsewhere:?}");
+    let list = s.tokens.list(&ns).await.expect("memory");
+    let expected = [(a.reveal().to_string(), "a".to_string()), (b.reveal().to_string(), "b".to_string())];
+    assert_eq!(list, expected.into(), "both with their descriptions");
+}
+
+#[tokio::test]
+async fn a_token_opens_its_own_scope_only() {
+    let s = server();
+    s.store.add_token(&token("p", "ns", "ab"), "d").await.expect("memory");
+    assert!(s.tokens.check(&token("p", "ns", "ab")).await.expect("memory"), "its own");
+    for other in
+        [token("p", "nsa", "b"), token("pns", "a", "b"), token("p", "ns", "a"), token("q", "ns", "ab")]
+    {
+        assert!(!s.tokens.check(&other).await.expect("memory"), "not {:?}", other.scope);
+    }
+}
+
+#[tokio::test]
+async fn concurrent_checks_of_one_token_ask_once() {
+    let s = server();
+    for (text, good) in [("good", true), ("bad", false)] {
+        let key = token("p", "ns", text);
+        if good {
+            s.store.add_token(&key, "d").await.expect("memory");
+        }
+        let before = s.store.calls();
+        let held = s.store.hold().await;
+        let checks: Vec<_> = (0..50)
+            .map(|_| {
+                let (tokens, key) = (s.tokens.clone(), key.clone());
+                tokio::spawn(async move { tokens.check(&key).await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        drop(held);
+        for check in checks {
+            assert_eq!(check.await.expect("no panic").expect("memory"), good, "{text}");
+        }
+        assert_eq!(s.store.calls() - before, 1, "fifty {text} checks, one question");
+    }
+}
+
+#[tokio::test]
+async fn a_check_whose_caller_left_does_not_leave_others_waiting() {
+    let s = server();
+    let key = token("p", "ns", "t");
+    s.store.add_token(&key, "d").await.expect("memory");
+    let held = s.store.hold().await;
+    let spawn = || {
+        let (tokens, key) = (s.tokens.clone(), key.clone());
+        tokio::spawn(async move { tokens.check(&key).await })
+    };
+    let (asks, waits) = (spawn(), spawn());
+    tokio::task::yield_now().await;
+    asks.abort();
+    drop(held);
+    let answer = tokio::time::timeout(Duration::from_secs(10), waits).await.expect("it should not hang");
+    assert!(answer.expect("no panic").expect("memory"), "the follower asked in its place");
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
+    let s = server();
+    let (key, unknown) = (token("p", "ns", "t"), token("p", "ns", "u"));
+    s.store.add_token(&key, "d").await.expect("memory");
+    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    s.store.fail(true);
+    s.clock.advance(FRESH);
+    assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
+    s.clock.advance(GRACE - FRESH - MS);
+    assert!(s.tokens.check(&key).await.expect("good within the hour"), "the last millisecond");
+    let answer = s.tokens.check(&unknown).await;
+    assert!(matches!(answer, Err(Error::Away(_))), "nobody knows this one: {answer:?}");
+    s.clock.advance(MS);
+    let answer = s.tokens.check(&key).await;
+    assert!(matches!(answer, Err(Error::Away(_))), "the hour has ended: {answer:?}");
+    s.store.fail(false);
+    assert!(s.tokens.check(&key).await.expect("memory"), "the store is back");
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_few_requests_wait_for_it() {
+    let s = server();
+    let key = token("p", "ns", "t");
+    s.store.add_token(&key, "d").await.expect("memory");
+    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    s.store.fail(true);
+    s.clock.advance(FRESH);
+    let before = s.store.calls();
+    for _ in 0..10 {
+        assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
+    }
+    assert_eq!(s.store.calls() - before, 1, "one question each half second");
+    s.clock.advance(FRESH);
+    let held = s.store.hold().await;
+    let waits = tokio::spawn({
+        let (tokens, key) = (s.tokens.clone(), key.clone());
+        async move { tokens.check(&key).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(s.tokens.check(&key).await.expect("good within the hour"), "answered while one waits to hear");
+    drop(held);
+    assert!(waits.await.expect("no panic").expect("good within the hour"), "and so is the one that waited");
+}
+
+#[tokio::test]
+async fn debug_shows_no_token() {
+    let s = server();
+    let key = token("p", "ns", "SECRET");
+    s.store.add_token(&key, "d").await.expect("memory");
+    s.tokens.check(&key).await.expect("memory");
+    assert!(!format!("{:?} {key:?}", s.tokens).contains("SECRET"), "Debug shows the secret");
+}
