@@ -30,6 +30,7 @@ pub mod coalesce;
 pub mod metered;
 pub mod migration;
 mod shared;
+pub mod redis;
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,0 +1,20 @@
+-- Takes back hand-overs that nobody got: each to the head of its queue with its try restored.
+-- KEYS    timer_set | ready lists | job keys
+-- ARGV    #lists, and per job, the one that goes to the head last: list, exact timer member, its due time in
+--         us, list element
+-- returns how many were taken back
+-- bound   250 jobs (the caller's)
+local lists, n = tonumber(ARGV[1]), 0
+for i = 1, #KEYS - 1 - lists do
+  local a = 4 * i - 2
+  local armed = call('ZSCORE', KEYS[1], ARGV[a + 1])
+  -- The due time tells this hand-over from a later one of the same job with as many tries left.
+  if armed and tonumber(armed) == tonumber(score(tonumber(ARGV[a + 2]))) then
+    call('ZREM', KEYS[1], ARGV[a + 1])
+    if call('EXISTS', KEYS[1 + lists + i]) == 1 then
+      call('RPUSH', KEYS[1 + tonumber(ARGV[a])], ARGV[a + 3])
+      n = n + 1
+    end
+  end
+end
+return n

@@ -1,0 +1,74 @@
+-- Moves due jobs, earliest first: those with tries left become ready, those without become dead; members whose
+-- job is gone are dropped.
+-- KEYS    timer_set
+-- ARGV    how many at most
+-- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
+--         members put off because their list has another type, {ns/queue that got ready jobs}}
+-- bound   250 members (the caller's)
+local t, byte = KEYS[1], string.byte
+local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, ARGV[1])
+local n, garbage, put_off, ready = #due, 0, 0, {}
+-- A member is two names, tries and an id; nil when it is not.
+local function read(m)
+  local at, parts = 1, {}
+  for i = 1, 2 do
+    local lo, hi = byte(m, at, at + 1)
+    if not hi then return end
+    local to = at + 1 + lo + 256 * hi
+    parts[i] = string.sub(m, at + 2, to)
+    at = to + 1
+  end
+  local a, b, c, d = byte(m, at, at + 3)
+  if not d or c + 256 * d ~= #m - at - 3 or c + d == 0 then return end
+  return parts[1] .. '/' .. parts[2], a + 256 * b, string.sub(m, at + 4)
+end
+if n > 0 then
+  -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
+  call('ZREMRANGEBYRANK', t, 0, n - 1)
+  local keys, groups, tries, ids, whole, k = {}, {}, {}, {}, {}, 0
+  for i = 1, n do
+    local group, left, id = read(due[i])
+    if group then
+      k = k + 1
+      keys[k], groups[k], tries[k], ids[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, id, due[i]
+    else
+      garbage = garbage + 1
+    end
+  end
+  local live = k > 0 and call('EXISTS', unpack(keys)) or 0
+  local lists, order = {}, {}
+  for i = 1, live > 0 and k or 0 do
+    if live == k or call('EXISTS', keys[i]) == 1 then
+      local left, list = tries[i], 'q/' .. groups[i]
+      if left == 0 then
+        call('PERSIST', keys[i])
+        list, left = 'd/' .. groups[i], 1
+      end
+      local l = lists[list]
+      if not l then
+        l = {whole = {}, group = tries[i] > 0 and groups[i]}
+        lists[list] = l
+        order[#order + 1] = list
+      end
+      l[#l + 1] = struct.pack('<HH', left, #ids[i]) .. ids[i]
+      l.whole[#l.whole + 1] = whole[i]
+    end
+  end
+  for _, list in ipairs(order) do
+    local l = lists[list]
+    if type(redis.pcall('LPUSH', list, unpack(l))) == 'table' then
+      -- Not a list: another program's key. Look again in a minute, so that the others are not held up.
+      for i = 1, #l do call('ZADD', t, score(now + 60000000 + i), l.whole[i]) end
+      put_off = put_off + #l
+    elseif l.group then
+      ready[#ready + 1] = l.group
+    end
+  end
+end
+local head, next_due = call('ZRANGE', t, 0, 0, 'WITHSCORES'), -1
+if head[2] then
+  next_due = math.ceil(head[2] * 1000000 - now)
+  if next_due < 0 then next_due = 0 end
+  if next_due > 1000000000 then next_due = 1000000000 end
+end
+return {now, n, next_due, garbage, put_off, ready}

@@ -1,0 +1,72 @@
+//! Whole queues at once: dropping what is ready, respawning and deleting what is dead. In bounded steps, and
+//! never more than was there at the start.
+
+use std::time::Duration;
+
+use super::publish::ttl_millis;
+use super::{Shared, keys};
+use crate::error::Result;
+use crate::name::Queue;
+
+/// How many jobs one step looks at.
+const STEP: u64 = 500;
+
+impl Shared {
+    /// Drops what is ready now.
+    pub async fn destroy(&self, queue: &Queue) -> Result<()> {
+        let script = &self.scripts.destroy;
+        let mut moved = false;
+        loop {
+            let mut cmd = script.call(2);
+            cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue));
+            cmd.arg(keys::job_prefix(queue)).arg(u8::from(!moved));
+            let (now, left): (u8, u64) = self.links.run(script, &cmd).await?;
+            moved |= now == 1;
+            if moved && left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
+    pub async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        let script = &self.scripts.respawn;
+        let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
+        while unseen > 0 && done < limit {
+            let mut cmd = script.call(2);
+            cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::job_prefix(queue));
+            cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
+            let (seen, respawned): (u64, u64) = self.links.run(script, &cmd).await?;
+            if respawned > 0 {
+                self.bells.ring(queue);
+            }
+            done += respawned;
+            if seen == 0 {
+                break;
+            }
+            unseen = unseen.saturating_sub(seen);
+        }
+        Ok(done)
+    }
+
+    /// Deletes the oldest dead jobs.
+    pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        let script = &self.scripts.delete_dead;
+        let (mut unseen, mut done) = (self.dead_size(queue).await?.min(limit), 0);
+        while unseen > 0 {
+            let mut cmd = script.call(1);
+            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen));
+            let (taken, deleted): (u64, u64) = self.links.run(script, &cmd).await?;
+            done += deleted;
+            if taken == 0 {
+                break;
+            }
+            unseen = unseen.saturating_sub(taken);
+        }
+        Ok(done)
+    }
+
+    async fn dead_size(&self, queue: &Queue) -> Result<u64> {
+        Ok(self.links.ask(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
+    }
+}

@@ -1,0 +1,287 @@
+//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
+//! at the same time. One method is one script; nothing is kept here that another server would need.
+//!
+//! - [`connect`], [`pool`], [`lane`], [`fault`]: connections, and what becomes of calls when they break.
+//! - [`keys`], [`value`], [`scripts`]: the bytes, and the scripts of lua/.
+//! - [`publish`], [`consume`], [`ack`]: the hot path, coalesced. [`give_back`], [`pump`], [`dead`], [`look`]:
+//!   everything else.
+//! - [`wake`]: rings for jobs that others made ready. [`clock`], [`known`]: what this process remembers.
+//! - [`safety`]: whether the server is set up to keep jobs.
+//!
+//! Knows no HTTP, and of the engine trait's callers only their bells.
+
+mod ack;
+mod clock;
+pub(crate) mod connect;
+mod consume;
+mod dead;
+pub(crate) mod fault;
+mod give_back;
+pub(crate) mod keys;
+mod known;
+mod lane;
+mod look;
+pub(crate) mod pool;
+mod publish;
+mod pump;
+mod safety;
+pub(crate) mod scripts;
+mod value;
+mod wake;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+pub use connect::RedisAddress;
+pub use safety::{Unsafe, check_safety};
+
+use crate::clock::Millis;
+use crate::engine::bell::{Bell, Bells};
+use crate::engine::coalesce::{self, Bound, Caller};
+use crate::engine::{DeadLetter, Engine, Pumped, Stats, Want};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobId, JobRef, NewJob};
+use crate::name::{PoolName, Queue, QueueList};
+use clock::{NextDue, RedisClock};
+use connect::Connector;
+use known::{Generations, Recorded};
+use lane::{Home, Lane, Outage, Serve};
+use pool::Pool;
+use scripts::Scripts;
+
+/// The most connections that one engine makes: lanes, wake-ups and the pool together.
+pub const MAX_CONNECTIONS: usize = 16;
+/// The most pooled connections for what is off the hot path.
+const MOST_POOLED: usize = 4;
+/// How many calls of one kind may wait for a lane.
+const WAITING: usize = 16_384;
+/// How many running jobs' tries are remembered, so that an ack takes their timers too.
+const MOST_RUNNING: usize = 131_072;
+
+/// How many lanes each hot call has. More lanes make smaller batches, which cost the Redis more; fewer make a
+/// batch wait for the one before it. docs/design.md has the measurements behind the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    pub publish: usize,
+    pub consume: usize,
+    pub ack: usize,
+}
+
+impl Default for Lanes {
+    fn default() -> Lanes {
+        Lanes { publish: 2, consume: 2, ack: 1 }
+    }
+}
+
+/// What the engine, its lanes and its tasks have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pool: Arc<str>,
+    links: Pool,
+    scripts: Scripts,
+    clock: RedisClock,
+    next_due: NextDue,
+    bells: Bells,
+    recorded: Recorded,
+    /// Tries left of the jobs that this process handed out: what their timer members are made of.
+    running: Generations<JobId, u16>,
+    wake: wake::Watch,
+    closing: CancellationToken,
+    tasks: TaskTracker,
+    runtime: Handle,
+}
+
+/// A pool of jobs on a Redis.
+#[derive(Debug)]
+pub struct RedisEngine {
+    shared: Arc<Shared>,
+    publishes: Caller<publish::Publish, ()>,
+    consumes: Caller<consume::Consume, Vec<Vec<Job>>>,
+    acks: Caller<JobRef, ()>,
+    /// Ends the tasks of an engine that is dropped without `close`.
+    _closing: DropGuard,
+}
+
+impl RedisEngine {
+    /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
+    /// connected, the engine outlives any outage.
+    pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
+        RedisEngine::connect_with(address, name, Lanes::default()).await
+    }
+
+    /// The same with other numbers of lanes: for benchmarks.
+    pub async fn connect_with(
+        address: RedisAddress,
+        name: &PoolName,
+        lanes: Lanes,
+    ) -> Result<Arc<RedisEngine>> {
+        let lanes = Lanes {
+            publish: lanes.publish.clamp(1, 4),
+            consume: lanes.consume.clamp(1, 4),
+            ack: lanes.ack.clamp(1, 3),
+        };
+        // With the one for wake-ups; at most 12, so at least four are left below MAX_CONNECTIONS.
+        let fixed = lanes.publish + lanes.consume + lanes.ack + 1;
+        let pooled = address.pool_size.saturating_sub(fixed).clamp(1, MOST_POOLED);
+        let connector = Arc::new(Connector::new(&address)?);
+        let closing = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            pool: name.as_str().into(),
+            links: Pool::new(connector.clone(), pooled)?,
+            scripts: Scripts::default(),
+            clock: RedisClock::new(),
+            next_due: NextDue::default(),
+            bells: Bells::default(),
+            recorded: Recorded::default(),
+            running: Generations::new(MOST_RUNNING),
+            wake: wake::Watch::default(),
+            closing: closing.clone(),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+        });
+        shared.greet().await?;
+        let home = Home {
+            pool: shared.pool.clone(),
+            connector,
+            outage: Arc::new(Outage::default()),
+            closing: closing.clone(),
+        };
+        shared.tasks.spawn(wake::run(shared.clone(), home.clone()));
+        let publishes =
+            open(&home, &shared, lanes.publish, publish::BOUND, || publish::Publisher(shared.clone()));
+        let consumes =
+            open(&home, &shared, lanes.consume, consume::BOUND, || consume::Consumer::new(shared.clone()));
+        let acks = open(&home, &shared, lanes.ack, ack::BOUND, || ack::Acker(shared.clone()));
+        Ok(Arc::new(RedisEngine { shared, publishes, consumes, acks, _closing: closing.drop_guard() }))
+    }
+}
+
+/// Opens a number of lanes with one queue of calls.
+fn open<S: Serve>(
+    home: &Home,
+    shared: &Shared,
+    lanes: usize,
+    bound: Bound,
+    server: impl Fn() -> S,
+) -> Caller<S::Request, S::Reply> {
+    let (caller, calls) = coalesce::channel(WAITING, bound);
+    let calls = Arc::new(Mutex::new(calls));
+    for _ in 0..lanes {
+        shared.tasks.spawn(Lane::new(home.clone(), calls.clone(), server()).run());
+    }
+    caller
+}
+
+impl Shared {
+    /// `Closed` once the engine is closing.
+    fn open(&self) -> Result<()> {
+        if self.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Engine for RedisEngine {
+    fn now(&self) -> Millis {
+        self.shared.clock.now()
+    }
+
+    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        self.publishes.call(publish::Publish { jobs, old: None }).await
+    }
+
+    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        self.publishes.call(publish::Publish { jobs: vec![new], old: Some(old) }).await
+    }
+
+    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+        self.consumes.call(consume::Consume { queues: queues.clone(), wants: wants.to_vec() }).await
+    }
+
+    async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        self.shared.open()?;
+        // In a task, so that a caller that leaves does not leave half of the steps undone.
+        let shared = self.shared.clone();
+        let task = self.shared.tasks.spawn(async move { shared.give_back(jobs).await });
+        task.await.map_err(Error::away)?
+    }
+
+    async fn ack(&self, job: JobRef) -> Result<()> {
+        self.acks.call(job).await
+    }
+
+    async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        self.shared.open()?;
+        self.shared.peek(queue).await
+    }
+
+    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        self.shared.open()?;
+        self.shared.peek_job(job).await
+    }
+
+    async fn size(&self, queue: &Queue) -> Result<u64> {
+        self.shared.open()?;
+        self.shared.size(queue).await
+    }
+
+    async fn destroy(&self, queue: &Queue) -> Result<()> {
+        self.shared.open()?;
+        self.shared.destroy(queue).await
+    }
+
+    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        self.shared.open()?;
+        self.shared.dead_letter(queue).await
+    }
+
+    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        self.shared.open()?;
+        self.shared.respawn(queue, limit, ttl).await
+    }
+
+    async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        self.shared.open()?;
+        self.shared.delete_dead(queue, limit).await
+    }
+
+    async fn pump(&self, limit: usize) -> Result<Pumped> {
+        self.shared.open()?;
+        self.shared.pump(limit).await
+    }
+
+    async fn due_earlier(&self) {
+        self.shared.next_due.earlier().await;
+    }
+
+    async fn queues(&self) -> Result<Vec<Queue>> {
+        self.shared.open()?;
+        self.shared.queues().await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        self.shared.open()?;
+        self.shared.stats().await
+    }
+
+    fn attach(&self, bell: Arc<Bell>) {
+        wake::attach(&self.shared, bell);
+    }
+
+    async fn check(&self) -> Result<()> {
+        self.shared.open()?;
+        self.shared.check().await
+    }
+
+    async fn close(&self) {
+        self.shared.closing.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+        self.shared.links.close();
+    }
+}

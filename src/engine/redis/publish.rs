@@ -1,0 +1,233 @@
+//! Publish and republish: coalesced calls become one script call.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use super::clock::Micros;
+use super::connect::Link;
+use super::fault::{Fault, Outcome};
+use super::lane::Serve;
+use super::{Shared, keys, value};
+use crate::engine::MAX_PUBLISH;
+use crate::engine::coalesce::{Bound, Call, Reply, Weigh};
+use crate::error::{Error, Result};
+use crate::job::{JobRef, NewJob};
+use crate::name::{Namespace, Queue};
+
+/// How large a batch of publishes grows. A single call of 64 jobs of 1 MiB goes alone.
+pub const BOUND: Bound = Bound { items: MAX_PUBLISH, bytes: 4 << 20 };
+
+/// One call: jobs to store, and for a republish the one that they replace.
+#[derive(Debug)]
+pub struct Publish {
+    pub jobs: Vec<NewJob>,
+    pub old: Option<JobRef>,
+}
+
+impl Weigh for Publish {
+    fn items(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.jobs.iter().map(|job| job.body.len() + 256).sum()
+    }
+}
+
+/// A lane's hands.
+#[derive(Debug)]
+pub struct Publisher(pub Arc<Shared>);
+
+type Waiting = (Publish, Reply<()>);
+
+impl Serve for Publisher {
+    type Request = Publish;
+    type Reply = ();
+
+    async fn serve(&mut self, link: &mut Link, batch: Vec<Call<Publish, ()>>) -> Outcome<()> {
+        let mut calls = self.sift(batch);
+        if calls.is_empty() {
+            return Ok(());
+        }
+        if self.carry(link, &mut calls).await? {
+            // Some key has the wrong type, so nothing was stored. One by one, only its own callers suffer.
+            let several = calls.len() > 1;
+            for call in calls {
+                let mut alone = vec![call];
+                if !several || self.carry(link, &mut alone).await? {
+                    answer(alone, &Fault::refused("a key of the queue is not of the type that it must be"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives every call the same answer.
+fn answer(calls: Vec<Waiting>, fault: &Fault) {
+    for (_, reply) in calls {
+        // A caller that has left needs no answer; so everywhere in this file.
+        let _ = reply.send(Err(fault.error()));
+    }
+}
+
+fn taken() -> Error {
+    Error::refused("a job with this id is stored already")
+}
+
+impl Publisher {
+    /// Answers calls that cannot be stored whatever the Redis holds: an id that is in the batch already.
+    fn sift(&self, batch: Vec<Call<Publish, ()>>) -> Vec<Waiting> {
+        let (mut seen, mut calls) = (HashSet::new(), Vec::with_capacity(batch.len()));
+        for call in batch {
+            let (request, reply) = call.split();
+            let fresh = request.jobs.iter().all(|job| seen.insert((job.queue.clone(), job.id)));
+            if request.jobs.is_empty() {
+                let _ = reply.send(Ok(()));
+            } else if fresh {
+                calls.push((request, reply));
+            } else {
+                let _ = reply.send(Err(taken()));
+            }
+        }
+        calls
+    }
+
+    /// Sends the calls and answers them. `true`: all were refused for a key's type, and none was answered.
+    async fn carry(&self, link: &mut Link, calls: &mut Vec<Waiting>) -> Outcome<bool> {
+        let shared = &self.0;
+        let (cmd, recorded) = match self.command(calls) {
+            Ok(built) => built,
+            Err(e) => {
+                let fault = Fault::refused(e.to_string());
+                answer(std::mem::take(calls), &fault);
+                return Ok(false);
+            }
+        };
+        let sent = shared.clock.mark();
+        let reply = shared.scripts.publish.run(&mut link.conn, &cmd).await;
+        let reply: Outcome<Vec<u64>> =
+            reply.map_err(Fault::from).and_then(|v| Ok(redis::from_redis_value(v)?));
+        let (now, refused) = match reply.as_deref() {
+            Ok([now, 0, refused @ ..]) => (*now, refused.iter().map(|c| *c as usize).collect::<HashSet<_>>()),
+            Ok([_, _, ..]) => return Ok(true),
+            Ok(_) => {
+                let fault = Fault::unreadable("publish");
+                answer(std::mem::take(calls), &fault);
+                return Err(fault);
+            }
+            Err(fault) => {
+                answer(std::mem::take(calls), fault);
+                return Err(fault.clone());
+            }
+        };
+        shared.clock.learn(sent, now);
+        for queue in recorded {
+            shared.recorded.add(queue);
+        }
+        for (i, (request, reply)) in calls.drain(..).enumerate() {
+            if refused.contains(&i) {
+                let _ = reply.send(Err(taken()));
+                continue;
+            }
+            self.announce(&request, now);
+            let _ = reply.send(Ok(()));
+        }
+        Ok(false)
+    }
+
+    /// Tells consumers and the pump of what was stored.
+    fn announce(&self, request: &Publish, now: Micros) {
+        let mut last: Option<&Queue> = None;
+        for job in &request.jobs {
+            if !job.delay.is_zero() {
+                self.0.next_due.stored(now + micros(job.delay));
+            } else if last != Some(&job.queue) {
+                self.0.bells.ring(&job.queue);
+                last = Some(&job.queue);
+            }
+        }
+    }
+
+    /// The script call, and the queues whose names it records.
+    fn command(&self, calls: &[Waiting]) -> Result<(Cmd, Vec<Queue>)> {
+        let (mut lists, mut list_of) = (Vec::new(), HashMap::new());
+        let (mut jobs, mut olds) = (Vec::new(), Vec::new());
+        for (i, (request, _)) in calls.iter().enumerate() {
+            for job in &request.jobs {
+                let next = lists.len() + 1;
+                let list = *list_of.entry(&job.queue).or_insert(next);
+                if list == next {
+                    lists.push(&job.queue);
+                }
+                jobs.push((i, list, job));
+            }
+            olds.extend(request.old.as_ref().map(|old| (i, old)));
+        }
+        let new: Vec<Queue> =
+            lists.iter().filter(|queue| !self.0.recorded.has(queue)).map(|queue| (*queue).clone()).collect();
+        let spaces: HashSet<&Namespace> = new.iter().map(|queue| &queue.namespace).collect();
+        let hashes = spaces.len() + new.len();
+
+        let mut cmd = self.0.scripts.publish.call(1 + lists.len() + jobs.len() + olds.len() + hashes);
+        cmd.arg(keys::TIMER_SET);
+        for queue in &lists {
+            cmd.arg(keys::ready(queue));
+        }
+        for (_, _, job) in &jobs {
+            cmd.arg(keys::job(&job.queue, &job.id));
+        }
+        for (_, old) in &olds {
+            cmd.arg(keys::job(&old.queue, &old.id));
+        }
+        for _ in &spaces {
+            cmd.arg(keys::NAMESPACES);
+        }
+        for queue in &new {
+            cmd.arg(keys::queues_of(&queue.namespace));
+        }
+
+        cmd.arg(lists.len()).arg(jobs.len()).arg(olds.len());
+        for (call, list, job) in &jobs {
+            let tries = job.tries.get();
+            cmd.arg(call);
+            let ready = job.delay.is_zero();
+            cmd.arg(if ready { *list } else { 0 });
+            cmd.arg(job.ttl.map_or(0, ttl_millis)).arg(micros(job.delay));
+            cmd.arg(if ready {
+                keys::element(tries, &job.id)
+            } else {
+                keys::member(&job.queue, tries, &job.id)
+            });
+            cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
+        }
+        for (call, old) in &olds {
+            let member = self.0.running.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));
+            cmd.arg(call).arg(member.unwrap_or_default());
+        }
+        for namespace in &spaces {
+            cmd.arg(namespace.as_str());
+        }
+        for queue in &new {
+            cmd.arg(queue.name.as_str());
+        }
+        Ok((cmd, new))
+    }
+}
+
+/// The longest delay and ttr: what lmstfy's API can ask for. Lua's numbers are exact far beyond.
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// A delay or ttr for a script, in microseconds.
+pub fn micros(time: Duration) -> Micros {
+    time.min(LONGEST).as_nanos().div_ceil(1000) as Micros
+}
+
+/// A ttl for a script, in milliseconds; never 0, which would mean forever.
+pub fn ttl_millis(ttl: Duration) -> u64 {
+    // Redis refuses what overflows when the present is added; a thousand years do not.
+    ttl.min(Duration::from_secs(1000 * 366 * 86_400)).as_nanos().div_ceil(1_000_000).max(1) as u64
+}

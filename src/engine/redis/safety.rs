@@ -1,0 +1,68 @@
+//! Whether a Redis is set up to keep jobs: it must write an append-only file, and must not evict. lmstfy asks
+//! the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::InfoDict;
+
+use super::connect::{Connector, RedisAddress};
+use super::fault::{Fault, Outcome};
+use super::pool::Pool;
+use crate::error::Error;
+
+/// Why a Redis would lose jobs, or why that could not be told.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsafe {
+    #[error("the Redis has `appendonly {0}`, so a restart loses jobs: set it to yes")]
+    NotAppendOnly(String),
+    #[error("the Redis has `maxmemory-policy {0}`, so a full one drops jobs: set it to noeviction")]
+    Evicts(String),
+    #[error(transparent)]
+    Unknown(#[from] Error),
+}
+
+/// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
+/// with a warning.
+pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
+    let connector = Arc::new(Connector::new(address).map_err(Error::from)?);
+    let pool = Pool::new(connector.clone(), 1).map_err(Error::from)?;
+    let appendonly = match setting(&pool, "appendonly").await.map_err(Error::from)? {
+        Some(value) => Some(value),
+        None => info(&pool, "persistence", "aof_enabled")
+            .await
+            .map(|v| (if v == "1" { "yes" } else { "no" }).into()),
+    };
+    let policy = match setting(&pool, "maxmemory-policy").await.map_err(Error::from)? {
+        Some(value) => Some(value),
+        None => info(&pool, "memory", "maxmemory_policy").await,
+    };
+    let untold = |what| tracing::warn!("redis {} does not tell {what}: taken to be right", connector.label());
+    match appendonly {
+        Some(value) if value != "yes" => return Err(Unsafe::NotAppendOnly(value)),
+        Some(_) => (),
+        None => untold("appendonly"),
+    }
+    match policy {
+        Some(value) if value != "noeviction" => return Err(Unsafe::Evicts(value)),
+        Some(_) => (),
+        None => untold("maxmemory-policy"),
+    }
+    Ok(())
+}
+
+/// A setting; `None` when the server will not tell.
+async fn setting(pool: &Pool, name: &str) -> Outcome<Option<String>> {
+    let answer: Outcome<HashMap<String, String>> = pool.ask(redis::cmd("CONFIG").arg("GET").arg(name)).await;
+    match answer {
+        Ok(mut settings) => Ok(settings.remove(name)),
+        Err(fault) if matches!(fault.error(), Error::Refused(_)) && !fault.reconnect => Ok(None),
+        Err(fault) => Err(fault),
+    }
+}
+
+/// A field of INFO; `None` when the server will not tell.
+async fn info(pool: &Pool, section: &str, field: &str) -> Option<String> {
+    let answer: Result<InfoDict, Fault> = pool.ask(redis::cmd("INFO").arg(section)).await;
+    answer.ok()?.get(field)
+}

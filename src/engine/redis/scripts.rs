@@ -1,0 +1,90 @@
+//! The scripts, one per transition, and the one place that runs them. What each takes and returns stands at
+//! its head in lua/.
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+
+/// One script and its name on the server.
+#[derive(Debug)]
+pub struct Script {
+    source: &'static str,
+    sha: String,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Scripts {
+    pub publish: Script,
+    pub consume: Script,
+    pub give_back: Script,
+    pub ack: Script,
+    pub peek: Script,
+    pub destroy: Script,
+    pub respawn: Script,
+    pub delete_dead: Script,
+    pub pump: Script,
+    pub count: Script,
+    pub uncount: Script,
+    pub remove_token: Script,
+}
+
+/// A script that needs no clock.
+macro_rules! plain {
+    ($name:literal) => {
+        Script::new(include_str!(concat!("../../../lua/", $name, ".lua")))
+    };
+}
+
+/// A script that counts by the Redis's clock.
+macro_rules! timed {
+    ($name:literal) => {
+        Script::new(concat!(
+            include_str!("../../../lua/clock.lua"),
+            include_str!(concat!("../../../lua/", $name, ".lua"))
+        ))
+    };
+}
+
+impl Default for Scripts {
+    fn default() -> Scripts {
+        Scripts {
+            publish: timed!("publish"),
+            consume: timed!("consume"),
+            give_back: timed!("give_back"),
+            ack: plain!("ack"),
+            peek: timed!("peek"),
+            destroy: plain!("destroy"),
+            respawn: plain!("respawn"),
+            delete_dead: plain!("delete_dead"),
+            pump: timed!("pump"),
+            count: plain!("count"),
+            uncount: plain!("uncount"),
+            remove_token: plain!("remove_token"),
+        }
+    }
+}
+
+impl Script {
+    fn new(source: &'static str) -> Script {
+        Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
+    }
+
+    /// A call with that many keys; keys come first, then arguments.
+    pub fn call(&self, keys: usize) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sha).arg(keys);
+        cmd
+    }
+
+    /// Runs a call that [`call`](Script::call) began. A server that does not know the script (it was
+    /// restarted, or its scripts were flushed) has run nothing, so it is told the script and asked once more.
+    pub async fn run(&self, conn: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
+        match conn.send_packed_command(call).await.and_then(Value::extract_error) {
+            Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                redis::cmd("SCRIPT").arg("LOAD").arg(self.source).exec_async(conn).await?;
+                conn.send_packed_command(call).await.and_then(Value::extract_error)
+            }
+            answer => answer,
+        }
+    }
+}

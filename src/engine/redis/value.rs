@@ -1,0 +1,87 @@
+//! What is stored under a job's key: the raw body, or for versioned ids a JSON object of body and attributes.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::job::{Attributes, JobId};
+
+/// The versioned form, field by field in lmstfy's order.
+#[derive(Serialize, Deserialize)]
+struct Versioned<'a> {
+    #[serde(borrow)]
+    body: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    attributes: Option<Attributes>,
+}
+
+/// The bytes to store. Attributes are kept only when the id is versioned.
+pub fn encode(id: &JobId, body: &Bytes, attributes: &Attributes) -> Result<Bytes> {
+    if !id.is_versioned() {
+        return Ok(body.clone());
+    }
+    let stored = Versioned {
+        body: Some(STANDARD.encode(body).into()),
+        attributes: (!attributes.is_empty()).then(|| attributes.clone()),
+    };
+    serde_json::to_vec(&stored).map(Bytes::from).map_err(Error::refused)
+}
+
+/// Body and attributes of what is stored. `Corrupt` when a versioned job's value is not what lmstfy or we write.
+pub fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
+    if !id.is_versioned() {
+        return Ok((stored, Attributes::new()));
+    }
+    let corrupt = |e: &dyn std::fmt::Display| Error::Corrupt(format!("the value of job {id}: {e}"));
+    let read: Versioned = serde_json::from_slice(&stored).map_err(|e| corrupt(&e))?;
+    // Go writes an empty body as null.
+    let body = STANDARD.decode(read.body.as_deref().unwrap_or("")).map_err(|e| corrupt(&e))?;
+    Ok((body.into(), read.attributes.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn id(versioned: bool) -> JobId {
+        JobId::from_bytes([7; 16], versioned)
+    }
+
+    #[test]
+    fn a_versioned_job_is_written_as_lmstfy_writes_it() {
+        let body = Bytes::from_static(b"hi?>");
+        let none = encode(&id(true), &body, &Attributes::new()).expect("encodes");
+        assert_eq!(&none[..], br#"{"body":"aGk/Pg=="}"#, "no attributes field when there are none");
+        let one = Attributes::from([("flag".into(), "1".into())]);
+        let one = encode(&id(true), &body, &one).expect("encodes");
+        assert_eq!(&one[..], br#"{"body":"aGk/Pg==","attributes":{"flag":"1"}}"#);
+    }
+
+    #[test]
+    fn a_null_body_is_empty_and_garbage_is_corrupt() {
+        let (body, _) = decode(&id(true), Bytes::from_static(br#"{"body":null}"#)).expect("Go's empty body");
+        assert!(body.is_empty(), "null should be empty, came {body:?}");
+        for bad in ["", "{", r#"{"body":"!"}"#, "[]", "\u{0}"] {
+            let got = decode(&id(true), Bytes::from(bad));
+            assert!(matches!(got, Err(Error::Corrupt(_))), "{bad:?} should be corrupt, came {got:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_survives(
+            body: Vec<u8>, versioned: bool,
+            attributes in prop::collection::btree_map("[a-z-]{1,32}", ".{1,20}", 0..16),
+        ) {
+            let body = Bytes::from(body);
+            let stored = encode(&id(versioned), &body, &attributes).expect("encodes");
+            let kept = if versioned { attributes } else { Attributes::new() };
+            prop_assert_eq!(decode(&id(versioned), stored).expect("decodes"), (body, kept));
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
+//! structures that were written raw, as lmstfy writes them.
+
+#[path = "support/redis_server.rs"]
+mod redis_server;
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse::admin::redis::RedisAdmin;
+use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
+use dormouse::engine::redis::{RedisAddress, RedisEngine, Unsafe, check_safety};
+use dormouse::engine::{Engine, Pumped, Want};
+use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
+use dormouse::name::{Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use redis::{Commands, Connection};
+use redis_server::RedisServer;
+
+const TTR: Duration = Duration::from_secs(60);
+const NONE: Duration = Duration::ZERO;
+
+fn address(server: &RedisServer) -> RedisAddress {
+    RedisAddress {
+        addrs: vec![server.addr()],
+        password: None,
+        db: 0,
+        pool_size: 16,
+        master_name: None,
+        sentinel_password: None,
+    }
+}
+
+async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
+    RedisEngine::connect(address(server), &PoolName::default_pool()).await.expect("the server is there")
+}
+
+fn queue(name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse("shop").expect("a name"),
+        name: QueueName::parse(name).expect("a name"),
+    }
+}
+
+fn id(n: u64) -> JobId {
+    JobId::from_parts(1_700_000_000_000, n, 0, false)
+}
+
+fn job(queue: &Queue, id: JobId, body: &'static str) -> NewJob {
+    NewJob {
+        queue: queue.clone(),
+        id,
+        body: Bytes::from_static(body.as_bytes()),
+        attributes: Attributes::new(),
+        ttl: Some(Duration::from_secs(100)),
+        delay: NONE,
+        tries: NonZeroU16::MIN,
+    }
+}
+
+async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
+    let list = QueueList::from(queue.clone());
+    let got = engine.consume(&list, &[Want { count, ttr }]).await.expect("consume is answered");
+    got.into_iter().flatten().collect()
+}
+
+/// Pumps until so many have moved.
+async fn pump(engine: &RedisEngine, moved: usize) {
+    let mut seen = 0;
+    for _ in 0..200 {
+        let pumped = engine.pump(1000).await.expect("pump is answered");
+        seen += pumped.moved;
+        if seen >= moved {
+            return;
+        }
+        // The Redis's clock cannot be injected; this is as long as it says itself.
+        tokio::time::sleep(pumped.next.clamp(Duration::from_millis(1), Duration::from_millis(100))).await;
+    }
+    panic!("{seen} of {moved} jobs were moved");
+}
+
+/// `struct.pack("<HHc0", tries, #id, id)`, written out once more on purpose.
+fn element(tries: u16, id: &str) -> Vec<u8> {
+    [&tries.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat()
+}
+
+fn member(queue: &str, tries: u16, id: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for name in ["shop", queue] {
+        bytes.extend((name.len() as u16).to_le_bytes());
+        bytes.extend(name.as_bytes());
+    }
+    [bytes, element(tries, id)].concat()
+}
+
+fn redis_micros(conn: &mut Connection) -> u64 {
+    let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(conn).expect("TIME");
+    seconds * 1_000_000 + micros
+}
+
+fn list(conn: &mut Connection, key: &str) -> Vec<Vec<u8>> {
+    conn.lrange(key, 0, -1).expect("a list")
+}
+
+fn timers(conn: &mut Connection) -> Vec<(Vec<u8>, f64)> {
+    conn.zrange_withscores("timer_set", 0, -1).expect("a sorted set")
+}
+
+/// What lmstfy does for a job without delay.
+fn lmstfy_publish(conn: &mut Connection, name: &str, id: &str, body: &str, ttl: u64, tries: u16) {
+    let mut set = redis::cmd("SET");
+    set.arg(format!("j/shop/{name}/{id}")).arg(body).arg("NX");
+    if ttl > 0 {
+        set.arg("EX").arg(ttl);
+    }
+    set.exec(conn).expect("SET NX");
+    let _: u64 = conn.lpush(format!("q/shop/{name}"), element(tries, id)).expect("LPUSH");
+}
+
+#[tokio::test]
+async fn a_ready_job_is_a_value_an_element_and_two_names() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    let two = vec![
+        job(&q, id(1), "one"),
+        NewJob { ttl: None, tries: 3.try_into().expect("not 0"), ..job(&q, id(2), "two") },
+    ];
+    engine.publish(two).await.expect("published");
+    let conn = &mut server.connection();
+    let (one, two) = (id(1).to_string(), id(2).to_string());
+    assert_eq!(conn.get::<_, String>(format!("j/shop/orders/{one}")), Ok("one".into()), "the raw body");
+    let ttl: i64 = conn.ttl(format!("j/shop/orders/{one}")).expect("TTL");
+    assert!((99..=100).contains(&ttl), "ttl=100 right after the publish, came {ttl}");
+    assert_eq!(conn.ttl::<_, i64>(format!("j/shop/orders/{two}")), Ok(-1), "no ttl is forever");
+    assert_eq!(list(conn, "q/shop/orders"), [element(3, &two), element(1, &one)], "the newest at the left");
+    assert_eq!(conn.hgetall::<_, Vec<String>>("m/ns"), Ok(vec!["shop".into(), "1".into()]));
+    assert_eq!(conn.hgetall::<_, Vec<String>>("m/ns/shop"), Ok(vec!["orders".into(), "1".into()]));
+    let mut keys: Vec<String> = conn.keys("*").expect("KEYS");
+    keys.sort();
+    let job_keys = [one, two].map(|id| format!("j/shop/orders/{id}"));
+    let all = [&job_keys[..], &["m/ns".into(), "m/ns/shop".into(), "q/shop/orders".into()]].concat();
+    assert_eq!(keys, all, "and nothing else");
+}
+
+#[tokio::test]
+async fn delayed_and_running_jobs_are_timer_members_with_a_fraction() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    let conn = &mut server.connection();
+    let before = redis_micros(conn);
+    let delay = Duration::from_millis(2500);
+    engine.publish(vec![NewJob { delay, ..job(&q, id(1), "x") }]).await.expect("published");
+    let after = redis_micros(conn);
+    let [(bytes, score)] = &timers(conn)[..] else { panic!("one member, came {:?}", timers(conn)) };
+    assert_eq!(*bytes, member("orders", 1, &id(1).to_string()), "the member");
+    let due = (score * 1e6).round() as u64;
+    assert!((before + 2_500_000..=after + 2_500_064).contains(&due), "due {due}, now {before}");
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "not ready yet");
+
+    engine
+        .publish(vec![NewJob { tries: 2.try_into().expect("not 0"), ..job(&q, id(2), "y") }])
+        .await
+        .expect("published");
+    let got = take(&engine, &q, 1, TTR).await;
+    assert_eq!(got[0].tries_left, 1, "one of two tries is left");
+    let armed = timers(conn);
+    assert_eq!(armed[1].0, member("orders", 1, &id(2).to_string()), "the running job, with the tries left");
+    engine.ack(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
+    assert_eq!(timers(conn).len(), 1, "the ack took the timer too, since this server knew the tries");
+    assert!(!conn.exists::<_, bool>(format!("j/shop/orders/{}", id(2))).expect("EXISTS"), "and the job");
+}
+
+#[tokio::test]
+async fn the_longest_delay_and_ttr_are_written_in_full() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    let longest = Duration::from_secs(u32::MAX.into());
+    let far = NewJob { delay: longest, ttl: Some(longest), ..job(&q, id(1), "x") };
+    engine.publish(vec![far, job(&q, id(2), "y")]).await.expect("published");
+    assert_eq!(take(&engine, &q, 1, longest).await.len(), 1, "the ready one");
+    let conn = &mut server.connection();
+    let least = redis_micros(conn) as f64 / 1e6 + 4_294_967_290.0;
+    for (_, score) in timers(conn) {
+        assert!(score > least, "due in 136 years, came {score}");
+    }
+    assert_eq!(engine.pump(10).await.expect("pump").moved, 0, "nothing is due");
+    let ttl: i64 = conn.ttl(format!("j/shop/orders/{}", id(1))).expect("TTL");
+    assert!(ttl > 4_294_967_290, "the ttl, came {ttl}");
+}
+
+#[tokio::test]
+async fn a_versioned_job_is_json() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    let versioned = JobId::from_parts(1_700_000_000_000, 1, 0, true);
+    let attributes = Attributes::from([("flag".to_owned(), "1".to_owned())]);
+    engine
+        .publish(vec![NewJob { attributes: attributes.clone(), ..job(&q, versioned, "hi") }])
+        .await
+        .expect("published");
+    let conn = &mut server.connection();
+    let stored: String = conn.get(format!("j/shop/orders/{versioned}")).expect("GET");
+    assert_eq!(stored, r#"{"body":"aGk=","attributes":{"flag":"1"}}"#);
+    let got = take(&engine, &q, 1, TTR).await;
+    assert_eq!((&got[0].body[..], &got[0].attributes), (&b"hi"[..], &attributes), "read back");
+}
+
+#[tokio::test]
+async fn a_dead_job_is_an_element_with_one_try_and_no_ttl() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    engine.publish(vec![job(&q, id(1), "a"), job(&q, id(2), "b")]).await.expect("published");
+    assert_eq!(take(&engine, &q, 2, Duration::from_millis(1)).await.len(), 2);
+    pump(&engine, 2).await;
+    let conn = &mut server.connection();
+    let (one, two) = (id(1).to_string(), id(2).to_string());
+    assert_eq!(list(conn, "d/shop/orders"), [element(1, &two), element(1, &one)], "the oldest at the right");
+    assert_eq!(conn.ttl::<_, i64>(format!("j/shop/orders/{one}")), Ok(-1), "a dead job has no ttl");
+    let dead = engine.dead_letter(&q).await.expect("dead letter");
+    assert_eq!((dead.size, dead.head), (2, Some(id(1))), "size and oldest");
+
+    assert_eq!(engine.respawn(&q, 1, Some(Duration::from_secs(50))).await.expect("respawn"), 1);
+    assert_eq!(list(conn, "q/shop/orders"), [element(1, &one)], "the oldest is ready with one try");
+    let ttl: i64 = conn.ttl(format!("j/shop/orders/{one}")).expect("TTL");
+    assert!((49..=50).contains(&ttl), "a new ttl of 50, came {ttl}");
+    assert_eq!(engine.delete_dead(&q, 5).await.expect("delete"), 1, "the one that is left");
+    assert!(!conn.exists::<_, bool>(format!("j/shop/orders/{two}")).expect("EXISTS"), "its job is gone");
+}
+
+#[tokio::test]
+async fn what_lmstfy_wrote_is_consumed_acked_expired_and_respawned() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("go"), &mut server.connection());
+    let ids: Vec<String> = (1..=5).map(|n| id(n).to_string()).collect();
+    for (n, id) in ids.iter().enumerate() {
+        lmstfy_publish(conn, "go", id, &format!("body {n}"), 100, 2);
+    }
+    // lmstfy acks with DEL alone, before and after a consume of ours; a ttl ends.
+    let _: u64 = conn.del(format!("j/shop/go/{}", ids[0])).expect("DEL");
+    let _: bool = conn.pexpire(format!("j/shop/go/{}", ids[1]), 1).expect("PEXPIRE");
+    while conn.exists(format!("j/shop/go/{}", ids[1])).expect("EXISTS") {}
+    assert_eq!(engine.size(&q).await.expect("size"), 5, "size counts the dead ones, as lmstfy does");
+    let head = engine.peek(&q).await.expect("peek").expect("a live job");
+    assert_eq!((head.id, head.tries_left), (id(3), 2), "the head is the first live one");
+    let got = take(&engine, &q, 2, Duration::from_millis(1)).await;
+    let seen: Vec<_> = got.iter().map(|job| (job.id, &job.body[..], job.tries_left)).collect();
+    assert_eq!(seen, [(id(3), &b"body 2"[..], 1), (id(4), &b"body 3"[..], 1)]);
+    let _: u64 = conn.del(format!("j/shop/go/{}", ids[2])).expect("DEL");
+
+    // lmstfy's consume: RPOP, then ZADD with whole seconds; what it held comes back.
+    let popped: Vec<u8> = conn.rpop("q/shop/go", None).expect("RPOP");
+    assert_eq!(popped, element(2, &ids[4]), "the last of five");
+    let due = redis_micros(conn) / 1_000_000;
+    let _: u64 = conn.zadd("timer_set", member("go", 1, &ids[4]), due).expect("ZADD");
+    pump(&engine, 3).await;
+    let left = take(&engine, &q, 9, Duration::from_millis(1)).await;
+    let seen: Vec<_> = left.iter().map(|job| (job.id, job.tries_left)).collect();
+    assert_eq!(seen.len(), 2, "the third was acked: {seen:?}");
+    assert!(seen.contains(&(id(4), 0)) && seen.contains(&(id(5), 0)), "their last try: {seen:?}");
+    pump(&engine, 2).await;
+    assert_eq!(engine.dead_letter(&q).await.expect("dead letter").size, 2, "no tries left");
+    let _: u64 = conn.del(format!("j/shop/go/{}", ids[3])).expect("DEL");
+    assert_eq!(engine.respawn(&q, 9, None).await.expect("respawn"), 1, "the acked one does not count");
+    assert_eq!(take(&engine, &q, 9, TTR).await.len(), 1, "ready again");
+}
+
+#[tokio::test]
+async fn lmstfys_delayed_jobs_with_whole_seconds_become_ready() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let conn = &mut server.connection();
+    let text = id(1).to_string();
+    let _: () = conn.set(format!("j/shop/go/{text}"), "late").expect("SET");
+    let due = redis_micros(conn) / 1_000_000;
+    let _: u64 = conn.zadd("timer_set", member("go", 7, &text), due).expect("ZADD");
+    let pumped = engine.pump(10).await.expect("pump");
+    assert_eq!(pumped, Pumped { moved: 1, next: Duration::from_secs(1) }, "moved, and none is left");
+    assert_eq!(take(&engine, &queue("go"), 1, TTR).await[0].tries_left, 6, "six of seven tries");
+}
+
+#[tokio::test]
+async fn garbage_in_the_timer_set_and_in_a_list_holds_nothing_up() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let cut = &member("orders", 1, &id(9).to_string())[..20];
+    for garbage in [&b""[..], b"x", b"\xff\xff", b"\x04\x00shop", cut] {
+        let _: u64 = conn.zadd("timer_set", garbage, 1).expect("ZADD");
+        let _: u64 = conn.lpush("q/shop/orders", garbage).expect("LPUSH");
+    }
+    let none: u64 = conn.lpush("q/shop/orders", element(0, &id(8).to_string())).expect("LPUSH");
+    let _: () = conn.set(format!("j/shop/orders/{}", id(8)), "no tries").expect("SET");
+    engine
+        .publish(vec![NewJob { delay: Duration::from_micros(1), ..job(&q, id(1), "x") }])
+        .await
+        .expect("published");
+    pump(&engine, 6).await;
+    assert_eq!(timers(conn), [], "{none} garbage members are dropped");
+    assert_eq!(engine.peek(&q).await.expect("peek").map(|job| job.id), Some(id(1)), "the head is the job");
+    let got = take(&engine, &q, 9, TTR).await;
+    assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "and nothing else is handed out");
+    let dead = engine.dead_letter(&q).await.expect("dead letter");
+    assert_eq!(dead.head, Some(id(8)), "a job without tries is dead, not lost");
+}
+
+#[tokio::test]
+async fn a_list_of_another_type_neither_wedges_the_pump_nor_tears_a_publish() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (bad, good, conn) = (queue("bad"), queue("good"), &mut server.connection());
+    let soon = |queue: &Queue, n| NewJob { delay: Duration::from_micros(1), ..job(queue, id(n), "x") };
+    engine.publish(vec![soon(&bad, 1), soon(&good, 2)]).await.expect("published");
+    let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
+    pump(&engine, 2).await;
+    assert_eq!(take(&engine, &good, 1, TTR).await.len(), 1, "the other queue's job");
+    assert_eq!(timers(conn).len(), 2, "the bad queue's job waits in the timer, beside the running one");
+
+    let torn = engine.publish(vec![job(&good, id(3), "x"), job(&bad, id(4), "x")]).await;
+    assert!(torn.is_err(), "one of the two cannot be stored");
+    assert_eq!(engine.size(&good).await.expect("size"), 0, "so neither is");
+    assert!(!conn.exists::<_, bool>(format!("j/shop/good/{}", id(3))).expect("EXISTS"), "nor its value");
+    engine.publish(vec![job(&good, id(3), "x")]).await.expect("alone it is");
+}
+
+#[tokio::test]
+async fn an_id_that_is_stored_refuses_its_call_and_no_other() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    engine.publish(vec![job(&q, id(1), "first")]).await.expect("published");
+    let calls = (2..40).map(|n| {
+        let jobs = match n {
+            9 => vec![job(&q, id(100), "x"), job(&q, id(1), "again")],
+            10 => vec![job(&q, id(101), "x"), job(&q, id(101), "twice")],
+            _ => vec![job(&q, id(n), "x")],
+        };
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.publish(jobs).await.is_ok() })
+    });
+    let mut stored = Vec::new();
+    for call in calls.collect::<Vec<_>>() {
+        stored.push(call.await.expect("the task ends"));
+    }
+    let refused: Vec<usize> = (2..40).zip(&stored).filter(|(_, ok)| !**ok).map(|(n, _)| n).collect();
+    assert_eq!(refused, [9, 10], "the two with an id that is stored");
+    assert_eq!(engine.size(&q).await.expect("size"), 37, "the first and the other 36");
+}
+
+#[tokio::test]
+async fn a_long_row_of_acked_jobs_hides_no_live_one() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let elements: Vec<Vec<u8>> = (0..5000).map(|n| element(1, &id(n).to_string())).collect();
+    let _: u64 = conn.lpush("q/shop/orders", &elements).expect("LPUSH");
+    engine
+        .publish(vec![job(&q, id(9001), "a"), job(&q, id(9002), "b"), job(&q, id(9003), "c")])
+        .await
+        .expect("published");
+    assert_eq!(engine.peek(&q).await.expect("peek").map(|j| j.id), Some(id(9001)), "peek looks behind them");
+    assert_eq!(engine.size(&q).await.expect("size"), 5003, "and changes nothing");
+    let wants = [Want { count: 1, ttr: TTR }, Want { count: 5, ttr: TTR }];
+    let got = engine.consume(&q.clone().into(), &wants).await.expect("consume");
+    let ids: Vec<Vec<JobId>> = got.iter().map(|jobs| jobs.iter().map(|j| j.id).collect()).collect();
+    assert_eq!(ids, [vec![id(9001)], vec![id(9002), id(9003)]], "in order, the first want first");
+}
+
+#[tokio::test]
+async fn given_back_jobs_stand_at_the_head_with_their_try() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    engine.publish((1..=4).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    let got = take(&engine, &q, 3, TTR).await;
+    engine.ack(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
+    engine.give_back(got.clone()).await.expect("given back");
+    engine.give_back(got).await.expect("a second time changes nothing");
+    let conn = &mut server.connection();
+    let expected = [4, 3, 1].map(|n| element(1, &id(n).to_string()));
+    assert_eq!(list(conn, "q/shop/orders"), expected, "1 and 3 at the head, the acked one not");
+    assert_eq!(timers(conn), [], "no timer is left");
+}
+
+#[tokio::test]
+async fn jobs_due_together_keep_their_order_whatever_their_tries() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    let jobs = (0..64).map(|n| NewJob {
+        delay: Duration::from_millis(1),
+        tries: NonZeroU16::new(64 - n as u16).expect("64 down to 1"),
+        ..job(&q, id((n * 37) % 64), "x")
+    });
+    engine.publish(jobs.collect()).await.expect("published");
+    pump(&engine, 64).await;
+    let got: Vec<JobId> = take(&engine, &q, 100, TTR).await.iter().map(|job| job.id).collect();
+    assert_eq!(got, (0..64).map(|n| id((n * 37) % 64)).collect::<Vec<_>>(), "publish order");
+}
+
+#[tokio::test]
+async fn republish_acks_the_old_and_its_timer_in_one_step() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    engine.publish(vec![job(&q, id(1), "old")]).await.expect("published");
+    take(&engine, &q, 1, TTR).await;
+    let old = JobRef { queue: q.clone(), id: id(1) };
+    engine.republish(old.clone(), job(&q, id(2), "new")).await.expect("republished");
+    assert_eq!(timers(conn), [], "the old one's timer is gone");
+    assert_eq!(engine.peek_job(&old).await.expect("peek"), None, "and the old one");
+    assert_eq!(take(&engine, &q, 9, TTR).await.len(), 1, "the new one is ready");
+    engine.republish(old, job(&q, id(2), "taken")).await.expect_err("the new id is taken");
+}
+
+#[tokio::test]
+async fn destroy_drops_what_is_ready_and_nothing_else() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    for chunk in 0..20 {
+        let jobs = (0..60).map(|n| job(&q, id(chunk * 60 + n), "x"));
+        engine.publish(jobs.collect()).await.expect("published");
+    }
+    take(&engine, &q, 1, TTR).await;
+    engine.publish(vec![NewJob { delay: TTR, ..job(&q, id(9001), "x") }]).await.expect("published");
+    engine.destroy(&q).await.expect("destroyed");
+    engine.destroy(&q).await.expect("an empty queue too");
+    let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
+    assert_eq!(keys.len(), 2, "the running and the delayed job are left: {keys:?}");
+    assert_eq!(conn.keys::<_, Vec<String>>("dormouse/*"), Ok(vec![]), "nothing is left set aside");
+}
+
+#[tokio::test]
+async fn a_bulk_of_64_mebibytes_goes_through() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("big");
+    let body = Bytes::from(vec![7; 1 << 20]);
+    let jobs = (0..64).map(|n| NewJob { body: body.clone(), ..job(&q, id(n), "") });
+    engine.publish(jobs.collect()).await.expect("published");
+    let got = take(&engine, &q, 100, TTR).await;
+    assert_eq!(got.len(), 64, "all come back in one call, over the bound on a step");
+    assert!(got.iter().all(|job| job.body == body), "as they were");
+}
+
+#[tokio::test]
+async fn names_and_sizes_are_told() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (a, b) = (queue("a"), queue("b"));
+    engine
+        .publish(vec![job(&b, id(1), "x"), job(&a, id(2), "x"), NewJob { delay: TTR, ..job(&a, id(3), "x") }])
+        .await
+        .expect("published");
+    let conn = &mut server.connection();
+    let _: u64 = conn.hset("m/ns", "not a name!", 1).expect("HSET");
+    assert_eq!(engine.queues().await.expect("queues"), [a, b], "sorted, without what is no name");
+    let stats = engine.stats().await.expect("stats");
+    assert_eq!((stats.timers, stats.queues.iter().map(|q| q.ready).collect::<Vec<_>>()), (1, vec![1, 1]));
+    for name in [
+        "max_mem_bytes",
+        "used_mem_bytes",
+        "connections",
+        "blocking_connections",
+        "total_keys",
+        "total_ttl_keys",
+    ] {
+        assert!(
+            stats.gauges.iter().any(|(gauge, _)| *gauge == name),
+            "{name} is missing: {:?}",
+            stats.gauges
+        );
+    }
+    engine.check().await.expect("it would take a job");
+    assert!(!conn.exists::<_, bool>("dormouse/check").expect("EXISTS"), "a check leaves nothing");
+    let clock = redis_micros(conn) / 1000;
+    assert!(
+        engine.now().abs_diff(clock) < 5000,
+        "the engine's clock {} is the Redis's {clock}",
+        engine.now()
+    );
+}
+
+#[tokio::test]
+async fn a_redis_that_loses_jobs_is_told_apart() {
+    let good = RedisServer::start();
+    check_safety(&address(&good)).await.expect("append-only and noeviction");
+    let forgets = RedisServer::start_with(None, &["--appendonly", "no"]);
+    let told = check_safety(&address(&forgets)).await;
+    assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "appendonly no, came {told:?}");
+    let evicts = RedisServer::start_with(None, &["--maxmemory-policy", "allkeys-lru"]);
+    let told = check_safety(&address(&evicts)).await;
+    assert!(matches!(told, Err(Unsafe::Evicts(_))), "allkeys-lru, came {told:?}");
+    // A managed Redis forbids CONFIG; INFO tells as much.
+    let managed = RedisServer::start_with(None, &["--rename-command", "CONFIG", "", "--appendonly", "no"]);
+    let told = check_safety(&address(&managed)).await;
+    assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "told by INFO, came {told:?}");
+}
+
+#[tokio::test]
+async fn tokens_limits_and_counters_are_lmstfys() {
+    let server = RedisServer::start();
+    let admin = RedisAdmin::connect(&address(&server)).await.expect("the server is there");
+    let conn = &mut server.connection();
+    let scope =
+        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
+    let key = TokenKey { scope: scope.clone(), token: Token::new("01/TOKEN").expect("not empty") };
+    assert!(admin.add_token(&key, "mine").await.expect("answered"), "it is new");
+    assert!(!admin.add_token(&key, "yours").await.expect("answered"), "it is taken");
+    assert_eq!(conn.hget::<_, _, String>("tk/default/shop", "01/TOKEN"), Ok("mine".into()));
+    let limit = Limit { read: 1, write: 2, interval: 3 };
+    assert!(admin.add_limit(&key, limit).await.expect("answered"), "there is none");
+    assert!(!admin.add_limit(&key, limit).await.expect("answered"), "there is one");
+    let stored: String = conn.hget("__throttler_keys__", "default/shop/01/TOKEN").expect("HGET");
+    assert_eq!(stored, r#"{"read":1,"write":2,"interval":3}"#);
+    let _: u64 = conn.hset("__throttler_keys__", "default/shop/bad", "{").expect("HSET");
+    assert_eq!(
+        admin.limits().await.expect("answered"),
+        [(key.clone(), limit)],
+        "the unreadable one is skipped"
+    );
+
+    let interval = Duration::from_secs(30);
+    for n in 1..=2 {
+        assert_eq!(admin.count(&key, Direction::Write, interval).await.expect("answered"), n);
+    }
+    let ttl: i64 = conn.ttl("l/default/shop/01/TOKEN/w").expect("TTL");
+    assert!((29..=30).contains(&ttl), "it ends with the interval, came {ttl}");
+    admin.uncount(&key, Direction::Write).await.expect("answered");
+    admin.uncount(&key, Direction::Read).await.expect("answered");
+    assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(1), "one given back");
+    assert!(
+        !conn.exists::<_, bool>("l/default/shop/01/TOKEN/r").expect("EXISTS"),
+        "none is begun by giving back"
+    );
+
+    admin.remove_token(&key).await.expect("answered");
+    assert!(!admin.has_token(&key).await.expect("answered"), "gone");
+    assert!(admin.limits().await.expect("answered").is_empty(), "and its limit");
+}

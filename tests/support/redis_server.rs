@@ -1,0 +1,134 @@
+//! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop.
+
+// Each test crate that includes this file uses another part of it.
+#![allow(dead_code)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to answer its first PING.
+const START: Duration = Duration::from_secs(20);
+
+/// A running redis-server, or a killed one that can be started again on its port.
+#[derive(Debug)]
+pub struct RedisServer {
+    dir: tempfile::TempDir,
+    port: u16,
+    args: Vec<String>,
+    password: Option<String>,
+    child: Option<Child>,
+}
+
+impl RedisServer {
+    /// A server that syncs its append-only file every second, as production ones do.
+    pub fn start() -> RedisServer {
+        RedisServer::start_with(None, &[])
+    }
+
+    /// The same with a password and further arguments, which win over the usual ones.
+    pub fn start_with(password: Option<&str>, args: &[&str]) -> RedisServer {
+        for _ in 0..10 {
+            let mut server = RedisServer {
+                dir: tempfile::tempdir().expect("a temporary directory can be made"),
+                port: free_port(),
+                args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+                password: password.map(str::to_owned),
+                child: None,
+            };
+            if server.launch() {
+                return server;
+            }
+        }
+        panic!("redis-server did not start on ten ports, one after the other")
+    }
+
+    /// `host:port`.
+    pub fn addr(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The process, for figures from /proc.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill(); // it may have ended by itself
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts it again after a kill, on the same port with the same data.
+    pub fn restart(&mut self) {
+        self.kill();
+        for _ in 0..10 {
+            if self.launch() {
+                return;
+            }
+        }
+        panic!("redis-server did not start again on port {}", self.port)
+    }
+
+    /// A plain connection, for what a server of another kind or an operator would do.
+    pub fn connection(&self) -> redis::Connection {
+        let secret = self.password.as_ref().map_or(String::new(), |p| format!(":{p}@"));
+        let client = redis::Client::open(format!("redis://{secret}{}", self.addr())).expect("a good URL");
+        client.get_connection_with_timeout(Duration::from_secs(5)).expect("the server takes connections")
+    }
+
+    /// Starts the process and waits until it answers. `false` when it ended instead: somebody took the port.
+    fn launch(&mut self) -> bool {
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.dir.path());
+        command.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
+        if let Some(password) = &self.password {
+            command.args(["--requirepass", password]);
+        }
+        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(e) => panic!("redis-server cannot be run ({e}): run tests/run, which installs it"),
+        };
+        self.child = Some(child);
+        let begun = Instant::now();
+        while begun.elapsed() < START {
+            let ended = self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)));
+            if ended {
+                self.kill();
+                return false;
+            }
+            if self.answers() {
+                return true;
+            }
+            // Nothing tells when a process has begun to listen.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("redis-server on port {} did not answer within {START:?}", self.port)
+    }
+
+    /// Whether it answers PING, and is no longer loading. Needing a password is an answer.
+    fn answers(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(self.addr()) else { return false };
+        let mut answer = [0; 7];
+        stream.set_read_timeout(Some(Duration::from_secs(1))).is_ok()
+            && stream.write_all(b"PING\r\n").is_ok()
+            && stream.read_exact(&mut answer).is_ok()
+            && (&answer == b"+PONG\r\n" || &answer == b"-NOAUTH")
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port that was free a moment ago. Somebody may take it meanwhile, so starting on it may fail.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
+    listener.local_addr().expect("a bound socket has an address").port()
+}
