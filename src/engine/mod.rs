@@ -27,6 +27,7 @@
 
 pub mod bell;
 pub mod coalesce;
+pub mod disk;
 
 use std::fmt;
 use std::sync::Arc;
