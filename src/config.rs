@@ -192,17 +192,8 @@ const TOP_KEYS: [&str; 19] = [
     "MaxParkedPolls",
     "MaxConnections",
 ];
-const POOL_KEYS: [&str; 9] = [
-    "Addr",
-    "Password",
-    "DB",
-    "PoolSize",
-    "MasterName",
-    "SentinelPassword",
-    "MigrateTo",
-    "Path",
-    "Sync",
-];
+const POOL_KEYS: [&str; 9] =
+    ["Addr", "Password", "DB", "PoolSize", "MasterName", "SentinelPassword", "MigrateTo", "Path", "Sync"];
 
 impl Config {
     /// Reads `file`, or nothing, and then the variables. The environment is an argument, so that tests can
@@ -259,10 +250,15 @@ impl Config {
             return err("TriesNum is 0: a job needs at least one try".into());
         }
         if self.ttl_second > 0 && self.ttl_second < self.delay_second {
-            return err("TTLSecond is shorter than DelaySecond: such jobs would end before they are due".into());
+            return err(
+                "TTLSecond is shorter than DelaySecond: such jobs would end before they are due".into()
+            );
         }
         let Some(default) = self.pool.get("default") else {
-            return err("there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\"".into());
+            return err(
+                "there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\""
+                    .into(),
+            );
         };
         let mut paths: Vec<&Path> = Vec::new();
         for (name, pool) in &self.pool {
@@ -310,7 +306,9 @@ impl PoolConfig {
                 return err("Addr is empty: write host:port");
             }
             (Some(addr), None) if addr.contains(',') && self.master_name.is_none() => {
-                return err("Addr lists several Sentinels, but MasterName does not say which master they watch");
+                return err(
+                    "Addr lists several Sentinels, but MasterName does not say which master they watch",
+                );
             }
             (None, Some(path)) if path.as_os_str().is_empty() => return err("Path is empty"),
             _ => {}
@@ -381,8 +379,9 @@ fn from_env(vars: Vec<(String, String)>, pools: &[String]) -> Result<Map<String,
                 tree.insert((*key).into(), Value::new(None, ValueKind::String(value)));
             }
             [key, rest @ ..] => {
-                let below =
-                    tree.entry((*key).into()).or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
+                let below = tree
+                    .entry((*key).into())
+                    .or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
                 if let ValueKind::Table(map) = &mut below.kind {
                     insert(map, rest, value);
                 }
@@ -392,7 +391,8 @@ fn from_env(vars: Vec<(String, String)>, pools: &[String]) -> Result<Map<String,
     let mut tree = Map::new();
     for (var, value) in vars {
         let words = &var[ENV_PREFIX.len()..];
-        let unknown = || ConfigError(format!("the environment variable {var} names no key; see docs/configuration.md"));
+        let unknown =
+            || ConfigError(format!("the environment variable {var} names no key; see docs/configuration.md"));
         if let Some(rest) = words.strip_prefix("POOL_") {
             // The name ends where a key begins; names may have underscores too, so the longest key wins.
             let (name, key) = rest
@@ -496,7 +496,11 @@ mod tests {
         assert_eq!((config.host.as_str(), config.port), ("127.0.0.1", 7777));
         let env = [("DORMOUSE_POOL_DEFAULT_SYNC".to_owned(), "everysec".to_owned())];
         let config = Config::load(None, env).expect("it loads");
-        assert_eq!(config.pool["default"].path.as_deref(), Some(Path::new(DEFAULT_DATA)), "Sync alone moves nothing");
+        assert_eq!(
+            config.pool["default"].path.as_deref(),
+            Some(Path::new(DEFAULT_DATA)),
+            "Sync alone moves nothing"
+        );
     }
 
     #[test]
@@ -529,7 +533,10 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown() {
-        let config = load("[Accounts]\na='hush'\n[Pool.default]\nAddr='x:1'\nPassword='hush'\n[AdminRedis]\nAddr='x:1'", &[]);
+        let config = load(
+            "[Accounts]\na='hush'\n[Pool.default]\nAddr='x:1'\nPassword='hush'\n[AdminRedis]\nAddr='x:1'",
+            &[],
+        );
         assert!(!format!("{config:?}").contains("hush"), "a password is in the Debug");
     }
 }

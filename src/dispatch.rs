@@ -323,7 +323,10 @@ impl Dispatcher {
         match result {
             Ok(lists) => {
                 let full = lists.len() == round.wants.len()
-                    && lists.iter().zip(&round.wants).all(|(jobs, want)| jobs.len() >= usize::from(want.count));
+                    && lists
+                        .iter()
+                        .zip(&round.wants)
+                        .all(|(jobs, want)| jobs.len() >= usize::from(want.count));
                 for (arrival, jobs) in round.arrived.iter().zip(lists) {
                     if jobs.is_empty() {
                         continue;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder, exponential_buckets,
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, exponential_buckets,
 };
 
 use crate::admin::Scope;
@@ -120,7 +120,10 @@ impl Default for Metrics {
                     &["pool", "namespace", "token", "action"],
                 ),
             ),
-            parked_polls: register(r, IntGauge::new("dormouse_parked_polls", "Consumers waiting in long polls.")),
+            parked_polls: register(
+                r,
+                IntGauge::new("dormouse_parked_polls", "Consumers waiting in long polls."),
+            ),
             engine: EngineMetrics::new(&registry),
             registry,
         }
@@ -188,9 +191,11 @@ fn pattern(route: &str) -> String {
 
 impl EngineMetrics {
     fn new(r: &Registry) -> EngineMetrics {
-        let opts = |name: &str, help: &str| Opts::new(name, help).namespace("infra").subsystem("lmstfy_redis");
-        let counter =
-            |name: &str, help: &str, labels: &[&str]| register(r, IntCounterVec::new(opts(name, help), labels));
+        let opts =
+            |name: &str, help: &str| Opts::new(name, help).namespace("infra").subsystem("lmstfy_redis");
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            register(r, IntCounterVec::new(opts(name, help), labels))
+        };
         let gauge =
             |name: &str, help: &str, labels: &[&str]| register(r, IntGaugeVec::new(opts(name, help), labels));
         let histogram = |name: &str, help: &str, labels: &[&str]| {
@@ -200,16 +205,28 @@ impl EngineMetrics {
         EngineMetrics {
             publish_jobs: counter("publish_jobs", "Jobs published.", POOL),
             consume_jobs: counter("consume_jobs", "Jobs handed out.", POOL),
-            consume_multi_jobs: counter("consume_multi_jobs", "Jobs handed out to consumers of several queues.", POOL),
+            consume_multi_jobs: counter(
+                "consume_multi_jobs",
+                "Jobs handed out to consumers of several queues.",
+                POOL,
+            ),
             pool_add_jobs: counter("pool_add_jobs", "Jobs stored.", POOL),
             pool_get_jobs: counter("pool_get_jobs", "Jobs read.", POOL),
             pool_delete_jobs: counter("pool_delete_jobs", "Jobs acked.", POOL),
             timer_add_jobs: counter("timer_add_jobs", "Timers set, for a delay or a ttr.", POOL),
             timer_due_jobs: counter("timer_due_jobs", "Timers that came due.", POOL),
             timer_full_batches: counter("timer_full_batches", "Pumps that moved as much as one may.", POOL),
-            queue_direct_push_jobs: counter("queue_direct_push_jobs", "Jobs published without a delay.", POOL),
+            queue_direct_push_jobs: counter(
+                "queue_direct_push_jobs",
+                "Jobs published without a delay.",
+                POOL,
+            ),
             queue_pop_jobs: counter("queue_pop_jobs", "Jobs taken from ready queues.", POOL),
-            deadletter_respawn_jobs: counter("deadletter_respawn_jobs", "Jobs respawned from dead letters.", POOL),
+            deadletter_respawn_jobs: counter(
+                "deadletter_respawn_jobs",
+                "Jobs respawned from dead letters.",
+                POOL,
+            ),
             given_back_jobs: register(
                 r,
                 IntCounterVec::new(
@@ -312,7 +329,8 @@ impl EngineMetrics {
         if let Some((_, gauge)) = store.iter().find(|(known, _)| *known == name) {
             return gauge.clone();
         }
-        let opts = Opts::new(name, "A figure of the store itself.").namespace("infra").subsystem("lmstfy_redis");
+        let opts =
+            Opts::new(name, "A figure of the store itself.").namespace("infra").subsystem("lmstfy_redis");
         let gauge = register(&self.registry, GaugeVec::new(opts, POOL));
         store.push((name, gauge.clone()));
         gauge
@@ -371,7 +389,8 @@ mod tests {
     #[test]
     fn a_refused_token_is_not_shown() {
         let metrics = Metrics::default();
-        let scope = Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("ns").expect("a literal") };
+        let scope =
+            Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("ns").expect("a literal") };
         metrics.limited(&scope, "01SECRETSECRET", "produce");
         let text = String::from_utf8(metrics.text()).expect("it is text");
         assert!(text.contains("infra_lmstfy_http_rate_limit") && !text.contains("SECRET"), "{text}");

@@ -92,10 +92,13 @@ impl QueueName {
     }
 }
 
+/// The name of the pool that every token without a `pool:` prefix means.
+pub const DEFAULT_POOL: &str = "default";
+
 impl PoolName {
     /// The pool of every token without a `pool:` prefix.
     pub fn default_pool() -> PoolName {
-        PoolName("default".into())
+        PoolName(DEFAULT_POOL.into())
     }
 
     /// Errors as [`Namespace::parse`] does.
@@ -105,7 +108,7 @@ impl PoolName {
 
     /// Whether this is the pool that tokens without a prefix mean.
     pub fn is_default(&self) -> bool {
-        &*self.0 == "default"
+        &*self.0 == DEFAULT_POOL
     }
 }
 

@@ -63,7 +63,11 @@ pub enum ServerError {
 }
 
 /// Runs a server until `stop` resolves or a part of it fails for good.
-pub async fn run(config: Config, options: Options, stop: impl Future<Output = ()>) -> Result<(), ServerError> {
+pub async fn run(
+    config: Config,
+    options: Options,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServerError> {
     let server = Server::start(config, options).await?;
     let failed = server.failed.clone();
     let problem = tokio::select! {
@@ -118,7 +122,7 @@ impl Server {
         let stores = open_stores(&config, &metrics).await?;
         let store = admin_store(&config, &stores).await?;
         let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
-        let throttle = Arc::new(Throttle::new(store));
+        let throttle = Throttle::new(store, Arc::new(SystemClock::default()));
         let parking = Arc::new(Parking::new(config.max_parked_polls));
         let readiness = Arc::new(Readiness::default());
 
@@ -175,17 +179,23 @@ impl Server {
                 }
             });
         }
-        let refresh = throttle.keep_fresh(stop_tasks.clone());
+        let stop = stop_tasks.clone();
+        let refresh = async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = throttle.keep_fresh() => {}
+            }
+        };
         watched(&tasks, "the refresh of limits".into(), &readiness, &failed, &stop_tasks, refresh);
         let most = config.max_connections;
         let api_port = http::conn::serve(listener, http::api(state.clone()), most, stop_ports.clone());
         watched(&ports, "the public port".into(), &readiness, &failed, &stop_ports, api_port);
-        let admin_port = http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_ports.clone());
+        let admin_port =
+            http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_ports.clone());
         watched(&ports, "the admin port".into(), &readiness, &failed, &stop_ports, admin_port);
 
         let engines = stores.engines.into_values().collect();
-        let server =
-            Server { api, admin, state, engines, stop_ports, ports, stop_tasks, tasks, failed };
+        let server = Server { api, admin, state, engines, stop_ports, ports, stop_tasks, tasks, failed };
         server.announce(&config, options).await?;
         Ok(server)
     }
@@ -229,13 +239,15 @@ impl Server {
         let known = self.state.tokens.list(&scope).await.map_err(failed)?;
         let token = match known.into_keys().next() {
             Some(token) => token,
-            None => match self.state.tokens.create(&scope, None, "demo").await.map_err(failed)? {
-                Some(token) => token.reveal().to_owned(),
-                None => return Err(ServerError::Failed("the demo token was taken meanwhile".into())),
+            None => match self.state.tokens.create(&scope, None, "demo").await {
+                Ok(token) => token.reveal().to_owned(),
+                Err(error) => return Err(ServerError::Failed(format!("the demo token: {error}"))),
             },
         };
         let data = match config.pool["default"].path.as_deref() {
-            Some(path) => format!("jobs live in    {}", std::path::absolute(path).unwrap_or(path.into()).display()),
+            Some(path) => {
+                format!("jobs live in    {}", std::path::absolute(path).unwrap_or(path.into()).display())
+            }
             None => "jobs live in    the Redis of pool default".into(),
         };
         let (api, admin) = (self.api, self.admin);
@@ -313,7 +325,7 @@ async fn open_stores(config: &Config, metrics: &Arc<Metrics>) -> Result<Stores, 
                     SyncMode::EverySec => Sync::EverySecond,
                 };
                 let options =
-                    DiskOptions { path: path.clone(), sync, clock: Arc::new(SystemClock::default()) };
+                    DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
                 // Opening reads the store, which may take a while.
                 let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
                     .await
@@ -345,7 +357,7 @@ async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn AdminSt
             if !config.allow_unsafe_redis {
                 check_safety(&address).await.map_err(|e| failed(&e))?;
             }
-            Ok(Arc::new(RedisAdmin::connect(address).await.map_err(|e| failed(&e))?))
+            Ok(Arc::new(RedisAdmin::connect(&address).await.map_err(|e| failed(&e))?))
         }
         (None, Some(disk)) => Ok(disk.admin_store()),
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),

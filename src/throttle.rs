@@ -218,6 +218,11 @@ impl Throttle {
 }
 
 impl Pass {
+    /// Whether there is anything to give back.
+    pub fn counts(&self) -> bool {
+        self.counted.is_some()
+    }
+
     /// Takes the count back, when there was one and its counter may still run.
     pub async fn give_back(self) -> Result<()> {
         let Some(Counted { throttle, key, direction, ends }) = self.counted else { return Ok(()) };
@@ -228,12 +233,13 @@ impl Pass {
     }
 }
 
-fn validate(limit: Limit) -> Result<(), LimitError> {
-    if !(1..=MAX_INTERVAL).contains(&limit.interval) {
-        return Err(LimitError::Interval);
-    }
+/// Whether this can be a limit.
+pub fn validate(limit: Limit) -> Result<(), LimitError> {
     if limit.read == 0 && limit.write == 0 {
         return Err(LimitError::Empty);
+    }
+    if !(1..=MAX_INTERVAL).contains(&limit.interval) {
+        return Err(LimitError::Interval);
     }
     Ok(())
 }

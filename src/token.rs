@@ -17,7 +17,7 @@ use ulid::Ulid;
 use crate::admin::{AdminStore, Scope, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
-use crate::name::{NameError, PoolName, Token};
+use crate::name::{DEFAULT_POOL, Token};
 
 /// How long the store's yes is believed, counted from when it was asked.
 pub const FRESH: Duration = Duration::from_millis(500);
@@ -29,34 +29,21 @@ pub const MIN_CHOSEN: usize = 20;
 /// How many tokens are kept.
 const KEPT: usize = 100_000;
 
-/// A token as a client shows it: `[pool:]token`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Presented {
-    pub pool: PoolName,
-    pub token: Token,
-}
-
-/// Why a text is not a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ParseError {
-    #[error("there is no token")]
-    Missing,
-    /// No pool can have this name.
-    #[error("the pool's name is {0}")]
-    Pool(NameError),
-}
-
-impl Presented {
-    /// Reads `[pool:]token`. What stands before the first colon is the pool; without one, or with nothing
-    /// before it, it is the default pool.
-    pub fn parse(text: &str) -> Result<Presented, ParseError> {
-        let (pool, token) = text.split_once(':').unwrap_or(("", text));
-        let pool = match pool {
-            "" => PoolName::default_pool(),
-            name => PoolName::parse(name).map_err(ParseError::Pool)?,
-        };
-        Ok(Presented { pool, token: Token::new(token).ok_or(ParseError::Missing)? })
+/// Reads `[pool:]token` as a client shows it, into the pool's name and the secret, either of which may turn out
+/// to be none. What stands before the first colon is the pool; without one, or with nothing before it, it is
+/// the default pool.
+pub fn split(text: &str) -> (&str, &str) {
+    match text.split_once(':') {
+        Some((pool, token)) if !pool.is_empty() => (pool, token),
+        Some((_, token)) => (DEFAULT_POOL, token),
+        None => (DEFAULT_POOL, text),
     }
+}
+
+/// The same text back: the pool is left out where it is the default one.
+pub fn join(key: &TokenKey) -> String {
+    let (pool, token) = (&key.scope.pool, key.token.reveal());
+    if pool.is_default() { token.to_owned() } else { format!("{pool}:{token}") }
 }
 
 /// Why no token was created.
@@ -137,6 +124,11 @@ impl Tokens {
         let added = self.store.add_token(&key, description).await;
         self.forget(&key);
         if added? { Ok(key.token) } else { Err(CreateError::Taken) }
+    }
+
+    /// Where they are kept.
+    pub fn store(&self) -> &Arc<dyn AdminStore> {
+        &self.store
     }
 
     /// The tokens of a scope, each with its description.
@@ -309,10 +301,7 @@ impl fmt::Debug for Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parts(text: &str) -> Result<(String, String), ParseError> {
-        Presented::parse(text).map(|p| (p.pool.to_string(), p.token.reveal().to_string()))
-    }
+    use crate::name::PoolName;
 
     #[test]
     fn a_token_may_name_its_pool() {
@@ -321,13 +310,11 @@ mod tests {
             ("p:abc", "p", "abc"),
             (":abc", "default", "abc"),
             ("p:a:b", "p", "a:b"),
+            ("", "default", ""),
+            ("p:", "p", ""),
         ] {
-            assert_eq!(parts(text), Ok((pool.into(), token.into())), "{text:?}");
+            assert_eq!(split(text), (pool, token), "{text:?}");
         }
-        for text in ["", ":", "p:"] {
-            assert_eq!(parts(text), Err(ParseError::Missing), "{text:?}");
-        }
-        assert_eq!(parts("p.q:abc"), Err(ParseError::Pool(NameError::Forbidden)), "no pool has such a name");
     }
 
     #[test]

@@ -299,7 +299,11 @@ async fn beyond_the_cap_a_poll_is_refused_and_an_impatient_one_is_not() {
     assert!(house.poll(queue_list(&["c"]), Duration::ZERO).await.is_ok(), "it does not park");
     parked[0].abort();
     house.parked(1).await;
-    assert_eq!(house.consumer_for(&["c"], 1, Duration::from_secs(1)).await.unwrap().len(), 0, "there is room");
+    assert_eq!(
+        house.consumer_for(&["c"], 1, Duration::from_secs(1)).await.unwrap().len(),
+        0,
+        "there is room"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -334,7 +338,8 @@ async fn many_consumers_and_publishers_lose_nothing() {
                         match take.await {
                             Ok(bodies) if !bodies.is_empty() => got.extend(bodies),
                             _ => {
-                                let more = house.consumer_for(&list, 1, Duration::from_millis(200)).await.unwrap();
+                                let more =
+                                    house.consumer_for(&list, 1, Duration::from_millis(200)).await.unwrap();
                                 if more.is_empty() {
                                     return got;
                                 }

@@ -36,7 +36,8 @@ async fn the_printed_curl_lines_do_what_they_say() {
     let dir = dir();
     let mut process = Process::start(dir.path(), &[], &[]);
     let (token, url) = shown(&mut process);
-    let (status, published) = call(Method::PUT, &format!("{url}?delay=1&tries=3"), &token, "good morning").await;
+    let (status, published) =
+        call(Method::PUT, &format!("{url}?delay=1&tries=3"), &token, "good morning").await;
     assert_eq!(status, StatusCode::CREATED, "{published}");
     let (status, none) = call(Method::GET, &url, &token, "").await;
     assert_eq!(status, StatusCode::NOT_FOUND, "not due yet: {none}");
@@ -74,7 +75,11 @@ async fn a_job_that_was_answered_for_survives_kill_9() {
         ids.push(job["job_id"].clone());
     }
     ids.sort_by_key(|id| *id != taken["job_id"]);
-    assert_eq!(ids, [taken["job_id"].clone(), ready["job_id"].clone()], "the taken one came back, the acked did not");
+    assert_eq!(
+        ids,
+        [taken["job_id"].clone(), ready["job_id"].clone()],
+        "the taken one came back, the acked did not"
+    );
     let (status, _) = call(Method::GET, &url, &token, "").await;
     assert_eq!(status, StatusCode::NOT_FOUND, "nothing else is there");
 }
@@ -93,7 +98,16 @@ async fn sigterm_answers_parked_polls_and_ends_well() {
             .collect();
         let metrics = format!("http://{}/metrics", process.address("admin"));
         let parked = async {
-            while !Client::new().get(&metrics).send().await.unwrap().text().await.unwrap().contains("parked_polls 50") {
+            while !Client::new()
+                .get(&metrics)
+                .send()
+                .await
+                .unwrap()
+                .text()
+                .await
+                .unwrap()
+                .contains("parked_polls 50")
+            {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -101,7 +115,11 @@ async fn sigterm_answers_parked_polls_and_ends_well() {
         process.signal(signal);
         for poll in polls {
             let (status, body) = poll.await.unwrap();
-            assert_eq!((status, &body["msg"]), (StatusCode::NOT_FOUND, &"no job available".into()), "after {signal}");
+            assert_eq!(
+                (status, &body["msg"]),
+                (StatusCode::NOT_FOUND, &"no job available".into()),
+                "after {signal}"
+            );
         }
         let ended = tokio::task::spawn_blocking(|| process.ended()).await.unwrap();
         assert_eq!(ended.status.code(), Some(0), "exit code after {signal}; it said:\n{}", ended.said);
@@ -121,7 +139,12 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         ("not-toml", "what is this", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
-        ("away", "[Pool.default]\nAddr = '127.0.0.1:1'\n[AdminRedis]\nAddr = '127.0.0.1:1'", 1, "127.0.0.1:1"),
+        (
+            "away",
+            "[Pool.default]\nAddr = '127.0.0.1:1'\n[AdminRedis]\nAddr = '127.0.0.1:1'",
+            1,
+            "127.0.0.1:1",
+        ),
     ] {
         let file = path(&format!("{name}.toml"));
         std::fs::write(&file, toml).unwrap();
@@ -130,7 +153,11 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         let complaint: Vec<&str> = ended.said.lines().filter(|l| l.starts_with("dormouse: ")).collect();
         assert_eq!(complaint.len(), 1, "{name}: one line, not\n{}", ended.said);
         assert!(complaint[0].contains(says), "{name}: should name {says}: {}", complaint[0]);
-        assert!(!ended.said.contains("panicked") && !ended.said.contains("backtrace"), "{name}:\n{}", ended.said);
+        assert!(
+            !ended.said.contains("panicked") && !ended.said.contains("backtrace"),
+            "{name}:\n{}",
+            ended.said
+        );
     }
     let ended = Process::start(dir.path(), &["-c", "nowhere.toml"], &[]).ended();
     assert_eq!(ended.status.code(), Some(2), "a missing file:\n{}", ended.said);
@@ -151,7 +178,8 @@ fn a_second_server_on_the_same_data_is_refused() {
 fn flags_are_lmstfys() {
     let dir = dir();
     let run = |args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_dormouse")).args(args).current_dir(dir.path()).output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_dormouse")).args(args).current_dir(dir.path()).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let (code, said) = run(&["-v"]);
@@ -185,7 +213,10 @@ async fn sv_accepts_every_token_and_p_writes_the_pid() {
     let ended = tokio::task::spawn_blocking(|| process.ended()).await.unwrap();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.said);
     assert!(!dir.path().join("server.pid").exists(), "the pid file is gone");
-    assert!(dir.path().join("jobs").exists() && !dir.path().join("dormouse-data").exists(), "the file was read");
+    assert!(
+        dir.path().join("jobs").exists() && !dir.path().join("dormouse-data").exists(),
+        "the file was read"
+    );
 }
 
 #[tokio::test]

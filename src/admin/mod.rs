@@ -1,6 +1,7 @@
 //! Where tokens and limits are kept, apart from any job: a Redis in lmstfy's layout, shared by a fleet, or the
 //! disk of the default pool. Knows the bytes, not the rules: token.rs and throttle.rs know those.
 
+pub mod disk;
 pub mod redis;
 
 use std::collections::BTreeMap;

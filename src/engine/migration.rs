@@ -65,7 +65,10 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         let rest: Vec<Want> = wants
             .iter()
             .zip(&lists)
-            .map(|(want, jobs)| Want { count: want.count - jobs.len().min(usize::from(want.count)) as u16, ..*want })
+            .map(|(want, jobs)| Want {
+                count: want.count - jobs.len().min(usize::from(want.count)) as u16,
+                ..*want
+            })
             .collect();
         let hungry: Vec<Want> = rest.iter().filter(|want| want.count > 0).copied().collect();
         if hungry.is_empty() {
@@ -73,7 +76,8 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         }
         match self.new.consume(queues, &hungry).await {
             Ok(more) => {
-                let hands = lists.iter_mut().zip(&rest).filter(|(_, want)| want.count > 0).map(|(jobs, _)| jobs);
+                let hands =
+                    lists.iter_mut().zip(&rest).filter(|(_, want)| want.count > 0).map(|(jobs, _)| jobs);
                 for (hand, jobs) in hands.zip(more) {
                     hand.extend(marked(jobs, NEW));
                 }

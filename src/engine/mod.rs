@@ -27,10 +27,11 @@
 
 pub mod bell;
 pub mod coalesce;
+pub mod disk;
 pub mod metered;
 pub mod migration;
-mod shared;
 pub mod redis;
+mod shared;
 
 use std::fmt;
 use std::sync::Arc;

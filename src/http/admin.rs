@@ -18,13 +18,12 @@ use super::params::Query;
 use super::reply;
 use crate::admin::{Limit, Scope, TokenKey};
 use crate::name::{NameError, Namespace, PoolName, Token};
-use crate::throttle::InvalidLimit;
-use crate::token;
+use crate::throttle::{LimitError, validate};
+use crate::token::{self, CreateError, MIN_CHOSEN};
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
-/// The shortest token that a caller may choose.
-const SHORTEST_TOKEN: usize = 20;
+const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
 /// The largest form or limit.
 const MAX_FORM: usize = 64 * 1024;
 /// How long a pool may take to say that it is well.
@@ -198,21 +197,25 @@ pub async fn create_token(
     if description.is_empty() {
         return Err(ApiError::bad("invalid description"));
     }
-    if !chosen.is_empty() && chosen.len() < SHORTEST_TOKEN {
-        return Err(ApiError::bad("the user token was too short"));
+    if !chosen.is_empty() && chosen.len() < MIN_CHOSEN {
+        return Err(TOO_SHORT);
     }
     let namespace = namespace(&namespace_text)?;
     let mut secret: &str = &chosen;
     if let Some((named, rest)) = chosen.split_once(':') {
         pool = named.to_owned().into();
         secret = rest;
-        if secret.len() < SHORTEST_TOKEN {
-            return Err(ApiError::bad("the user token was too short"));
+        if secret.is_empty() {
+            return Err(TOO_SHORT);
         }
     }
     let scope = Scope { pool: state.pool_name(&pool)?, namespace };
-    let created = state.tokens.create(&scope, Token::new(secret), &description).await?;
-    let Some(token) = created else { return Err(ApiError::bad("the token has already existed")) };
+    let token = match state.tokens.create(&scope, Token::new(secret), &description).await {
+        Ok(token) => token,
+        Err(CreateError::TooShort) => return Err(TOO_SHORT),
+        Err(CreateError::Taken) => return Err(ApiError::bad("the token has already existed")),
+        Err(CreateError::Store(error)) => return Err(error.into()),
+    };
     let token =
         if pool.is_empty() { token.reveal().to_owned() } else { format!("{pool}:{}", token.reveal()) };
     Ok(reply::indented(StatusCode::CREATED, &Created { token }))
@@ -225,7 +228,8 @@ pub async fn delete_token(
 ) -> Answer {
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
-    state.throttle.forget(&key);
+    // The store has forgotten its limit too; so should this server, at once.
+    state.throttle.remove(&key).await?;
     Ok(reply::no_content())
 }
 
@@ -239,7 +243,7 @@ pub async fn get_limit(
     Shared(state): Shared<Arc<State>>,
     Path((namespace, token)): Path<(String, String)>,
 ) -> Answer {
-    Ok(match state.throttle.get(&state.token_key(&namespace, &token)?) {
+    Ok(match state.throttle.get(&state.token_key(&namespace, &token)?).await? {
         Some(limit) => reply::json(StatusCode::OK, &limit),
         None => reply::json(StatusCode::NOT_FOUND, &()),
     })
@@ -256,12 +260,15 @@ pub async fn add_limit(
         Err(answer) => return Ok(answer),
     };
     let key = state.token_key(&namespace, &token)?;
-    if state.throttle.add(&key, limit).await? {
-        return Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit }));
+    match state.throttle.add(&key, limit).await {
+        Ok(()) => Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit })),
+        Err(LimitError::Exists) => {
+            // The recorded answer of lmstfy, status included, though the fault is the caller's.
+            let text = format!("throttler token({}) has already exists", key.token.reveal());
+            Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
+        }
+        Err(error) => refused(error, limit),
     }
-    // The recorded answer of lmstfy, status included, though the fault is the caller's.
-    let text = format!("throttler token({}) has already exists", key.token.reveal());
-    Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
 }
 
 /// `PUT /token/:namespace/:token/limit`
@@ -274,8 +281,10 @@ pub async fn set_limit(
         Ok(limit) => limit,
         Err(answer) => return Ok(answer),
     };
-    state.throttle.set(&state.token_key(&namespace, &token)?, limit).await?;
-    Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit }))
+    match state.throttle.set(&state.token_key(&namespace, &token)?, limit).await {
+        Ok(()) => Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit })),
+        Err(error) => refused(error, limit),
+    }
 }
 
 /// `DELETE /token/:namespace/:token/limit`
@@ -300,12 +309,8 @@ pub async fn list_limits(Shared(state): Shared<Arc<State>>, RawQuery(query): Raw
         Query(&query).get("force_update").as_deref(),
         Some("1" | "t" | "T" | "true" | "TRUE" | "True")
     );
-    if force {
-        state.throttle.refresh().await?;
-    }
-    let limits: Vec<TokenLimit> = state
-        .throttle
-        .list()
+    let limits = state.throttle.list(force).await?;
+    let limits: Vec<TokenLimit> = limits
         .into_iter()
         .map(|(key, limiter)| TokenLimit {
             namespace: key.scope.namespace.to_string(),
@@ -329,20 +334,24 @@ async fn read_limit(request: Request) -> Result<Result<Limit, Response>, ApiErro
     let limit: Limit = match serde_json::from_slice(&body) {
         Ok(limit) => limit,
         Err(_) => {
-            let text = b"{\"error\":\"the limit should be {\\\"read\\\":..,\\\"write\\\":..,\\\"interval\\\":..}\"}";
+            let text =
+                b"{\"error\":\"the limit should be {\\\"read\\\":..,\\\"write\\\":..,\\\"interval\\\":..}\"}";
             return Ok(Err(reply::with_body(StatusCode::BAD_REQUEST, TEXT, Body::from(text.as_slice()))));
         }
     };
-    Ok(match crate::throttle::validate(limit) {
-        Ok(()) => Ok(limit),
-        Err(InvalidLimit::Empty) => {
-            Err(reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }))
-        }
-        Err(InvalidLimit::Interval) if limit.interval == 0 => {
-            Err(reply::error(StatusCode::BAD_REQUEST, "interval should be > 0"))
-        }
-        Err(InvalidLimit::Interval) => {
-            Err(reply::error(StatusCode::BAD_REQUEST, "limiter interval should be > 0"))
-        }
-    })
+    match validate(limit) {
+        Ok(()) => Ok(Ok(limit)),
+        Err(error) => refused(error, limit).map(Err),
+    }
+}
+
+/// lmstfy's answers to a limit that is none.
+fn refused(error: LimitError, limit: Limit) -> Answer {
+    match error {
+        LimitError::Empty => Ok(reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit })),
+        LimitError::Interval if limit.interval == 0 => Err(ApiError::bad("interval should be > 0")),
+        LimitError::Interval => Err(ApiError::bad("limiter interval should be > 0")),
+        LimitError::Exists => Err(ApiError::bad("the token has a limit already")),
+        LimitError::Store(error) => Err(error.into()),
+    }
 }

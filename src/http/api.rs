@@ -12,17 +12,18 @@ use http_body_util::BodyExt;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::conn::Peer;
 use super::error::ApiError;
 use super::extract::{Anyone, Caller, ConsumeCaller};
 use super::params::{self, Life, Query};
 use super::reply::{self, JobReply};
 use super::{Pool, State};
 use crate::admin::{Direction, TokenKey};
-use super::conn::Peer;
 use crate::dispatch::Delivery;
 use crate::engine::MAX_PUBLISH;
 use crate::job::{Attributes, JobRef, NewJob};
 use crate::name::Queue;
+use crate::throttle::{Admission, Pass};
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;
@@ -138,9 +139,7 @@ fn handed_out(delivery: Delivery, count: u16) -> Response {
     let answer = match delivery.jobs() {
         [] => return reply::message(StatusCode::NOT_FOUND, "no job available"),
         [job] if count == 1 => reply::json(StatusCode::OK, &JobReply::consumed(job)),
-        jobs => {
-            reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>())
-        }
+        jobs => reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>()),
     };
     // The jobs are the consumer's once hyper has asked for the body. If the connection ends before, the body
     // is dropped, and the delivery with it.
@@ -236,7 +235,7 @@ async fn within_limit(
     direction: Direction,
     work: impl Future<Output = Answer>,
 ) -> Answer {
-    let Some(admission) = state.throttle.admit(key, direction).await? else {
+    let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? else {
         let action = match direction {
             Direction::Read => "consume",
             Direction::Write => "produce",
@@ -247,13 +246,28 @@ async fn within_limit(
             "token({token}) {action} reach the limit rate, please retry later"
         )));
     };
+    let mut counted = Counted(Some(pass));
     let answer = work.await;
     let counts =
         matches!(&answer, Ok(response) if matches!(response.status(), StatusCode::OK | StatusCode::CREATED));
     if counts {
-        admission.keep();
+        counted.0 = None;
     }
     answer
+}
+
+/// A request that counts against a limit. It is given back when the request fails, or its caller leaves.
+struct Counted(Option<Pass>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some(pass) = self.0.take().filter(Pass::counts) else { return };
+        tokio::spawn(async move {
+            if let Err(error) = pass.give_back().await {
+                tracing::warn!(%error, "a request could not be given back to its token's limit");
+            }
+        });
+    }
 }
 
 fn query(request: &Request) -> Query<'_> {
@@ -322,13 +336,16 @@ const MAX_ATTRIBUTE_VALUE: usize = 128;
 
 /// The `Job-Attr-*` headers, when the caller asks for versioned jobs.
 fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
-    let versioned = headers.get("enable-job-version").is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
+    let versioned =
+        headers.get("enable-job-version").is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
     if !versioned {
         return Ok(None);
     }
     let mut attributes = Attributes::new();
     for (name, value) in headers {
-        let Some(name) = name.as_str().strip_prefix("job-attr-").filter(|name| !name.is_empty()) else { continue };
+        let Some(name) = name.as_str().strip_prefix("job-attr-").filter(|name| !name.is_empty()) else {
+            continue;
+        };
         let value = String::from_utf8_lossy(value.as_bytes());
         if !value.is_empty() {
             attributes
@@ -346,4 +363,3 @@ fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
-

@@ -33,7 +33,9 @@ impl ApiError {
 
 fn store(error: &Error) -> ApiError {
     match error {
-        Error::Overloaded => ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store"),
+        Error::Overloaded => {
+            ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store")
+        }
         Error::Closed => ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down"),
         Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) | Error::Poisoned(_) => {
             tracing::error!(%error, "a request failed");
@@ -51,9 +53,10 @@ impl From<Error> for ApiError {
 impl From<ConsumeError> for ApiError {
     fn from(error: ConsumeError) -> ApiError {
         match error {
-            ConsumeError::Crowded(_) => {
-                ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "too many consumers are waiting, please retry later")
-            }
+            ConsumeError::Crowded(_) => ApiError::Store(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many consumers are waiting, please retry later",
+            ),
             ConsumeError::Store(error) => store(&error),
         }
     }

@@ -13,6 +13,7 @@ use super::{Pool, State};
 use crate::admin::{Scope, TokenKey};
 use crate::job::JobId;
 use crate::name::{NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use crate::token;
 
 const TOO_LONG: ApiError = ApiError::bad("namespace or queue name too long");
 const BAD_NAMESPACE: ApiError = ApiError::bad("namespace name contains forbidden characters");
@@ -127,12 +128,8 @@ impl Path {
             NameError::TooLong => TOO_LONG,
             NameError::Forbidden => BAD_NAMESPACE,
         })?;
-        let names: Result<Vec<QueueName>, NameError> = self
-            .queue
-            .split(',')
-            .filter(|name| !name.is_empty())
-            .map(QueueName::parse_for_consume)
-            .collect();
+        let names: Result<Vec<QueueName>, NameError> =
+            self.queue.split(',').filter(|name| !name.is_empty()).map(QueueName::parse_for_consume).collect();
         let names = names.map_err(|e| match e {
             NameError::TooLong => TOO_LONG,
             NameError::Forbidden => BAD_QUEUE,
@@ -152,7 +149,7 @@ fn pool_and_token(parts: &Parts, state: &State) -> Result<(Arc<Pool>, Option<Tok
             &in_query
         }
     };
-    let (pool, token) = crate::token::split(raw);
+    let (pool, token) = token::split(raw);
     let pool = PoolName::parse(pool).ok().and_then(|name| state.pools.get(&name)).ok_or(NO_POOL)?;
     Ok((pool.clone(), Token::new(token)))
 }

@@ -99,7 +99,9 @@ mod tests {
 
     #[test]
     fn what_is_not_digits_is_no_number() {
-        for bad in ["delay=", "delay=+1", "delay=-1", "delay=1.0", "delay=0x1", "delay=%201", "delay=4294967296"] {
+        for bad in
+            ["delay=", "delay=+1", "delay=-1", "delay=1.0", "delay=0x1", "delay=%201", "delay=4294967296"]
+        {
             assert!(life(Query(bad), &DEFAULTS).is_err(), "{bad} should be refused");
         }
         for bad in ["count=0", "count=101", "count=65536", "count="] {

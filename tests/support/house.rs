@@ -60,7 +60,7 @@ impl House {
 
     /// A token for a namespace of the default pool.
     pub async fn token(&self, namespace: &str) -> String {
-        let url = self.admin_url(&format!("/token/{namespace}?description=test"));
+        let url = self.admin_url(&format!("/token/{namespace}?description=compat"));
         let answer = reqwest::Client::new().post(url).send().await.expect("the admin port answers");
         let text = answer.text().await.expect("a body");
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");

@@ -7,4 +7,5 @@ pub mod house;
 pub mod model;
 pub mod process;
 pub mod recorded;
+pub mod redis_server;
 pub mod stage;

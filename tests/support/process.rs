@@ -32,10 +32,8 @@ impl Process {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
         let (tell, lines) = mpsc::channel();
-        let streams: [Box<dyn Read + Send>; 2] = [
-            Box::new(child.stdout.take().expect("piped")),
-            Box::new(child.stderr.take().expect("piped")),
-        ];
+        let streams: [Box<dyn Read + Send>; 2] =
+            [Box::new(child.stdout.take().expect("piped")), Box::new(child.stderr.take().expect("piped"))];
         for stream in streams {
             let tell = tell.clone();
             std::thread::spawn(move || {
@@ -88,7 +86,11 @@ impl Process {
             if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
                 break status;
             }
-            assert!(began.elapsed() < PATIENCE, "the process should have ended; it said:\n{}", self.seen.join("\n"));
+            assert!(
+                began.elapsed() < PATIENCE,
+                "the process should have ended; it said:\n{}",
+                self.seen.join("\n")
+            );
             std::thread::sleep(Duration::from_millis(5));
         };
         let took = began.elapsed();

@@ -45,7 +45,8 @@ struct Player<'a> {
     vars: HashMap<String, String>,
     /// Ids in the order of their appearance.
     ids: Vec<String>,
-    background: HashMap<String, JoinHandle<Raw>>,
+    /// Requests under way, with the steps that began them.
+    background: HashMap<String, (Value, JoinHandle<Raw>)>,
 }
 
 /// An answer as it came.
@@ -71,8 +72,8 @@ async fn play(house: &House, scenario: &Value, number: usize) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     for (i, step) in scenario["steps"].as_array().into_iter().flatten().enumerate() {
-        let Some(raw) = player.step(step).await else { continue };
-        let got = player.seen(step, raw);
+        let Some((begun_by, raw)) = player.step(step).await else { continue };
+        let got = player.seen(&begun_by, raw);
         let want = &step["answer"];
         if !want.is_null() && !same(want, &got, "") {
             wrong.push(format!("{name}, step {i}: {}\n  want {want}\n  got  {got}", step["req"]));
@@ -82,18 +83,19 @@ async fn play(house: &House, scenario: &Value, number: usize) -> Vec<String> {
 }
 
 impl Player<'_> {
-    async fn step(&mut self, step: &Value) -> Option<Raw> {
+    /// Does a step. Answers what came, and which step had asked.
+    async fn step(&mut self, step: &Value) -> Option<(Value, Raw)> {
         if let Some(seconds) = step["sleep"].as_f64() {
             tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
             return None;
         }
         if let Some(name) = step["join"].as_str() {
-            let task = self.background.remove(name).expect("joined after it began");
-            return Some(task.await.expect("a request does not panic"));
+            let (begun_by, task) = self.background.remove(name).expect("joined after it began");
+            return Some((begun_by, task.await.expect("a request does not panic")));
         }
         let request = self.request(step);
         if let Some(name) = step["bg"].as_str() {
-            self.background.insert(name.into(), tokio::spawn(request));
+            self.background.insert(name.into(), (step.clone(), tokio::spawn(request)));
             // Time for it to be parked: what is recorded is the waking of a parked poll.
             tokio::time::sleep(Duration::from_millis(300)).await;
             return None;
@@ -105,7 +107,7 @@ impl Player<'_> {
             let value = body.pointer(&pointer).and_then(Value::as_str).unwrap_or_default();
             self.vars.insert(var.clone(), value.into());
         }
-        Some(raw)
+        Some((step.clone(), raw))
     }
 
     fn request(&self, step: &Value) -> impl Future<Output = Raw> + Send + 'static {
@@ -119,7 +121,9 @@ impl Player<'_> {
             request = request.header(self.fill(name), self.fill(value.as_str().unwrap_or_default()));
         }
         let own_token = step["headers"].as_object().is_some_and(|h| h.contains_key("X-Token"));
-        if !admin && !own_token && step["no_token"] != Value::Bool(true)
+        if !admin
+            && !own_token
+            && step["no_token"] != Value::Bool(true)
             && let Some(token) = self.vars.get("token")
         {
             request = request.header("X-Token", token);
@@ -131,7 +135,8 @@ impl Player<'_> {
             let began = Instant::now();
             let answer = request.send().await.expect("the server answers");
             let headers = answer.headers();
-            let header = |name: &str| headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
+            let header =
+                |name: &str| headers.get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
             let (status, content_type) = (answer.status().as_u16(), header("content-type"));
             let request_id = header("x-request-id").is_some_and(|id| !id.is_empty());
             let body = answer.bytes().await.expect("a whole body").to_vec();
@@ -250,7 +255,9 @@ fn same(want: &Value, got: &Value, key: &str) -> bool {
         (Value::Object(a), Value::Object(b)) => {
             a.len() == b.len() && a.iter().all(|(k, v)| b.get(k).is_some_and(|other| same(v, other, k)))
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, key)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, key))
+        }
         (a, b) => a == b,
     }
 }

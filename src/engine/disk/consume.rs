@@ -1,0 +1,106 @@
+//! Handing jobs out and taking them back.
+
+use super::codec::{self, Entry, Record};
+use super::core::{Core, Step, millis};
+use super::op::{Answer, STEP};
+use super::store::{Fatal, Space};
+use crate::clock::Millis;
+use crate::engine::Want;
+use crate::job::{Job, JobRef};
+use crate::name::{Queue, QueueList};
+
+impl Core {
+    /// Hands out jobs to each want in turn.
+    pub(super) fn consume(&mut self, queues: &QueueList, wants: &[Want], now: Millis) -> Step {
+        let mut lists: Vec<Vec<Job>> = wants.iter().map(|_| Vec::new()).collect();
+        let mut open = 0;
+        let mut budget = STEP;
+        for queue in self.queues.known(queues) {
+            while let Some(want) = wants.get(open) {
+                if lists[open].len() >= usize::from(want.count) {
+                    open += 1;
+                    continue;
+                }
+                let Some((seq, entry)) = self.head(&queue)? else { break };
+                match self.read_entry(&queue, &entry)? {
+                    Some(Ok(record)) if !record.expired(now) => {
+                        let job = self.hand_out(&queue, (seq, entry), record, want, now);
+                        lists[open].push(job);
+                    }
+                    unfit => {
+                        self.pass_over(&queue, unfit, now);
+                        budget -= 1;
+                        if budget == 0 {
+                            let none = lists.iter().all(Vec::is_empty);
+                            return Ok(Ok(if none { Answer::Again } else { Answer::Jobs(lists) }));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(Ok(Answer::Jobs(lists)))
+    }
+
+    /// The first entry of a queue.
+    fn head(&mut self, queue: &Queue) -> Result<Option<(u64, Entry)>, Fatal> {
+        self.refill_ready(queue)?;
+        Ok(self.queues.get(queue).and_then(|state| state.front()))
+    }
+
+    fn hand_out(
+        &mut self,
+        queue: &Queue,
+        (seq, mut entry): (u64, Entry),
+        record: Record,
+        want: &Want,
+        now: Millis,
+    ) -> Job {
+        self.pop(queue);
+        debug_assert!(self.queues.get(queue).and_then(|s| s.find(seq)).is_none(), "popped");
+        entry.tries = entry.tries.saturating_sub(1);
+        let receipt = self.next_seq();
+        self.run((now.saturating_add(millis(want.ttr)), receipt), queue, entry);
+        Core::show(queue, &entry, record, receipt, now)
+    }
+
+    /// Takes the first entry out, on disk too.
+    fn pop(&mut self, queue: &Queue) -> Option<Entry> {
+        let state = self.queues.get_mut(queue)?;
+        let (seq, entry) = state.pop()?;
+        self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
+        Some(entry)
+    }
+
+    /// Takes the first entry out because what it stands for is gone, has expired, or cannot be read.
+    pub(super) fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Millis) {
+        let Some(entry) = self.pop(queue) else { return };
+        match found {
+            // The record is this entry's own, and its life has ended.
+            Some(Ok(_)) => self.txn.delete_job(self.job_key(queue, entry.id)),
+            Some(Err(reason)) => Core::log_corrupt(queue, entry.id, &reason),
+            None => {}
+        }
+        self.queues.note_idle(queue, now);
+    }
+
+    /// Takes back jobs of hand-overs that still stand.
+    pub(super) fn give_back(&mut self, jobs: &[(JobRef, u64)]) -> Step {
+        let limit = self.windows.ready;
+        // Each goes before all others, so the last goes first.
+        for (job, receipt) in jobs.iter().rev() {
+            if self.timers.running(job).is_none_or(|(_, seq)| seq != *receipt) {
+                continue;
+            }
+            let Some((timer, mut entry)) = self.timers.stop(job) else { continue };
+            self.txn.delete(Space::Running, codec::timer_key(timer));
+            entry.tries = entry.tries.saturating_add(1);
+            let state = self.queue(&job.queue);
+            state.timers = state.timers.saturating_sub(1);
+            let seq = state.push_front(entry, limit);
+            let key = codec::list_key(&state.key, seq);
+            self.txn.put(Space::Ready, key, codec::list_value(&entry));
+            self.ring.insert(job.queue.clone());
+        }
+        Ok(Ok(Answer::Done))
+    }
+}

@@ -1,0 +1,306 @@
+//! The state that the writer thread owns, and the moves that several steps share: numbers, ready lists,
+//! records. Memory changes at once, the disk when the transaction is settled; if that fails the store is
+//! poisoned and memory no longer matters. No thread and no channel here.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::clock::PoolClock;
+use super::codec::{self, Entry, Place, Record, TimerKey};
+use super::op::{Answer, Cursor, Op};
+use super::queues::{QueueState, Queues};
+use super::store::{Fatal, Found, Space, Txn};
+use super::timers::Timers;
+use super::tokens::Tokens;
+use crate::clock::Millis;
+use crate::error::{Error, Result};
+use crate::job::{Job, JobId, JobRef};
+use crate::name::Queue;
+
+/// The name of the number in `meta` below which all numbers may be in use.
+pub const META_SEQ: &[u8] = b"seq";
+/// The name of the latest time in `meta` that the store is known to have seen.
+pub const META_CLOCK: &[u8] = b"clock";
+/// Numbers begin here: far above what giving back counts down from it.
+pub const FIRST_SEQ: u64 = 1 << 48;
+/// How many numbers are reserved at once: one write of `meta` for so many.
+const SEQ_BLOCK: u64 = 1 << 20;
+/// How often the time is written, in milliseconds of the pool's clock.
+const CLOCK_EVERY: Millis = 1000;
+
+/// What a step did, or why the store must be poisoned.
+pub type Step = std::result::Result<Result<Answer>, Fatal>;
+
+/// Bounds of what is kept in memory. Tests make them small.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Ready entries per queue.
+    pub ready: usize,
+    /// Delayed jobs in all.
+    pub delayed: usize,
+    /// How long an empty queue is remembered.
+    pub idle: Duration,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub struct Core {
+    pub(super) txn: Txn,
+    pub(super) clock: PoolClock,
+    pub(super) windows: Windows,
+    pub(super) queues: Queues,
+    pub(super) timers: Timers,
+    pub(super) tokens: Arc<Mutex<Tokens>>,
+    /// The next number, and the first that is not reserved.
+    pub(super) seq: (u64, u64),
+    /// The time in `meta`.
+    pub(super) clock_mark: Millis,
+    /// When the last pump said that the next job is due.
+    pub(super) promised: Millis,
+    pub(super) sweep: Cursor,
+    /// Deletions per keyspace since it was compacted.
+    pub(super) garbage: [u64; 9],
+    /// Queues that got ready jobs, for the bells.
+    pub ring: HashSet<Queue>,
+    /// Whether a timer was set that is due before `promised`.
+    pub earlier: bool,
+    /// Whether this group must be synced in any case.
+    pub must_sync: bool,
+}
+
+/// Whole milliseconds, rounded up: nothing is ever early.
+pub fn millis(d: Duration) -> Millis {
+    u64::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+impl Core {
+    /// Does one step.
+    pub fn apply(&mut self, op: Op) -> Step {
+        self.txn.relieve()?;
+        let now = self.clock.now();
+        self.mark_clock(now, CLOCK_EVERY);
+        match op {
+            Op::Publish(jobs) => self.publish(jobs, now),
+            Op::Republish(old, new) => self.republish(&old, *new, now),
+            Op::Consume(queues, wants) => self.consume(&queues, &wants, now),
+            Op::GiveBack(jobs) => self.give_back(&jobs),
+            Op::Ack(job) => self.ack(&job, now).map(|()| Ok(Answer::Done)),
+            Op::Peek(queue) => self.peek(&queue, now),
+            Op::PeekJob(job) => self.peek_job(&job, now),
+            Op::Size(queue) => Ok(Ok(Answer::Count(self.queues.get(&queue).map_or(0, |q| q.ready)))),
+            Op::Destroy(queue, at) => self.destroy(&queue, at, now),
+            Op::DeadLetter(queue) => self.dead_letter(&queue),
+            Op::Respawn(queue, limit, ttl) => self.respawn(&queue, limit, ttl, now),
+            Op::DeleteDead(queue, limit) => self.delete_dead(&queue, limit, now),
+            Op::Pump(limit) => self.pump(limit, now),
+            Op::Queues => Ok(Ok(Answer::Queues(self.queue_names()))),
+            Op::Stats => self.stats(),
+            Op::Check | Op::Close => Ok(Ok(Answer::Done)),
+            Op::Sweep => self.sweep(now),
+            Op::Admin(op) => Ok(Ok(Answer::Changed(self.admin(op)))),
+        }
+    }
+
+    /// A number never used before.
+    pub(super) fn next_seq(&mut self) -> u64 {
+        if self.seq.0 == self.seq.1 {
+            self.seq.1 += SEQ_BLOCK;
+            let reserved = Bytes::copy_from_slice(&self.seq.1.to_be_bytes());
+            self.txn.put(Space::Meta, Bytes::from_static(META_SEQ), reserved);
+        }
+        self.seq.0 += 1;
+        self.seq.0 - 1
+    }
+
+    /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
+    pub(super) fn mark_clock(&mut self, now: Millis, every: Millis) {
+        if now >= self.clock_mark.saturating_add(every) {
+            self.clock_mark = now;
+            let mark = Bytes::copy_from_slice(&now.to_be_bytes());
+            self.txn.put(Space::Meta, Bytes::from_static(META_CLOCK), mark);
+        }
+    }
+
+    /// The queue, made and written down if it is new.
+    pub(super) fn queue(&mut self, queue: &Queue) -> &mut QueueState {
+        if self.queues.get(queue).is_none() {
+            let low = self.next_seq();
+            let state = QueueState::new(queue, low);
+            self.txn.put(Space::Queues, state.key.clone(), Bytes::new());
+            self.queues.insert(queue.clone(), state);
+        }
+        // Just made, if it was not there.
+        self.queues.get_mut(queue).expect("the queue is known")
+    }
+
+    /// The key of a job's record.
+    pub(super) fn job_key(&self, queue: &Queue, id: JobId) -> Bytes {
+        match self.queues.get(queue) {
+            Some(state) => codec::job_key(&state.key, id),
+            None => codec::job_key(&codec::queue_key(queue), id),
+        }
+    }
+
+    /// Adds a job at the end of its queue's ready list, under a number never used before.
+    pub(super) fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
+        let limit = self.windows.ready;
+        let state = self.queue(queue);
+        state.push(seq, entry, limit);
+        let key = codec::list_key(&state.key, seq);
+        self.txn.put(Space::Ready, key, codec::list_value(&entry));
+        if !self.ring.contains(queue) {
+            self.ring.insert(queue.clone());
+        }
+    }
+
+    /// Sets a timer that counts for the pump's promise.
+    pub(super) fn due_at(&mut self, due: Millis) {
+        if due < self.promised {
+            self.promised = due;
+            self.earlier = true;
+        }
+    }
+
+    /// Reads the window of a queue from the disk, if it has run out and there is more.
+    pub(super) fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
+        let Some((key, from)) = self.queues.get(queue).and_then(|s| Some((s.key.clone(), s.wants()?))) else {
+            return Ok(());
+        };
+        self.txn.flush()?;
+        let limit = self.windows.ready;
+        let read = self.read_list(Space::Ready, &key, from, u64::MAX, limit)?;
+        let more = read.len() == limit;
+        if let Some(state) = self.queues.get_mut(queue) {
+            state.refill(read, more);
+        }
+        Ok(())
+    }
+
+    /// Up to `limit` entries of a list, numbered `from` to `to`. What is not committed is not seen.
+    pub(super) fn read_list(
+        &self,
+        space: Space,
+        queue: &[u8],
+        from: u64,
+        to: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Entry)>, Fatal> {
+        if from > to {
+            return Ok(Vec::new());
+        }
+        let range = codec::list_key(queue, from)..=codec::list_key(queue, to);
+        self.txn
+            .store()
+            .range(space, range)
+            .take(limit)
+            .map(|item| {
+                let (key, value) = item?;
+                Ok((codec::split_list_key(&key)?.1, codec::read_list_value(&value)?))
+            })
+            .collect()
+    }
+
+    /// The record that an entry stands for. `None` when the entry stands for nothing any more.
+    pub(super) fn read_entry(
+        &self,
+        queue: &Queue,
+        entry: &Entry,
+    ) -> Result<Option<std::result::Result<Record, String>>, Fatal> {
+        Ok(match self.txn.job(&self.job_key(queue, entry.id))? {
+            Found::Record(record) if record.birth == entry.birth => Some(Ok(record)),
+            Found::Record(_) | Found::Nothing => None,
+            Found::Corrupt(reason) => Some(Err(reason)),
+        })
+    }
+
+    /// Deletes a job in whatever state; an unknown one is fine.
+    pub(super) fn ack(&mut self, job: &JobRef, now: Millis) -> Result<(), Fatal> {
+        let key = self.job_key(&job.queue, job.id);
+        if let Some((timer, _)) = self.timers.stop(job) {
+            self.txn.delete(Space::Running, codec::timer_key(timer));
+            self.txn.delete_job(key);
+            self.timer_gone(&job.queue, now);
+            return Ok(());
+        }
+        match self.txn.job(&key)? {
+            Found::Nothing => return Ok(()),
+            // Where it is cannot be told; whatever entry it has stands for nothing from now on.
+            Found::Corrupt(_) => {}
+            Found::Record(record) => self.leave(&job.queue, &record, now),
+        }
+        self.txn.delete_job(key);
+        Ok(())
+    }
+
+    /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
+    /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
+    fn leave(&mut self, queue: &Queue, record: &Record, now: Millis) {
+        match record.place {
+            Place::Delayed(timer) => {
+                if self.timers.undelay(timer) {
+                    self.txn.delete(Space::Delayed, codec::timer_key(timer));
+                    self.timer_gone(queue, now);
+                }
+            }
+            Place::Dead(seq) => {
+                let Some(state) = self.queues.get_mut(queue) else { return };
+                state.dead = state.dead.saturating_sub(1);
+                self.txn.delete(Space::Dead, codec::list_key(&state.key, seq));
+            }
+            Place::Ready(seq) => {
+                let Some(state) = self.queues.get_mut(queue) else { return };
+                if state.find(seq).is_some_and(|entry| entry.birth == record.birth) {
+                    state.remove(seq);
+                    self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
+                }
+            }
+        }
+        self.queues.note_idle(queue, now);
+    }
+
+    /// A timer of this queue was taken out.
+    pub(super) fn timer_gone(&mut self, queue: &Queue, now: Millis) {
+        if let Some(state) = self.queues.get_mut(queue) {
+            state.timers = state.timers.saturating_sub(1);
+        }
+        self.queues.note_idle(queue, now);
+    }
+
+    /// Sets the timer of a job that was handed out.
+    pub(super) fn run(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
+        let state = self.queue(queue);
+        state.timers += 1;
+        let value = codec::timer_value(&state.key, &entry);
+        self.txn.put(Space::Running, codec::timer_key(timer), value);
+        self.timers.run(timer, queue.clone(), entry);
+        self.due_at(timer.0);
+    }
+
+    /// What a reader gets to see.
+    pub(super) fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Millis) -> Job {
+        Job {
+            queue: queue.clone(),
+            id: entry.id,
+            body: record.body,
+            attributes: record.attributes,
+            ttl: record.expires.map(|at| Duration::from_millis(at.saturating_sub(now))),
+            elapsed: Duration::from_millis(now.saturating_sub(entry.id.published_at())),
+            tries_left: entry.tries,
+            receipt,
+        }
+    }
+
+    /// Logs a job that cannot be read. Its record stays, so that peeking at it says what is wrong.
+    pub(super) fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
+        tracing::error!(%queue, job = %id, reason, "a stored job cannot be read and is passed over");
+    }
+
+    /// The same as an error.
+    pub(super) fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
+        Error::Corrupt(format!("job {id} of {queue}: {reason}"))
+    }
+}

@@ -1,0 +1,198 @@
+//! Opening: finds out whose directory it is, locks it, opens the database, and rebuilds what the writer keeps
+//! in memory from one walk over the keys of each list.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::clock::PoolClock;
+use super::codec;
+use super::core::{Core, FIRST_SEQ, META_CLOCK, META_SEQ, Windows};
+use super::queues::{QueueState, Queues};
+use super::store::{Fatal, Space, Store, Txn, describe};
+use super::timers::Timers;
+use super::tokens::Tokens;
+use crate::clock::Clock;
+use crate::name::Queue;
+
+/// The file that says whose directory it is, and that is locked while it is open.
+const MARK: &str = "dormouse";
+/// The database, beside it.
+const DATABASE: &str = "db";
+const MAGIC: &str = "dormouse disk pool, format ";
+const FORMAT: u32 = 1;
+
+/// Why a directory cannot be opened. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{0} is in use by another process: stop it, or give this one a directory of its own")]
+    Locked(PathBuf),
+    #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
+    Newer(PathBuf, u32),
+    #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
+    NotOurs(PathBuf),
+    #[error("{0} is damaged ({1}): restore it from a copy, or move it away and begin with an empty one")]
+    Damaged(PathBuf, String),
+    #[error("{0} cannot be opened: {1}")]
+    Io(PathBuf, #[source] std::io::Error),
+}
+
+/// Opens `path`, made if it is not there. The lock holds as long as the file lives.
+pub(super) fn open(path: &Path) -> Result<(Store, File), OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    std::fs::create_dir_all(path).map_err(io)?;
+    let lock = mark(path)?;
+    let database = path.join(DATABASE);
+    // fjall writes this file last. Without it the database was never complete and holds nothing.
+    if database.exists() && !database.join("version").exists() {
+        std::fs::remove_dir_all(&database).map_err(io)?;
+    }
+    let store = Store::open(&database).map_err(|e| match e {
+        fjall::Error::Locked => OpenError::Locked(path.to_owned()),
+        fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
+        other => OpenError::Damaged(path.to_owned(), describe(&other)),
+    })?;
+    Ok((store, lock))
+}
+
+/// Locks and reads the mark, or makes it in an empty directory.
+fn mark(path: &Path) -> Result<File, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let file = path.join(MARK);
+    let others = std::fs::read_dir(path).map_err(io)?.filter_map(|entry| entry.ok());
+    let empty = others.into_iter().all(|entry| entry.file_name() == MARK);
+    if !file.exists() && !empty {
+        return Err(OpenError::NotOurs(path.to_owned()));
+    }
+    let mut mark =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file).map_err(io)?;
+    mark.try_lock().map_err(|e| match e {
+        TryLockError::WouldBlock => OpenError::Locked(path.to_owned()),
+        TryLockError::Error(e) => io(e),
+    })?;
+    let mut bytes = Vec::new();
+    (&mark).take(256).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.is_empty() && empty {
+        // New, or a start that was cut off before the mark was on disk.
+        mark.rewind().map_err(io)?;
+        writeln!(mark, "{MAGIC}{FORMAT}").map_err(io)?;
+        mark.sync_all().map_err(io)?;
+        File::open(path).and_then(|dir| dir.sync_all()).map_err(io)?;
+        return Ok(mark);
+    }
+    let version = std::str::from_utf8(&bytes).ok().and_then(|text| text.strip_prefix(MAGIC));
+    match version.and_then(|text| text.trim_end().parse::<u32>().ok()) {
+        Some(FORMAT) => Ok(mark),
+        Some(version) if version > FORMAT => Err(OpenError::Newer(path.to_owned(), version)),
+        _ => Err(OpenError::NotOurs(path.to_owned())),
+    }
+}
+
+/// Rebuilds the writer's state.
+pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Core, Fatal> {
+    let number = |key: &[u8]| -> Result<Option<u64>, Fatal> {
+        Ok(store.get(Space::Meta, key)?.map(|value| codec::read_number(&value)).transpose()?)
+    };
+    let seq = number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+    let clock_mark = number(META_CLOCK)?.unwrap_or(0);
+    let clock = PoolClock::new(clock, clock_mark);
+    if clock.ahead() > 0 {
+        let ahead_ms = clock.ahead();
+        tracing::warn!(
+            ahead_ms,
+            "the machine's clock is behind the store's; the store's goes on from where it was"
+        );
+    }
+    let tokens = Arc::new(Mutex::new(Tokens::load(&store)?));
+    let mut core = Core {
+        txn: Txn::new(store.clone()),
+        clock,
+        windows,
+        queues: Queues::default(),
+        timers: Timers::default(),
+        tokens,
+        seq: (seq, seq),
+        clock_mark,
+        promised: u64::MAX,
+        sweep: None,
+        garbage: [0; 9],
+        ring: Default::default(),
+        earlier: false,
+        must_sync: false,
+    };
+    for item in store.range(Space::Queues, ..) {
+        let queue = codec::read_queue_key(&item?.0)?;
+        let low = core.next_seq();
+        let state = QueueState::new(&queue, low);
+        core.queues.insert(queue, state);
+    }
+    count_list(&mut core, &store, Space::Ready, |q, count, first| q.recover(count, first))?;
+    count_list(&mut core, &store, Space::Dead, |q, count, first| {
+        q.dead = count;
+        q.dead_from = first;
+    })?;
+    load_timers(&mut core, &store)?;
+    let now = core.clock.now();
+    for queue in core.queue_names() {
+        core.queues.note_idle(&queue, now);
+    }
+    Ok(core)
+}
+
+/// Counts the entries of each queue in a list, and notes the number of the first.
+fn count_list(
+    core: &mut Core,
+    store: &Store,
+    space: Space,
+    done: impl Fn(&mut QueueState, u64, u64),
+) -> Result<(), Fatal> {
+    let mut run: Option<(Vec<u8>, u64, u64)> = None;
+    let end = |core: &mut Core, run: Option<(Vec<u8>, u64, u64)>| -> Result<(), Fatal> {
+        if let Some((prefix, count, first)) = run {
+            let queue = codec::read_queue_key(&prefix)?;
+            done(core.queue(&queue), count, first);
+        }
+        Ok(())
+    };
+    for item in store.range(space, ..) {
+        let (key, _) = item?;
+        let (prefix, seq) = codec::split_list_key(&key)?;
+        match &mut run {
+            Some((same, count, _)) if same == prefix => *count += 1,
+            _ => end(core, run.replace((prefix.to_vec(), 1, seq)))?,
+        }
+    }
+    end(core, run)
+}
+
+/// Counts the timers of each queue, and takes the running ones into memory.
+fn load_timers(core: &mut Core, store: &Store) -> Result<(), Fatal> {
+    let mut delayed = 0;
+    // Timers of one queue come in runs as often as not; a name is looked up once a run.
+    let mut last: Option<(Vec<u8>, Queue)> = None;
+    for space in [Space::Delayed, Space::Running] {
+        for item in store.range(space, ..) {
+            let (key, value) = item?;
+            let (prefix, entry) = codec::split_timer_value(&value)?;
+            let queue = match &last {
+                Some((same, queue)) if same == prefix => queue.clone(),
+                _ => {
+                    let queue = core.queues.shared(codec::read_queue_key(prefix)?);
+                    last = Some((prefix.to_vec(), queue.clone()));
+                    queue
+                }
+            };
+            core.queue(&queue).timers += 1;
+            if space == Space::Running {
+                core.timers.run(codec::read_timer_key(&key)?, queue, entry);
+            } else {
+                delayed += 1;
+            }
+        }
+    }
+    core.timers.recover(delayed);
+    core.refill_delayed()
+}

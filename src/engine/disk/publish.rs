@@ -1,0 +1,112 @@
+//! Publish, republish, and reads of one job.
+
+use std::collections::HashSet;
+
+use super::codec::{self, Entry, Place, Record};
+use super::core::{Core, Step, millis};
+use super::op::{Answer, STEP};
+use super::store::{Fatal, Found, Space};
+use crate::clock::Millis;
+use crate::error::Error;
+use crate::job::{JobRef, NewJob};
+use crate::name::Queue;
+
+impl Core {
+    /// Stores all jobs or none.
+    pub(super) fn publish(&mut self, jobs: Vec<NewJob>, now: Millis) -> Step {
+        let mut seen = HashSet::with_capacity(jobs.len());
+        for job in &jobs {
+            if (jobs.len() > 1 && !seen.insert((&job.queue, job.id))) || self.exists(job, now)? {
+                return Ok(Err(taken(job)));
+            }
+        }
+        for job in jobs {
+            self.insert(job, now)?;
+        }
+        Ok(Ok(Answer::Done))
+    }
+
+    /// Deletes the old job and stores the new one, or does neither.
+    pub(super) fn republish(&mut self, old: &JobRef, new: NewJob, now: Millis) -> Step {
+        let replaced = old.id == new.id && old.queue == new.queue;
+        if !replaced && self.exists(&new, now)? {
+            return Ok(Err(taken(&new)));
+        }
+        self.ack(old, now)?;
+        self.insert(new, now)?;
+        Ok(Ok(Answer::Done))
+    }
+
+    /// Whether a living job has this id. One whose life has ended is as good as gone.
+    fn exists(&self, job: &NewJob, now: Millis) -> Result<bool, Fatal> {
+        Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
+            Found::Nothing => false,
+            Found::Record(record) => !record.expired(now),
+            Found::Corrupt(_) => true,
+        })
+    }
+
+    fn insert(&mut self, job: NewJob, now: Millis) -> Result<(), Fatal> {
+        let NewJob { queue, id, body, attributes, ttl, delay, tries } = job;
+        let birth = self.next_seq();
+        let job = JobRef { queue, id };
+        let key = self.job_key(&job.queue, id);
+        if matches!(self.txn.job(&key)?, Found::Record(_)) {
+            // Only one whose life has ended is still there: `exists` saw to that.
+            self.ack(&job, now)?;
+        }
+        let queue = job.queue;
+        let due = now.saturating_add(millis(delay));
+        let place = if delay.is_zero() { Place::Ready(birth) } else { Place::Delayed((due, birth)) };
+        let expires = ttl.map(|ttl| now.saturating_add(millis(ttl)));
+        let attributes = if id.is_versioned() { attributes } else { Default::default() };
+        let entry = Entry { id, tries: tries.get(), birth };
+        self.txn.put_job(key, &Record { place, birth, expires, attributes, body });
+        match place {
+            Place::Delayed(timer) => {
+                let limit = self.windows.delayed;
+                let state = self.queue(&queue);
+                state.timers += 1;
+                let value = codec::timer_value(&state.key, &entry);
+                self.txn.put(Space::Delayed, codec::timer_key(timer), value);
+                self.timers.delay(timer, queue, entry, limit);
+                self.due_at(due);
+            }
+            Place::Ready(_) | Place::Dead(_) => self.push_ready(&queue, birth, entry),
+        }
+        Ok(())
+    }
+
+    /// The first ready job that a consume would hand out. Deletes what it would pass over.
+    pub(super) fn peek(&mut self, queue: &Queue, now: Millis) -> Step {
+        for _ in 0..STEP {
+            self.refill_ready(queue)?;
+            let Some((_, entry)) = self.queues.get(queue).and_then(|state| state.front()) else {
+                return Ok(Ok(Answer::Job(None)));
+            };
+            match self.read_entry(queue, &entry)? {
+                Some(Ok(record)) if !record.expired(now) => {
+                    return Ok(Ok(Answer::Job(Some(Core::show(queue, &entry, record, 0, now)))));
+                }
+                unfit => self.pass_over(queue, unfit, now),
+            }
+        }
+        Ok(Ok(Answer::Again))
+    }
+
+    /// A job by id.
+    pub(super) fn peek_job(&mut self, job: &JobRef, now: Millis) -> Step {
+        Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
+            Found::Record(record) if !record.expired(now) => {
+                let entry = Entry { id: job.id, tries: 0, birth: record.birth };
+                Ok(Answer::Job(Some(Core::show(&job.queue, &entry, record, 0, now))))
+            }
+            Found::Record(_) | Found::Nothing => Ok(Answer::Job(None)),
+            Found::Corrupt(reason) => Err(Core::corrupt(&job.queue, job.id, &reason)),
+        })
+    }
+}
+
+fn taken(job: &NewJob) -> Error {
+    Error::refused(format!("job {} of {} is stored already", job.id, job.queue))
+}

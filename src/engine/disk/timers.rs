@@ -1,0 +1,113 @@
+//! What the writer keeps in memory of timers: the earliest delayed jobs, and all running ones, which must be
+//! found by job when they are acked. Changes memory only: apply.rs writes the same change to the disk.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::codec::{Entry, TimerKey};
+use crate::job::JobRef;
+use crate::name::Queue;
+
+/// Both kinds of timers.
+#[derive(Debug, Default)]
+pub struct Timers {
+    /// The delayed jobs below the horizon: all of them that are on disk.
+    delayed: BTreeMap<TimerKey, (Queue, Entry)>,
+    /// Where the disk is read next. Delayed jobs at or above are on disk only; `None` when there are none.
+    horizon: Option<TimerKey>,
+    /// All delayed jobs, on disk and in memory.
+    delayed_count: u64,
+    running: BTreeMap<TimerKey, (Queue, Entry)>,
+    by_job: HashMap<JobRef, TimerKey>,
+}
+
+/// A due timer.
+#[derive(Debug)]
+pub enum Due {
+    Delayed(TimerKey, Queue, Entry),
+    Running(TimerKey, Queue, Entry),
+}
+
+impl Timers {
+    /// Delayed and running jobs.
+    pub fn len(&self) -> u64 {
+        self.delayed_count + self.running.len() as u64
+    }
+
+    /// Adds a delayed job.
+    pub fn delay(&mut self, key: TimerKey, queue: Queue, entry: Entry, limit: usize) {
+        self.delayed_count += 1;
+        if self.horizon.is_some_and(|horizon| key >= horizon) {
+            return;
+        }
+        self.delayed.insert(key, (queue, entry));
+        if self.delayed.len() > limit {
+            // The latest waits on disk from now on.
+            self.horizon = self.delayed.pop_last().map(|(key, _)| key).or(self.horizon);
+        }
+    }
+
+    /// Forgets a delayed job. `false` when it is not delayed any more: the pump takes jobs from memory only and
+    /// in order, so whatever is below the horizon is in memory or gone, and whatever is above still sleeps.
+    pub fn undelay(&mut self, key: TimerKey) -> bool {
+        let was = match self.horizon {
+            Some(horizon) if key >= horizon => true,
+            _ => self.delayed.remove(&key).is_some(),
+        };
+        self.delayed_count -= u64::from(was);
+        was
+    }
+
+    /// Where to read on, when memory has run out of delayed jobs and the disk has not.
+    pub fn wants(&self) -> Option<TimerKey> {
+        if self.delayed.is_empty() { self.horizon } else { None }
+    }
+
+    /// Takes what was read from the disk at [`wants`](Timers::wants), and where to read on after it.
+    pub fn refill(&mut self, read: Vec<(TimerKey, Queue, Entry)>, horizon: Option<TimerKey>) {
+        self.delayed = read.into_iter().map(|(key, queue, entry)| (key, (queue, entry))).collect();
+        self.horizon = horizon;
+    }
+
+    /// Says at the start how many delayed jobs the disk holds. The first must be read at once.
+    pub fn recover(&mut self, delayed: u64) {
+        self.delayed_count = delayed;
+        self.horizon = (delayed > 0).then_some((0, 0));
+    }
+
+    /// Adds a running job.
+    pub fn run(&mut self, key: TimerKey, queue: Queue, entry: Entry) {
+        self.by_job.insert(JobRef { queue: queue.clone(), id: entry.id }, key);
+        self.running.insert(key, (queue, entry));
+    }
+
+    /// Which hand-over of a job runs.
+    pub fn running(&self, job: &JobRef) -> Option<TimerKey> {
+        self.by_job.get(job).copied()
+    }
+
+    /// Takes a running job out.
+    pub fn stop(&mut self, job: &JobRef) -> Option<(TimerKey, Entry)> {
+        let key = self.by_job.remove(job)?;
+        self.running.remove(&key).map(|(_, entry)| (key, entry))
+    }
+
+    /// The earliest timer. Delayed jobs must not be [wanting](Timers::wants).
+    pub fn next(&self) -> Option<TimerKey> {
+        let delayed = self.delayed.first_key_value().map(|(key, _)| *key);
+        let running = self.running.first_key_value().map(|(key, _)| *key);
+        delayed.into_iter().chain(running).min()
+    }
+
+    /// Takes the earliest timer out.
+    pub fn pop(&mut self) -> Option<Due> {
+        let key = self.next()?;
+        if let Some((queue, entry)) = self.delayed.remove(&key) {
+            self.delayed_count -= 1;
+            return Some(Due::Delayed(key, queue, entry));
+        }
+        let (queue, entry) = self.running.remove(&key)?;
+        let job = JobRef { queue, id: entry.id };
+        self.by_job.remove(&job);
+        Some(Due::Running(key, job.queue, entry))
+    }
+}

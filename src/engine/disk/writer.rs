@@ -1,0 +1,122 @@
+//! The writer thread: takes calls in groups, does them in order, commits once, syncs once, and only then
+//! answers and rings. The one place where the store is written.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::core::Core;
+use super::op::{Answer, Op};
+use super::poison::Poison;
+use super::store::Fatal;
+use crate::engine::bell::Bells;
+use crate::engine::coalesce::{Call, Calls, Reply};
+use crate::error::{Error, Result};
+use crate::job::JobRef;
+
+/// What the thread works with.
+#[derive(Debug)]
+pub struct Writer {
+    pub core: Core,
+    pub calls: Calls<Op, Answer>,
+    pub poison: Arc<Poison>,
+    pub bells: Arc<Bells>,
+    pub earlier: Arc<Notify>,
+    /// Whether every group is synced before it is answered.
+    pub sync: bool,
+}
+
+/// Poisons the store if the thread dies of a panic: nobody would answer any more.
+struct Alive<'a>(&'a Poison);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.throw("the writer thread has died");
+        }
+    }
+}
+
+impl Writer {
+    /// Serves until it is closed or every caller is gone.
+    pub fn run(mut self) {
+        let poison = self.poison.clone();
+        let _alive = Alive(&poison);
+        while let Some(group) = self.calls.blocking_next() {
+            self.serve(group);
+        }
+        // Whatever mode: a store that was closed in order has everything on disk.
+        self.core.must_sync = true;
+        if poison.check().is_ok()
+            && let Err(Fatal(reason)) =
+                self.core.txn.settle(true).and_then(|()| Ok(self.core.txn.store().sync()?))
+        {
+            poison.throw(reason);
+        }
+    }
+
+    fn serve(&mut self, group: Vec<Call<Op, Answer>>) {
+        let mut waiting = Vec::with_capacity(group.len());
+        let mut closing = false;
+        for call in group {
+            let (op, reply) = call.split();
+            closing |= matches!(op, Op::Close);
+            let answer = match self.poison.error() {
+                Some(poisoned) => Err(poisoned),
+                None => self.core.apply(op).unwrap_or_else(|fatal| Err(self.fail(fatal))),
+            };
+            waiting.push((reply, answer));
+        }
+        self.settle();
+        let unwanted = self.answer(waiting);
+        if !unwanted.is_empty() && self.poison.check().is_ok() {
+            // Handed out to callers that have left: back to the heads of their queues.
+            if let Err(fatal) = self.core.apply(Op::GiveBack(unwanted)) {
+                self.fail(fatal);
+            }
+            self.settle();
+        }
+        self.announce();
+        if closing {
+            self.calls.close();
+        }
+    }
+
+    /// Makes what was done durable.
+    fn settle(&mut self) {
+        if self.poison.check().is_ok() {
+            let sync = self.sync || std::mem::take(&mut self.core.must_sync);
+            if let Err(fatal) = self.core.txn.settle(sync) {
+                self.fail(fatal);
+            }
+        }
+    }
+
+    fn fail(&self, Fatal(reason): Fatal) -> Error {
+        self.poison.throw(reason);
+        self.poison.error().unwrap_or(Error::Closed)
+    }
+
+    /// Answers all. Gives back the jobs that nobody waited for any more.
+    fn answer(&self, waiting: Vec<(Reply<Answer>, Result<Answer>)>) -> Vec<(JobRef, u64)> {
+        let mut unwanted = Vec::new();
+        for (reply, answer) in waiting {
+            let answer = self.poison.error().map_or(answer, Err);
+            if let Err(Ok(Answer::Jobs(lists))) = reply.send(answer) {
+                let jobs = lists.into_iter().flatten();
+                unwanted.extend(jobs.map(|job| (JobRef { queue: job.queue, id: job.id }, job.receipt)));
+            }
+        }
+        unwanted
+    }
+
+    /// Tells who waits for ready jobs, and who waits for the next due one.
+    fn announce(&mut self) {
+        for queue in self.core.ring.drain() {
+            self.bells.ring(&queue);
+        }
+        if std::mem::take(&mut self.core.earlier) {
+            self.earlier.notify_one();
+        }
+    }
+}
