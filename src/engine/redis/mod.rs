@@ -64,8 +64,9 @@ const WAITING: usize = 16_384;
 /// How many running jobs' tries are remembered, so that an ack takes their timers too.
 const MOST_RUNNING: usize = 131_072;
 
-/// How many lanes each hot call has. More lanes make smaller batches, which cost the Redis more; fewer make a
-/// batch wait for the one before it. docs/design.md has the measurements behind the default.
+/// How many lanes each hot call has. More lanes make smaller batches, which cost the Redis more; with one alone
+/// everybody waits behind a large bulk. Measured with 64 callers (tests/redis_measure.rs): two lanes cost within
+/// a tenth of what one costs and answer as fast or faster; four cost a fifth more and gain nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes {
     pub publish: usize,
