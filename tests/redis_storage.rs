@@ -389,6 +389,23 @@ async fn given_back_jobs_stand_at_the_head_with_their_try() {
 }
 
 #[tokio::test]
+async fn a_hand_over_that_has_ended_cannot_be_given_back() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    let ended = take(&engine, &q, 1, Duration::from_millis(1)).await;
+    pump(&engine, 1).await;
+    assert_eq!(engine.respawn(&q, 1, None).await.expect("respawned"), 1, "it was dead");
+    let running = take(&engine, &q, 1, TTR).await;
+    assert_eq!(running[0].tries_left, ended[0].tries_left, "the two hand-overs have the same timer member");
+    engine.give_back(ended).await.expect("answered");
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "the job is running, in another hand-over");
+    engine.give_back(running).await.expect("answered");
+    assert_eq!(engine.size(&q).await.expect("size"), 1, "and that one can be given back");
+}
+
+#[tokio::test]
 async fn jobs_due_together_keep_their_order_whatever_their_tries() {
     let server = RedisServer::start();
     let engine = engine(&server).await;

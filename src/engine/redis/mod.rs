@@ -1,12 +1,12 @@
 //! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
 //! at the same time. One method is one script; nothing is kept here that another server would need.
 //!
-//! - [`connect`], [`pool`], [`lane`], [`fault`]: connections, and what becomes of calls when they break.
-//! - [`keys`], [`value`], [`scripts`]: the bytes, and the scripts of lua/.
-//! - [`publish`], [`consume`], [`ack`]: the hot path, coalesced. [`give_back`], [`pump`], [`dead`], [`look`]:
+//! - `connect`, `pool`, `lane`, `fault`: connections, and what becomes of calls when they break.
+//! - `keys`, `value`, `scripts`: the bytes, and the scripts of lua/.
+//! - `publish`, `consume`, `ack`: the hot path, coalesced. `give_back`, `pump`, `dead`, `look`:
 //!   everything else.
-//! - [`wake`]: rings for jobs that others made ready. [`clock`], [`known`]: what this process remembers.
-//! - [`safety`]: whether the server is set up to keep jobs.
+//! - `wake`: rings for jobs that others made ready. `clock`, `known`: what this process remembers.
+//! - `safety`: whether the server is set up to keep jobs.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their bells.
 
