@@ -389,6 +389,23 @@ async fn given_back_jobs_stand_at_the_head_with_their_try() {
 }
 
 #[tokio::test]
+async fn a_hand_over_that_has_ended_cannot_be_given_back() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("orders");
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    let ended = take(&engine, &q, 1, Duration::from_millis(1)).await;
+    pump(&engine, 1).await;
+    assert_eq!(engine.respawn(&q, 1, None).await.expect("respawned"), 1, "it was dead");
+    let running = take(&engine, &q, 1, TTR).await;
+    assert_eq!(running[0].tries_left, ended[0].tries_left, "the two hand-overs have the same timer member");
+    engine.give_back(ended).await.expect("answered");
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "the job is running, in another hand-over");
+    engine.give_back(running).await.expect("answered");
+    assert_eq!(engine.size(&q).await.expect("size"), 1, "and that one can be given back");
+}
+
+#[tokio::test]
 async fn jobs_due_together_keep_their_order_whatever_their_tries() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
@@ -544,4 +561,39 @@ async fn tokens_limits_and_counters_are_lmstfys() {
     admin.remove_token(&key).await.expect("answered");
     assert!(!admin.has_token(&key).await.expect("answered"), "gone");
     assert!(admin.limits().await.expect("answered").is_empty(), "and its limit");
+}
+
+#[tokio::test]
+async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (a, b) = (queue("a"), queue("b"));
+    let stored = (0..60).map(|n| job(if n % 2 == 0 { &a } else { &b }, id(n), "x"));
+    engine.publish(stored.collect()).await.expect("published");
+    let both = |first: &Queue, second: &Queue| {
+        QueueList::new(first.namespace.clone(), [first.name.clone(), second.name.clone()]).expect("two names")
+    };
+    let lists = [a.clone().into(), b.clone().into(), both(&a, &b), both(&b, &a)];
+    let consumers: Vec<_> = (0..40)
+        .map(|n| {
+            let (engine, list) = (engine.clone(), lists[n % 4].clone());
+            tokio::spawn(async move {
+                let wants = [Want { count: 1, ttr: TTR }, Want { count: 2, ttr: TTR }];
+                let got = engine.consume(&list, &wants).await.expect("consumed");
+                assert_eq!(got.len(), 2, "one list per want");
+                assert!(got[0].len() <= 1 && got[1].len() <= 2, "no more than wanted: {got:?}");
+                assert!(got[1].is_empty() || got[0].len() == 1, "the first want is served first: {got:?}");
+                for job in got.iter().flatten() {
+                    assert!(list.queues().any(|queue| queue == job.queue), "{} was not asked for", job.queue);
+                }
+                got.into_iter().flatten().map(|job| job.id).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    let mut ids = Vec::new();
+    for consumer in consumers {
+        ids.extend(consumer.await.expect("the consumer ends"));
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, (0..60).map(id).collect::<Vec<_>>(), "120 were wanted, so all 60 go out, each once");
 }

@@ -18,6 +18,8 @@ pub struct RedisServer {
     port: u16,
     args: Vec<String>,
     password: Option<String>,
+    /// The configuration of a Sentinel, which is another kind of server in the same binary.
+    sentinel: Option<String>,
     child: Option<Child>,
 }
 
@@ -29,12 +31,22 @@ impl RedisServer {
 
     /// The same with a password and further arguments, which win over the usual ones.
     pub fn start_with(password: Option<&str>, args: &[&str]) -> RedisServer {
+        RedisServer::start_kind(password, args, None)
+    }
+
+    /// A Sentinel with this configuration; the file must be its own, since it writes there.
+    pub fn start_sentinel(conf: &str) -> RedisServer {
+        RedisServer::start_kind(None, &[], Some(conf))
+    }
+
+    fn start_kind(password: Option<&str>, args: &[&str], sentinel: Option<&str>) -> RedisServer {
         for _ in 0..10 {
             let mut server = RedisServer {
                 dir: tempfile::tempdir().expect("a temporary directory can be made"),
                 port: free_port(),
                 args: args.iter().map(|arg| (*arg).to_owned()).collect(),
                 password: password.map(str::to_owned),
+                sentinel: sentinel.map(str::to_owned),
                 child: None,
             };
             if server.launch() {
@@ -83,8 +95,14 @@ impl RedisServer {
     /// Starts the process and waits until it answers. `false` when it ended instead: somebody took the port.
     fn launch(&mut self) -> bool {
         let mut command = Command::new("redis-server");
+        if let Some(conf) = &self.sentinel {
+            // A name on the command line goes before options.
+            command.arg(conf).arg("--sentinel");
+        }
         command.args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(self.dir.path());
-        command.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
+        if self.sentinel.is_none() {
+            command.args(["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]);
+        }
         if let Some(password) = &self.password {
             command.args(["--requirepass", password]);
         }

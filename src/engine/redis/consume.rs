@@ -1,7 +1,7 @@
 //! Consume: orders of several consumers become one script call. An order that met more dead jobs than one
 //! call may skip goes on in the next, beside the orders that have come meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,15 +91,15 @@ impl Serve for Consumer {
             let (request, reply) = call.split();
             Order { got: vec![Vec::new(); request.wants.len()], request, reply }
         }));
-        let (cmd, queues) = self.command(&orders);
+        let (cmd, sent_as) = self.command(&orders);
         let sent = self.shared.clock.mark();
         let reply = self.shared.scripts.consume.run(&mut link.conn, &cmd).await;
-        let reply = reply.map_err(Fault::from).and_then(|v| self.hand_out(v, &mut orders, &queues, sent));
+        let reply = reply.map_err(Fault::from).and_then(|v| self.hand_out(v, &mut orders, &sent_as, sent));
         let mut orphans = Vec::new();
         let outcome = match reply {
             Ok(cut) => {
                 for (i, order) in orders.into_iter().enumerate() {
-                    if cut.contains(&(i + 1)) && order.open().next().is_some() {
+                    if cut.contains(&i) && order.open().next().is_some() {
                         self.unfinished.push(order);
                     } else {
                         order.finish(None, &mut orphans);
@@ -121,63 +121,95 @@ impl Serve for Consumer {
     fn has_more(&self) -> bool {
         !self.unfinished.is_empty()
     }
+
+    fn give_up(&mut self, fault: &Fault) {
+        let mut orphans = Vec::new();
+        for order in take(&mut self.unfinished) {
+            order.finish(Some(fault), &mut orphans);
+        }
+        self.shared.return_orphans(orphans);
+    }
+}
+
+/// How orders were put to the script: what its numbers, which begin at 1, stand for.
+#[derive(Debug, Default)]
+struct SentAs {
+    queues: Vec<Queue>,
+    /// Orders from the same queues are one to the script, so that it pops for all of them at once. Per such
+    /// group, its wants: which order's, and which of that order's.
+    groups: Vec<Vec<(usize, usize)>>,
 }
 
 impl Consumer {
-    /// The script call, and its queues in the order of their numbers.
-    fn command(&self, orders: &[Order]) -> (Cmd, Vec<Queue>) {
-        let (mut queues, mut number) = (Vec::new(), HashMap::new());
-        for queue in orders.iter().flat_map(|order| order.request.queues.queues()) {
-            number.entry(queue.clone()).or_insert_with(|| {
-                queues.push(queue);
-                queues.len()
+    /// The script call.
+    fn command(&self, orders: &[Order]) -> (Cmd, SentAs) {
+        let mut sent_as = SentAs::default();
+        let mut numbers = HashMap::new();
+        let (mut group_of, mut lists, mut wants) = (HashMap::new(), Vec::new(), Vec::new());
+        for (o, order) in orders.iter().enumerate() {
+            let list = &order.request.queues;
+            let group = *group_of.entry(list).or_insert_with(|| {
+                lists.push(list);
+                wants.push(Vec::new());
+                sent_as.groups.push(Vec::new());
+                lists.len() - 1
+            });
+            for (w, count, ttr) in order.open() {
+                sent_as.groups[group].push((o, w));
+                wants[group].push((count, micros(ttr)));
+            }
+        }
+        for queue in lists.iter().flat_map(|list| list.queues()) {
+            numbers.entry(queue.clone()).or_insert_with(|| {
+                sent_as.queues.push(queue);
+                sent_as.queues.len()
             });
         }
+
+        let queues = &sent_as.queues;
         let mut cmd = self.shared.scripts.consume.call(1 + 2 * queues.len());
         cmd.arg(keys::TIMER_SET);
-        for queue in &queues {
+        for queue in queues {
             cmd.arg(keys::ready(queue));
         }
-        for queue in &queues {
+        for queue in queues {
             cmd.arg(keys::dead(queue));
         }
-        cmd.arg(orders.len()).arg(queues.len());
-        for queue in &queues {
+        cmd.arg(lists.len()).arg(queues.len());
+        for queue in queues {
             cmd.arg(keys::job_prefix(queue)).arg(keys::member_prefix(queue));
         }
-        for order in orders {
-            cmd.arg(order.request.queues.names().len());
-            for queue in order.request.queues.queues() {
-                cmd.arg(number.get(&queue).copied().unwrap_or_default());
+        for (list, wants) in lists.iter().zip(&wants) {
+            cmd.arg(list.names().len());
+            for queue in list.queues() {
+                cmd.arg(numbers.get(&queue).copied().unwrap_or_default());
             }
-            cmd.arg(order.open().count());
-            for (_, count, ttr) in order.open() {
-                cmd.arg(count).arg(micros(ttr));
+            cmd.arg(wants.len());
+            for (count, ttr) in wants {
+                cmd.arg(count).arg(ttr);
             }
         }
-        (cmd, queues)
+        (cmd, sent_as)
     }
 
-    /// Reads the reply into the orders; answers the numbers of those that were cut short.
+    /// Reads the reply into the orders; answers which of them were cut short.
     fn hand_out(
         &self,
         reply: Value,
         orders: &mut [Order],
-        queues: &[Queue],
+        sent_as: &SentAs,
         sent: std::time::Instant,
-    ) -> Outcome<Vec<usize>> {
+    ) -> Outcome<HashSet<usize>> {
         let (now, garbage, cut, rows): (u64, u64, Vec<usize>, Vec<Value>) = redis::from_redis_value(reply)?;
         self.shared.clock.learn(sent, now);
         if garbage > 0 {
             tracing::warn!(pool = &*self.shared.pool, garbage, "dropped list elements that are not jobs");
         }
-        // The script numbers the open wants; the order knows which they are.
-        let open: Vec<Vec<usize>> = orders.iter().map(|o| o.open().map(|(i, ..)| i).collect()).collect();
         let mut earliest = None;
         let mut rows = rows.into_iter();
-        while let Some(order) = rows.next() {
+        while let Some(group) = rows.next() {
             let mut cell = || rows.next().unwrap_or(Value::Nil);
-            let order = usize::from_redis_value(order)?;
+            let group = usize::from_redis_value(group)?;
             let want = usize::from_redis_value(cell())?;
             let queue = usize::from_redis_value(cell())?;
             let id = Vec::<u8>::from_redis_value(cell())?;
@@ -186,11 +218,13 @@ impl Consumer {
             let ttl = i64::from_redis_value(cell())?;
             let stored = Bytes::from_redis_value(cell())?;
             earliest = Some(earliest.map_or(due, |e: u64| e.min(due)));
-            let place = order.checked_sub(1).and_then(|o| {
-                let want = *open.get(o)?.get(want.checked_sub(1)?)?;
-                orders.get_mut(o)?.got.get_mut(want)
+            let place = group.checked_sub(1).and_then(|group| {
+                let (order, want) = *sent_as.groups.get(group)?.get(want.checked_sub(1)?)?;
+                orders.get_mut(order)?.got.get_mut(want)
             });
-            let (Some(place), Some(queue)) = (place, queue.checked_sub(1).and_then(|q| queues.get(q))) else {
+            let (Some(place), Some(queue)) =
+                (place, queue.checked_sub(1).and_then(|q| sent_as.queues.get(q)))
+            else {
                 return Err(Fault::unreadable("consume"));
             };
             let Some(id) = keys::job_id(&id) else {
@@ -220,7 +254,8 @@ impl Consumer {
         if let Some(due) = earliest {
             self.shared.next_due.stored(due);
         }
-        Ok(cut)
+        let cut = cut.iter().filter_map(|group| sent_as.groups.get(group.checked_sub(1)?)).flatten();
+        Ok(cut.map(|(order, _)| *order).collect())
     }
 }
 

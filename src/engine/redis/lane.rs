@@ -37,6 +37,9 @@ pub trait Serve: Send + 'static {
     fn has_more(&self) -> bool {
         false
     }
+
+    /// The connection broke between two batches: answers what [`has_more`](Serve::has_more) holds.
+    fn give_up(&mut self, _fault: &Fault) {}
 }
 
 /// Whether the Redis is away, for the log: one line when it goes and one when it is back, whoever finds out.
@@ -108,6 +111,7 @@ impl<S: Serve> Lane<S> {
             let batch = match self.next(open).await {
                 Next::Batch(batch) => batch,
                 Next::Lost => {
+                    self.server.give_up(&Fault::away("the connection was lost"));
                     link = None;
                     continue;
                 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
 
 use super::connect::Link;
 use super::fault::{Fault, Outcome};
@@ -25,6 +25,9 @@ use crate::name::Queue;
 const SWEEP: Duration = Duration::from_secs(1);
 /// How often they are looked at when it does not.
 const POLL: Duration = Duration::from_millis(50);
+/// How long after one arming the next may come: a list that changes all the time is armed a thousand times a
+/// second at most. A quiet one is armed at once.
+const BREATH: Duration = Duration::from_millis(1);
 /// How many keys one EXISTS takes.
 const CHUNK: usize = 1000;
 
@@ -112,10 +115,13 @@ async fn serve(shared: &Arc<Shared>, home: &Home, wait: &mut Duration) -> Outcom
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut rested = Instant::now();
     loop {
         let look_at = tokio::select! {
             () = link.lost.cancelled() => return Err(Fault::away("the connection was lost").at(home.connector.label())),
-            () = shared.wake.changed.notified() => {
+            // In this order, since a notification that was taken must not be dropped by another branch.
+            () = async { sleep_until(rested).await; shared.wake.changed.notified().await } => {
+                rested = Instant::now() + BREATH;
                 let bells = shared.bells.all();
                 let mut queues = shared.wake.take();
                 queues.retain(|queue| bells.iter().any(|bell| bell.watches(queue)));

@@ -1,0 +1,457 @@
+//! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
+//! from others survive it.
+
+#[path = "support/redis_server.rs"]
+mod redis_server;
+
+use std::future::Future;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse::engine::bell::Bell;
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::engine::{Engine, Want};
+use dormouse::error::{Error, Result};
+use dormouse::job::{Attributes, Job, JobId, JobIds, NewJob};
+use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use redis::Commands;
+use redis_server::RedisServer;
+
+/// No wait in these tests is longer.
+const BOUND: Duration = Duration::from_secs(20);
+const TTR: Duration = Duration::from_secs(60);
+
+fn address(server: &RedisServer) -> RedisAddress {
+    RedisAddress {
+        addrs: vec![server.addr()],
+        password: None,
+        db: 0,
+        pool_size: 16,
+        master_name: None,
+        sentinel_password: None,
+    }
+}
+
+async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
+    RedisEngine::connect(address, &PoolName::default_pool()).await
+}
+
+async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
+    connect(address(server)).await.expect("the server is there")
+}
+
+fn queue(name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse("shop").expect("a name"),
+        name: QueueName::parse(name).expect("a name"),
+    }
+}
+
+fn job(queue: &Queue, id: JobId, body: Bytes) -> NewJob {
+    NewJob {
+        queue: queue.clone(),
+        id,
+        body,
+        attributes: Attributes::new(),
+        ttl: None,
+        delay: Duration::ZERO,
+        tries: NonZeroU16::MIN,
+    }
+}
+
+fn small(queue: &Queue, n: u64) -> NewJob {
+    job(queue, JobId::from_parts(1_700_000_000_000, n, 0, false), Bytes::from_static(b"x"))
+}
+
+async fn take(engine: &RedisEngine, queue: &Queue, count: u16) -> Result<Vec<Job>> {
+    let got = engine.consume(&queue.clone().into(), &[Want { count, ttr: TTR }]).await?;
+    Ok(got.into_iter().flatten().collect())
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(BOUND, future).await {
+        Ok(answer) => answer,
+        Err(_) => panic!("{what}: not within {BOUND:?}"),
+    }
+}
+
+/// Asks again until it is answered with `Ok`; every error on the way must be `Away`.
+async fn until_back<T, F: Future<Output = Result<T>>>(what: &str, ask: impl Fn() -> F) -> T {
+    within(what, async {
+        loop {
+            match ask().await {
+                Ok(answer) => return answer,
+                Err(Error::Away(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Err(e) => panic!("{what}: expected Away until it is back, came {e}"),
+            }
+        }
+    })
+    .await
+}
+
+/// Until that queue rings, whatever else does.
+async fn rings(what: &str, bell: &Bell, queue: &Queue) {
+    within(what, async { while !bell.rung().await.contains(queue) {} }).await;
+}
+
+/// A bell that watches, and whose watch the server knows of: the ring of connecting has passed.
+async fn watching(engine: &RedisEngine, queues: &[Queue]) -> Arc<Bell> {
+    let bell = Arc::new(Bell::default());
+    engine.attach(bell.clone());
+    for queue in queues {
+        bell.watch(queue);
+    }
+    bell
+}
+
+#[tokio::test]
+async fn flushed_scripts_are_loaded_again() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    for n in 0..3 {
+        engine.publish(vec![small(&q, n)]).await.expect("published");
+        redis::cmd("SCRIPT").arg("FLUSH").exec(conn).expect("SCRIPT FLUSH");
+    }
+    assert_eq!(take(&engine, &q, 9).await.expect("consumed").len(), 3, "each was stored once");
+    redis::cmd("SCRIPT").arg("FLUSH").exec(conn).expect("SCRIPT FLUSH");
+    engine.pump(10).await.expect("pumped");
+    assert_eq!(engine.peek(&q).await.expect("peeked"), None, "the queue is empty");
+}
+
+#[tokio::test]
+async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
+    let mut server = RedisServer::start_with(None, &["--appendfsync", "always"]);
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let ids = Arc::new(JobIds::default());
+    let publishers: Vec<_> = (0..16)
+        .map(|_| {
+            let (engine, q, ids) = (engine.clone(), q.clone(), ids.clone());
+            tokio::spawn(async move {
+                let mut stored = Vec::new();
+                for _ in 0..100_000 {
+                    let id = ids.make(engine.now(), 0, false);
+                    match engine.publish(vec![job(&q, id, Bytes::from_static(b"x"))]).await {
+                        Ok(()) => stored.push(id),
+                        Err(e) => return (stored, Some(e)),
+                    }
+                }
+                (stored, None)
+            })
+        })
+        .collect();
+    within("some jobs are stored", async {
+        while engine.size(&q).await.expect("answered") < 500 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    server.kill();
+    let mut stored = Vec::new();
+    for publisher in publishers {
+        let (ids, error) = within("a publisher is answered", publisher).await.expect("the task ends");
+        assert!(matches!(error, Some(Error::Away(_))), "the server was killed, came {error:?}");
+        stored.extend(ids);
+    }
+    let off_path = engine.size(&q).await;
+    assert!(matches!(off_path, Err(Error::Away(_))), "off the hot path too, came {off_path:?}");
+
+    server.restart();
+    until_back("publish heals", || engine.publish(vec![small(&q, 1)])).await;
+    let mut there = std::collections::HashSet::new();
+    loop {
+        let jobs = until_back("consume heals", || take(&engine, &q, 100)).await;
+        if jobs.is_empty() {
+            break;
+        }
+        there.extend(jobs.iter().map(|job| job.id));
+    }
+    let lost = stored.iter().filter(|id| !there.contains(id)).count();
+    assert_eq!(lost, 0, "{} jobs were acknowledged", stored.len());
+    until_back("size heals", || engine.size(&q)).await;
+}
+
+#[tokio::test]
+async fn a_full_redis_refuses_the_whole_call_and_can_be_drained() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    let delayed = NewJob { delay: Duration::from_micros(1), ..small(&q, 2) };
+    engine.publish(vec![small(&q, 1), delayed]).await.expect("published");
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1mb").exec(conn).expect("CONFIG SET");
+    let keys: Vec<String> = conn.keys("*").expect("KEYS");
+    let big = Bytes::from(vec![0; 1 << 19]);
+    let jobs = (10..20).map(|n| NewJob { body: big.clone(), queue: queue("other"), ..small(&q, n) });
+    let refused = engine.publish(jobs.collect()).await;
+    let Err(Error::Refused(why)) = refused else { panic!("full: expected Refused, came {refused:?}") };
+    assert!(why.to_string().contains("OOM"), "the reason should be told: {why}");
+    let after: Vec<String> = conn.keys("*").expect("KEYS");
+    assert_eq!(after.len(), keys.len(), "nothing of it was stored: {after:?}");
+    assert!(matches!(engine.check().await, Err(Error::Refused(_))), "a check says so");
+
+    engine.pump(10).await.expect("a full Redis still pumps");
+    let got = take(&engine, &q, 9).await.expect("and hands out");
+    assert_eq!(got.len(), 2, "the ready and the delayed one");
+    redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec(conn).expect("CONFIG SET");
+    engine.publish(vec![small(&q, 3)]).await.expect("room again");
+}
+
+#[tokio::test]
+async fn a_replica_refuses_and_a_master_again_takes() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").exec(conn).expect("REPLICAOF");
+    let refused = engine.publish(vec![small(&q, 1)]).await;
+    assert!(refused.is_err(), "read-only: expected an error");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
+    until_back("the lane connects again", || engine.publish(vec![small(&q, 2)])).await;
+}
+
+#[tokio::test]
+async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    for n in 0..5 {
+        engine.publish(vec![small(&q, n)]).await.expect("published");
+        let killed: u64 =
+            redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
+        assert!(killed > 0, "the lanes' connections");
+        // Until they are there again: every lane, the pump's pool and the one for wake-ups.
+        within("the lanes connect again", async {
+            loop {
+                let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+                if clients.lines().count() >= 7 {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+    assert_eq!(engine.size(&q).await.expect("answered"), 5, "each publish was answered");
+}
+
+#[tokio::test]
+async fn a_consumer_that_left_loses_nothing() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
+    for _ in 0..50 {
+        // Leaves somewhere between sending and being answered.
+        let _ = tokio::time::timeout(Duration::from_micros(50), take(&engine, &q, 1)).await.map(|_| ());
+    }
+    // Those that were answered in time hold a job each; the rest comes back to the list.
+    let mut seen = std::collections::HashSet::new();
+    within("every job is handed out or back", async {
+        let conn = &mut server.connection();
+        loop {
+            let mut both = redis::pipe();
+            both.atomic().llen("q/shop/orders").zcard("timer_set");
+            let (ready, running): (u64, u64) = both.query(conn).expect("LLEN and ZCARD");
+            assert_eq!(ready + running, 50, "none is lost or doubled");
+            for job in take(&engine, &q, 100).await.expect("consumed") {
+                seen.insert(job.id);
+            }
+            if conn.llen::<_, u64>("q/shop/orders").expect("LLEN") == 0 {
+                return;
+            }
+        }
+    })
+    .await;
+    assert!(!seen.is_empty(), "some were left to hand out");
+}
+
+#[tokio::test]
+async fn what_one_server_publishes_wakes_the_other() {
+    let server = RedisServer::start();
+    let (one, two, q) = (engine(&server).await, engine(&server).await, queue("orders"));
+    let bell = watching(&two, std::slice::from_ref(&q)).await;
+    // The sweep behind tracking would ring too, once a second: sixty rounds within the bound are pushes.
+    within("sixty publishes of the other server ring", async {
+        for n in 0..60 {
+            one.publish(vec![small(&q, n)]).await.expect("published");
+            rings("a publish of the other server rings", &bell, &q).await;
+            while !take(&two, &q, 9).await.expect("consumed").is_empty() {}
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    let conn = &mut server.connection();
+    for round in 0..5 {
+        let _: u64 = conn.lpush("q/shop/orders", "\u{1}").expect("LPUSH");
+        rings(&format!("push {round} rings"), &bell, &q).await;
+        let _: u64 = conn.del("q/shop/orders").expect("DEL");
+        redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(conn).expect("CLIENT KILL");
+    }
+}
+
+#[tokio::test]
+async fn rings_outlive_a_restart_of_the_server() {
+    let mut server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    server.restart();
+    rings("a reconnect rings everything", &bell, &q).await;
+    let _: u64 = server.connection().lpush("q/shop/orders", "x").expect("LPUSH");
+    rings("and listens again", &bell, &q).await;
+}
+
+#[tokio::test]
+async fn where_tracking_is_refused_polling_rings() {
+    let server = RedisServer::start();
+    let conn = &mut server.connection();
+    redis::cmd("ACL").arg("SETUSER").arg("default").arg("-client|tracking").exec(conn).expect("ACL SETUSER");
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let bell = watching(&engine, &[q.clone(), queue("idle")]).await;
+    for _ in 0..3 {
+        let _: u64 = conn.lpush("q/shop/orders", "x").expect("LPUSH");
+        rings("polling finds the push", &bell, &q).await;
+        let _: u64 = conn.del("q/shop/orders").expect("DEL");
+    }
+}
+
+#[tokio::test]
+async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let queues: Vec<Queue> = (0..10_000).map(|n| queue(&format!("q{n}"))).collect();
+    let bell = watching(&engine, &queues).await;
+    let conn = &mut server.connection();
+    // Each key that an EXISTS looks at is a hit or a miss.
+    let keys_read = |conn: &mut redis::Connection| {
+        let stats: redis::InfoDict = redis::cmd("INFO").arg("stats").query(conn).expect("INFO");
+        let read = |field| stats.get::<u64>(field).expect("a number of keys");
+        read("keyspace_hits") + read("keyspace_misses")
+    };
+    within("all are armed", async {
+        while keys_read(conn) < 10_000 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    let begun = tokio::time::Instant::now();
+    let before = keys_read(conn);
+    for queue in &queues[..20] {
+        let _: u64 = conn.lpush(format!("q/shop/{}", queue.name), "x").expect("LPUSH");
+        rings("the changed queue rings", &bell, queue).await;
+        let _: u64 = conn.del(format!("q/shop/{}", queue.name)).expect("DEL");
+    }
+    // An LPUSH and its DEL arm once each. A sweep, one a second, asks for all, and once more for each of the
+    // thousand beside one that has jobs at that moment.
+    let sweeps = begun.elapsed().as_secs() + 1;
+    let keys = keys_read(conn) - before;
+    assert!(keys <= 20 * 8 + sweeps * 11_000, "{keys} keys read for 20 changes and at most {sweeps} sweeps");
+}
+
+#[tokio::test]
+async fn a_delayed_publish_wakes_the_pump_before_it_would_look() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let pumped = engine.pump(10).await.expect("pumped");
+    assert_eq!(pumped.next, Duration::from_secs(1), "nothing is due, so a second");
+    engine
+        .publish(vec![NewJob { delay: Duration::from_millis(5), ..small(&q, 1) }])
+        .await
+        .expect("published");
+    within("the pump is told", engine.due_earlier()).await;
+}
+
+#[tokio::test]
+async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
+    let server = RedisServer::start_with(Some("open sesame"), &[]);
+    let good = RedisAddress { password: Some("open sesame".into()), ..address(&server) };
+    connect(good.clone()).await.expect("the right password");
+    let port_of_nobody =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+    for (address, refused) in [
+        (RedisAddress { password: Some("hunter2".into()), ..good.clone() }, true),
+        (RedisAddress { password: None, ..good.clone() }, true),
+        (RedisAddress { db: 99, ..good.clone() }, true),
+        (RedisAddress { addrs: vec![], ..good.clone() }, true),
+        (RedisAddress { addrs: vec![port_of_nobody.to_string()], ..good.clone() }, false),
+        (
+            RedisAddress { master_name: Some("m".into()), addrs: vec![port_of_nobody.to_string()], ..good },
+            false,
+        ),
+    ] {
+        let shown = format!("{address:?}");
+        let error = within("an answer", connect(address)).await.expect_err(&shown);
+        assert_eq!(matches!(error, Error::Refused(_)), refused, "{shown}: {error}");
+        let text = format!("{error} {error:?}");
+        assert!(!text.contains("sesame") && !text.contains("hunter2"), "a secret is told: {text}");
+        assert_eq!(error.to_string().lines().count(), 1, "one line: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_sentinel_tells_where_the_master_is() {
+    let server = RedisServer::start();
+    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
+    let (host, port) =
+        server.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
+    std::fs::write(conf.path(), format!("sentinel monitor dorm {host} {port} 1\n")).expect("written");
+    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let address =
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&server) };
+    let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
+    engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
+    assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
+    let nobody =
+        within("answered", connect(RedisAddress { master_name: Some("no".into()), ..address })).await;
+    assert!(nobody.is_err(), "the sentinel knows no such master");
+}
+
+#[tokio::test]
+async fn a_closed_engine_says_so_and_leaves_no_connection() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    engine.publish(vec![small(&q, 1)]).await.expect("published");
+    within("closed", engine.close()).await;
+    let publish = engine.publish(vec![small(&q, 2)]).await;
+    assert!(matches!(publish, Err(Error::Closed)), "publish, came {publish:?}");
+    let peek = engine.peek(&q).await;
+    assert!(matches!(peek, Err(Error::Closed)), "peek, came {peek:?}");
+    drop(bell);
+    let conn = &mut server.connection();
+    within("its connections end", async {
+        loop {
+            let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+            if clients.lines().count() == 1 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "takes as long as the response timeout, five seconds"]
+async fn a_server_that_hangs_is_away_and_heals() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    engine.publish(vec![small(&q, 1)]).await.expect("published");
+    let signal = |name: &str| {
+        let status = std::process::Command::new("kill").args([name, &server.pid().to_string()]).status();
+        assert!(status.expect("kill runs").success(), "kill {name}");
+    };
+    signal("-STOP");
+    for n in 2..4 {
+        let publish = within("answered", engine.publish(vec![small(&q, n)])).await;
+        assert!(matches!(publish, Err(Error::Away(_))), "the server hangs, came {publish:?}");
+    }
+    signal("-CONT");
+    until_back("publish heals", || engine.publish(vec![small(&q, 9)])).await;
+    until_back("size heals", || engine.size(&q)).await;
+}
