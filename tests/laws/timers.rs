@@ -146,7 +146,7 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "far").delay(LONG)).await;
     s.pump().await;
-    s.put(job(&q, "before").delay(Duration::from_millis(100))).await;
+    s.put(job(&q, "before").delay(LIFE)).await;
     let woken = tokio::time::timeout(PATIENCE, s.engine().due_earlier()).await;
     assert!(woken.is_ok(), "published before the pump slept");
     s.pump().await;

@@ -56,6 +56,7 @@ pub trait Stage: Send + Sync {
 pub struct VirtualStage {
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
+    exact_sizes: bool,
     ids: JobIds,
     /// Goes when the stage goes: a directory, most likely.
     _keep: Box<dyn Any + Send + Sync>,
@@ -64,7 +65,12 @@ pub struct VirtualStage {
 impl VirtualStage {
     /// `engine` must count by `clock`; `keep` is dropped after the engine.
     pub fn new(engine: Arc<dyn Engine>, clock: Arc<ManualClock>, keep: impl Any + Send + Sync) -> Self {
-        VirtualStage { engine, clock, ids: JobIds::default(), _keep: Box::new(keep) }
+        VirtualStage { engine, clock, exact_sizes: true, ids: JobIds::default(), _keep: Box::new(keep) }
+    }
+
+    /// For a store whose sizes may count acked and expired jobs for a while.
+    pub fn with_stale_sizes(self) -> Self {
+        VirtualStage { exact_sizes: false, ..self }
     }
 }
 
@@ -83,7 +89,7 @@ impl Stage for VirtualStage {
     }
 
     fn traits(&self) -> Traits {
-        Traits { virtual_time: true, exact_sizes: true, horizon: None, slack: Duration::ZERO }
+        Traits { virtual_time: true, exact_sizes: self.exact_sizes, horizon: None, slack: Duration::ZERO }
     }
 }
 
