@@ -112,7 +112,8 @@ impl Run<'_> {
     }
 
     fn new_job(&mut self, q: &Queue) -> NewJob {
-        let mut draft = job(q, self.log.len().to_string()).tries(1 + self.dice.below(3) as u16);
+        let mut draft = job(q, self.log.len().to_string());
+        draft = draft.tries(1 + self.dice.below(3) as u16).attributes(&[("step", "x")]);
         if self.dice.below(3) == 0 {
             draft = draft.delay(self.dice.time(100)); // less than the shortest ttl
         }
@@ -120,7 +121,7 @@ impl Run<'_> {
             draft = draft.ttl(ttl);
         }
         if self.dice.below(4) == 0 {
-            draft = draft.versioned().attributes(&[("step", "x")]);
+            draft = draft.versioned();
         }
         let new = draft.make(self.s);
         self.known.push(new.name());
@@ -177,11 +178,12 @@ impl Run<'_> {
         same("ack", answers.0.is_ok(), answers.1.is_ok()).map(drop)
     }
 
-    /// Gives back some of the latest hand-overs; some of those were acked, or ended, or given back before.
+    /// Gives back some late hand-overs; some of those were acked, or ended, or given back before.
     async fn give_back(&mut self, engine: &dyn Engine) -> Result<(), String> {
         self.pump(engine).await;
-        let from = self.running.len().saturating_sub(1 + self.dice.below(6) as usize);
-        let (ours, models): (Vec<_>, Vec<_>) = self.running[from..].iter().cloned().unzip();
+        let from = self.running.len().saturating_sub(1 + self.dice.below(30) as usize);
+        let some = self.running[from..].iter().take(1 + self.dice.below(6) as usize).cloned();
+        let (ours, models): (Vec<_>, Vec<_>) = some.unzip();
         self.log.push(format!("give back {ours:?}"));
         let answers = (engine.give_back(ours).await, self.model.give_back(models).await);
         same("give_back", answers.0.is_ok(), answers.1.is_ok()).map(drop)
