@@ -31,7 +31,7 @@ pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize) {
     let clock = Arc::new(ManualClock::new(s.engine().now()));
     let mut run = Run {
         s,
-        model: ModelEngine::new(clock.clone()),
+        model: ModelEngine::new(clock.clone()).with_ties_by_arming(s.traits().ties_by_arming),
         clock,
         dice: Dice(seed),
         known: Vec::new(),
