@@ -314,7 +314,7 @@ impl Engine for DiskEngine {
 
     async fn close(&self) {
         // An error says that it is closed or poisoned already.
-        while let Err(Error::Overloaded) = self.handle.tell(Op::Close).await {
+        while let Err(Error::Overloaded) = self.handle.close().await {
             tokio::task::yield_now().await;
         }
         let threads = Arc::clone(&self.threads);
@@ -329,9 +329,7 @@ impl Drop for DiskEngine {
     fn drop(&mut self) {
         let mut idle = Context::from_waker(Waker::noop());
         // The first poll hands the call over; the answer is not waited for, the thread's end is.
-        while let Poll::Ready(Err(Error::Overloaded)) =
-            std::pin::pin!(self.handle.tell(Op::Close)).poll(&mut idle)
-        {
+        while let Poll::Ready(Err(Error::Overloaded)) = std::pin::pin!(self.handle.close()).poll(&mut idle) {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.threads.lock().join();
