@@ -20,6 +20,7 @@ impl Core {
     /// One step; the next goes on where this one ended.
     pub(super) fn sweep(&mut self, now: Millis) -> Step {
         let mut removed = self.forget_queues(now);
+        let more_queues = removed == LOOKS;
         self.txn.flush()?;
         let from = self.sweep.take().map_or(Bound::Unbounded, Bound::Excluded);
         let walk = self.txn.store().range(Space::Ready, (from, Bound::Unbounded)).take(LOOKS);
@@ -48,8 +49,9 @@ impl Core {
             }
             self.queues.note_idle(queue, now);
         }
-        let done = items.len() < LOOKS;
-        if let Some((key, _)) = items.last().filter(|_| !done) {
+        let walked = items.len() < LOOKS;
+        let done = walked && !more_queues;
+        if let Some((key, _)) = items.last().filter(|_| !walked) {
             self.sweep = Some(bytes::Bytes::copy_from_slice(key));
         }
         let compact = if done { self.worst_garbage() } else { None };
