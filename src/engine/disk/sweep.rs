@@ -19,8 +19,8 @@ const GARBAGE: u64 = 100_000;
 impl Core {
     /// One step; the next goes on where this one ended.
     pub(super) fn sweep(&mut self, now: Millis) -> Step {
-        let mut removed = self.forget_queues(now);
-        let more_queues = removed == LOOKS;
+        let (looked, mut removed) = self.forget_queues(now);
+        let more_queues = looked == LOOKS;
         self.txn.flush()?;
         let from = self.sweep.take().map_or(Bound::Unbounded, Bound::Excluded);
         let walk = self.txn.store().range(Space::Ready, (from, Bound::Unbounded)).take(LOOKS);
@@ -58,17 +58,18 @@ impl Core {
         Ok(Ok(Answer::Swept(Swept { done, removed, compact })))
     }
 
-    fn forget_queues(&mut self, now: Millis) -> usize {
-        let Some(since) = now.checked_sub(millis(self.windows.idle)) else { return 0 };
+    /// Answers how many it looked at, and how many of them it forgot.
+    fn forget_queues(&mut self, now: Millis) -> (usize, usize) {
+        let Some(since) = now.checked_sub(millis(self.windows.idle)) else { return (0, 0) };
         let mut forgotten = 0;
-        for _ in 0..LOOKS {
-            let Some(looked) = self.queues.forget(since) else { break };
-            if let Some((_, state)) = looked {
+        for looked in 0..LOOKS {
+            let Some(idle) = self.queues.forget(since) else { return (looked, forgotten) };
+            if let Some((_, state)) = idle {
                 self.txn.delete(Space::Queues, state.key);
                 forgotten += 1;
             }
         }
-        forgotten
+        (LOOKS, forgotten)
     }
 
     /// A keyspace from which far more was deleted than is left, if there is one.
