@@ -180,8 +180,18 @@ impl Dispatcher {
 
     /// Hands out up to `want.count` jobs, from the first queue of the list that has some; waits up to
     /// `timeout` for the first one. The delivery is empty when none came.
-    pub async fn consume(
+    pub fn consume(
         self: &Arc<Self>,
+        queues: QueueList,
+        want: Want,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
+        let dispatcher = self.clone();
+        async move { dispatcher.serve(queues, want, timeout).await }
+    }
+
+    async fn serve(
+        self: Arc<Self>,
         queues: QueueList,
         want: Want,
         timeout: Duration,

@@ -1,8 +1,10 @@
 //! The public API: each handler extracts, makes one call, and answers.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::{RawQuery, Request, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
@@ -19,7 +21,7 @@ use super::params::{self, Life, Query};
 use super::reply::{self, JobReply};
 use super::{Pool, State};
 use crate::admin::{Direction, TokenKey};
-use crate::dispatch::Delivery;
+use crate::dispatch::{ConsumeError, Delivery};
 use crate::engine::MAX_PUBLISH;
 use crate::job::{Attributes, JobRef, NewJob};
 use crate::name::Queue;
@@ -67,43 +69,43 @@ struct Respawned {
 
 /// `PUT /api/:namespace/:queue`
 pub async fn publish(Shared(state): Shared<Arc<State>>, caller: Caller, request: Request) -> Answer {
-    within_limit(&state, &caller.key.clone(), Direction::Write, async {
-        let (new, id) = read_job(&state, &caller.pool, caller.queue, request).await?;
-        caller.pool.engine.publish(vec![new]).await?;
-        Ok(published(id))
-    })
-    .await
+    let counted = admitted(&state, &caller.key, Direction::Write).await?;
+    let (new, id) = read_job(&state, &caller.pool, caller.queue, request).await?;
+    caller.pool.engine.publish(vec![new]).await?;
+    counted.keep();
+    Ok(published(id))
 }
 
 /// `PUT /api/:namespace/:queue/bulk`
 pub async fn publish_bulk(Shared(state): Shared<Arc<State>>, caller: Caller, request: Request) -> Answer {
-    within_limit(&state, &caller.key.clone(), Direction::Write, async {
-        let life = params::life(query(&request), &state.defaults)?;
-        let attributes = attributes(request.headers())?;
-        let body = read_body(request.into_body(), MAX_BULK, "body too large").await?;
-        let jobs: Option<Vec<&RawValue>> = serde_json::from_slice(&body)
-            .map_err(|_| ApiError::bad("request body should be an array of objects"))?;
-        let jobs = jobs.unwrap_or_default();
-        match jobs.len() {
-            0 => return Err(ApiError::bad("no jobs")),
-            1..=MAX_PUBLISH => {}
-            _ => return Err(ApiError::bad("too many jobs")),
-        }
-        if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
-            return Err(ApiError::too_large("job too large"));
-        }
-        let new: Vec<NewJob> = jobs
-            .iter()
-            .map(|job| {
-                let text = body.slice_ref(job.get().as_bytes());
-                new_job(&caller.pool, caller.queue.clone(), text, life, attributes.clone())
-            })
-            .collect();
-        let job_ids = new.iter().map(|job| job.id.to_string()).collect();
-        caller.pool.engine.publish(new).await?;
-        Ok(reply::json(StatusCode::CREATED, &BulkPublished { job_ids, msg: "published" }))
-    })
-    .await
+    let counted = admitted(&state, &caller.key, Direction::Write).await?;
+    let life = params::life(query(&request), &state.defaults)?;
+    let attributes = attributes(request.headers())?;
+    let body = read_body(request.into_body(), MAX_BULK, "body too large").await?;
+    let new: Vec<NewJob> = split_bulk(&body)?
+        .into_iter()
+        .map(|text| new_job(&caller.pool, caller.queue.clone(), text, life, attributes.clone()))
+        .collect();
+    let job_ids = new.iter().map(|job| job.id.to_string()).collect();
+    caller.pool.engine.publish(new).await?;
+    counted.keep();
+    Ok(reply::json(StatusCode::CREATED, &BulkPublished { job_ids, msg: "published" }))
+}
+
+/// The jobs of a bulk, each as its raw JSON text.
+fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
+    let jobs: Option<Vec<&RawValue>> = serde_json::from_slice(body)
+        .map_err(|_| ApiError::bad("request body should be an array of objects"))?;
+    let jobs = jobs.unwrap_or_default();
+    match jobs.len() {
+        0 => return Err(ApiError::bad("no jobs")),
+        1..=MAX_PUBLISH => {}
+        _ => return Err(ApiError::bad("too many jobs")),
+    }
+    if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
+        return Err(ApiError::too_large("job too large"));
+    }
+    Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
 }
 
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
@@ -118,26 +120,47 @@ pub async fn republish(Shared(state): Shared<Arc<State>>, caller: Caller, reques
 }
 
 /// `GET /api/:namespace/:queue[,:queue]*`
-pub async fn consume(Shared(state): Shared<Arc<State>>, caller: ConsumeCaller, request: Request) -> Answer {
-    let ConsumeCaller { pool, key, queues } = caller;
-    within_limit(&state, &key, Direction::Read, async {
-        let (want, timeout) = params::want(query(&request), &state.defaults)?;
-        let peer = request.extensions().get::<Peer>().cloned();
-        // What a parked poll need not keep is dropped before it parks.
-        drop(request);
-        let delivery = pool.dispatcher.consume(queues, want, timeout).await?;
-        if delivery.waited() && peer.is_some_and(|peer| peer.is_gone()) {
-            // The answer will reach nobody. The jobs go back as the delivery is dropped here.
-            return Ok(reply::message(StatusCode::NOT_FOUND, "no job available"));
+///
+/// Takes the request apart, so that a parked poll keeps nothing of it that it does not need.
+pub async fn consume(
+    Shared(state): Shared<Arc<State>>,
+    caller: ConsumeCaller,
+    Extension(peer): Extension<Peer>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let counted = admitted(&state, &caller.key, Direction::Read).await?;
+    let query = Query(query.as_deref().unwrap_or_default());
+    let (want, timeout) = params::want(query, &state.defaults)?;
+    let consume = caller.pool.dispatcher.consume(caller.queues, want, timeout);
+    let delivery = if timeout.is_zero() { Some(consume.await?) } else { unless_gone(consume, peer).await? };
+    match delivery {
+        Some(delivery) if !delivery.jobs().is_empty() => {
+            counted.keep();
+            Ok(handed_out(delivery, want.count))
         }
-        Ok(handed_out(delivery, want.count))
+        _ => Ok(reply::message(StatusCode::NOT_FOUND, "no job available")),
+    }
+}
+
+/// What a parked consumer gets; `None` when it has left, and no answer will reach it. If there was a delivery
+/// all the same, its jobs go back as it is dropped here. Boxed: a parked poll then holds this and no room for
+/// anything else.
+fn unless_gone(
+    consume: impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static,
+    peer: Peer,
+) -> Pin<Box<dyn Future<Output = Result<Option<Delivery>, ConsumeError>> + Send>> {
+    Box::pin(async move {
+        let delivery = tokio::select! {
+            biased;
+            delivery = consume => delivery?,
+            () = peer.gone() => return Ok(None),
+        };
+        Ok(if delivery.waited() && peer.is_gone() { None } else { Some(delivery) })
     })
-    .await
 }
 
 fn handed_out(delivery: Delivery, count: u16) -> Response {
     let answer = match delivery.jobs() {
-        [] => return reply::message(StatusCode::NOT_FOUND, "no job available"),
         [job] if count == 1 => reply::json(StatusCode::OK, &JobReply::consumed(job)),
         jobs => reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>()),
     };
@@ -228,36 +251,30 @@ fn size_of(queue: &Queue, size: u64) -> Response {
     reply::json(StatusCode::OK, &Size { namespace, queue, size })
 }
 
-/// Counts the request against its token's limit, and gives it back when it did not end in 200 or 201.
-async fn within_limit(
-    state: &State,
-    key: &TokenKey,
-    direction: Direction,
-    work: impl Future<Output = Answer>,
-) -> Answer {
-    let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? else {
-        let action = match direction {
-            Direction::Read => "consume",
-            Direction::Write => "produce",
-        };
-        state.metrics.limited(&key.scope, key.token.reveal(), action);
-        let token = key.token.reveal();
-        return Err(ApiError::Limited(format!(
-            "token({token}) {action} reach the limit rate, please retry later"
-        )));
-    };
-    let mut counted = Counted(Some(pass));
-    let answer = work.await;
-    let counts =
-        matches!(&answer, Ok(response) if matches!(response.status(), StatusCode::OK | StatusCode::CREATED));
-    if counts {
-        counted.0 = None;
+/// Counts the request against its token's limit.
+async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
+    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? {
+        return Ok(Counted(Some(pass)));
     }
-    answer
+    let action = match direction {
+        Direction::Read => "consume",
+        Direction::Write => "produce",
+    };
+    let token = key.token.reveal();
+    state.metrics.limited(&key.scope, token, action);
+    Err(ApiError::Limited(format!("token({token}) {action} reach the limit rate, please retry later")))
 }
 
-/// A request that counts against a limit. It is given back when the request fails, or its caller leaves.
+/// A request that counts against a limit. It is given back when it did not end in 200 or 201, or its caller
+/// left.
 struct Counted(Option<Pass>);
+
+impl Counted {
+    /// The request did what it was counted for.
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -14,9 +14,9 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
@@ -37,15 +37,37 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether it has closed the connection, as far as the kernel knows now. hyper notices by itself while a
-    /// handler waits, but only after the runtime has polled the socket.
+    /// Whether it has closed the connection, as far as the kernel knows now.
     pub fn is_gone(&self) -> bool {
-        let mut byte = [0u8; 1];
-        match recv(&*self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, read)) => read == 0,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
-            Err(_) => true,
+        match self.look() {
+            Ok(read) => read == 0,
+            Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         }
+    }
+
+    /// Returns when it has closed the connection. hyper could notice as well, but for that it keeps a buffer
+    /// of 8 KiB ready to read into, for every poll that is parked.
+    pub async fn gone(&self) {
+        loop {
+            let looked = match self.stream.readable().await {
+                Ok(()) => self.stream.try_io(Interest::READABLE, || self.look()),
+                Err(error) => Err(error),
+            };
+            match looked {
+                Ok(0) => return,
+                // It has sent its next request already, and nobody can see past that.
+                Ok(_) => std::future::pending().await,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// How much could be read now: 0 is the end.
+    fn look(&self) -> io::Result<usize> {
+        let mut byte = [0u8; 1];
+        let (_, read) = recv(&*self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+        Ok(read)
     }
 }
 
@@ -60,6 +82,8 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: Can
             () = stop.cancelled() => break,
             place = places.clone().acquire_owned() => place,
         };
+        // Nobody closes the semaphore.
+        let Ok(place) = place else { break };
         let accepted = tokio::select! {
             biased;
             () = stop.cancelled() => break,
@@ -67,11 +91,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: Can
         };
         match accepted {
             Ok((stream, addr)) => {
-                let connection = connection(stream, addr, routes.clone(), stop.clone());
-                connections.spawn(async move {
-                    let _place = place;
-                    connection.await;
-                });
+                connections.spawn(connection(stream, addr, routes.clone(), stop.clone(), place));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -84,7 +104,15 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: Can
     connections.wait().await;
 }
 
-async fn connection(stream: TcpStream, addr: SocketAddr, routes: Router, stop: CancellationToken) {
+/// Serves one connection. Not an `async fn`: its future would keep every argument twice, and there is one for
+/// every parked poll.
+fn connection(
+    stream: TcpStream,
+    addr: SocketAddr,
+    routes: Router,
+    stop: CancellationToken,
+    place: OwnedSemaphorePermit,
+) -> impl Future<Output = ()> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
     let stream = Arc::new(stream);
@@ -97,14 +125,20 @@ async fn connection(stream: TcpStream, addr: SocketAddr, routes: Router, stop: C
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
+        // Who waits for long watches its peer itself.
+        .half_close(true)
         .serve_connection(TokioIo::new(Shared(stream)), TowerToHyperService::new(service));
-    let mut connection = pin!(connection);
-    // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    // Moved into the task once, and polled there.
+    let mut connection = Box::pin(connection);
+    async move {
+        let _place = place;
+        // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        let _ = connection.await;
     }
-    let _ = connection.await;
 }
 
 /// A stream that two may hold: hyper, which reads and writes, and [`Peer`], which looks.
@@ -114,11 +148,9 @@ impl AsyncRead for Shared {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Ok(read) => {
-                    buf.advance(read);
-                    return Poll::Ready(Ok(()));
-                }
+            // Into memory that is not touched before: most of a buffer is never used.
+            match self.0.try_read_buf(buf) {
+                Ok(_) => return Poll::Ready(Ok(())),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }

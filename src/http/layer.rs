@@ -28,15 +28,19 @@ use super::extract::Labels;
 const DRAIN_BYTES: usize = 8 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Gives the answer its id, and tells log and metrics of it.
-pub async fn observe(Shared(state): Shared<Arc<State>>, mut request: Request, next: Next) -> Response {
+/// Gives the answer its id, and tells log and metrics of it. Not an `async fn`: its future would keep the
+/// request twice, and there is one for every parked poll.
+pub fn observe(
+    Shared(state): Shared<Arc<State>>,
+    mut request: Request,
+    next: Next,
+) -> impl Future<Output = Response> + Send {
     let began = Instant::now();
-    let id = Ulid::r#gen().to_string();
     let labels = Arc::new(Labels::default());
     request.extensions_mut().insert(labels.clone());
     let log = state.access_log.load(Ordering::Relaxed).then(|| {
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr);
-        (peer, request.uri().path().to_owned())
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        Box::new((peer, request.uri().path().to_owned()))
     });
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -44,35 +48,36 @@ pub async fn observe(Shared(state): Shared<Arc<State>>, mut request: Request, ne
     if let Some(leftover) = &leftover {
         request = request.map(|body| leftover.watch(body));
     }
-
-    let mut response = next.run(request).await;
-
-    if let Some(leftover) = leftover {
-        leftover.drain().await;
+    let answer = next.run(request);
+    async move {
+        let mut response = answer.await;
+        if let Some(leftover) = leftover {
+            Box::pin(leftover.drain()).await;
+        }
+        let took = began.elapsed();
+        let status = response.status().as_u16();
+        if let Some(route) = &route {
+            state.metrics.request(labels.get(), method.as_str(), route.as_str(), status, took);
+        }
+        let id = Ulid::r#gen().to_string();
+        if let Some((ip, path)) = log.as_deref() {
+            tracing::info!(
+                target: crate::log::ACCESS,
+                request_id = id,
+                ip = ip.map(|ip| ip.to_string()),
+                method = method.as_str(),
+                path,
+                pool = labels.get().map(|(pool, _)| pool.as_str()),
+                status,
+                latency_ms = took.as_millis() as u64,
+                "request"
+            );
+        }
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert("x-request-id", id);
+        }
+        response
     }
-    let took = began.elapsed();
-    let status = response.status().as_u16();
-    if let Some(route) = &route {
-        state.metrics.request(labels.get(), method.as_str(), route.as_str(), status, took);
-    }
-    if let Some((peer, path)) = log {
-        let known = labels.get();
-        tracing::info!(
-            target: crate::log::ACCESS,
-            request_id = id,
-            ip = peer.map(|addr| addr.ip().to_string()),
-            method = method.as_str(),
-            path,
-            pool = known.map(|(pool, _)| pool.as_str()),
-            status,
-            latency_ms = took.as_millis() as u64,
-            "request"
-        );
-    }
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert("x-request-id", id);
-    }
-    response
 }
 
 /// Lets through who has an account, when there are accounts.
