@@ -235,7 +235,8 @@ async fn within_limit(
     direction: Direction,
     work: impl Future<Output = Answer>,
 ) -> Answer {
-    let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? else {
+    let Admission::Admitted(pass) = state.throttle.admit(key, direction).await.map_err(ApiError::logged)?
+    else {
         let action = match direction {
             Direction::Read => "consume",
             Direction::Write => "produce",

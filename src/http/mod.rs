@@ -8,6 +8,7 @@ mod delivered;
 mod error;
 mod extract;
 mod layer;
+mod outage;
 mod params;
 mod reply;
 
@@ -20,6 +21,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
+pub use self::outage::Outages;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, Parking};
 use crate::engine::Engine;
@@ -91,6 +93,10 @@ pub struct State {
     /// How many polls are parked, over all pools.
     pub parking: Arc<Parking>,
     pub readiness: Arc<Readiness>,
+    /// Which pools' requests fail now.
+    pub outages: Outages,
+    /// Held while a scrape sets the sizes and writes them, so that another's do not come in between.
+    pub scrape: Mutex<()>,
     /// `-sv`: every token is good.
     pub skip_verification: bool,
     /// Who may use the guarded routes of the admin port; empty: everybody.
