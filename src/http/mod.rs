@@ -140,7 +140,7 @@ pub fn admin(state: Arc<State>) -> Router {
             ),
         )
         .route("/limits", only(get(admin::list_limits)))
-        .route("/accesslog", post(admin::set_access_log))
+        .route("/accesslog", only(post(admin::set_access_log)))
         .route_layer(from_fn_with_state(state.clone(), layer::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(admin::pools)))
@@ -153,9 +153,10 @@ pub fn admin(state: Arc<State>) -> Router {
     finish(guarded.merge(open), state)
 }
 
-/// A route's other methods are unknown to it, not forbidden: lmstfy answers 404 to both.
+/// A route's other methods are unknown to it, not forbidden: lmstfy answers 404 to both. HEAD is one of them:
+/// axum would run the GET handler for it, and a HEAD of a queue would take a job that nobody gets to see.
 fn only(methods: MethodRouter<Arc<State>>) -> MethodRouter<Arc<State>> {
-    methods.fallback(reply::not_found)
+    methods.head(reply::not_found).fallback(reply::not_found)
 }
 
 fn finish(routes: Router<Arc<State>>, state: Arc<State>) -> Router {
