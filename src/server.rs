@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,7 +23,7 @@ use crate::engine::disk::{DiskEngine, DiskOptions, Sync};
 use crate::engine::metered::Metered;
 use crate::engine::migration::Migration;
 use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
-use crate::http::{self, Defaults, Pool, Readiness, State};
+use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::{Namespace, PoolName};
@@ -152,6 +153,8 @@ impl Server {
             metrics,
             parking,
             readiness: readiness.clone(),
+            outages: Outages::default(),
+            scrape: Mutex::default(),
             skip_verification: options.skip_verification,
             accounts: config.accounts.clone(),
             access_log: AtomicBool::new(config.enable_access_log),

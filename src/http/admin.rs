@@ -94,16 +94,25 @@ pub async fn info(Shared(state): Shared<Arc<State>>, RawQuery(query): RawQuery) 
 
 /// `GET /metrics`
 pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
+    let mut sizes = Vec::new();
     for pool in state.pools.values() {
         match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
-            Ok(Ok(stats)) => state.metrics.sizes(&pool.name, &stats),
+            Ok(Ok(stats)) => sizes.push((&pool.name, stats)),
             Ok(Err(error)) => tracing::warn!(pool = pool.name.as_str(), %error, "no sizes for the metrics"),
             Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
         }
     }
     state.metrics.parked(state.parking.parked());
-    let content_type = HeaderValue::from_static(prometheus::TEXT_FORMAT);
-    reply::with_body(StatusCode::OK, content_type, state.metrics.text().into())
+    let text = {
+        let _alone = state.scrape.lock();
+        // A queue that is gone would show its last size for ever.
+        state.metrics.forget_sizes();
+        for (pool, stats) in &sizes {
+            state.metrics.sizes(pool, stats);
+        }
+        state.metrics.text()
+    };
+    reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
 }
 
 #[derive(Serialize)]

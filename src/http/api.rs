@@ -253,7 +253,7 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 
 /// Counts the request against its token's limit.
 async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? {
+    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await.map_err(ApiError::logged)? {
         return Ok(Counted(Some(pass)));
     }
     let action = match direction {

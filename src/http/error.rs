@@ -1,9 +1,12 @@
-//! What a request can be refused with. The only table from our errors to statuses; what is our own fault is
-//! logged here, once.
+//! What a request can be refused with. The only table from our errors to statuses. What is our own fault
+//! travels with the answer to where it is logged, once.
+
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
+use super::outage::Trouble;
 use super::reply;
 use crate::dispatch::ConsumeError;
 use crate::error::Error;
@@ -15,8 +18,8 @@ pub enum ApiError {
     Refused(StatusCode, &'static str),
     /// Over the token's limit: `{"msg": ..}`.
     Limited(String),
-    /// The store's fault. Already logged.
-    Store(StatusCode, &'static str),
+    /// Our own fault, and what it was where nobody has logged it yet.
+    Ours(StatusCode, &'static str, Option<Arc<Error>>),
 }
 
 impl ApiError {
@@ -29,35 +32,43 @@ impl ApiError {
     pub const fn too_large(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }
+
+    /// A failure that was logged where it happened.
+    pub fn logged(error: Error) -> ApiError {
+        match store(Arc::new(error)) {
+            ApiError::Ours(status, text, _) => ApiError::Ours(status, text, None),
+            other => other,
+        }
+    }
 }
 
-fn store(error: &Error) -> ApiError {
-    match error {
+fn store(error: Arc<Error>) -> ApiError {
+    match &*error {
         Error::Overloaded => {
-            ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store")
+            ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store", None)
         }
-        Error::Closed => ApiError::Store(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down"),
+        Error::Closed => ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down", None),
         Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) | Error::Poisoned(_) => {
-            tracing::error!(%error, "a request failed");
-            ApiError::Store(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
+            ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
         }
     }
 }
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
-        store(&error)
+        store(Arc::new(error))
     }
 }
 
 impl From<ConsumeError> for ApiError {
     fn from(error: ConsumeError) -> ApiError {
         match error {
-            ConsumeError::Crowded(_) => ApiError::Store(
+            ConsumeError::Crowded(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many consumers are waiting, please retry later",
+                None,
             ),
-            ConsumeError::Store(error) => store(&error),
+            ConsumeError::Store(error) => store(error),
         }
     }
 }
@@ -65,7 +76,14 @@ impl From<ConsumeError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self {
-            ApiError::Refused(status, text) | ApiError::Store(status, text) => reply::error(status, text),
+            ApiError::Refused(status, text) => reply::error(status, text),
+            ApiError::Ours(status, text, trouble) => {
+                let mut response = reply::error(status, text);
+                if let Some(error) = trouble {
+                    response.extensions_mut().insert(Trouble(error));
+                }
+                response
+            }
             ApiError::Limited(text) => reply::message(StatusCode::TOO_MANY_REQUESTS, &text),
         }
     }

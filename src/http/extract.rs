@@ -25,12 +25,20 @@ const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid
 /// What the layer's metrics and log may say of a request: set once the names are known to be good, so that
 /// strangers cannot fill the metrics with names.
 #[derive(Debug, Default)]
-pub struct Labels(OnceLock<(PoolName, Namespace)>);
+pub struct Labels {
+    known: OnceLock<(PoolName, Namespace)>,
+    pool: OnceLock<PoolName>,
+}
 
 impl Labels {
+    /// The pool that the request is for: one of the configured ones, whoever asks.
+    pub fn pool(&self) -> Option<&PoolName> {
+        self.pool.get()
+    }
+
     /// The pool and namespace, when known.
     pub fn get(&self) -> Option<&(PoolName, Namespace)> {
-        self.0.get()
+        self.known.get()
     }
 }
 
@@ -151,6 +159,9 @@ fn pool_and_token(parts: &Parts, state: &State) -> Result<(Arc<Pool>, Option<Tok
     };
     let (pool, token) = token::split(raw);
     let pool = PoolName::parse(pool).ok().and_then(|name| state.pools.get(&name)).ok_or(NO_POOL)?;
+    if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
+        let _ = labels.pool.set(pool.name.clone());
+    }
     Ok((pool.clone(), Token::new(token)))
 }
 
@@ -166,13 +177,13 @@ async fn authenticate(
         TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
-        if !state.tokens.check(&key).await? {
+        if !state.tokens.check(&key).await.map_err(ApiError::logged)? {
             return Err(BAD_TOKEN);
         }
         key
     };
     if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
-        let _ = labels.0.set((pool.name.clone(), namespace.clone()));
+        let _ = labels.known.set((pool.name.clone(), namespace.clone()));
     }
     Ok((pool, key))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request, State as Shared};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use base64::Engine as _;
@@ -40,11 +40,13 @@ pub fn observe(
     request.extensions_mut().insert(labels.clone());
     let log = state.access_log.load(Ordering::Relaxed).then(|| {
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
-        Box::new((peer, request.uri().path().to_owned()))
+        Box::new((peer, shown(request.uri().path())))
     });
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let leftover = (!request.body().is_end_stream()).then(Leftover::default);
+    // Who waits to be asked for the body is not asked by being drained: the refusal is answer enough.
+    let waits = request.headers().get(header::EXPECT).is_some();
+    let leftover = (!waits && !request.body().is_end_stream()).then(Leftover::default);
     if let Some(leftover) = &leftover {
         request = request.map(|body| leftover.watch(body));
     }
@@ -54,10 +56,11 @@ pub fn observe(
         if let Some(leftover) = leftover {
             Box::pin(leftover.drain()).await;
         }
+        state.outages.note(labels.pool(), &response);
         let took = began.elapsed();
         let status = response.status().as_u16();
         if let Some(route) = &route {
-            state.metrics.request(labels.get(), method.as_str(), route.as_str(), status, took);
+            state.metrics.request(labels.get(), known(&method), route.as_str(), status, took);
         }
         let id = Ulid::r#gen().to_string();
         if let Some((ip, path)) = log.as_deref() {
@@ -77,6 +80,24 @@ pub fn observe(
             response.headers_mut().insert("x-request-id", id);
         }
         response
+    }
+}
+
+/// A path as the log may show it: on the admin port, tokens are a part of paths.
+fn shown(path: &str) -> String {
+    match path.strip_prefix("/token/").and_then(|rest| rest.split_once('/')) {
+        Some((namespace, _)) => format!("/token/{namespace}/.."),
+        None => path.to_owned(),
+    }
+}
+
+/// A method as a label. Clients make methods up; each would be time series of its own, for ever.
+fn known(method: &Method) -> &str {
+    match *method {
+        Method::GET | Method::PUT | Method::POST | Method::DELETE | Method::HEAD | Method::OPTIONS => {
+            method.as_str()
+        }
+        _ => "other",
     }
 }
 

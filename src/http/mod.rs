@@ -8,6 +8,7 @@ mod delivered;
 mod error;
 mod extract;
 mod layer;
+mod outage;
 mod params;
 mod reply;
 
@@ -20,6 +21,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
+pub use self::outage::Outages;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, Parking};
 use crate::engine::Engine;
@@ -91,6 +93,10 @@ pub struct State {
     /// How many polls are parked, over all pools.
     pub parking: Arc<Parking>,
     pub readiness: Arc<Readiness>,
+    /// Which pools' requests fail now.
+    pub outages: Outages,
+    /// Held while a scrape sets the sizes and writes them, so that another's do not come in between.
+    pub scrape: Mutex<()>,
     /// `-sv`: every token is good.
     pub skip_verification: bool,
     /// Who may use the guarded routes of the admin port; empty: everybody.
@@ -134,7 +140,7 @@ pub fn admin(state: Arc<State>) -> Router {
             ),
         )
         .route("/limits", only(get(admin::list_limits)))
-        .route("/accesslog", post(admin::set_access_log))
+        .route("/accesslog", only(post(admin::set_access_log)))
         .route_layer(from_fn_with_state(state.clone(), layer::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(admin::pools)))
@@ -147,9 +153,10 @@ pub fn admin(state: Arc<State>) -> Router {
     finish(guarded.merge(open), state)
 }
 
-/// A route's other methods are unknown to it, not forbidden: lmstfy answers 404 to both.
+/// A route's other methods are unknown to it, not forbidden: lmstfy answers 404 to both. HEAD is one of them:
+/// axum would run the GET handler for it, and a HEAD of a queue would take a job that nobody gets to see.
 fn only(methods: MethodRouter<Arc<State>>) -> MethodRouter<Arc<State>> {
-    methods.fallback(reply::not_found)
+    methods.head(reply::not_found).fallback(reply::not_found)
 }
 
 fn finish(routes: Router<Arc<State>>, state: Arc<State>) -> Router {

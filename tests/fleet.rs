@@ -1,0 +1,413 @@
+//! Several servers on one store: two of ours beside lmstfy on one Redis, and one that dies again and again.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use reqwest::Client;
+use serde_json::Value;
+use support::house::{House, send};
+use support::process::Process;
+use support::redis_server::RedisServer;
+use tempfile::TempDir;
+
+/// What a test as a whole may take; it usually needs a tenth of it.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A server of the other kind: the commands that lmstfy sends, each by itself, with times in whole seconds.
+struct Lmstfy {
+    conn: redis::Connection,
+    made: u64,
+}
+
+impl Lmstfy {
+    const NS: &str = "shop";
+
+    fn new(redis: &RedisServer) -> Lmstfy {
+        Lmstfy { conn: redis.connection(), made: 0 }
+    }
+
+    fn now() -> u64 {
+        std::time::UNIX_EPOCH.elapsed().expect("it is later than 1970").as_secs()
+    }
+
+    fn element(tries: u16, id: &str) -> Vec<u8> {
+        [&tries.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat()
+    }
+
+    fn member(queue: &str, tries: u16, id: &str) -> Vec<u8> {
+        let names = [Lmstfy::NS, queue];
+        let mut member: Vec<u8> =
+            names.iter().flat_map(|n| [&(n.len() as u16).to_le_bytes()[..], n.as_bytes()].concat()).collect();
+        member.extend(Lmstfy::element(tries, id));
+        member
+    }
+
+    fn run(&mut self, command: &mut redis::Cmd) -> redis::Value {
+        command.query(&mut self.conn).expect("the Redis answers")
+    }
+
+    fn publish(&mut self, queue: &str, delay: u32, tries: u16, body: &str) -> String {
+        self.made += 1;
+        let at = std::time::UNIX_EPOCH.elapsed().expect("it is later than 1970").as_millis() as u64;
+        // 47 bits tell its ids apart from those of the servers under test, which draw theirs at random.
+        let id = dormouse::job::JobId::from_parts(at, (1 << 47) | self.made, delay, false).to_string();
+        let (ns, job) = (Lmstfy::NS, format!("j/{}/{queue}/{id}", Lmstfy::NS));
+        self.run(redis::cmd("HSET").arg("m/ns").arg(ns).arg(1));
+        self.run(redis::cmd("HSET").arg(format!("m/ns/{ns}")).arg(queue).arg(1));
+        self.run(redis::cmd("SET").arg(job).arg(body).arg("EX").arg(600).arg("NX"));
+        if delay == 0 {
+            self.run(redis::cmd("LPUSH").arg(format!("q/{ns}/{queue}")).arg(Lmstfy::element(tries, &id)));
+        } else {
+            let due = Lmstfy::now() + u64::from(delay);
+            self.run(redis::cmd("ZADD").arg("timer_set").arg(due).arg(Lmstfy::member(queue, tries, &id)));
+        }
+        id
+    }
+
+    /// A job of the queue, with its body.
+    fn consume(&mut self, queue: &str, ttr: u64) -> Option<(String, String)> {
+        loop {
+            let list = format!("q/{}/{queue}", Lmstfy::NS);
+            let element: Option<Vec<u8>> =
+                redis::cmd("RPOP").arg(list).query(&mut self.conn).expect("a list");
+            let element = element?;
+            let tries = u16::from_le_bytes([element[0], element[1]]);
+            let id = String::from_utf8(element[4..].to_vec()).expect("an id");
+            assert!(tries > 0, "a ready job without tries: {id}");
+            let due = Lmstfy::now() + ttr;
+            self.run(redis::cmd("ZADD").arg("timer_set").arg(due).arg(Lmstfy::member(queue, tries - 1, &id)));
+            let job = format!("j/{}/{queue}/{id}", Lmstfy::NS);
+            let body: Option<String> = redis::cmd("GET").arg(job).query(&mut self.conn).expect("a string");
+            if let Some(body) = body {
+                return Some((id, body));
+            }
+        }
+    }
+
+    fn ack(&mut self, queue: &str, id: &str) {
+        self.run(redis::cmd("DEL").arg(format!("j/{}/{queue}/{id}", Lmstfy::NS)));
+    }
+
+    /// Moves what is due; a job without tries dies.
+    fn pump(&mut self) {
+        const PUMP: &str = r"
+            local due = redis.call('ZRANGEBYSCORE', KEYS[1], 0, ARGV[1], 'LIMIT', 0, 100)
+            for _, m in ipairs(due) do
+                local ns, queue, tries, id = struct.unpack('Hc0Hc0HHc0', m)
+                local job = table.concat({'j', ns, queue, id}, '/')
+                if redis.call('EXISTS', job) == 1 then
+                    local list, left = 'q', tries
+                    if tries == 0 then
+                        list, left = 'd', 1
+                        redis.call('PERSIST', job)
+                    end
+                    redis.call('LPUSH', table.concat({list, ns, queue}, '/'), struct.pack('<HHc0', left, #id, id))
+                end
+                redis.call('ZREM', KEYS[1], m)
+            end
+            return #due";
+        while self.run(redis::cmd("EVAL").arg(PUMP).arg(1).arg("timer_set").arg(Lmstfy::now()))
+            == redis::Value::Int(100)
+        {}
+    }
+}
+
+/// What was handed out and by whom, each job's body to its consumers.
+type Seen = Arc<Mutex<BTreeMap<String, Vec<&'static str>>>>;
+
+fn note(seen: &Seen, body: &str, by: &'static str) {
+    seen.lock().expect("no panic").entry(body.to_owned()).or_default().push(by);
+}
+
+fn count(seen: &Seen) -> usize {
+    seen.lock().expect("no panic").len()
+}
+
+/// Serves as lmstfy does until `stop`: pumps, consumes, acks.
+fn serve_as_lmstfy(redis: &RedisServer, seen: &Seen, stop: &Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
+    let (mut server, seen, stop) = (Lmstfy::new(redis), seen.clone(), stop.clone());
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::SeqCst) {
+            server.pump();
+            while let Some((id, body)) = server.consume("q", 600) {
+                note(&seen, &body, "lmstfy");
+                server.ack("q", &id);
+            }
+            std::thread::sleep(Duration::from_millis(3)); // as often as its own loop would be too rarely
+        }
+    })
+}
+
+/// Consumes and acks over HTTP until `stop`.
+async fn consume_over_http(url: String, token: String, seen: Seen, stop: Arc<AtomicBool>, by: &'static str) {
+    let client = Client::new();
+    while !stop.load(Ordering::SeqCst) {
+        let poll = client.get(format!("{url}?timeout=1&ttr=600&count=3")).header("X-Token", &token);
+        let answer = poll.send().await.expect("an answer").text().await.expect("a body");
+        let jobs: Value = serde_json::from_str(&answer).expect("JSON");
+        for job in jobs.as_array().into_iter().flatten() {
+            note(&seen, &body_of(job), by);
+            let ack = format!("{url}/job/{}", job["job_id"].as_str().expect("an id"));
+            let acked = client.delete(ack).header("X-Token", &token).send().await.expect("an answer");
+            assert_eq!(acked.status(), 204, "acked");
+        }
+    }
+}
+
+fn body_of(job: &Value) -> String {
+    let data = job["data"].as_str().unwrap_or_else(|| panic!("a job, not {job}"));
+    let data = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, data).expect("base64");
+    String::from_utf8(data).expect("the test's bodies are text")
+}
+
+/// Waits until `done`, and says what came if it never is.
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < PATIENCE, "{what} did not happen in time");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn keys(redis: &RedisServer, pattern: &str) -> Vec<String> {
+    redis::cmd("KEYS").arg(pattern).query(&mut redis.connection()).expect("keys")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_and_lmstfy_hand_each_job_out_once() {
+    let redis = RedisServer::start();
+    let toml = House::redis_toml(&redis);
+    let houses = [House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await];
+    let token = houses[0].token(Lmstfy::NS).await;
+    let (seen, stop) = (Seen::default(), Arc::new(AtomicBool::new(false)));
+    let theirs = serve_as_lmstfy(&redis, &seen, &stop);
+    let mut ours = Vec::new();
+    for (house, by) in houses.iter().zip(["first", "second"]) {
+        for _ in 0..2 {
+            let url = house.url("/api/shop/q");
+            ours.push(tokio::spawn(consume_over_http(url, token.clone(), seen.clone(), stop.clone(), by)));
+        }
+    }
+    let mut lmstfy = Lmstfy::new(&redis);
+    for i in 0..300 {
+        let delay = u32::from(i % 3 == 0);
+        lmstfy.publish("q", delay, 1, &format!("theirs {i}"));
+        let path = format!("/api/shop/q?delay={delay}&tries=1");
+        send(houses[i % 2].api("PUT", &path, &token).body(format!("ours {i}"))).await.expect(201);
+    }
+    until("600 jobs", || count(&seen) == 600).await;
+    stop.store(true, Ordering::SeqCst);
+    theirs.join().expect("lmstfy does not panic");
+    for consumer in ours {
+        consumer.await.expect("no panic");
+    }
+    let seen = seen.lock().expect("no panic");
+    let twice: Vec<_> = seen.iter().filter(|(_, by)| by.len() != 1).collect();
+    assert!(twice.is_empty(), "handed out more than once: {twice:?}");
+    let servers: BTreeSet<&str> = seen.values().flatten().copied().collect();
+    assert_eq!(servers.len(), 3, "all three served: {servers:?}");
+    for pattern in ["j/*", "q/*", "d/*"] {
+        assert_eq!(keys(&redis, pattern), [""; 0], "left over of {pattern}");
+    }
+}
+
+/// Leaves jobs in every state: ready, delayed by a second, and running with a ttr that ends soon.
+const STATES: [&str; 3] = ["delayed", "ready", "running"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lmstfy_takes_over_what_our_server_left() {
+    let redis = RedisServer::start();
+    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
+    let token = house.token(Lmstfy::NS).await;
+    let put = async |path: &str, body: &str| {
+        send(house.api("PUT", path, &token).body(body.to_owned())).await.expect(201)
+    };
+    put("/api/shop/q?tries=2", "running").await;
+    send(house.api("GET", "/api/shop/q?ttr=1", &token)).await.expect(200);
+    put("/api/shop/dying", "dead").await;
+    send(house.api("GET", "/api/shop/dying?ttr=1", &token)).await.expect(200);
+    put("/api/shop/q", "ready").await;
+    put("/api/shop/q?delay=1", "delayed").await;
+    house.stop().await;
+    let (mut lmstfy, mut got) = (Lmstfy::new(&redis), BTreeSet::new());
+    until("the take-over", || {
+        lmstfy.pump();
+        while let Some((id, body)) = lmstfy.consume("q", 600) {
+            lmstfy.ack("q", &id);
+            assert!(got.insert(body.clone()), "{body} came twice");
+        }
+        got.len() == 3 && keys(&redis, "d/shop/*") == ["d/shop/dying"]
+    })
+    .await;
+    assert_eq!(got.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn our_server_takes_over_what_lmstfy_left() {
+    let redis = RedisServer::start();
+    let mut lmstfy = Lmstfy::new(&redis);
+    lmstfy.publish("q", 0, 2, "running");
+    lmstfy.consume("q", 1).expect("the running one");
+    lmstfy.publish("dying", 0, 1, "dead");
+    lmstfy.consume("dying", 1).expect("the dying one");
+    lmstfy.publish("q", 0, 1, "ready");
+    lmstfy.publish("q", 1, 1, "delayed");
+    // An acked job leaves its timer member behind, which must neither come back nor be in the way.
+    let acked = lmstfy.publish("q2", 0, 5, "acked");
+    lmstfy.consume("q2", 1).expect("the acked one");
+    lmstfy.ack("q2", &acked);
+    drop(lmstfy);
+
+    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
+    let token = house.token(Lmstfy::NS).await;
+    let mut got = BTreeSet::new();
+    for _ in 0..3 {
+        let job = send(house.api("GET", "/api/shop/q2,q?timeout=10&ttr=600", &token)).await.expect(200);
+        let body = String::from_utf8(job.data()).expect("text");
+        send(house.api("DELETE", &format!("/api/shop/q/job/{}", job.job_id()), &token)).await.expect(204);
+        assert!(got.insert(body.clone()), "{body} came twice");
+    }
+    assert_eq!(got.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
+    let dead =
+        async || send(house.api("GET", "/api/shop/dying/deadletter/size", "")).await.json["size"].clone();
+    let began = Instant::now();
+    while dead().await != 1 {
+        assert!(began.elapsed() < PATIENCE, "the dying job never died");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let timers: Vec<String> =
+        redis::cmd("ZRANGE").arg("timer_set").arg(0).arg(-1).query(&mut redis.connection()).expect("a set");
+    assert_eq!(timers, [""; 0], "members were left behind");
+}
+
+/// What clients of a server that dies know.
+#[derive(Default)]
+struct Known {
+    published: Mutex<BTreeSet<String>>,
+    /// Acks that were sent. Whether they came through is not known of those without an answer.
+    ack_sent: Mutex<BTreeSet<String>>,
+    acked: Mutex<BTreeSet<String>>,
+    /// Handed out again after their ack was answered.
+    risen: Mutex<BTreeSet<String>>,
+    this_round: AtomicUsize,
+}
+
+impl Known {
+    fn handed_out(&self, id: &str) {
+        if self.acked.lock().expect("no panic").contains(id) {
+            self.risen.lock().expect("no panic").insert(id.to_owned());
+        }
+    }
+}
+
+/// Publishes until the server is gone.
+async fn publisher(known: Arc<Known>, url: String, token: String) {
+    let client = Client::new();
+    loop {
+        let put = client.put(format!("{url}?tries=1000&ttl=0")).header("X-Token", &token).body("x");
+        let Ok(answer) = put.send().await else { return };
+        let status = answer.status();
+        let Ok(text) = answer.text().await else { return };
+        assert_eq!(status, 201, "{text}");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        known.published.lock().expect("no panic").insert(json["job_id"].as_str().expect("an id").to_owned());
+        known.this_round.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Consumes and acks until the server is gone, or says 404 when `once` is set.
+async fn consumer(known: Arc<Known>, url: String, token: String, once: bool) {
+    let client = Client::new();
+    loop {
+        // Half of what is handed out is acked; the rest comes back.
+        let get = client.get(format!("{url}?timeout=2&ttr=1&count=2")).header("X-Token", &token);
+        let Ok(answer) = get.send().await else { return };
+        let Ok(text) = answer.text().await else { return };
+        let jobs: Value = serde_json::from_str(&text).expect("JSON");
+        let Some(jobs) = jobs.as_array() else {
+            if once {
+                return;
+            }
+            continue;
+        };
+        for (i, job) in jobs.iter().enumerate() {
+            let id = job["job_id"].as_str().expect("an id").to_owned();
+            known.handed_out(&id);
+            if i == 1 && !once {
+                continue;
+            }
+            known.ack_sent.lock().expect("no panic").insert(id.clone());
+            let ack = client.delete(format!("{url}/job/{id}")).header("X-Token", &token);
+            let Ok(answer) = ack.send().await else { return };
+            assert_eq!(answer.status(), 204, "acked");
+            known.acked.lock().expect("no panic").insert(id);
+        }
+    }
+}
+
+/// Five times: serves under load and dies by kill -9. In the end everything that was answered is there.
+async fn survives_kill_9(dir: &TempDir, toml: &str) {
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    let known = Arc::new(Known::default());
+    let mut token = String::new();
+    for round in 0..6 {
+        let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+        let (api, admin) = (process.address("api"), process.address("admin"));
+        if token.is_empty() {
+            let made = Client::new().post(format!("http://{admin}/token/ns?description=x")).send().await;
+            let text = made.expect("an answer").text().await.expect("a body");
+            let json: Value = serde_json::from_str(&text).expect("JSON");
+            token = json["token"].as_str().expect("a token").to_owned();
+        }
+        let url = format!("http://{api}/api/ns/q");
+        if round == 5 {
+            // The last life: what is left is drained until a poll of two seconds, which is longer than ttr,
+            // finds nothing.
+            let drains = (0..4).map(|_| consumer(known.clone(), url.clone(), token.clone(), true));
+            let drains: Vec<_> = drains.map(tokio::spawn).collect();
+            for drain in drains {
+                tokio::time::timeout(PATIENCE, drain).await.expect("drained in time").expect("no panic");
+            }
+            break;
+        }
+        known.this_round.store(0, Ordering::SeqCst);
+        let mut load = Vec::new();
+        for _ in 0..4 {
+            load.push(tokio::spawn(publisher(known.clone(), url.clone(), token.clone())));
+            load.push(tokio::spawn(consumer(known.clone(), url.clone(), token.clone(), false)));
+        }
+        until("a hundred publishes", || known.this_round.load(Ordering::SeqCst) >= 100).await;
+        process.kill();
+        for task in load {
+            tokio::time::timeout(PATIENCE, task).await.expect("clients notice").expect("no panic");
+        }
+    }
+    let published = known.published.lock().expect("no panic");
+    let ack_sent = known.ack_sent.lock().expect("no panic");
+    let lost: Vec<_> = published.difference(&ack_sent).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {} jobs that were answered 201 are lost: {lost:?}",
+        lost.len(),
+        published.len()
+    );
+    let risen = known.risen.lock().expect("no panic");
+    assert!(risen.is_empty(), "acked, and handed out again: {risen:?}");
+    assert!(published.len() >= 500, "only {} jobs: no load", published.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_survives_kill_9_on_disk() {
+    let dir = TempDir::new().expect("a temporary directory");
+    survives_kill_9(&dir, "[Pool.default]\nPath = 'jobs'\n").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_survives_kill_9_on_redis() {
+    let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());
+    survives_kill_9(&dir, &House::redis_toml(&redis)).await;
+}

