@@ -1,1 +1,264 @@
-fn main() {}
+//! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
+//! Sections: publish, everysec, cycle, delayed, large. Each prints thousands of operations a second, CPU
+//! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
+//! fixed amount of work.
+
+use std::num::NonZeroU16;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dormouse::clock::{Clock, SystemClock};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
+use dormouse::engine::{Engine, Want};
+use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
+use dormouse::name::{Namespace, Queue, QueueName};
+
+/// Concurrent callers, each of which waits for its answer before it asks again.
+const CALLERS: usize = 64;
+const QUEUES: usize = 16;
+
+fn queue(n: usize) -> Queue {
+    let name = QueueName::parse(&format!("queue-{}", n % QUEUES)).expect("letters, a dash and digits");
+    Queue { namespace: Namespace::parse("bench").expect("letters"), name }
+}
+
+fn open(path: &Path, sync: Sync) -> Arc<DiskEngine> {
+    let mut options = DiskOptions::new(path, Arc::new(SystemClock::default()));
+    options.sync = sync;
+    DiskEngine::open(options).expect("the benchmark's directory is its own")
+}
+
+struct Maker {
+    ids: JobIds,
+    clock: SystemClock,
+    body: Vec<u8>,
+}
+
+impl Maker {
+    fn new(body: usize) -> Maker {
+        // Bytes that do not compress to nothing.
+        let body = (0..body as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+        Maker { ids: JobIds::default(), clock: SystemClock::default(), body }
+    }
+
+    fn job(&self, n: usize, delay: Duration) -> NewJob {
+        NewJob {
+            queue: queue(n),
+            id: self.ids.make(self.clock.now(), delay.as_secs() as u32, false),
+            body: self.body.clone().into(),
+            attributes: Attributes::new(),
+            ttl: Some(Duration::from_secs(86400)),
+            delay,
+            tries: NonZeroU16::MIN,
+        }
+    }
+}
+
+/// CPU time of this process.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux shows a process its own times");
+    let after = stat.rsplit(')').next().expect("the name is in brackets");
+    let ticks: u64 = after.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().unwrap_or(0)).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn rss_mb() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// Blocks that a directory takes, in MB: journals are allocated ahead and mostly holes.
+fn disk_mb(path: &Path) -> u64 {
+    fn blocks(path: &Path) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+        entries
+            .flatten()
+            .map(|e| match e.metadata() {
+                Ok(m) if m.is_dir() => blocks(&e.path()),
+                Ok(m) => m.blocks() * 512,
+                Err(_) => 0,
+            })
+            .sum()
+    }
+    blocks(path) >> 20
+}
+
+/// Times `ops` operations and prints the line.
+async fn measure(name: &str, path: &Path, ops: u64, work: impl Future<Output = ()>) {
+    let (wall, before) = (Instant::now(), cpu());
+    work.await;
+    let (wall, used) = (wall.elapsed().as_secs_f64(), (cpu() - before).as_secs_f64());
+    let (kops, us) = (ops as f64 / wall / 1e3, used * 1e6 / ops as f64);
+    println!(
+        "{name:<28} {kops:>8.1} kop/s {us:>7.2} us CPU/op   {:>5} MB disk {:>5} MB RSS",
+        disk_mb(path),
+        rss_mb()
+    );
+}
+
+/// Runs `each(n)` for n below `ops` from [`CALLERS`] tasks.
+async fn many<F>(ops: u64, each: impl Fn(usize) -> F + Clone + Send + 'static)
+where
+    F: Future<Output = ()> + Send,
+{
+    let next = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let (next, each) = (next.clone(), each.clone());
+            tokio::spawn(async move {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n >= ops {
+                        return;
+                    }
+                    each(n as usize).await;
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no caller panics");
+    }
+}
+
+async fn publish(engine: &Arc<DiskEngine>, path: &Path, name: &str, ops: u64, delay: Duration) {
+    let maker = Arc::new(Maker::new(100));
+    let e = engine.clone();
+    let work = many(ops, move |n| {
+        let (engine, maker) = (e.clone(), maker.clone());
+        async move { engine.publish(vec![maker.job(n, delay)]).await.expect("published") }
+    });
+    measure(name, path, ops, work).await;
+}
+
+/// Consumes and acks `jobs`, `count` at a time.
+async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, count: u16) {
+    let left = Arc::new(AtomicU64::new(jobs));
+    let tasks = (0..CALLERS).map(|n| {
+        let (engine, left) = (engine.clone(), left.clone());
+        async move {
+            let want = Want { count, ttr: Duration::from_secs(600) };
+            let mut empty = 0;
+            for at in n.. {
+                if left.load(Ordering::Relaxed) == 0 || empty > QUEUES {
+                    return;
+                }
+                let lists = engine.consume(&queue(at).into(), &[want]).await.expect("consumed");
+                empty = if lists[0].is_empty() { empty + 1 } else { 0 };
+                for job in lists.into_iter().flatten() {
+                    engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                    left.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        }
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let work = async {
+        let tasks: Vec<_> = tasks.into_iter().map(tokio::spawn).collect();
+        for task in tasks {
+            task.await.expect("no caller panics");
+        }
+    };
+    measure(name, path, jobs, work).await;
+    assert_eq!(left.load(Ordering::Relaxed), 0, "every job was handed out and acked");
+}
+
+async fn section(name: &str) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path();
+    match name {
+        "publish" | "everysec" => {
+            let sync = if name == "publish" { Sync::Always } else { Sync::EverySecond };
+            let engine = open(path, sync);
+            publish(&engine, path, &format!("{name}: publish 1M"), 1_000_000, Duration::ZERO).await;
+            engine.close().await;
+            let start = Instant::now();
+            let engine = open(path, sync);
+            println!("  reopen with 1M ready: {:?}", start.elapsed());
+            drain(&engine, path, &format!("{name}: consume+ack 1M"), 1_000_000, 16).await;
+            for _ in 0..40 {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                if disk_mb(path) < 100 {
+                    break;
+                }
+            }
+            println!("  after upkeep: {} MB disk, {} MB RSS", disk_mb(path), rss_mb());
+            engine.close().await;
+        }
+        "cycle" => {
+            for sync in [Sync::Always, Sync::EverySecond] {
+                let dir = tempfile::tempdir().expect("a temporary directory");
+                let engine = open(dir.path(), sync);
+                let maker = Arc::new(Maker::new(100));
+                let e = engine.clone();
+                let work = many(300_000, move |n| {
+                    let (engine, maker) = (e.clone(), maker.clone());
+                    async move {
+                        engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
+                        let want = Want { count: 1, ttr: Duration::from_secs(600) };
+                        let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
+                        for job in lists.into_iter().flatten() {
+                            engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                        }
+                    }
+                });
+                measure(&format!("cycle: 300k {sync:?}"), dir.path(), 300_000, work).await;
+                engine.close().await;
+            }
+        }
+        "delayed" => {
+            let engine = open(path, Sync::EverySecond);
+            let jobs: u64 = 1_000_000;
+            let maker = Maker::new(100);
+            let due = maker.clock.now() + 20_000;
+            let work = async {
+                for n in 0..jobs / 64 {
+                    let delay = Duration::from_millis(due.saturating_sub(maker.clock.now()).max(1));
+                    let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
+                    engine.publish(batch).await.expect("published");
+                }
+            };
+            measure("delayed: publish 1M by 64", path, jobs, work).await;
+            engine.close().await;
+            let start = Instant::now();
+            let engine = open(path, Sync::EverySecond);
+            println!("  reopen with 1M delayed: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            let wait = due.saturating_sub(maker.clock.now()) + 10;
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            let work = async { while engine.pump(1000).await.expect("pumped").moved > 0 {} };
+            measure("delayed: pump 1M due", path, jobs, work).await;
+            engine.close().await;
+        }
+        "large" => {
+            let engine = open(path, Sync::Always);
+            let maker = Maker::new(1 << 20);
+            let work = async {
+                for n in 0..4 {
+                    let batch = (0..64).map(|i| maker.job(n + i, Duration::ZERO)).collect();
+                    engine.publish(batch).await.expect("published");
+                }
+            };
+            measure("large: publish 256 of 1 MiB", path, 256, work).await;
+            drain(&engine, path, "large: consume+ack", 256, 1).await;
+            engine.close().await;
+        }
+        other => println!("no section {other}: publish, everysec, cycle, delayed, large"),
+    }
+}
+
+fn main() {
+    let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    if std::env::args().any(|arg| arg == "--list") {
+        return;
+    }
+    let all = ["publish", "everysec", "cycle", "delayed", "large"].map(str::to_owned);
+    let sections = if asked.is_empty() { all.to_vec() } else { asked };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    for name in sections {
+        runtime.block_on(section(&name));
+    }
+}

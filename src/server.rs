@@ -269,6 +269,9 @@ Try it in another terminal:
   # done with it: put its job_id here, or it comes back after 30 seconds
   curl -i -X DELETE -H 'X-Token: {token}' 'http://{api}/api/demo/hello/job/JOB_ID'
 
+  # nothing is left: no job available
+  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'
+
   # a token for a namespace of your own
   curl -X POST 'http://{admin}/token/my-team?description=me'
 ",

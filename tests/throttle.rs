@@ -207,12 +207,15 @@ async fn without_the_store_a_limited_request_fails() {
 #[tokio::test]
 async fn at_the_start_many_requests_read_the_limits_once() {
     let s = server();
+    let held = s.store.hold().await;
     let admits: Vec<_> = (0..20)
         .map(|_| {
             let throttle = s.throttle.clone();
             tokio::spawn(async move { throttle.admit(&token("p", "ns", "t"), Read).await.is_ok() })
         })
         .collect();
+    tokio::task::yield_now().await;
+    drop(held);
     for admit in admits {
         assert!(admit.await.expect("no panic"), "let in");
     }

@@ -5,13 +5,14 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::admin::AdminStore;
+use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
-use dormouse::error::Error;
+use dormouse::error::{Error, Result};
 use dormouse::name::Token;
 use dormouse::token::{CreateError, FRESH, GRACE, Tokens};
 use support::admin::{MemoryAdmin, scope, token};
 use support::stage::manual_clock;
+use tokio::task::JoinHandle;
 
 struct Server {
     store: Arc<MemoryAdmin>,
@@ -70,28 +71,55 @@ async fn what_this_server_creates_and_deletes_counts_at_once() {
     assert!(!s.tokens.check(&key).await.expect("memory"), "deleted");
 }
 
+/// A check in a task of its own, which has begun.
+async fn begin_check(s: &Server, key: &TokenKey) -> JoinHandle<Result<bool>> {
+    let (tokens, key) = (s.tokens.clone(), key.clone());
+    let check = tokio::spawn(async move { tokens.check(&key).await });
+    tokio::task::yield_now().await;
+    check
+}
+
+/// What a check brought that must not hang.
+async fn end_check(check: JoinHandle<Result<bool>>) -> Result<bool> {
+    let answer = tokio::time::timeout(Duration::from_secs(10), check).await;
+    answer.expect("the check should not hang").expect("the check should not panic")
+}
+
 #[tokio::test]
 async fn a_question_from_before_a_change_does_not_cover_it() {
     let s = server();
     let key = token("p", "ns", "a-token-of-20-chars-");
+    let create = || s.tokens.create(&key.scope, Some(key.token.clone()), "d");
+    for deletes in [true, false] {
+        if deletes {
+            create().await.expect("memory");
+        }
+        // The old answer is on its way while the token is deleted, or created.
+        let held = s.store.hold_answers().await;
+        let old = begin_check(&s, &key).await;
+        match deletes {
+            true => s.tokens.delete(&key).await.expect("memory"),
+            false => drop(create().await.expect("memory")),
+        }
+        let new = begin_check(&s, &key).await;
+        drop(held);
+        assert_eq!(end_check(old).await.expect("memory"), deletes, "what was so when it was asked");
+        assert_eq!(end_check(new).await.expect("memory"), !deletes, "what was so when it was asked");
+        assert_eq!(s.tokens.check(&key).await.expect("memory"), !deletes, "nothing old was kept");
+    }
+}
+
+#[tokio::test]
+async fn an_old_answer_that_comes_last_is_not_kept() {
+    let s = server();
+    let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("memory");
-    // The old question is at the store, answered but not yet heard, while the token is deleted.
-    let held = s.store.hold().await;
-    let old = tokio::spawn({
-        let (tokens, key) = (s.tokens.clone(), key.clone());
-        async move { tokens.check(&key).await }
-    });
-    tokio::task::yield_now().await;
-    let delete = tokio::spawn({
-        let (tokens, key) = (s.tokens.clone(), key.clone());
-        async move { tokens.delete(&key).await }
-    });
-    tokio::task::yield_now().await;
+    let held = s.store.hold_answers().await;
+    let old = begin_check(&s, &key).await;
+    s.tokens.delete(&key).await.expect("memory");
     drop(held);
-    delete.await.expect("no panic").expect("memory");
-    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted, whatever the old question brings");
-    old.await.expect("no panic").expect("memory");
-    assert!(!s.tokens.check(&key).await.expect("memory"), "and nothing old was kept");
+    assert!(end_check(old).await.expect("memory"), "what was so when it was asked");
+    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted since");
 }
 
 #[tokio::test]
@@ -134,16 +162,13 @@ async fn concurrent_checks_of_one_token_ask_once() {
         }
         let before = s.store.calls();
         let held = s.store.hold().await;
-        let checks: Vec<_> = (0..50)
-            .map(|_| {
-                let (tokens, key) = (s.tokens.clone(), key.clone());
-                tokio::spawn(async move { tokens.check(&key).await })
-            })
-            .collect();
-        tokio::task::yield_now().await;
+        let mut checks = Vec::new();
+        for _ in 0..50 {
+            checks.push(begin_check(&s, &key).await);
+        }
         drop(held);
         for check in checks {
-            assert_eq!(check.await.expect("no panic").expect("memory"), good, "{text}");
+            assert_eq!(end_check(check).await.expect("memory"), good, "{text}");
         }
         assert_eq!(s.store.calls() - before, 1, "fifty {text} checks, one question");
     }
@@ -155,16 +180,10 @@ async fn a_check_whose_caller_left_does_not_leave_others_waiting() {
     let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("memory");
     let held = s.store.hold().await;
-    let spawn = || {
-        let (tokens, key) = (s.tokens.clone(), key.clone());
-        tokio::spawn(async move { tokens.check(&key).await })
-    };
-    let (asks, waits) = (spawn(), spawn());
-    tokio::task::yield_now().await;
+    let (asks, waits) = (begin_check(&s, &key).await, begin_check(&s, &key).await);
     asks.abort();
     drop(held);
-    let answer = tokio::time::timeout(Duration::from_secs(10), waits).await.expect("it should not hang");
-    assert!(answer.expect("no panic").expect("memory"), "the follower asked in its place");
+    assert!(end_check(waits).await.expect("memory"), "the follower asked in its place");
 }
 
 #[tokio::test]
@@ -202,14 +221,11 @@ async fn while_the_store_is_away_few_requests_wait_for_it() {
     assert_eq!(s.store.calls() - before, 1, "one question each half second");
     s.clock.advance(FRESH);
     let held = s.store.hold().await;
-    let waits = tokio::spawn({
-        let (tokens, key) = (s.tokens.clone(), key.clone());
-        async move { tokens.check(&key).await }
-    });
-    tokio::task::yield_now().await;
-    assert!(s.tokens.check(&key).await.expect("good within the hour"), "answered while one waits to hear");
+    let waits = begin_check(&s, &key).await;
+    let other = begin_check(&s, &key).await;
+    assert!(end_check(other).await.expect("good within the hour"), "answered while one waits to hear");
     drop(held);
-    assert!(waits.await.expect("no panic").expect("good within the hour"), "and so is the one that waited");
+    assert!(end_check(waits).await.expect("good within the hour"), "and so is the one that waited");
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Adds one to a counter, which begins at 0 and ends `interval` after its first count. Answers the count.
     async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64>;
 
-    /// Takes one back from a counter that has not ended.
+    /// Takes one back from a counter that has not ended, but never below zero: that would be credit.
     async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()>;
 
     /// Whether the store answers.

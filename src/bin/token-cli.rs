@@ -160,7 +160,7 @@ fn plan(args: &Args) -> Result<Call, String> {
     if args.create {
         let mut query = vec![("description", need(&args.description, "the description (-D)")?)];
         query.extend(pool.map(|pool| ("pool", pool)));
-        query.extend(args.token.as_deref().map(|token| ("token", token)));
+        query.extend(args.token.as_deref().filter(|t| !t.is_empty()).map(|token| ("token", token)));
         Ok(Call { method: Method::Post, path: with_query(format!("/token/{}", namespace()?), &query) })
     } else if args.delete {
         let token = need(&args.token, "the token (-t)")?;

@@ -20,7 +20,8 @@
 //! - **Never blocks.** Nothing here waits for a job; parking consumers is the dispatcher's work.
 //! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, to the millisecond. A
 //!   job is never handed out early.
-//! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in publish order.
+//! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
+//!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.
 //! - **TTL.** A job whose ttl has ended is never handed out or peeked, and its space comes back. A dead job
 //!   has no ttl.
 //! - **Cancel-safe.** A caller that drops the future leaves a step that happened or did not, never half.

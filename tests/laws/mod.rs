@@ -15,6 +15,7 @@ pub mod give_back;
 pub mod names;
 pub mod peek;
 pub mod publish;
+pub mod random;
 pub mod republish;
 pub mod store;
 pub mod timers;
@@ -157,6 +158,9 @@ macro_rules! laws {
                     consumers_of_one_call_each_share_without_overlap,
                     jobs_given_back_under_load_are_not_lost,
                     a_pump_under_load_loses_nothing,
+                }
+                random {
+                    random_steps_agree_with_the_model,
                 }
                 store {
                     check_is_fine,

@@ -146,7 +146,7 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "far").delay(LONG)).await;
     s.pump().await;
-    s.put(job(&q, "before").delay(Duration::from_millis(100))).await;
+    s.put(job(&q, "before").delay(LIFE)).await;
     let woken = tokio::time::timeout(PATIENCE, s.engine().due_earlier()).await;
     assert!(woken.is_ok(), "published before the pump slept");
     s.pump().await;
@@ -168,21 +168,29 @@ pub async fn a_short_ttr_wakes_the_pump(s: &dyn Stage) {
     assert!(woken.is_ok(), "the ttr ends long before the next delayed job");
 }
 
-/// Guards against a pump that wakes for every publish.
+/// Guards against a pump that wakes for every publish. A wake that is left from before the last pump is
+/// allowed: it costs one look.
 pub async fn a_later_publish_does_not_wake_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "near").delay(LONG)).await;
     s.pump().await;
+    wakes(s).await;
     s.put(job(&q, "later").delay(LONG * 2)).await;
     s.put(job(&q, "ready")).await;
     s.take_one(&q, LONG * 2).await;
+    assert!(!wakes(s).await, "nothing is due earlier than the pump knows");
+}
+
+/// Whether the pump is to wake now.
+async fn wakes(s: &dyn Stage) -> bool {
     let engine = s.engine();
     let mut woken = std::pin::pin!(engine.due_earlier());
     for _ in 0..100 {
         tokio::select! {
             biased;
-            () = &mut woken => panic!("nothing is due earlier than the pump knows"),
+            () = &mut woken => return true,
             () = tokio::task::yield_now() => {}
         }
     }
+    false
 }

@@ -26,6 +26,8 @@ pub struct MemoryAdmin {
     calls: AtomicUsize,
     /// Every call passes through here; a test that holds it holds them.
     gate: RwLock<()>,
+    /// Every answer of `has_token` passes through here, made but not yet heard.
+    answers: RwLock<()>,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +47,7 @@ impl MemoryAdmin {
             failing: AtomicBool::new(false),
             calls: AtomicUsize::new(0),
             gate: RwLock::default(),
+            answers: RwLock::default(),
         })
     }
 
@@ -61,6 +64,11 @@ impl MemoryAdmin {
     /// Holds all calls until the guard is dropped. They are counted when they come.
     pub async fn hold(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
+    }
+
+    /// Holds the answers of `has_token` until the guard is dropped: the store has made them, nobody hears them.
+    pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
+        self.answers.write().await
     }
 
     async fn call<T>(&self, step: impl FnOnce(&mut State, Millis) -> T) -> Result<T> {
@@ -84,7 +92,9 @@ impl AdminStore for MemoryAdmin {
     }
 
     async fn has_token(&self, key: &TokenKey) -> Result<bool> {
-        self.call(|state, _| state.tokens.contains_key(key)).await
+        let answer = self.call(|state, _| state.tokens.contains_key(key)).await;
+        let _heard = self.answers.read().await;
+        answer
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {

@@ -26,6 +26,8 @@ pub struct ModelEngine {
     bells: Bells,
     /// Told whenever a timer was armed.
     armed: Notify,
+    /// Jobs due at the same time become ready in the order their timers were armed, not in publish order.
+    ties_by_arming: bool,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +40,8 @@ struct State {
     head: i64,
     /// The last hand-over.
     receipt: u64,
+    /// How many timers were armed.
+    armed: u64,
     /// When the last pump said that the next job is due; `None` is never.
     announced: Option<Millis>,
     closed: bool,
@@ -49,6 +53,8 @@ struct Stored {
     tries: u16,
     expires: Option<Millis>,
     place: Place,
+    /// When its last timer was armed, by count.
+    armed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +108,8 @@ impl State {
         };
         self.queues.insert(job.queue.clone(), ());
         let expires = job.ttl.map(|ttl| now + ms(ttl));
-        let stored = Stored { tries: job.tries.get(), expires, place, job };
+        self.armed += 1;
+        let stored = Stored { tries: job.tries.get(), expires, place, armed: self.armed, job };
         self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
     }
 
@@ -142,7 +149,18 @@ impl State {
 impl ModelEngine {
     /// An empty store that counts by `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> ModelEngine {
-        ModelEngine { clock, state: Mutex::default(), bells: Bells::default(), armed: Notify::new() }
+        ModelEngine {
+            clock,
+            state: Mutex::default(),
+            bells: Bells::default(),
+            armed: Notify::new(),
+            ties_by_arming: false,
+        }
+    }
+
+    /// A model of stores with [`Traits::ties_by_arming`](super::stage::Traits).
+    pub fn with_ties_by_arming(self, ties_by_arming: bool) -> ModelEngine {
+        ModelEngine { ties_by_arming, ..self }
     }
 
     /// The state as of now, with the expired gone.
@@ -208,10 +226,12 @@ impl Engine for ModelEngine {
             let mut list = Vec::new();
             for (queue, id) in ready.by_ref().take(usize::from(want.count)) {
                 state.receipt += 1;
-                let receipt = state.receipt;
+                state.armed += 1;
+                let (receipt, armed) = (state.receipt, state.armed);
                 let stored = state.get(&queue, id);
                 stored.tries -= 1; // a ready job has at least one
                 stored.place = Place::Running { due: now + ms(want.ttr), receipt };
+                stored.armed = armed;
                 list.push(stored.read(now, stored.tries, receipt));
             }
             lists.push(list);
@@ -303,15 +323,16 @@ impl Engine for ModelEngine {
     async fn pump(&self, limit: usize) -> Result<Pumped> {
         let (mut state, now) = self.open()?;
         // Ids grow in publish order, so they break ties between jobs due at the same time.
-        let mut due: Vec<(Millis, JobId, Queue)> = state
+        let tie = |stored: &Stored| if self.ties_by_arming { stored.armed } else { 0 };
+        let mut due: Vec<(Millis, u64, JobId, Queue)> = state
             .jobs
             .iter()
-            .filter_map(|((queue, id), stored)| Some((stored.place.due()?, *id, queue.clone())))
+            .filter_map(|((queue, id), stored)| Some((stored.place.due()?, tie(stored), *id, queue.clone())))
             .filter(|(due, ..)| *due <= now)
             .collect();
         due.sort_unstable();
         due.truncate(limit);
-        for (_, id, queue) in &due {
+        for (_, _, id, queue) in &due {
             let place = state.next_tail();
             let stored = state.get(queue, *id);
             if stored.tries > 0 {
@@ -324,7 +345,7 @@ impl Engine for ModelEngine {
         state.announced = state.earliest();
         let next = state.announced.map_or(Duration::MAX, |at| Duration::from_millis(at.saturating_sub(now)));
         drop(state);
-        due.iter().for_each(|(_, _, queue)| self.bells.ring(queue));
+        due.iter().for_each(|(_, _, _, queue)| self.bells.ring(queue));
         Ok(Pumped { moved: due.len(), next })
     }
 

@@ -34,6 +34,9 @@ pub struct Traits {
     pub horizon: Option<Duration>,
     /// How far ids and `elapsed` may be from the store's clock.
     pub slack: Duration,
+    /// Running jobs that were handed out in another order than published, and whose ttrs end in one and the
+    /// same millisecond, come back in the order they were handed out.
+    pub ties_by_arming: bool,
 }
 
 /// One empty store with its time.
@@ -56,6 +59,8 @@ pub trait Stage: Send + Sync {
 pub struct VirtualStage {
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
+    exact_sizes: bool,
+    ties_by_arming: bool,
     ids: JobIds,
     /// Goes when the stage goes: a directory, most likely.
     _keep: Box<dyn Any + Send + Sync>,
@@ -64,7 +69,24 @@ pub struct VirtualStage {
 impl VirtualStage {
     /// `engine` must count by `clock`; `keep` is dropped after the engine.
     pub fn new(engine: Arc<dyn Engine>, clock: Arc<ManualClock>, keep: impl Any + Send + Sync) -> Self {
-        VirtualStage { engine, clock, ids: JobIds::default(), _keep: Box::new(keep) }
+        VirtualStage {
+            engine,
+            clock,
+            exact_sizes: true,
+            ties_by_arming: false,
+            ids: JobIds::default(),
+            _keep: Box::new(keep),
+        }
+    }
+
+    /// For a store whose sizes may count acked and expired jobs for a while.
+    pub fn with_stale_sizes(self) -> Self {
+        VirtualStage { exact_sizes: false, ..self }
+    }
+
+    /// For a store with [`Traits::ties_by_arming`].
+    pub fn with_ties_by_arming(self) -> Self {
+        VirtualStage { ties_by_arming: true, ..self }
     }
 }
 
@@ -83,7 +105,13 @@ impl Stage for VirtualStage {
     }
 
     fn traits(&self) -> Traits {
-        Traits { virtual_time: true, exact_sizes: true, horizon: None, slack: Duration::ZERO }
+        Traits {
+            virtual_time: true,
+            exact_sizes: self.exact_sizes,
+            horizon: None,
+            slack: Duration::ZERO,
+            ties_by_arming: self.ties_by_arming,
+        }
     }
 }
 

@@ -25,6 +25,8 @@ use crate::name::Queue;
 pub const META_SEQ: &[u8] = b"seq";
 /// The name of the latest time in `meta` that the store is known to have seen.
 pub const META_CLOCK: &[u8] = b"clock";
+/// The name of the number in `meta` that the last orderly close took.
+pub const META_CLOSED: &[u8] = b"closed";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 /// How many numbers are reserved at once: one write of `meta` for so many.

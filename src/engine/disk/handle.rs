@@ -33,6 +33,11 @@ impl Handle {
         self.ask(op).await.map(drop)
     }
 
+    /// Asks the writer to end after what waits already. A poisoned one must hear this too.
+    pub async fn close(&self) -> Result<()> {
+        self.caller.call(Op::Close).await.map(drop)
+    }
+
     /// For an answer that does not fit the question: a fault of this program.
     pub fn unexpected(answer: &Answer) -> Error {
         Error::refused(format!("the writer gave an answer to another question: {answer:?}"))

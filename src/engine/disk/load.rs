@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::clock::PoolClock;
 use super::codec;
-use super::core::{Core, FIRST_SEQ, META_CLOCK, META_SEQ, Windows};
+use super::core::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_SEQ, Windows};
 use super::queues::{QueueState, Queues};
 use super::store::{Fatal, Space, Store, Txn, describe};
 use super::timers::Timers;
@@ -40,14 +40,40 @@ pub enum OpenError {
     Io(PathBuf, #[source] std::io::Error),
 }
 
-/// Opens `path`, made if it is not there. The lock holds as long as the file lives.
-pub(super) fn open(path: &Path) -> Result<(Store, File), OpenError> {
+/// The mark in an open directory: who holds it holds the directory.
+#[derive(Debug)]
+pub(super) struct Mark {
+    file: File,
+    /// What the last orderly close left here, if nobody has opened the directory since.
+    closed: Option<u64>,
+}
+
+impl Mark {
+    /// Writes the one line that is always there, and a second one after an orderly close.
+    fn write(&mut self) -> std::io::Result<()> {
+        let closed = self.closed.map_or(String::new(), |number| format!("closed {number}\n"));
+        let text = format!("{MAGIC}{FORMAT}\n{closed}");
+        self.file.rewind()?;
+        self.file.write_all(text.as_bytes())?;
+        self.file.set_len(text.len() as u64)?;
+        self.file.sync_all()
+    }
+
+    /// Notes what the last commit was: a journal that ends before it has lost something.
+    pub(super) fn close(&mut self, number: u64) -> std::io::Result<()> {
+        self.closed = Some(number);
+        self.write()
+    }
+}
+
+/// Opens `path`, made if it is not there.
+pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     std::fs::create_dir_all(path).map_err(io)?;
-    let lock = mark(path)?;
+    let mut mark = mark(path)?;
     let database = path.join(DATABASE);
     // fjall writes this file last. Without it the database was never complete and holds nothing.
-    if database.exists() && !database.join("version").exists() {
+    if database.exists() && !database.join("version").exists() && mark.closed.is_none() {
         std::fs::remove_dir_all(&database).map_err(io)?;
     }
     let store = Store::open(&database).map_err(|e| match e {
@@ -55,11 +81,24 @@ pub(super) fn open(path: &Path) -> Result<(Store, File), OpenError> {
         fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
         other => OpenError::Damaged(path.to_owned(), describe(&other)),
     })?;
-    Ok((store, lock))
+    if let Some(number) = mark.closed {
+        let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
+        let found = number_in(&store, META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
+        if found != Some(number) {
+            return Err(damaged("its last commits are missing".to_owned()));
+        }
+        mark.closed = None;
+        mark.write().map_err(io)?;
+    }
+    Ok((store, mark))
+}
+
+fn number_in(store: &Store, key: &[u8]) -> Result<Option<u64>, Fatal> {
+    Ok(store.get(Space::Meta, key)?.map(|value| codec::read_number(&value)).transpose()?)
 }
 
 /// Locks and reads the mark, or makes it in an empty directory.
-fn mark(path: &Path) -> Result<File, OpenError> {
+fn mark(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let file = path.join(MARK);
     let others = std::fs::read_dir(path).map_err(io)?.filter_map(|entry| entry.ok());
@@ -67,37 +106,39 @@ fn mark(path: &Path) -> Result<File, OpenError> {
     if !file.exists() && !empty {
         return Err(OpenError::NotOurs(path.to_owned()));
     }
-    let mut mark =
+    let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file).map_err(io)?;
-    mark.try_lock().map_err(|e| match e {
+    file.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => OpenError::Locked(path.to_owned()),
         TryLockError::Error(e) => io(e),
     })?;
     let mut bytes = Vec::new();
-    (&mark).take(256).read_to_end(&mut bytes).map_err(io)?;
+    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
+    let mut mark = Mark { file, closed: None };
     if bytes.is_empty() && empty {
         // New, or a start that was cut off before the mark was on disk.
-        mark.rewind().map_err(io)?;
-        writeln!(mark, "{MAGIC}{FORMAT}").map_err(io)?;
-        mark.sync_all().map_err(io)?;
+        mark.write().map_err(io)?;
         File::open(path).and_then(|dir| dir.sync_all()).map_err(io)?;
         return Ok(mark);
     }
-    let version = std::str::from_utf8(&bytes).ok().and_then(|text| text.strip_prefix(MAGIC));
-    match version.and_then(|text| text.trim_end().parse::<u32>().ok()) {
-        Some(FORMAT) => Ok(mark),
-        Some(version) if version > FORMAT => Err(OpenError::Newer(path.to_owned(), version)),
-        _ => Err(OpenError::NotOurs(path.to_owned())),
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines();
+    let version = lines.next().and_then(|line| line.strip_prefix(MAGIC)?.parse::<u32>().ok());
+    match version {
+        Some(FORMAT) => {}
+        Some(version) if version > FORMAT => return Err(OpenError::Newer(path.to_owned(), version)),
+        _ => return Err(OpenError::NotOurs(path.to_owned())),
     }
+    // A second line that was cut off says nothing: the store is opened as after a crash.
+    let closed = text.ends_with('\n').then(|| lines.next()).flatten();
+    mark.closed = closed.and_then(|line| line.strip_prefix("closed ")?.parse().ok());
+    Ok(mark)
 }
 
 /// Rebuilds the writer's state.
 pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Core, Fatal> {
-    let number = |key: &[u8]| -> Result<Option<u64>, Fatal> {
-        Ok(store.get(Space::Meta, key)?.map(|value| codec::read_number(&value)).transpose()?)
-    };
-    let seq = number(META_SEQ)?.unwrap_or(FIRST_SEQ);
-    let clock_mark = number(META_CLOCK)?.unwrap_or(0);
+    let seq = number_in(&store, META_SEQ)?.unwrap_or(FIRST_SEQ);
+    let clock_mark = number_in(&store, META_CLOCK)?.unwrap_or(0);
     let clock = PoolClock::new(clock, clock_mark);
     if clock.ahead() > 0 {
         let ahead_ms = clock.ahead();

@@ -26,9 +26,9 @@ mod tokens;
 mod upkeep;
 mod writer;
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use self::load::Mark;
 pub use self::load::OpenError;
 use self::upkeep::Task;
 use self::writer::Writer;
@@ -114,9 +115,9 @@ pub struct DiskEngine {
 #[derive(Debug)]
 struct Threads {
     upkeep: Vec<Task>,
-    writer: Option<JoinHandle<()>>,
+    writer: Option<JoinHandle<Option<u64>>>,
     /// Held until the database is closed.
-    lock: Option<File>,
+    mark: Option<Mark>,
 }
 
 impl Threads {
@@ -126,11 +127,14 @@ impl Threads {
             task.end();
         }
         self.upkeep.clear();
-        if let Some(writer) = self.writer.take() {
-            // It poisoned the store if it died of a panic.
-            let _ = writer.join();
+        let Some(writer) = self.writer.take() else { return };
+        // It poisoned the store if it died of a panic.
+        let last = writer.join().ok().flatten();
+        if let (Some(number), Some(mut mark)) = (last, self.mark.take())
+            && let Err(e) = mark.close(number)
+        {
+            tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
         }
-        self.lock = None;
     }
 }
 
@@ -138,7 +142,7 @@ impl DiskEngine {
     /// Opens the directory and starts the threads. Reads the keys of every list: a second for some million
     /// jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let (store, lock) = load::open(&options.path)?;
+        let (store, mark) = load::open(&options.path)?;
         let windows = core::Windows {
             ready: options.ready_window.max(1),
             delayed: options.delayed_window.max(1),
@@ -162,7 +166,7 @@ impl DiskEngine {
             .name("disk-writer".to_owned())
             .spawn(move || writer.run())
             .map_err(io)?;
-        let mut threads = Threads { upkeep: Vec::new(), writer: Some(writer), lock: Some(lock) };
+        let mut threads = Threads { upkeep: Vec::new(), writer: Some(writer), mark: Some(mark) };
         if options.sync == Sync::EverySecond {
             threads.upkeep.push(upkeep::syncer(store.clone(), handle.poison.clone()).map_err(io)?);
         }
@@ -310,12 +314,25 @@ impl Engine for DiskEngine {
 
     async fn close(&self) {
         // An error says that it is closed or poisoned already.
-        while let Err(Error::Overloaded) = self.handle.tell(Op::Close).await {
+        while let Err(Error::Overloaded) = self.handle.close().await {
             tokio::task::yield_now().await;
         }
         let threads = Arc::clone(&self.threads);
         // Blocks for the last sync, and for a compaction that has begun.
         let _ = tokio::task::spawn_blocking(move || threads.lock().join()).await;
+    }
+}
+
+impl Drop for DiskEngine {
+    /// Closes as [`close`](Engine::close) does, without the runtime: the admin store may live on, so the writer
+    /// would not end by itself.
+    fn drop(&mut self) {
+        let mut idle = Context::from_waker(Waker::noop());
+        // The first poll hands the call over; the answer is not waited for, the thread's end is.
+        while let Poll::Ready(Err(Error::Overloaded)) = std::pin::pin!(self.handle.close()).poll(&mut idle) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.threads.lock().join();
     }
 }
 

@@ -11,51 +11,64 @@ use crate::error::Error;
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
 
+/// Who has an id that is to be published.
+enum Holder {
+    Nobody,
+    /// A job whose life has ended: as good as gone, but not swept yet.
+    Over,
+    Lives,
+}
+
 impl Core {
     /// Stores all jobs or none.
     pub(super) fn publish(&mut self, jobs: Vec<NewJob>, now: Millis) -> Step {
         let mut seen = HashSet::with_capacity(jobs.len());
+        let mut over = Vec::new();
         for job in &jobs {
-            if (jobs.len() > 1 && !seen.insert((&job.queue, job.id))) || self.exists(job, now)? {
-                return Ok(Err(taken(job)));
+            let twice = jobs.len() > 1 && !seen.insert((&job.queue, job.id));
+            match self.holder(job, now)? {
+                Holder::Nobody if !twice => {}
+                Holder::Over if !twice => over.push(JobRef { queue: job.queue.clone(), id: job.id }),
+                _ => return Ok(Err(taken(job))),
             }
         }
+        for job in over {
+            self.ack(&job, now)?;
+        }
         for job in jobs {
-            self.insert(job, now)?;
+            self.insert(job, now);
         }
         Ok(Ok(Answer::Done))
     }
 
     /// Deletes the old job and stores the new one, or does neither.
     pub(super) fn republish(&mut self, old: &JobRef, new: NewJob, now: Millis) -> Step {
-        let replaced = old.id == new.id && old.queue == new.queue;
-        if !replaced && self.exists(&new, now)? {
-            return Ok(Err(taken(&new)));
+        if old.id != new.id || old.queue != new.queue {
+            match self.holder(&new, now)? {
+                Holder::Nobody => {}
+                Holder::Over => self.ack(&JobRef { queue: new.queue.clone(), id: new.id }, now)?,
+                Holder::Lives => return Ok(Err(taken(&new))),
+            }
         }
         self.ack(old, now)?;
-        self.insert(new, now)?;
+        self.insert(new, now);
         Ok(Ok(Answer::Done))
     }
 
-    /// Whether a living job has this id. One whose life has ended is as good as gone.
-    fn exists(&self, job: &NewJob, now: Millis) -> Result<bool, Fatal> {
+    /// Who has this id.
+    fn holder(&self, job: &NewJob, now: Millis) -> Result<Holder, Fatal> {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
-            Found::Nothing => false,
-            Found::Record(record) => !record.expired(now),
-            Found::Corrupt(_) => true,
+            Found::Nothing => Holder::Nobody,
+            Found::Record(record) if record.expired(now) => Holder::Over,
+            Found::Record(_) | Found::Corrupt(_) => Holder::Lives,
         })
     }
 
-    fn insert(&mut self, job: NewJob, now: Millis) -> Result<(), Fatal> {
+    /// Stores a job whose id nobody has.
+    fn insert(&mut self, job: NewJob, now: Millis) {
         let NewJob { queue, id, body, attributes, ttl, delay, tries } = job;
         let birth = self.next_seq();
-        let job = JobRef { queue, id };
-        let key = self.job_key(&job.queue, id);
-        if matches!(self.txn.job(&key)?, Found::Record(_)) {
-            // Only one whose life has ended is still there: `exists` saw to that.
-            self.ack(&job, now)?;
-        }
-        let queue = job.queue;
+        let key = self.job_key(&queue, id);
         let due = now.saturating_add(millis(delay));
         let place = if delay.is_zero() { Place::Ready(birth) } else { Place::Delayed((due, birth)) };
         let expires = ttl.map(|ttl| now.saturating_add(millis(ttl)));
@@ -74,7 +87,6 @@ impl Core {
             }
             Place::Ready(_) | Place::Dead(_) => self.push_ready(&queue, birth, entry),
         }
-        Ok(())
     }
 
     /// The first ready job that a consume would hand out. Deletes what it would pass over.

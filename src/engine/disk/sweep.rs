@@ -19,7 +19,8 @@ const GARBAGE: u64 = 100_000;
 impl Core {
     /// One step; the next goes on where this one ended.
     pub(super) fn sweep(&mut self, now: Millis) -> Step {
-        let mut removed = self.forget_queues(now);
+        let (looked, mut removed) = self.forget_queues(now);
+        let more_queues = looked == LOOKS;
         self.txn.flush()?;
         let from = self.sweep.take().map_or(Bound::Unbounded, Bound::Excluded);
         let walk = self.txn.store().range(Space::Ready, (from, Bound::Unbounded)).take(LOOKS);
@@ -48,25 +49,27 @@ impl Core {
             }
             self.queues.note_idle(queue, now);
         }
-        let done = items.len() < LOOKS;
-        if let Some((key, _)) = items.last().filter(|_| !done) {
+        let walked = items.len() < LOOKS;
+        let done = walked && !more_queues;
+        if let Some((key, _)) = items.last().filter(|_| !walked) {
             self.sweep = Some(bytes::Bytes::copy_from_slice(key));
         }
         let compact = if done { self.worst_garbage() } else { None };
         Ok(Ok(Answer::Swept(Swept { done, removed, compact })))
     }
 
-    fn forget_queues(&mut self, now: Millis) -> usize {
-        let Some(since) = now.checked_sub(millis(self.windows.idle)) else { return 0 };
+    /// Answers how many it looked at, and how many of them it forgot.
+    fn forget_queues(&mut self, now: Millis) -> (usize, usize) {
+        let Some(since) = now.checked_sub(millis(self.windows.idle)) else { return (0, 0) };
         let mut forgotten = 0;
-        for _ in 0..LOOKS {
-            let Some(looked) = self.queues.forget(since) else { break };
-            if let Some((_, state)) = looked {
+        for looked in 0..LOOKS {
+            let Some(idle) = self.queues.forget(since) else { return (looked, forgotten) };
+            if let Some((_, state)) = idle {
                 self.txn.delete(Space::Queues, state.key);
                 forgotten += 1;
             }
         }
-        forgotten
+        (LOOKS, forgotten)
     }
 
     /// A keyspace from which far more was deleted than is left, if there is one.

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::core::Core;
+use super::core::{Core, META_CLOSED};
 use super::op::{Answer, Op};
 use super::poison::Poison;
-use super::store::Fatal;
+use super::store::{Fatal, Space};
 use crate::engine::bell::Bells;
 use crate::engine::coalesce::{Call, Calls, Reply};
 use crate::error::{Error, Result};
@@ -38,21 +39,31 @@ impl Drop for Alive<'_> {
 }
 
 impl Writer {
-    /// Serves until it is closed or every caller is gone.
-    pub fn run(mut self) {
+    /// Serves until it is closed or every caller is gone. Answers the number that the last commit left in
+    /// `meta`, if the store is in order.
+    pub fn run(mut self) -> Option<u64> {
         let poison = self.poison.clone();
         let _alive = Alive(&poison);
         while let Some(group) = self.calls.blocking_next() {
             self.serve(group);
         }
-        // Whatever mode: a store that was closed in order has everything on disk.
-        self.core.must_sync = true;
-        if poison.check().is_ok()
-            && let Err(Fatal(reason)) =
-                self.core.txn.settle(true).and_then(|()| Ok(self.core.txn.store().sync()?))
-        {
-            poison.throw(reason);
+        poison.check().ok()?;
+        match self.last() {
+            Ok(number) => Some(number),
+            Err(Fatal(reason)) => {
+                poison.throw(reason);
+                None
+            }
         }
+    }
+
+    /// The last commit, synced in either mode.
+    fn last(&mut self) -> Result<u64, Fatal> {
+        let number = self.core.next_seq();
+        let value = Bytes::copy_from_slice(&number.to_be_bytes());
+        self.core.txn.put(Space::Meta, Bytes::from_static(META_CLOSED), value);
+        self.core.txn.settle(true)?;
+        Ok(number)
     }
 
     fn serve(&mut self, group: Vec<Call<Op, Answer>>) {

@@ -22,7 +22,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a Redis is. `Debug` shows no password.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct RedisAddress {
     /// `host:port`: the Redis, or with `master_name` its Sentinels.
     pub addrs: Vec<String>,

@@ -1,0 +1,167 @@
+//! kill -9 under load, many times: what was answered is there, what was acked is not, and nothing is there
+//! twice.
+
+mod disk_common;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use disk_common::*;
+use dormouse::clock::{ManualClock, SystemClock, system_now};
+use dormouse::engine::Engine;
+use dormouse::engine::disk::{DiskEngine, DiskOptions};
+use dormouse::job::{JobId, JobIds, JobRef, NewJob};
+
+const CHILD: &str = "DISK_CRASH_DIR";
+const ROUNDS: usize = 8;
+/// Lines that the child tells before it is killed, more in each round.
+const LINES: usize = 1500;
+const QUEUES: [&str; 3] = ["a", "b", "c"];
+
+/// One line, one write: what was told before the kill was told whole.
+fn tell(what: char, id: JobId) {
+    let mut out = std::io::stdout().lock();
+    // The parent may have stopped reading; the kill is on its way.
+    let _ = out.write_all(format!("{what} {id}\n").as_bytes());
+    let _ = out.flush();
+}
+
+/// Runs in a process of its own, until it is killed: `p` before a publish, `P` after, `a` and `A` for acks.
+#[tokio::test]
+async fn child_under_load() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let options = DiskOptions::new(path, Arc::new(SystemClock::default()));
+    let engine = DiskEngine::open(options).expect("the last one was killed");
+    let ids = Arc::new(JobIds::default());
+    let count = Arc::new(AtomicU64::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..8usize {
+        let (engine, ids, count) = (engine.clone(), ids.clone(), count.clone());
+        tasks.spawn(async move {
+            // Far more than the parent waits for.
+            while count.fetch_add(1, Ordering::Relaxed) < 1_000_000 {
+                let q = queue(QUEUES[count.load(Ordering::Relaxed) as usize % QUEUES.len()]);
+                let now = engine.now();
+                let jobs: Vec<NewJob> = (0..3)
+                    .map(|i| NewJob {
+                        id: ids.make(now, 0, false),
+                        delay: Duration::from_millis(if i == 0 { 3 } else { 0 }),
+                        tries: std::num::NonZeroU16::new(2).expect("two"),
+                        ..job(&q, 0)
+                    })
+                    .collect();
+                let made: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+                made.iter().for_each(|id| tell('p', *id));
+                engine.publish(jobs).await.expect("published");
+                made.iter().for_each(|id| tell('P', *id));
+                if n == 0 {
+                    engine.pump(100).await.expect("pumped");
+                }
+                let taken = take(&engine, &q, 2, Duration::from_millis(20)).await;
+                for job in taken {
+                    tell('a', job.id);
+                    engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                    tell('A', job.id);
+                }
+            }
+        });
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+#[derive(Default)]
+struct Told {
+    published: BTreeSet<String>,
+    begun: BTreeSet<String>,
+    acking: BTreeSet<String>,
+    acked: BTreeSet<String>,
+}
+
+/// Runs the child until it has told enough, and kills it.
+fn run_and_kill(path: &Path, lines: usize, told: &mut Told) {
+    let me = std::env::current_exe().expect("a test knows its own path");
+    let mut child = Command::new(me)
+        .args(["--exact", "child_under_load", "--nocapture"])
+        .env(CHILD, path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the child starts");
+    let mut out = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut line = String::new();
+    let mut seen = 0;
+    loop {
+        line.clear();
+        if out.read_line(&mut line).expect("the pipe can be read") == 0 {
+            break;
+        }
+        if let Some((what, id)) = line.trim_end().split_once(' ')
+            && line.ends_with('\n')
+        {
+            let set = match what {
+                "p" => &mut told.begun,
+                "P" => &mut told.published,
+                "a" => &mut told.acking,
+                "A" => &mut told.acked,
+                _ => continue,
+            };
+            set.insert(id.to_owned());
+            seen += 1;
+            if seen == lines {
+                child.kill().expect("SIGKILL");
+            }
+        }
+    }
+    child.wait().expect("it was killed");
+    assert!(seen >= lines, "the child ended by itself after {seen} lines");
+}
+
+#[tokio::test]
+async fn kill_9_loses_nothing_and_brings_nothing_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut told = Told::default();
+    for round in 0..ROUNDS {
+        run_and_kill(dir.path(), LINES + 371 * round, &mut told);
+        check(dir.path(), &told).await;
+    }
+}
+
+/// Takes everything out of a copy of the store.
+async fn check(path: &Path, told: &Told) {
+    let copied = tempfile::tempdir().expect("a directory");
+    copy(path, copied.path());
+    let clock = Arc::new(ManualClock::new(system_now() + 60_000));
+    let engine = open(copied.path(), &clock);
+    // Jobs that were acked when they were ready again leave entries that stand for nothing.
+    engine.sweep().await.expect("swept");
+    let stats = engine.stats().await.expect("stats");
+    let counted = stats.timers + stats.queues.iter().map(|q| q.ready + q.dead).sum::<u64>();
+    while engine.pump(1000).await.expect("pumped").moved > 0 {}
+    let mut found = BTreeSet::new();
+    for name in QUEUES {
+        let q = queue(name);
+        engine.respawn(&q, u64::MAX, None).await.expect("respawned");
+        loop {
+            let jobs = take(&engine, &q, 100, Duration::from_secs(3600)).await;
+            if jobs.is_empty() {
+                break;
+            }
+            for job in jobs {
+                assert!(found.insert(job.id.to_string()), "{} is there twice", job.id);
+            }
+        }
+    }
+    assert_eq!(found.len() as u64, counted, "ready, timers and dead together are the jobs");
+    for id in &told.published {
+        assert!(found.contains(id) || told.acking.contains(id), "{id} was published and is lost");
+    }
+    for id in &found {
+        assert!(told.begun.contains(id), "{id} was never published");
+        assert!(!told.acked.contains(id), "{id} was acked and is back");
+    }
+    engine.close().await;
+}

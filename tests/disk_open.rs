@@ -1,0 +1,226 @@
+//! Opening what should not be opened, and what a damaged or failing disk must and must not do.
+
+mod disk_common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk_common::*;
+use dormouse::clock::{Clock, ManualClock};
+use dormouse::engine::Engine;
+use dormouse::engine::disk::{DiskEngine, OpenError};
+use dormouse::error::Error;
+use dormouse::job::NewJob;
+
+#[tokio::test]
+async fn a_directory_in_use_is_refused_and_free_after_close() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let second = DiskEngine::open(options(dir.path(), &clock));
+    assert!(matches!(second, Err(OpenError::Locked(_))), "expected Locked: {second:?}");
+    engine.close().await;
+    let closed = engine.check().await;
+    assert!(matches!(closed, Err(Error::Closed)), "expected Closed: {closed:?}");
+    open(dir.path(), &clock).check().await.expect("the directory is free after close");
+}
+
+#[tokio::test]
+async fn an_engine_that_is_dropped_frees_its_directory() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    for round in 0..3 {
+        let engine = open(dir.path(), &clock);
+        engine.publish(vec![job(&queue("q"), round)]).await.expect("published");
+    }
+    let size = open(dir.path(), &clock).size(&queue("q")).await.expect("size");
+    assert_eq!(size, 3, "one job from each round");
+}
+
+#[test]
+fn what_is_not_ours_is_refused() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    std::fs::write(dir.path().join("precious"), "data").expect("written");
+    let opened = DiskEngine::open(options(dir.path(), &clock));
+    assert!(matches!(opened, Err(OpenError::NotOurs(_))), "expected NotOurs: {opened:?}");
+    let left: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").flatten().collect();
+    assert_eq!(left.len(), 1, "nothing is written into a foreign directory: {left:?}");
+
+    let (dir, file) = (tempfile::tempdir().expect("a directory"), "not a dormouse at all");
+    std::fs::write(dir.path().join("dormouse"), file).expect("written");
+    let opened = DiskEngine::open(options(dir.path(), &clock));
+    assert!(matches!(opened, Err(OpenError::NotOurs(_))), "expected NotOurs: {opened:?}");
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    std::fs::write(dir.path().join("dormouse"), "dormouse disk pool, format 2\n").expect("written");
+    let opened = DiskEngine::open(options(dir.path(), &clock));
+    assert!(matches!(opened, Err(OpenError::Newer(_, 2))), "expected Newer(2): {opened:?}");
+}
+
+#[tokio::test]
+async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
+    let clock = clock();
+    for cut in ["", "dormouse disk pool, format 1\n"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("dormouse"), cut).expect("written");
+        if !cut.is_empty() {
+            std::fs::create_dir(dir.path().join("db")).expect("made");
+            std::fs::write(dir.path().join("db/0.jnl"), "").expect("written");
+        }
+        open(dir.path(), &clock).check().await.expect("a directory without data opens anew");
+    }
+}
+
+#[tokio::test]
+async fn time_does_not_fall_back_over_a_restart() {
+    let (dir, ahead) = (tempfile::tempdir().expect("a directory"), clock());
+    ahead.advance(Duration::from_secs(7200));
+    let engine = open(dir.path(), &ahead);
+    let q = queue("q");
+    let delayed = NewJob { delay: Duration::from_secs(10), ..job(&q, 1) };
+    engine.publish(vec![delayed]).await.expect("published");
+    engine.close().await;
+    let back = clock();
+    let engine = open(dir.path(), &back);
+    assert!(engine.now() >= ahead.now() - 1000, "{} fell behind {}", engine.now(), ahead.now());
+    let next = engine.pump(10).await.expect("pumped").next;
+    assert!(next > Duration::from_secs(8) && next <= Duration::from_secs(11), "due in {next:?}, not in 10 s");
+    back.advance(next);
+    assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "due after its delay");
+}
+
+/// A body that does not compress, told from all others.
+fn body(n: u64, len: usize) -> Bytes {
+    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let bytes = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    });
+    bytes.flatten().take(len).collect()
+}
+
+fn files(path: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).expect("listed").flatten() {
+        if entry.path().is_dir() { found.extend(files(&entry.path())) } else { found.push(entry.path()) }
+    }
+    found.sort();
+    found
+}
+
+#[tokio::test]
+async fn no_flipped_bytes_are_served_as_a_body() {
+    const JOBS: u64 = 640;
+    const LEN: usize = 64 << 10;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let q = queue("q");
+    let engine = open(dir.path(), &clock);
+    for n in 0..JOBS {
+        let large = NewJob { body: body(n, LEN), ..job(&q, n) };
+        engine.publish(vec![large]).await.expect("published");
+    }
+    engine.close().await;
+    let (mut refused, mut corrupt, mut whole) = (0, 0, 0);
+    let originals = files(dir.path());
+    // One flip at a time, at two places of each large file; put back afterwards.
+    for (at, file) in originals.iter().enumerate() {
+        let len = std::fs::metadata(file).expect("it is there").len();
+        if len < 1 << 20 {
+            continue;
+        }
+        for part in 0..2u64 {
+            let copied = tempfile::tempdir().expect("a directory");
+            copy(dir.path(), copied.path());
+            let target = copied.path().join(file.strip_prefix(dir.path()).expect("it is inside"));
+            let mut bytes = std::fs::read(&target).expect("read");
+            // The journal is allocated ahead: its end is empty.
+            let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |p| p as u64);
+            let place = (used * (2 * part + 1) / 4 + at as u64) as usize;
+            for byte in &mut bytes[place..place + 16] {
+                *byte ^= 0x5a;
+            }
+            std::fs::write(&target, bytes).expect("written");
+            let engine = match DiskEngine::open(options(copied.path(), &clock)) {
+                Ok(engine) => engine,
+                Err(OpenError::Damaged(..)) => {
+                    refused += 1;
+                    continue;
+                }
+                Err(other) => panic!("expected Damaged: {other}"),
+            };
+            let mut bad = 0;
+            for n in 0..JOBS {
+                match engine.peek_job(&job_ref(&q, n)).await {
+                    Ok(Some(job)) => assert!(job.body == body(n, LEN), "job {n} has another body: {file:?}"),
+                    Ok(None) => panic!("job {n} is gone without an error: {file:?} at {place}"),
+                    Err(Error::Corrupt(_)) => bad += 1,
+                    Err(other) => panic!("expected Corrupt: {other}"),
+                }
+            }
+            // The queue goes on without the jobs that cannot be read.
+            let mut taken = 0;
+            loop {
+                let jobs = take(&engine, &q, 100, Duration::from_secs(60)).await;
+                if jobs.is_empty() {
+                    break;
+                }
+                taken += jobs.len() as u64;
+            }
+            assert_eq!(taken + bad, JOBS, "each job is handed out or reported");
+            if bad > 0 {
+                corrupt += 1
+            } else {
+                whole += 1
+            }
+            engine.close().await;
+        }
+    }
+    assert!(refused > 0 && corrupt > 0, "refused {refused}, corrupt {corrupt}, without effect {whole}");
+}
+
+const CHILD: &str = "DISK_OPEN_FULL_DIR";
+
+/// Runs in a process of its own that may not write files beyond 64 MiB, as on a full disk.
+#[tokio::test]
+async fn child_full_disk() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let clock = std::sync::Arc::new(ManualClock::new(START));
+    let engine = open(Path::new(&path), &clock);
+    let q = queue("q");
+    engine.publish(vec![job(&q, 0)]).await.expect("there is room for one");
+    let large = (1..65).map(|n| NewJob { body: body(n, 1 << 20), ..job(&q, n) }).collect();
+    let failed = engine.publish(large).await;
+    assert!(matches!(failed, Err(Error::Poisoned(_))), "expected Poisoned: {failed:?}");
+    let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
+    assert!(!reason.expect("poisoned() returns").is_empty(), "the reason is told");
+    let later = engine.publish(vec![job(&q, 99)]).await;
+    assert!(matches!(later, Err(Error::Poisoned(_))), "a small one, expected Poisoned: {later:?}");
+    assert!(engine.check().await.is_err(), "check says no");
+    engine.close().await;
+}
+
+#[tokio::test]
+async fn a_failed_write_poisons_the_store_and_loses_nothing() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let me = std::env::current_exe().expect("a test knows its own path");
+    // XFSZ ignored, the write fails with EFBIG instead of killing. `ulimit -f` of sh counts 512 bytes, of
+    // bash in its own mode 1024.
+    let script = r#"trap "" XFSZ; ulimit -f 131072; exec "$0" --exact child_full_disk --nocapture"#;
+    let run = Command::new("sh")
+        .args(["-c", script])
+        .arg(me)
+        .env(CHILD, dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .expect("sh runs");
+    let told = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && told.contains("1 passed"), "the child failed: {told}");
+    let engine = open(dir.path(), &clock);
+    assert_eq!(engine.size(&queue("q")).await.expect("size"), 1, "the answered job is there, no other");
+}

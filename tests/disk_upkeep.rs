@@ -1,0 +1,121 @@
+//! Space comes back: what nobody consumes, what was acked in its queue, and queues used once.
+
+mod disk_common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use disk_common::*;
+use dormouse::engine::Engine;
+use dormouse::job::NewJob;
+
+/// Keys left in a closed store, by keyspace; `meta` always has some.
+fn keys(path: &Path) -> Vec<(&'static str, usize)> {
+    let db = fjall::Database::builder(path.join("db")).open().expect("it was closed");
+    ["jobs", "delayed", "running", "ready", "dead", "queues"]
+        .into_iter()
+        .map(|name| {
+            let space = db.keyspace(name, Default::default).expect("it exists");
+            (name, space.iter().count())
+        })
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
+#[tokio::test]
+async fn jobs_that_nobody_consumes_leave_nothing_behind() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let q = queue("unread");
+    for batch in 0..157u64 {
+        let jobs = (0..64).map(|i| NewJob {
+            ttl: Some(Duration::from_secs(1)),
+            delay: Duration::from_millis(if i % 2 == 0 { 0 } else { 500 }),
+            ..job(&q, batch * 64 + i)
+        });
+        engine.publish(jobs.collect()).await.expect("published");
+    }
+    clock.advance(Duration::from_millis(700));
+    while engine.pump(1000).await.expect("pumped").moved > 0 {}
+    assert_eq!(engine.size(&q).await.expect("size"), 157 * 64, "all are ready");
+    clock.advance(Duration::from_secs(1));
+    engine.sweep().await.expect("swept");
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "all have expired");
+    clock.advance(Duration::from_secs(3600));
+    engine.sweep().await.expect("swept");
+    assert_eq!(engine.queues().await.expect("queues"), [], "the queue was empty for an hour");
+    engine.close().await;
+    assert_eq!(keys(dir.path()), [], "keys are left");
+}
+
+#[tokio::test]
+async fn a_queue_per_job_does_not_grow_the_store() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    for n in 0..300 {
+        let q = queue(&format!("answer-{n}"));
+        engine.publish(vec![job(&q, n)]).await.expect("published");
+        let taken = take(&engine, &q, 1, Duration::from_secs(9)).await;
+        assert_eq!(taken.len(), 1, "the answer is there");
+        engine.ack(job_ref(&q, n)).await.expect("acked");
+    }
+    clock.advance(Duration::from_secs(3600));
+    engine.sweep().await.expect("swept");
+    assert_eq!(engine.queues().await.expect("queues"), [], "all have been empty for an hour");
+    engine.close().await;
+    assert_eq!(keys(dir.path()), [], "keys are left");
+}
+
+#[tokio::test]
+async fn jobs_acked_in_their_queue_are_passed_over_and_swept() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let q = queue("cancelled");
+    // More than one step of a consume passes over, and beyond the window.
+    for n in 0..6000 {
+        engine.publish(vec![job(&q, n)]).await.expect("published");
+    }
+    for n in 0..5999 {
+        engine.ack(job_ref(&q, n)).await.expect("acked");
+    }
+    let taken = take(&engine, &q, 5, Duration::from_secs(9)).await;
+    assert_eq!(taken.iter().map(|job| job.id).collect::<Vec<_>>(), [id(5999)], "the one that is left");
+    engine.ack(job_ref(&q, 5999)).await.expect("acked");
+    clock.advance(Duration::from_secs(3600));
+    engine.sweep().await.expect("swept");
+    engine.close().await;
+    let left = keys(dir.path());
+    assert!(left.is_empty() || left == [("queues", 1)], "keys are left: {left:?}");
+}
+
+#[tokio::test]
+async fn calls_of_one_group_see_each_other() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let q = queue("group");
+    // All are queued before the writer answers the first: most of them meet in one group.
+    for round in 0..50u64 {
+        let n = round * 10;
+        let (a, b, c, taken, d, e) = tokio::join!(
+            engine.publish(vec![job(&q, n)]),
+            engine.ack(job_ref(&q, n)),
+            engine.publish(vec![job(&q, n), job(&q, n + 1)]),
+            take(&engine, &q, 5, Duration::from_secs(9)),
+            engine.ack(job_ref(&q, n)),
+            engine.republish(job_ref(&q, n + 1), job(&q, n + 2)),
+        );
+        for (what, answer) in [("publish", a), ("ack", b), ("publish again", c), ("ack", d), ("republish", e)]
+        {
+            answer.unwrap_or_else(|e| panic!("{what} in round {round}: {e}"));
+        }
+        let got: Vec<_> = taken.iter().map(|job| job.id).collect();
+        assert_eq!(got, [id(n), id(n + 1)], "round {round}: each once, though {n} was acked and came again");
+        engine.give_back(taken).await.expect("given back");
+        let left = take(&engine, &q, 5, Duration::from_secs(9)).await;
+        let got: Vec<_> = left.iter().map(|job| job.id).collect();
+        assert_eq!(got, [id(n + 2)], "round {round}: acked hand-overs are not given back");
+        engine.ack(job_ref(&q, n + 2)).await.expect("acked");
+    }
+    let stats = engine.stats().await.expect("stats");
+    assert_eq!(stats.timers, 0, "nothing runs any more");
+}
