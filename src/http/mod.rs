@@ -41,7 +41,7 @@ pub struct Pool {
     pub ids: JobIds,
 }
 
-/// What publish and consume take where the caller says nothing, as text so that one parser serves both.
+/// What publish and consume take where the caller says nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// Seconds; 0 is forever.

@@ -1,5 +1,5 @@
 //! What the writer keeps in memory of timers: the earliest delayed jobs, and all running ones, which must be
-//! found by job when they are acked. Changes memory only: apply.rs writes the same change to the disk.
+//! found by job when they are acked. Changes memory only: the steps write the same change to the disk.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,0 +1,66 @@
+//! The configurations in config/ load, and say what the code says.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use dormouse::config::{Config, DEFAULT_DATA, SyncMode};
+
+fn load(file: &str) -> Config {
+    Config::load(Some(Path::new(file)), []).unwrap_or_else(|e| panic!("{file} should load: {e}"))
+}
+
+/// Every key that a table may have. The message about an unknown one lists them.
+fn keys(table: &str) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), format!("{table}\nNope = 1\n")).expect("it can be written");
+    let error = Config::load(Some(file.path()), []).expect_err("Nope is no key").to_string();
+    let (_, expected) = error.split_once("expected one of").unwrap_or_else(|| panic!("no list in: {error}"));
+    let (expected, _) = expected.split_once(" for key ").unwrap_or((expected, ""));
+    let keys: Vec<String> = expected.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    assert!(keys.len() > 5, "the list of keys in: {error}");
+    keys
+}
+
+#[test]
+fn the_commented_configuration_says_the_defaults() {
+    let mut config = load("config/dormouse.toml");
+    let pools = std::mem::take(&mut config.pool);
+    assert_eq!(
+        format!("{config:#?}"),
+        format!("{:#?}", Config::default()),
+        "left: the file; right: the code"
+    );
+    assert_eq!(pools.keys().collect::<Vec<_>>(), ["default"], "pools that are not commented out");
+    assert_eq!(pools["default"].path.as_deref(), Some(Path::new(DEFAULT_DATA)));
+    assert_eq!(pools["default"].sync, SyncMode::default());
+}
+
+#[test]
+fn no_key_is_missing_from_the_commented_configuration_and_the_docs() {
+    let file = std::fs::read_to_string("config/dormouse.toml").expect("config/dormouse.toml");
+    let docs = std::fs::read_to_string("docs/configuration.md").expect("docs/configuration.md");
+    for (table, keys) in [("", keys("")), ("[Pool.default]", keys("[Pool.default]"))] {
+        for key in keys {
+            let is_set = |line: &str| {
+                let line = line.trim_start_matches('#').trim();
+                line.starts_with(&format!("{key} = ")) || line.starts_with(&format!("[{key}"))
+            };
+            assert!(file.lines().any(is_set), "config/dormouse.toml should show {table} {key}");
+            assert!(docs.contains(&format!("`{key}`")), "docs/configuration.md should explain {table} {key}");
+        }
+    }
+}
+
+#[test]
+fn the_configuration_of_docker_compose_keeps_all_on_one_redis() {
+    let config = load("config/redis.toml");
+    let redis = Some("redis:6379");
+    assert_eq!(config.pool["default"].addr.as_deref(), redis);
+    assert_eq!(config.admin_redis.as_ref().and_then(|a| a.addr.as_deref()), redis);
+    assert!(!config.allow_unsafe_redis, "what it runs on must keep jobs");
+    assert_eq!(
+        config.accounts,
+        BTreeMap::new(),
+        "the admin port is bound to the machine by docker-compose.yml"
+    );
+}
