@@ -51,7 +51,7 @@ async fn lateness(bench: &Bench, store: Store) -> Outcome {
     let plan = Plan {
         ledger: ledger.clone(),
         jobs,
-        per_second: 250.0,
+        per_second: 150.0,
         connections: PUBLISHERS,
         job: |number| ("delayed".into(), 1 + number as u64 % 3, ""),
     };
