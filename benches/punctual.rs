@@ -66,7 +66,7 @@ async fn lateness(bench: &Bench, store: Store) -> Outcome {
     let plan = Plan {
         ledger: ledger.clone(),
         jobs,
-        per_second: 200.0,
+        per_second: 150.0,
         connections: PUBLISHERS,
         job: |_| ("running".into(), 0, "&tries=2"),
     };
