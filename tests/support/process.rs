@@ -73,6 +73,11 @@ impl Process {
         rest.split_whitespace().next().unwrap_or_default().to_owned()
     }
 
+    /// For figures from /proc.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();

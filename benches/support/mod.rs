@@ -1,0 +1,18 @@
+//! What the benchmarks share. They are real clients of the real binary: nothing here reaches into a server.
+#![allow(dead_code)] // every benchmark compiles all of this and calls some of it
+
+pub mod client;
+pub mod ledger;
+pub mod load;
+pub mod park;
+pub mod proc;
+pub mod report;
+pub mod setup;
+
+#[path = "../../tests/support/process.rs"]
+mod process;
+#[path = "../../tests/support/redis_server.rs"]
+pub mod redis_server;
+
+/// A benchmark that cannot go on says why, and counts as failed.
+pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

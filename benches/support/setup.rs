@@ -1,0 +1,166 @@
+//! Servers to be measured: the release binary as a child process, on a directory or on a redis-server of its
+//! own, all of it gone when the section ends.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use super::Outcome;
+use super::client::Target;
+use super::process::Process;
+use super::redis_server::RedisServer;
+
+/// What a server keeps its jobs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Synced before each answer.
+    Disk,
+    /// Synced every second.
+    DiskEverySec,
+    /// Append-only file, synced every second.
+    Redis,
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Store::Disk => "disk",
+            Store::DiskEverySec => "disk everysec",
+            Store::Redis => "redis",
+        })
+    }
+}
+
+/// One server process.
+pub struct Server {
+    process: Process,
+    /// The API with a token of namespace `bench`.
+    pub api: Target,
+    pub admin: Target,
+    /// Goes after the process.
+    _dir: TempDir,
+}
+
+impl Server {
+    async fn start(pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
+        let dir = TempDir::new()?;
+        std::fs::write(dir.path().join("dormouse.toml"), format!("LogLevel = \"info\"\n{pool}"))?;
+        let mut process = Process::start(dir.path(), &["-c", "dormouse.toml"], env);
+        let api: SocketAddr = process.address("api").parse()?;
+        let admin = Target::new(process.address("admin").parse()?, None);
+        #[derive(Deserialize)]
+        struct Made {
+            token: String,
+        }
+        let request = admin.bare("POST", "/token/bench?description=bench");
+        let answer = admin.connect().await?.expect(201, &request).await?;
+        let made: Made = serde_json::from_slice(&answer.body)?;
+        Ok(Server { process, api: Target::new(api, Some(&made.token)), admin, _dir: dir })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// How many polls it says are parked.
+    pub async fn parked(&self) -> Outcome<usize> {
+        let answer = self.admin.connect().await?.expect(200, &self.admin.bare("GET", "/metrics")).await?;
+        let text = String::from_utf8(answer.body)?;
+        let line = text.lines().find_map(|line| line.strip_prefix("dormouse_parked_polls "));
+        Ok(line.ok_or("no gauge of parked polls")?.trim().parse()?)
+    }
+
+    /// Waits until this many polls are parked.
+    pub async fn wait_parked(&self, polls: usize) -> Outcome {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let parked = self.parked().await?;
+            if parked == polls {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(format!("{polls} polls should be parked, {parked} are").into());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// Servers and what they stand on.
+pub struct Setup {
+    pub servers: Vec<Server>,
+    pub redis: Option<RedisServer>,
+}
+
+impl Setup {
+    /// One server on this store.
+    pub async fn one(store: Store) -> Outcome<Setup> {
+        match store {
+            Store::Disk => Setup::disk("always").await,
+            Store::DiskEverySec => Setup::disk("everysec").await,
+            Store::Redis => Setup::redis(&[&[]]).await,
+        }
+    }
+
+    async fn disk(sync: &str) -> Outcome<Setup> {
+        let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
+        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: None })
+    }
+
+    /// Several servers on one Redis, each with variables of its own.
+    pub async fn redis(environments: &[&[(&str, &str)]]) -> Outcome<Setup> {
+        let redis = RedisServer::start();
+        let addr = redis.addr();
+        let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n");
+        let mut servers = Vec::new();
+        for env in environments {
+            servers.push(Server::start(&pool, env).await?);
+        }
+        Ok(Setup { servers, redis: Some(redis) })
+    }
+
+    /// The first server.
+    pub fn first(&self) -> &Server {
+        &self.servers[0] // every constructor makes at least one
+    }
+
+    /// The last server: another one than the first if there are several.
+    pub fn last(&self) -> &Server {
+        &self.servers[self.servers.len() - 1] // as above
+    }
+
+    /// Every process, for a meter: servers, the Redis, this client.
+    pub fn processes(&self) -> Vec<(&'static str, u32)> {
+        let mut all: Vec<_> = self.servers.iter().map(|server| ("server", server.pid())).collect();
+        all.extend(self.redis.as_ref().map(|redis| ("redis", redis.pid())));
+        all.push(("client", std::process::id()));
+        all
+    }
+}
+
+/// A figure of the Redis's INFO, by its name.
+pub fn info(redis: &RedisServer, section: &str, name: &str) -> Outcome<f64> {
+    let text: String = redis::cmd("INFO").arg(section).query(&mut redis.connection())?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.ok_or_else(|| format!("INFO {section} has no {name}"))?.trim().parse()?)
+}
+
+/// How often each command has run so far; INFO, which asks it, left out.
+pub fn command_counts(redis: &RedisServer) -> Outcome<std::collections::BTreeMap<String, u64>> {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut redis.connection())?;
+    let mut counts = std::collections::BTreeMap::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line.strip_prefix("cmdstat_").and_then(|line| line.split_once(":calls="))
+        else {
+            continue;
+        };
+        // Our own connections, which say who they are.
+        if !["info", "client|setinfo", "client|setname"].contains(&name) {
+            counts.insert(name.to_owned(), rest.split(',').next().unwrap_or_default().parse()?);
+        }
+    }
+    Ok(counts)
+}
