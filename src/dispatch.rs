@@ -4,7 +4,7 @@
 //!
 //! Consumers with the same list of queues stand in one *line*, first come, first served. A line *looks* when
 //! it has reason to: one engine call that serves up to [`LOOK_CONSUMERS`] consumers from the front, so a
-//! publish to a queue with ten thousand parked consumers costs one call. At most one look per line is under
+//! publish to a queue with ten thousand parked consumers costs one small call. At most one look per line is under
 //! way. The reasons are a ring of the [`Bell`] (`stale`), and an arrival that cannot rely on the bell.
 //!
 //! No wake-up is lost: a line that keeps consumers first *watches* its queues, then looks once more. A ring
@@ -30,6 +30,10 @@ use crate::name::{Queue, QueueList};
 
 /// The most consumers that one look serves.
 const LOOK_CONSUMERS: usize = 64;
+/// How many a look serves that follows a ring: most rings tell of one job. Each look that finds a job for
+/// everybody is followed by one that serves `WIDEN` times as many.
+const FIRST_LOOK: usize = 4;
+const WIDEN: usize = 4;
 /// The longest that a poll may last: beyond it a timer would overflow. lmstfy's u32 seconds are far longer
 /// than any connection lives.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -141,6 +145,8 @@ struct Line {
     stale: bool,
     /// A task looks, or is about to.
     looking: bool,
+    /// How many consumers the next look serves, as a power of [`WIDEN`] above [`FIRST_LOOK`].
+    wider: u32,
 }
 
 #[derive(Debug)]
@@ -311,11 +317,12 @@ impl Dispatcher {
             return None;
         }
         line.stale = false;
+        let consumers = LOOK_CONSUMERS.min(FIRST_LOOK * WIDEN.pow(line.wider));
         let mut jobs = 0;
         let (arrived, wants) = line
             .waiters
             .iter()
-            .take(LOOK_CONSUMERS)
+            .take(consumers)
             .take_while(|(_, waiter)| {
                 jobs += usize::from(waiter.want.count);
                 jobs <= MAX_CONSUME
@@ -350,7 +357,9 @@ impl Dispatcher {
                 if full {
                     // Everybody asked for got all they wanted: there may be more for those behind.
                     line.stale = true;
+                    line.wider = (line.wider + 1).min(2);
                 } else {
+                    line.wider = 0;
                     // The queues were empty after this look began: whoever came before it and is impatient
                     // has the answer.
                     let answered: Vec<u64> = line

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::Engine;
 
-/// Between two pumps that found nothing left to do: bounds the calls per second that a trickle of jobs costs,
-/// and adds at most this to their lateness.
-const SHORTEST_SLEEP: Duration = Duration::from_millis(2);
+/// From one pump to the next, unless more is due already: bounds the calls per second that a trickle of jobs
+/// costs, and adds at most this to their lateness.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// After a failure the pump waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
@@ -20,7 +20,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// with one step.
 pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: CancellationToken) {
     let mut retry = None;
-    loop {
+    while !stop.is_cancelled() {
+        let began = Instant::now();
         let wait = match engine.pump(batch).await {
             Ok(pumped) => {
                 if retry.take().is_some() {
@@ -29,9 +30,6 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                 if pumped.next.is_zero() && pumped.moved > 0 {
                     // More is due. Other tasks get their turn, the store gets no pause.
                     tokio::task::yield_now().await;
-                    if stop.is_cancelled() {
-                        return;
-                    }
                     continue;
                 }
                 pumped.next
@@ -48,21 +46,19 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                 pause
             }
         };
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            () = sleep(SHORTEST_SLEEP) => {}
-        }
-        let rest = wait.saturating_sub(SHORTEST_SLEEP);
-        if rest.is_zero() {
-            continue;
-        }
+        // A moment, not a duration: what is slept in two parts would be rounded up twice.
+        let due = Instant::now() + wait;
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             // While the store is away nothing can be stored either, so only the retry counts.
             () = engine.due_earlier(), if retry.is_none() => {}
-            () = sleep(rest) => {}
+            () = sleep_until(due) => {}
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep_until(began + SHORTEST_PAUSE) => {}
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -34,7 +35,7 @@ use crate::{limits, pump};
 /// How many due jobs one pump step moves: on Redis it bounds how long one script keeps the server busy, on
 /// disk how long one commit keeps the others waiting.
 const REDIS_PUMP: usize = 200;
-const DISK_PUMP: usize = 2000;
+const DISK_PUMP: usize = 500;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
 /// How long requests that are under way may still take once the server is told to stop. With what follows
@@ -89,9 +90,12 @@ pub struct Server {
     state: Arc<State>,
     /// The stores, each once.
     engines: Vec<Arc<dyn Engine>>,
-    /// Ends the ports; what is under way goes on.
-    stop_ports: CancellationToken,
-    ports: TaskTracker,
+    /// Ends the public port; what is under way goes on.
+    stop_api: CancellationToken,
+    api_tasks: TaskTracker,
+    /// Ends the admin port, which tells until the end that the server is not ready.
+    stop_admin: CancellationToken,
+    admin_tasks: TaskTracker,
     /// Ends everything else.
     stop_tasks: CancellationToken,
     tasks: TaskTracker,
@@ -157,12 +161,12 @@ impl Server {
             scrape: Mutex::default(),
             skip_verification: options.skip_verification,
             accounts: config.accounts.clone(),
+            bulk_room: Semaphore::new(http::BULK_ROOM),
             access_log: AtomicBool::new(config.enable_access_log),
         });
 
-        let (stop_ports, stop_tasks, failed) =
-            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
-        let (ports, tasks) = (TaskTracker::new(), TaskTracker::new());
+        let [stop_api, stop_admin, stop_tasks, failed] = std::array::from_fn(|_| CancellationToken::new());
+        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| TaskTracker::new());
         for (name, engine) in &stores.engines {
             let batch = stores.batches[name];
             let pump = pump::run(engine.clone(), name.to_string(), batch, stop_tasks.clone());
@@ -191,14 +195,26 @@ impl Server {
         };
         watched(&tasks, "the refresh of limits".into(), &readiness, &failed, &stop_tasks, refresh);
         let most = config.max_connections;
-        let api_port = http::conn::serve(listener, http::api(state.clone()), most, stop_ports.clone());
-        watched(&ports, "the public port".into(), &readiness, &failed, &stop_ports, api_port);
+        let api_port = http::conn::serve(listener, http::api(state.clone()), most, stop_api.clone());
+        watched(&api_tasks, "the public port".into(), &readiness, &failed, &stop_api, api_port);
         let admin_port =
-            http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_ports.clone());
-        watched(&ports, "the admin port".into(), &readiness, &failed, &stop_ports, admin_port);
+            http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_admin.clone());
+        watched(&admin_tasks, "the admin port".into(), &readiness, &failed, &stop_admin, admin_port);
 
         let engines = stores.engines.into_values().collect();
-        let server = Server { api, admin, state, engines, stop_ports, ports, stop_tasks, tasks, failed };
+        let server = Server {
+            api,
+            admin,
+            state,
+            engines,
+            stop_api,
+            api_tasks,
+            stop_admin,
+            admin_tasks,
+            stop_tasks,
+            tasks,
+            failed,
+        };
         server.announce(&config, options).await?;
         Ok(server)
     }
@@ -210,14 +226,17 @@ impl Server {
         for pool in self.state.pools.values() {
             pool.dispatcher.close();
         }
-        self.stop_ports.cancel();
-        self.ports.close();
-        if tokio::time::timeout(GRACE, self.ports.wait()).await.is_err() {
+        self.stop_api.cancel();
+        self.api_tasks.close();
+        if tokio::time::timeout(GRACE, self.api_tasks.wait()).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
         }
+        self.stop_admin.cancel();
+        self.admin_tasks.close();
         self.stop_tasks.cancel();
         self.tasks.close();
-        if tokio::time::timeout(TIDY, self.tasks.wait()).await.is_err() {
+        let tidy = async { tokio::join!(self.admin_tasks.wait(), self.tasks.wait()) };
+        if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
         for engine in &self.engines {

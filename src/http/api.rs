@@ -32,6 +32,10 @@ pub const MAX_JOB: usize = 1 << 20;
 /// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
 const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
 
+/// How long a sender may pause within a body.
+const BODY_PAUSE: Duration = Duration::from_secs(30);
+const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
+
 type Answer = Result<Response, ApiError>;
 
 #[derive(Serialize)]
@@ -81,6 +85,11 @@ pub async fn publish_bulk(Shared(state): Shared<Arc<State>>, caller: Caller, req
     let counted = admitted(&state, &caller.key, Direction::Write).await?;
     let life = params::life(query(&request), &state.defaults)?;
     let attributes = attributes(request.headers())?;
+    // A bulk may be large. When too many are, they wait for room before they are read. Nobody closes the
+    // semaphore, and no bulk needs more than there is.
+    let size = hyper::body::Body::size_hint(request.body()).upper().map_or(MAX_BULK, |size| size as usize);
+    let room = size.min(MAX_BULK).div_ceil(1024) as u32;
+    let _room = state.bulk_room.acquire_many(room).await.map_err(|_| crate::error::Error::Closed)?;
     let body = read_body(request.into_body(), MAX_BULK, "body too large").await?;
     let new: Vec<NewJob> = split_bulk(&body)?
         .into_iter()
@@ -326,7 +335,9 @@ async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> Resu
     }
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    loop {
+        let frame = tokio::time::timeout(BODY_PAUSE, body.frame()).await.map_err(|_| BODY_STALLED)?;
+        let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::bad("failed to read body"))?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + whole.len() + data.len() > most {

@@ -20,6 +20,7 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 pub use self::outage::Outages;
 use crate::config::Secret;
@@ -30,6 +31,9 @@ use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::throttle::Throttle;
 use crate::token::Tokens;
+
+/// How much the bodies of all bulks that are under way may take, in KiB: eight of the largest.
+pub const BULK_ROOM: usize = 8 * 65 * 1024;
 
 /// A pool, as requests see it.
 #[derive(Debug)]
@@ -101,6 +105,8 @@ pub struct State {
     pub skip_verification: bool,
     /// Who may use the guarded routes of the admin port; empty: everybody.
     pub accounts: BTreeMap<String, Secret>,
+    /// Room for the bodies of bulks, in KiB: bounds the memory that they take together.
+    pub bulk_room: Semaphore,
     /// Whether requests are logged.
     pub access_log: AtomicBool,
 }
