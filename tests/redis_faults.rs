@@ -507,7 +507,7 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
 }
 
 #[tokio::test]
-#[ignore = "takes as long as the response timeout, five seconds"]
+#[ignore = "takes as long as three response timeouts, sixteen seconds"]
 async fn a_server_that_hangs_is_away_and_heals() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
