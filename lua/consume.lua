@@ -3,13 +3,17 @@
 -- ARGV    #orders, #lists
 --         per list: prefix of its job keys, prefix of its timer members
 --         per order: #queues, the lists in order of priority, #wants, and per want: count, ttr in us
--- returns {now, elements that were garbage, {orders cut short by the bound}, {per job: order, want, list, id,
---         tries left, due in us, ttl left in ms (-1 = forever), value}}
+-- returns {now, elements that were garbage, {orders cut short by the bound}, {lists that are none: another
+--         type}, {per job: order, want, list, id, tries left, due in us, ttl left in ms (-1 = forever), value}}
 -- bound   1000 elements popped, about 8 MiB of values (32 values more at most), for all orders together
 local STEP, MOST, BYTES = 32, 1000, 8388608
 local orders, lists = tonumber(ARGV[1]), tonumber(ARGV[2])
 local garbage, cut, out, timers, nt, no = 0, {}, {}, {}, 0, 0
 local popped, bytes = 0, 0
+-- What is popped and not armed is lost, so nothing may fail after the first pop. A timer set of another type
+-- fails here, a list of another type is passed over, and so is one that was found empty.
+call('ZCARD', KEYS[1])
+local bad, over = {}, {}
 local a = 3 + 2 * lists
 for o = 1, orders do
   local nq = tonumber(ARGV[a])
@@ -22,11 +26,15 @@ for o = 1, orders do
     local l = tonumber(ARGV[i])
     local list, prefix, member = KEYS[1 + l], ARGV[1 + 2 * l], ARGV[2 + 2 * l]
     local step = need
-    while need > 0 do
+    while need > 0 and not over[l] do
       if popped >= MOST or bytes >= BYTES then short = true; break end
       local n = step < STEP and step or STEP
-      local els = call('RPOP', list, n)
-      if not els then break end
+      local els = redis.pcall('RPOP', list, n)
+      if not els or els.err then
+        over[l] = true
+        if els then bad[#bad + 1] = l end
+        break
+      end
       popped = popped + #els
       local keys, ids, live = {}, {}, 0
       for j = 1, #els do
@@ -44,7 +52,13 @@ for o = 1, orders do
           if tries == 0 then
             -- Nobody may have it any more, and nobody has forgotten it: that is a dead job.
             call('PERSIST', keys[j])
-            call('LPUSH', KEYS[1 + lists + l], struct.pack('<HH', 1, #id) .. id)
+            local pushed = redis.pcall('LPUSH', KEYS[1 + lists + l], struct.pack('<HH', 1, #id) .. id)
+            if type(pushed) == 'table' then
+              -- The dead letter is of another type: the pump tries again in a minute.
+              timers[nt + 1] = score(now + 60000000)
+              timers[nt + 2] = member .. struct.pack('<HH', 0, #id) .. id
+              nt = nt + 2
+            end
           elseif need == 0 then
             back[#back + 1] = els[j]
           else
@@ -73,4 +87,4 @@ for o = 1, orders do
   if short then cut[#cut + 1] = o end
 end
 if nt > 0 then call('ZADD', KEYS[1], unpack(timers)) end
-return {now, garbage, cut, out}
+return {now, garbage, cut, bad, out}

@@ -4,5 +4,6 @@
 -- returns the count
 -- bound   one key
 local n = redis.call('INCR', KEYS[1])
-if n == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+-- lmstfy counts in two steps: killed in between it leaves a counter that never ends.
+if n == 1 or redis.call('PTTL', KEYS[1]) < 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
 return n

@@ -10,10 +10,16 @@ for i = 1, #KEYS - 1 - lists do
   local armed = call('ZSCORE', KEYS[1], ARGV[a + 1])
   -- The due time tells this hand-over from a later one of the same job with as many tries left.
   if armed and tonumber(armed) == tonumber(score(tonumber(ARGV[a + 2]))) then
+    -- First, since it frees memory: a full Redis would refuse a push as the first write.
     call('ZREM', KEYS[1], ARGV[a + 1])
     if call('EXISTS', KEYS[1 + lists + i]) == 1 then
-      call('RPUSH', KEYS[1 + tonumber(ARGV[a])], ARGV[a + 3])
-      n = n + 1
+      local pushed = redis.pcall('RPUSH', KEYS[1 + tonumber(ARGV[a])], ARGV[a + 3])
+      if type(pushed) == 'number' then
+        n = n + 1
+      else
+        -- Not a list: another program's key. The hand-over stands, and ends with its ttr.
+        call('ZADD', KEYS[1], armed, ARGV[a + 1])
+      end
     end
   end
 end

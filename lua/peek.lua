@@ -3,22 +3,23 @@
 -- ARGV    prefix of its job keys, how many elements at the head are known to be dead
 -- returns {now, -1, id, tries, ttl left in ms (-1 = forever), value}; {now, -1} when there is none;
 --         {now, n} when the first n are dead and there may be more
--- bound   992 elements
-local skip, step = tonumber(ARGV[2]), 1
-for _ = 1, 32 do
+-- bound   three reads of the list, 961 elements
+local skip = tonumber(ARGV[2])
+for _, step in ipairs({1, 32, 928}) do
   local els = call('LRANGE', KEYS[1], -skip - step, -skip - 1)
   if #els == 0 then return {now, -1} end
-  for i = #els, 1, -1 do
-    local el = els[i]
-    local id = string.sub(el, 5)
+  local keys = {}
+  for i = 1, #els do keys[i] = ARGV[1] .. string.sub(els[i], 5) end
+  -- One look tells a whole row of dead ones.
+  for i = call('EXISTS', unpack(keys)) > 0 and #els or 0, 1, -1 do
+    local el, id = els[i], string.sub(els[i], 5)
     if #el > 4 and struct.unpack('<H', el, 3) == #id and struct.unpack('<H', el) > 0 then
-      local key = ARGV[1] .. id
-      local value = redis.pcall('GET', key)
+      local value = redis.pcall('GET', keys[i])
       if type(value) == 'string' then
-        return {now, -1, id, struct.unpack('<H', el), call('PTTL', key), value}
+        return {now, -1, id, struct.unpack('<H', el), call('PTTL', keys[i]), value}
       end
     end
   end
-  skip, step = skip + #els, 32
+  skip = skip + #els
 end
 return {now, skip}

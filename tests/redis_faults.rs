@@ -412,6 +412,76 @@ async fn a_sentinel_tells_where_the_master_is() {
 }
 
 #[tokio::test]
+async fn a_failover_loses_nothing_that_the_replica_has() {
+    // The copy begins at once, instead of after five seconds.
+    let mut master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
+    let (host, port) =
+        master.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
+    let replica = RedisServer::start_with(None, &["--replicaof", &format!("{host} {port}")]);
+    let field = |server: &RedisServer, field: &str| {
+        let info: redis::InfoDict =
+            redis::cmd("INFO").arg("replication").query(&mut server.connection()).expect("INFO");
+        info.get::<String>(field).unwrap_or_default()
+    };
+    let soon = || tokio::time::sleep(Duration::from_millis(20));
+    within("the replica follows", async {
+        while field(&replica, "master_link_status") != "up" || field(&master, "connected_slaves") != "1" {
+            soon().await;
+        }
+    })
+    .await;
+    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
+    let text = format!(
+        "sentinel monitor dorm {host} {port} 1\n\
+         sentinel down-after-milliseconds dorm 500\n\
+         sentinel failover-timeout dorm 5000\n"
+    );
+    std::fs::write(conf.path(), text).expect("written");
+    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    within("the sentinel knows the replica", async {
+        let conn = &mut sentinel.connection();
+        loop {
+            let known: String =
+                redis::cmd("INFO").arg("sentinel").query(conn).expect("a sentinel answers INFO");
+            if known.contains("status=ok") && known.contains("slaves=1") {
+                return;
+            }
+            soon().await;
+        }
+    })
+    .await;
+
+    let address =
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&master) };
+    let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
+    let bell = watching(&engine, &[queue("parked")]).await;
+    engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
+    let running = take(&engine, &q, 10).await.expect("consumed");
+    assert_eq!(running.len(), 10, "ten are running");
+    // WAIT waits for what its own connection has written, and so for all that was written before.
+    let conn = &mut master.connection();
+    let _: () = conn.set("mark", 1).expect("SET");
+    let copied: u64 = redis::cmd("WAIT").arg(1).arg(5000).query(conn).expect("WAIT is answered");
+    assert_eq!(copied, 1, "the replica has all of it");
+
+    master.kill();
+    within("the engine follows to the replica", async {
+        while engine.publish(vec![small(&q, 1000)]).await.is_err() {
+            soon().await;
+        }
+    })
+    .await;
+    let ready = take(&engine, &q, 100).await.expect("consumed");
+    assert_eq!(ready.len(), 41, "the forty that were ready and the new one");
+    let timers: u64 = replica.connection().zcard("timer_set").expect("ZCARD");
+    assert_eq!(timers, 51, "the ten that were running are armed beside them");
+    engine.give_back(running).await.expect("what ran before the failover can be given back");
+    assert_eq!(engine.size(&q).await.expect("answered"), 10, "and is ready again");
+    let _: u64 = replica.connection().lpush("q/shop/parked", "x").expect("LPUSH");
+    rings("the new master's pushes ring", &bell, &queue("parked")).await;
+}
+
+#[tokio::test]
 async fn a_closed_engine_says_so_and_leaves_no_connection() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
@@ -437,7 +507,7 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
 }
 
 #[tokio::test]
-#[ignore = "takes as long as the response timeout, five seconds"]
+#[ignore = "takes as long as three response timeouts, sixteen seconds"]
 async fn a_server_that_hangs_is_away_and_heals() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
@@ -451,6 +521,20 @@ async fn a_server_that_hangs_is_away_and_heals() {
         let publish = within("answered", engine.publish(vec![small(&q, n)])).await;
         assert!(matches!(publish, Err(Error::Away(_))), "the server hangs, came {publish:?}");
     }
+    // More than there are connections off the hot path: none waits for another's timeout and then its own.
+    let sizes: Vec<_> = (0..20)
+        .map(|_| {
+            let (engine, q) = (engine.clone(), q.clone());
+            tokio::spawn(async move { engine.size(&q).await })
+        })
+        .collect();
+    let answers = tokio::time::timeout(Duration::from_secs(8), async {
+        for size in sizes {
+            let size = size.await.expect("the task ends");
+            assert!(matches!(size, Err(Error::Away(_))), "the server hangs, came {size:?}");
+        }
+    });
+    answers.await.expect("twenty sizes are answered within one timeout, not several");
     signal("-CONT");
     until_back("publish heals", || engine.publish(vec![small(&q, 9)])).await;
     until_back("size heals", || engine.size(&q)).await;

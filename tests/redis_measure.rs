@@ -162,3 +162,175 @@ async fn what_waiting_costs() {
         engine.close().await;
     }
 }
+
+/// Stores so many jobs, 64 a call.
+async fn fill(engine: &RedisEngine, q: &Queue, jobs: usize, delay: Duration) {
+    let ids = JobIds::default();
+    let body = Bytes::from(vec![b'x'; 100]);
+    for first in (0..jobs).step_by(64) {
+        let some = (first..jobs.min(first + 64)).map(|_| NewJob {
+            queue: q.clone(),
+            id: ids.make(engine.now(), 0, false),
+            body: body.clone(),
+            attributes: Attributes::new(),
+            ttl: Some(Duration::from_secs(86_400)),
+            delay,
+            tries: NonZeroU16::MIN,
+        });
+        engine.publish(some.collect()).await.expect("published");
+    }
+}
+
+/// Forgets the calls that the slow log holds, and logs every one from now on.
+fn log_all(conn: &mut redis::Connection) {
+    redis::cmd("CONFIG")
+        .arg(&["SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "20000"])
+        .exec(conn)
+        .expect("CONFIG SET");
+    redis::cmd("SLOWLOG").arg("RESET").exec(conn).expect("SLOWLOG RESET");
+}
+
+/// How long the scripts ran inside the server since `log_all`.
+fn print_log(what: &str, conn: &mut redis::Connection) {
+    type Entry = (u64, u64, u64, Vec<Vec<u8>>, redis::Value, redis::Value);
+    let entries: Vec<Entry> = redis::cmd("SLOWLOG").arg("GET").arg(20_000).query(conn).expect("SLOWLOG GET");
+    let mut times = Histogram::<u64>::new(3).expect("3 digits");
+    for (_, _, micros, args, _, _) in entries {
+        if args.first().is_some_and(|command| command == b"EVALSHA") {
+            times.saturating_record(micros);
+        }
+    }
+    println!(
+        "{what:30} {:5} calls inside Redis: p50 {:5} us  p99 {:5} us  longest {:5} us",
+        times.len(),
+        times.value_at_quantile(0.5),
+        times.value_at_quantile(0.99),
+        times.max()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "prints figures; needs a quiet machine and a release build"]
+async fn how_long_the_largest_calls_hold_the_redis() {
+    for name in ["orders".to_owned(), "q".repeat(255)] {
+        let server = RedisServer::start();
+        let (engine, q) = (engine(&server, Lanes::default()).await, queue(&name));
+        let conn = &mut server.connection();
+        println!("a queue's name of {} bytes", name.len());
+        log_all(conn);
+        fill(&engine, &q, 64_000, Duration::ZERO).await;
+        print_log("publish, 64 ready", conn);
+        log_all(conn);
+        let wants = [Want { count: 1, ttr: Duration::from_millis(1) }; 64];
+        let list = q.clone().into();
+        let mut taken = Vec::new();
+        for _ in 0..500 {
+            let got = engine.consume(&list, &wants).await.expect("consumed");
+            taken.extend(got.into_iter().flatten());
+        }
+        print_log("consume, 64 wants", conn);
+        log_all(conn);
+        let most = Want { count: 64, ttr: Duration::from_millis(1) };
+        for _ in 0..200 {
+            engine.consume(&list, &[most, most]).await.expect("consumed");
+        }
+        print_log("consume, 128 jobs", conn);
+        log_all(conn);
+        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        print_log("pump, 200 without tries", conn);
+        log_all(conn);
+        engine.respawn(&q, u64::MAX, None).await.expect("respawned");
+        print_log("respawn, one step", conn);
+        // Acked behind the engine's back, as lmstfy does: dead elements at the head.
+        for some in taken.chunks(1000) {
+            let keys: Vec<_> = some.iter().map(|job| format!("j/shop/{name}/{}", job.id)).collect();
+            redis::cmd("DEL").arg(keys).exec(conn).expect("DEL");
+        }
+        log_all(conn);
+        engine.peek(&q).await.expect("peeked");
+        print_log("peek behind dead ones", conn);
+        log_all(conn);
+        engine.consume(&list, &wants[..1]).await.expect("consumed");
+        print_log("consume behind dead ones", conn);
+        log_all(conn);
+        engine.destroy(&q).await.expect("destroyed");
+        print_log("destroy, one step", conn);
+        fill(&engine, &q, 64_000, Duration::from_millis(1)).await;
+        log_all(conn);
+        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        print_log("pump, 200 delayed", conn);
+        engine.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "prints figures; needs a quiet machine and a release build"]
+async fn how_fast_a_million_due_jobs_are_moved() {
+    let server = RedisServer::start();
+    let engine = engine(&server, Lanes::default()).await;
+    fill(&engine, &queue("orders"), 1_000_000, Duration::from_millis(1)).await;
+    let conn = &mut server.connection();
+    log_all(conn);
+    let (begun, before, mut moved) = (Instant::now(), cpu(&server), 0);
+    loop {
+        let pumped = engine.pump(200).await.expect("pumped");
+        moved += pumped.moved;
+        if pumped.moved == 0 {
+            break;
+        }
+    }
+    let (took, used) = (begun.elapsed(), cpu(&server) - before);
+    println!(
+        "{moved} jobs in {took:?}: {:.0} jobs/s, {:.2} us of Redis each",
+        moved as f64 / took.as_secs_f64(),
+        used / moved as f64
+    );
+    print_log("pump, 200", conn);
+    engine.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "prints figures; takes ten seconds"]
+async fn what_a_busy_watched_queue_costs() {
+    for (watched, servers) in [(0, 1), (1, 1), (1, 4), (10_000, 1)] {
+        let server = RedisServer::start();
+        let mut engines = Vec::new();
+        let mut bells = Vec::new();
+        for _ in 0..servers {
+            let engine = engine(&server, Lanes::default()).await;
+            let bell = Arc::new(Bell::default());
+            engine.attach(bell.clone());
+            for n in 0..watched {
+                bell.watch(&queue(&format!("q{n}")));
+            }
+            engines.push(engine);
+            bells.push(bell);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let calls = || {
+            let info: redis::InfoDict =
+                redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("INFO");
+            let stat = info.get::<String>("cmdstat_exists").unwrap_or_default();
+            let calls = stat.split(['=', ',']).nth(1).and_then(|n| n.parse::<u64>().ok());
+            calls.unwrap_or(0)
+        };
+        // The scripts' own EXISTS count too: one for each publish.
+        let (q, e) = (queue("q0"), &engines[0]);
+        let (begun, before, used) = (Instant::now(), calls(), cpu(&server));
+        let mut published = 0_u64;
+        while begun.elapsed() < Duration::from_secs(2) {
+            fill(e, &q, 1, Duration::ZERO).await;
+            published += 1;
+        }
+        let arms = (calls() - before).saturating_sub(published);
+        println!(
+            "{watched} watched by {servers}: {} publishes/s, {} arming EXISTS/s, {:.1} us of Redis per publish",
+            published / 2,
+            arms / 2,
+            (cpu(&server) - used) / published as f64
+        );
+        for engine in engines {
+            engine.close().await;
+        }
+    }
+}

@@ -597,3 +597,113 @@ async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
     ids.sort_unstable();
     assert_eq!(ids, (0..60).map(id).collect::<Vec<_>>(), "120 were wanted, so all 60 go out, each once");
 }
+
+#[tokio::test]
+async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (good, bad, conn) = (queue("good"), queue("bad"), &mut server.connection());
+    engine.publish(vec![job(&good, id(1), "x")]).await.expect("published");
+    let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
+    let both = QueueList::new(good.namespace.clone(), [good.name, bad.name.clone()]).expect("two names");
+    let got = engine.consume(&both, &[Want { count: 5, ttr: TTR }]).await.expect("one queue is well");
+    assert_eq!(got[0].iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "its job is handed out");
+    assert_eq!(timers(conn).len(), 1, "and armed");
+    let refused = engine.consume(&bad.clone().into(), &[Want { count: 1, ttr: TTR }]).await;
+    assert!(refused.is_err(), "from the other alone: expected an error, came {refused:?}");
+    engine.destroy(&bad).await.expect_err("not a list");
+    assert_eq!(conn.get::<_, String>("q/shop/bad"), Ok("not a list".into()), "it is not ours to drop");
+
+    let _: u64 = conn.del("q/shop/good").expect("DEL");
+    let _: () = conn.set("q/shop/good", "not a list any more").expect("SET");
+    engine.give_back(got.into_iter().flatten().collect()).await.expect("answered");
+    assert_eq!(timers(conn).len(), 1, "the hand-over stands: it has nowhere to go back to");
+}
+
+#[tokio::test]
+async fn a_dead_letter_that_is_no_list_loses_no_job() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    let none = id(2).to_string();
+    let _: () = conn.set(format!("j/shop/orders/{none}"), "no tries").expect("SET");
+    let _: u64 = conn.lpush("q/shop/orders", element(0, &none)).expect("LPUSH");
+    let _: () = conn.set("d/shop/orders", "not a list").expect("SET");
+    let got = take(&engine, &q, 5, TTR).await;
+    assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "the one with a try left");
+    let mut waiting: Vec<_> = timers(conn).into_iter().map(|(member, _)| member).collect();
+    waiting.sort();
+    let both = [2, 1].map(|n| member("orders", 0, &id(n).to_string()));
+    assert!(both.iter().all(|m| waiting.contains(m)), "both wait in the timer, came {waiting:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_cannot_be_read_hides_none_behind_it() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    for n in 1..=3 {
+        let torn = JobId::from_parts(1_700_000_000_000, n, 0, true).to_string();
+        lmstfy_publish(conn, "orders", &torn, "{", 100, 1);
+    }
+    engine.publish(vec![job(&q, id(9), "x")]).await.expect("published");
+    let got = take(&engine, &q, 1, TTR).await;
+    assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(9)], "the one that can be read");
+    assert_eq!(timers(conn).len(), 4, "the others come back, and end in the dead letter");
+}
+
+#[tokio::test]
+async fn what_a_killed_server_was_dropping_is_finished_by_the_next() {
+    let server = RedisServer::start();
+    let conn = &mut server.connection();
+    // As it stands after the first step of a destroy.
+    for n in 0..700 {
+        let id = id(n).to_string();
+        let _: () = conn.set(format!("j/shop/old/{id}"), "x").expect("SET");
+        let _: u64 = conn.lpush("dormouse/dropped/shop/old", element(1, &id)).expect("LPUSH");
+    }
+    let _: u64 = conn.sadd("dormouse/dropped", "shop/old").expect("SADD");
+    lmstfy_publish(conn, "old", &id(9001).to_string(), "new", 0, 1);
+    let engine = engine(&server).await;
+    for _ in 0..1000 {
+        if !conn.exists::<_, bool>("dormouse/dropped").expect("EXISTS") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let left: Vec<String> = conn.keys("*").expect("KEYS");
+    assert_eq!(left.len(), 2, "the new job and its list are left: {} keys", left.len());
+    assert_eq!(take(&engine, &queue("old"), 9, TTR).await.len(), 1, "a job published since is not dropped");
+}
+
+#[tokio::test]
+async fn a_destroy_whose_caller_leaves_is_finished() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let elements: Vec<Vec<u8>> = (0..20_000).map(|n| element(1, &id(n).to_string())).collect();
+    let _: u64 = conn.lpush("q/shop/orders", &elements).expect("LPUSH");
+    let left = tokio::time::timeout(Duration::from_millis(1), engine.destroy(&q)).await;
+    drop(left); // it may have been quick
+    engine.close().await;
+    let keys: Vec<String> = conn.keys("*").expect("KEYS");
+    let none: &[String] = &[];
+    assert!(keys == none || keys == ["q/shop/orders"], "finished or not begun, came {keys:?}");
+}
+
+#[tokio::test]
+async fn a_counter_without_an_end_gets_one() {
+    let server = RedisServer::start();
+    let admin = RedisAdmin::connect(&address(&server)).await.expect("the server is there");
+    let conn = &mut server.connection();
+    let scope =
+        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
+    let key = TokenKey { scope, token: Token::new("01TOKEN").expect("not empty") };
+    // What a server leaves that was killed between counting and setting the end.
+    let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
+    let count = admin.count(&key, Direction::Write, Duration::from_secs(30)).await.expect("answered");
+    assert_eq!(count, 1001, "it counts on");
+    let ttl: i64 = conn.ttl("l/default/shop/01TOKEN/w").expect("TTL");
+    assert!((29..=30).contains(&ttl), "the token must not be locked out for ever, came {ttl}");
+}

@@ -19,8 +19,9 @@ use crate::engine::{MAX_CONSUME, Want};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-/// How many jobs a batch asks for together.
-pub const BOUND: Bound = Bound { items: MAX_CONSUME, bytes: usize::MAX };
+/// How many jobs a batch asks for together, and how many bytes of queues' names it carries: each queue is a
+/// look, so orders of very many queues go alone.
+pub const BOUND: Bound = Bound { items: MAX_CONSUME, bytes: 64 << 10 };
 
 /// One call.
 #[derive(Debug)]
@@ -33,6 +34,10 @@ impl Weigh for Consume {
     fn items(&self) -> usize {
         self.wants.iter().map(|want| usize::from(want.count)).sum()
     }
+
+    fn bytes(&self) -> usize {
+        self.queues.names().iter().map(|name| 64 + name.as_str().len()).sum()
+    }
 }
 
 /// A call on its way, with what it has got so far.
@@ -40,6 +45,8 @@ impl Weigh for Consume {
 struct Order {
     request: Consume,
     got: Vec<Vec<Job>>,
+    /// One of its queues cannot be read.
+    fault: Option<Fault>,
     reply: Reply<Vec<Vec<Job>>>,
 }
 
@@ -56,7 +63,7 @@ impl Order {
     fn finish(self, fault: Option<&Fault>, orphans: &mut Vec<Job>) {
         let some = self.got.iter().any(|jobs| !jobs.is_empty());
         // What was popped before a failure is armed, and goes to who asked.
-        let answer = match fault {
+        let answer = match fault.or(self.fault.as_ref()) {
             Some(fault) if !some => Err(fault.error()),
             _ => Ok(self.got),
         };
@@ -89,7 +96,7 @@ impl Serve for Consumer {
         let mut orders = take(&mut self.unfinished);
         orders.extend(batch.into_iter().map(|call| {
             let (request, reply) = call.split();
-            Order { got: vec![Vec::new(); request.wants.len()], request, reply }
+            Order { got: vec![Vec::new(); request.wants.len()], request, fault: None, reply }
         }));
         let (cmd, sent_as) = self.command(&orders);
         let sent = self.shared.clock.mark();
@@ -200,11 +207,13 @@ impl Consumer {
         sent_as: &SentAs,
         sent: std::time::Instant,
     ) -> Outcome<HashSet<usize>> {
-        let (now, garbage, cut, rows): (u64, u64, Vec<usize>, Vec<Value>) = redis::from_redis_value(reply)?;
+        let (now, garbage, cut, bad, rows): (u64, u64, Vec<usize>, Vec<usize>, Vec<Value>) =
+            redis::from_redis_value(reply)?;
         self.shared.clock.learn(sent, now);
         if garbage > 0 {
             tracing::warn!(pool = &*self.shared.pool, garbage, "dropped list elements that are not jobs");
         }
+        let mut unread = HashSet::new();
         let mut earliest = None;
         let mut rows = rows.into_iter();
         while let Some(group) = rows.next() {
@@ -220,15 +229,16 @@ impl Consumer {
             earliest = Some(earliest.map_or(due, |e: u64| e.min(due)));
             let place = group.checked_sub(1).and_then(|group| {
                 let (order, want) = *sent_as.groups.get(group)?.get(want.checked_sub(1)?)?;
-                orders.get_mut(order)?.got.get_mut(want)
+                Some((order, orders.get_mut(order)?.got.get_mut(want)?))
             });
-            let (Some(place), Some(queue)) =
+            let (Some((order, place)), Some(queue)) =
                 (place, queue.checked_sub(1).and_then(|q| sent_as.queues.get(q)))
             else {
                 return Err(Fault::unreadable("consume"));
             };
             let Some(id) = keys::job_id(&id) else {
                 tracing::warn!(pool = &*self.shared.pool, %queue, "skipped a job whose id no server has made");
+                unread.insert(order);
                 continue;
             };
             let (body, attributes) = match value::decode(&id, stored) {
@@ -236,6 +246,7 @@ impl Consumer {
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
                     tracing::warn!(pool = &*self.shared.pool, %queue, "skipped a job: {e}");
+                    unread.insert(order);
                     continue;
                 }
             };
@@ -254,8 +265,16 @@ impl Consumer {
         if let Some(due) = earliest {
             self.shared.next_due.stored(due);
         }
+        let bad = bad.iter().filter_map(|list| sent_as.queues.get(list.checked_sub(1)?));
+        for queue in bad {
+            for order in orders.iter_mut().filter(|order| order.request.queues.queues().any(|q| q == *queue))
+            {
+                order.fault = Some(Fault::refused(format!("the key of queue {queue} is not a list")));
+            }
+        }
+        // Jobs that could not be read must not hide those behind them.
         let cut = cut.iter().filter_map(|group| sent_as.groups.get(group.checked_sub(1)?)).flatten();
-        Ok(cut.map(|(order, _)| *order).collect())
+        Ok(cut.map(|(order, _)| *order).chain(unread).collect())
     }
 }
 

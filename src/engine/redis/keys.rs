@@ -8,6 +8,8 @@ use crate::name::{Namespace, Queue};
 pub const TIMER_SET: &str = "timer_set";
 /// Hash of known namespaces.
 pub const NAMESPACES: &str = "m/ns";
+/// Set of the queues, as `namespace/queue`, whose ready list is set aside.
+pub const DROPPED: &str = "dormouse/dropped";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 
@@ -34,6 +36,11 @@ pub fn dead(queue: &Queue) -> String {
 /// Where a list stands aside while its jobs are deleted in steps. Not lmstfy's, and not in its way.
 pub fn set_aside(queue: &Queue) -> String {
     format!("dormouse/dropped/{}/{}", queue.namespace, queue.name)
+}
+
+/// `namespace/queue`, for sets of queues.
+pub fn group(queue: &Queue) -> String {
+    format!("{}/{}", queue.namespace, queue.name)
 }
 
 /// Hash of the known queues of a namespace.

@@ -20,6 +20,9 @@ pub const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// And at most this.
 pub const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
+/// How long callers wait for the first attempt to connect again.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What a lane does with a batch.
 pub trait Serve: Send + 'static {
     type Request: Weigh + Send + 'static;
@@ -157,9 +160,9 @@ impl<S: Serve> Lane<S> {
                 tokio::time::sleep(wait).await;
                 connector.connect().await
             });
-            // A server that is there takes a millisecond, so the first attempt has a moment to succeed before
-            // callers are turned away.
-            let mut patience = pin!(tokio::time::sleep(FIRST_BACKOFF));
+            // A server that is gone refuses at once and one that is there takes a millisecond, but more when the
+            // machine is busy or Sentinels are asked first: callers are not turned away before that is known.
+            let mut patience = pin!(tokio::time::sleep(PATIENCE));
             let mut patient = fault.is_none();
             let result = loop {
                 let closing = self.home.closing.clone();

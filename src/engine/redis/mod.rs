@@ -154,6 +154,8 @@ impl RedisEngine {
             closing: closing.clone(),
         };
         shared.tasks.spawn(wake::run(shared.clone(), home.clone()));
+        let (finisher, end) = (shared.clone(), closing.clone());
+        shared.tasks.spawn(async move { end.run_until_cancelled(finisher.finish_dropped()).await });
         let publishes =
             open(&home, &shared, lanes.publish, publish::BOUND, || publish::Publisher(shared.clone()));
         let consumes =

@@ -5,16 +5,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool::Runtime;
-use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult, Timeouts};
-use redis::{Cmd, FromRedisValue, Pipeline, RedisResult, Value};
+use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
+use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Connector, Link};
 use super::fault::{Fault, Outcome};
 use super::scripts::Script;
 
-/// How long a caller waits for one of the connections.
-const WAIT: Duration = Duration::from_secs(5);
+/// How long a caller waits for everything together: one of the connections, making it, and the answer. A server
+/// that hangs must not cost a multiple of it.
+const WAIT: Duration = Duration::from_secs(6);
 
 #[derive(Debug)]
 struct Manager(Arc<Connector>);
@@ -41,11 +43,8 @@ pub struct Pool {
 impl Pool {
     /// A pool of at most `size` connections, made when they are needed.
     pub fn new(connector: Arc<Connector>, size: usize) -> Outcome<Pool> {
-        let timeouts = Timeouts { wait: Some(WAIT), create: None, recycle: None };
         managed::Pool::builder(Manager(connector))
             .max_size(size.max(1))
-            .timeouts(timeouts)
-            .runtime(Runtime::Tokio1)
             .build()
             .map(|links| Pool { links })
             .map_err(|e| Fault::refused(e.to_string()))
@@ -58,40 +57,39 @@ impl Pool {
         })
     }
 
+    /// Has a connection do something. It is dropped instead of given back when it is of no more use.
+    async fn with<T>(
+        &self,
+        ask: impl AsyncFnOnce(&mut MultiplexedConnection) -> RedisResult<T>,
+    ) -> Outcome<T> {
+        let end = Instant::now() + WAIT;
+        let late = |_| Fault::away("no answer in time");
+        let mut link = timeout_at(end, self.get()).await.map_err(late)??;
+        let answer = timeout_at(end, ask(&mut link.conn)).await.map_err(late);
+        answer.and_then(|answer| answer.map_err(Fault::from)).inspect_err(|fault| {
+            if fault.reconnect {
+                drop(Object::take(link));
+            }
+        })
+    }
+
     /// One command.
     pub async fn ask<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
-        let mut link = self.get().await?;
-        let answer = cmd.query_async(&mut link.conn).await;
-        settle(link, answer)
+        self.with(async |conn| cmd.query_async(conn).await).await
     }
 
     /// Several commands in one round trip.
     pub async fn ask_all<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Outcome<T> {
-        let mut link = self.get().await?;
-        let answer = pipeline.query_async(&mut link.conn).await;
-        settle(link, answer)
+        self.with(async |conn| pipeline.query_async(conn).await).await
     }
 
     /// A call of a script.
     pub async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Outcome<T> {
-        let mut link = self.get().await?;
-        let answer: RedisResult<Value> = script.run(&mut link.conn, call).await;
-        Ok(redis::from_redis_value(settle(link, answer)?)?)
+        Ok(redis::from_redis_value(self.with(async |conn| script.run(conn, call).await).await?)?)
     }
 
     /// Closes the connections; later calls fail.
     pub fn close(&self) {
         self.links.close();
     }
-}
-
-/// Drops the connection instead of giving it back when the error says so.
-fn settle<T>(link: Object<Manager>, answer: RedisResult<T>) -> Outcome<T> {
-    answer.map_err(|e| {
-        let fault = Fault::from(e);
-        if fault.reconnect {
-            drop(Object::take(link));
-        }
-        fault
-    })
 }
