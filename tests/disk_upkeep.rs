@@ -103,15 +103,22 @@ fn blocks(path: &Path) -> u64 {
 
 #[tokio::test]
 async fn a_store_that_was_emptied_shrinks_to_one_journal() {
-    const BATCHES: u64 = 64;
+    const BATCHES: u64 = 17;
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
     let mut options = options(dir.path(), &clock);
     options.upkeep = true;
     options.upkeep_every = Duration::from_millis(20);
     let engine = DiskEngine::open(options).expect("the directory is empty");
     let q = queue("busy");
-    // Compresses well, but what is young is not compressed.
-    let body = bytes::Bytes::from(vec![7u8; 24 << 10]);
+    // Bytes that do not compress.
+    let mut x = 1u32;
+    let noise = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as u8
+    });
+    let body: bytes::Bytes = noise.take(96 << 10).collect();
     for batch in 0..BATCHES {
         let jobs = (0..64).map(|i| NewJob { body: body.clone(), ..job(&q, batch * 64 + i) });
         engine.publish(jobs.collect()).await.expect("published");

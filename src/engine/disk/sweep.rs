@@ -107,7 +107,7 @@ impl Core {
         if write_out {
             self.sweep.tidied = written;
         }
-        let least = if write_out { GARBAGE_AT_REST } else { GARBAGE };
+        let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
         if self.sweep.garbage.iter().all(|garbage| *garbage < least) {
             return Upkeep { write_out, compact: Vec::new() };
         }
