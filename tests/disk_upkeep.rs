@@ -103,7 +103,7 @@ fn blocks(path: &Path) -> u64 {
 
 #[tokio::test]
 async fn a_store_that_was_emptied_shrinks_to_one_journal() {
-    const BATCHES: u64 = 17;
+    const BATCHES: u64 = 64;
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
     let mut options = options(dir.path(), &clock);
     options.upkeep = true;
@@ -118,7 +118,7 @@ async fn a_store_that_was_emptied_shrinks_to_one_journal() {
         x ^= x << 5;
         x as u8
     });
-    let body: bytes::Bytes = noise.take(96 << 10).collect();
+    let body: bytes::Bytes = noise.take(24 << 10).collect();
     for batch in 0..BATCHES {
         let jobs = (0..64).map(|i| NewJob { body: body.clone(), ..job(&q, batch * 64 + i) });
         engine.publish(jobs.collect()).await.expect("published");
@@ -130,7 +130,7 @@ async fn a_store_that_was_emptied_shrinks_to_one_journal() {
     }
     // The last journal may hold 64 MB.
     let mut left = u64::MAX;
-    for _ in 0..500 {
+    for _ in 0..3000 {
         left = blocks(dir.path()) >> 20;
         if left <= 66 {
             break;
