@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use disk_common::*;
 use dormouse::engine::Engine;
+use dormouse::engine::disk::DiskEngine;
 use dormouse::job::NewJob;
 
 /// Keys left in a closed store, by keyspace; `meta` always has some.
@@ -86,6 +87,58 @@ async fn jobs_acked_in_their_queue_are_passed_over_and_swept() {
     engine.close().await;
     let left = keys(dir.path());
     assert!(left.is_empty() || left == [("queues", 1)], "keys are left: {left:?}");
+}
+
+/// Bytes that a directory takes on disk: journals are allocated ahead and mostly holes.
+fn blocks(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let of_entry = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => blocks(&entry.path()),
+        Ok(meta) => meta.blocks() * 512,
+        // Deleted since it was listed.
+        Err(_) => 0,
+    };
+    std::fs::read_dir(path).map_or(0, |entries| entries.flatten().map(of_entry).sum())
+}
+
+#[tokio::test]
+async fn a_store_that_was_emptied_shrinks_to_one_journal() {
+    const BATCHES: u64 = 64;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let mut options = options(dir.path(), &clock);
+    options.upkeep = true;
+    options.upkeep_every = Duration::from_millis(20);
+    let engine = DiskEngine::open(options).expect("the directory is empty");
+    let q = queue("busy");
+    // Bytes that do not compress.
+    let mut x = 1u32;
+    let noise = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as u8
+    });
+    let body: bytes::Bytes = noise.take(24 << 10).collect();
+    for batch in 0..BATCHES {
+        let jobs = (0..64).map(|i| NewJob { body: body.clone(), ..job(&q, batch * 64 + i) });
+        engine.publish(jobs.collect()).await.expect("published");
+    }
+    let full = blocks(dir.path()) >> 20;
+    assert!(full >= 96, "96 MiB of bodies take {full} MiB on disk");
+    for n in 0..BATCHES * 64 {
+        engine.ack(job_ref(&q, n)).await.expect("acked");
+    }
+    // The last journal may hold 64 MB.
+    let mut left = u64::MAX;
+    for _ in 0..3000 {
+        left = blocks(dir.path()) >> 20;
+        if left <= 66 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(left <= 66, "{left} MiB are left on disk of {full} MiB, after all jobs were acked");
+    engine.close().await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, Bytes};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::clock::Millis;
@@ -134,17 +134,17 @@ impl<'a> Reader<'a> {
 }
 
 /// A name is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
-fn put_short(out: &mut BytesMut, s: &str) {
+fn put_short(out: &mut Vec<u8>, s: &str) {
     out.put_u8(s.len() as u8);
     out.put_slice(s.as_bytes());
 }
 
-fn put_id(out: &mut BytesMut, id: JobId) {
+fn put_id(out: &mut Vec<u8>, id: JobId) {
     out.put_u8(u8::from(id.is_versioned()));
     out.put_slice(&id.to_bytes());
 }
 
-fn put_entry(out: &mut BytesMut, entry: &Entry) {
+fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
     put_id(out, entry.id);
     out.put_u16(entry.tries);
     out.put_u64(entry.birth);
@@ -153,10 +153,10 @@ fn put_entry(out: &mut BytesMut, entry: &Entry) {
 /// The prefix of all keys of a queue. No queue's prefix begins another's, since lengths come first.
 pub fn queue_key(queue: &Queue) -> Bytes {
     let (namespace, name) = (queue.namespace.as_str(), queue.name.as_str());
-    let mut out = BytesMut::with_capacity(2 + namespace.len() + name.len());
+    let mut out = Vec::with_capacity(2 + namespace.len() + name.len());
     put_short(&mut out, namespace);
     put_short(&mut out, name);
-    out.freeze()
+    out.into()
 }
 
 /// Reads [`queue_key`].
@@ -166,20 +166,21 @@ pub fn read_queue_key(key: &[u8]) -> Result<Queue> {
     r.end().map(|()| queue)
 }
 
-/// `jobs`: prefix of the queue, then the id.
-pub fn job_key(queue: &[u8], id: JobId) -> Bytes {
-    let mut out = BytesMut::with_capacity(queue.len() + 17);
-    out.put_slice(queue);
+/// `jobs`: the id, then the prefix of the queue. Ids grow with time, so new records come behind all others,
+/// whatever their queue: a table holds the jobs of one stretch of time, and a read looks into one.
+pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
+    let mut out = Vec::with_capacity(17 + queue.len());
     put_id(&mut out, id);
-    out.freeze()
+    out.put_slice(queue);
+    out
 }
 
 /// `ready` and `dead`: prefix of the queue, then the number.
-pub fn list_key(queue: &[u8], seq: u64) -> Bytes {
-    let mut out = BytesMut::with_capacity(queue.len() + 8);
+pub fn list_key(queue: &[u8], seq: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(queue.len() + 8);
     out.put_slice(queue);
     out.put_u64(seq);
-    out.freeze()
+    out
 }
 
 /// Splits [`list_key`] into the queue's prefix and the number.
@@ -188,26 +189,29 @@ pub fn split_list_key(key: &[u8]) -> Result<(&[u8], u64)> {
     Ok((queue, u64::from_be_bytes(*seq)))
 }
 
-/// The value of `ready` and `dead`.
-pub fn list_value(entry: &Entry) -> Bytes {
-    let mut out = BytesMut::with_capacity(27);
-    put_entry(&mut out, entry);
-    out.freeze()
+/// The value of `ready` and `dead` at number `seq`. A job's first entry has its birth for a number, and does
+/// not repeat it.
+pub fn list_value(seq: u64, entry: &Entry) -> Vec<u8> {
+    let mut out = Vec::with_capacity(27);
+    put_id(&mut out, entry.id);
+    out.put_u16(entry.tries);
+    if entry.birth != seq {
+        out.put_u64(entry.birth);
+    }
+    out
 }
 
 /// Reads [`list_value`].
-pub fn read_list_value(value: &[u8]) -> Result<Entry> {
+pub fn read_list_value(seq: u64, value: &[u8]) -> Result<Entry> {
     let mut r = Reader(value);
-    let entry = r.entry()?;
-    r.end().map(|()| entry)
+    let (id, tries) = (r.id()?, r.u16()?);
+    let birth = if r.0.is_empty() { seq } else { r.u64()? };
+    r.end().map(|()| Entry { id, tries, birth })
 }
 
 /// `delayed` and `running`: when due, then the number.
-pub fn timer_key((due, seq): TimerKey) -> Bytes {
-    let mut out = BytesMut::with_capacity(16);
-    out.put_u64(due);
-    out.put_u64(seq);
-    out.freeze()
+pub fn timer_key((due, seq): TimerKey) -> [u8; 16] {
+    (u128::from(due) << 64 | u128::from(seq)).to_be_bytes()
 }
 
 /// Reads [`timer_key`].
@@ -218,11 +222,11 @@ pub fn read_timer_key(key: &[u8]) -> Result<TimerKey> {
 }
 
 /// The value of `delayed` and `running`.
-pub fn timer_value(queue: &[u8], entry: &Entry) -> Bytes {
-    let mut out = BytesMut::with_capacity(27 + queue.len());
+pub fn timer_value(queue: &[u8], entry: &Entry) -> Vec<u8> {
+    let mut out = Vec::with_capacity(27 + queue.len());
     put_entry(&mut out, entry);
     out.put_slice(queue);
-    out.freeze()
+    out
 }
 
 /// Splits [`timer_value`] into the queue's prefix and the entry.
@@ -230,6 +234,21 @@ pub fn split_timer_value(value: &[u8]) -> Result<(&[u8], Entry)> {
     let mut r = Reader(value);
     let entry = r.entry()?;
     Ok((r.0, entry))
+}
+
+/// An id larger than `id` and all ids of the `ms` milliseconds after it.
+pub fn id_after(id: JobId, ms: Millis) -> JobId {
+    let ulid = u128::from_be_bytes(id.to_bytes());
+    // The time is in the upper 48 bits; the rest is filled up.
+    let after = ulid.saturating_add(u128::from(ms) << 80) | ((1 << 80) - 1);
+    JobId::from_bytes(after.to_be_bytes(), true)
+}
+
+/// An id in `meta`: [`id_after`], without the version, which it has.
+pub fn read_newest(value: &[u8]) -> Result<JobId> {
+    let mut r = Reader(value);
+    let bytes = r.array()?;
+    r.end().map(|()| JobId::from_bytes(bytes, true))
 }
 
 /// A number in `meta`.
@@ -241,9 +260,9 @@ pub fn read_number(value: &[u8]) -> Result<u64> {
 
 /// The value of `jobs`. The checksum in front covers key and value: a record found under another key, or with
 /// any byte changed, does not read.
-pub fn record(key: &[u8], record: &Record) -> Bytes {
+pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     let attributes: usize = record.attributes.iter().map(|(k, v)| 8 + k.len() + v.len()).sum();
-    let mut out = BytesMut::with_capacity(8 + 17 + 16 + 4 + attributes + record.body.len());
+    let mut out = Vec::with_capacity(8 + 17 + 16 + 4 + attributes + record.body.len());
     out.put_u64(0);
     let (tag, due, seq) = match record.place {
         Place::Ready(seq) => (0, 0, seq),
@@ -266,15 +285,15 @@ pub fn record(key: &[u8], record: &Record) -> Bytes {
     out.put_slice(&record.body);
     let sum = checksum(key, &out[8..]);
     out[..8].copy_from_slice(&sum.to_be_bytes());
-    out.freeze()
+    out
 }
 
 fn checksum(key: &[u8], value: &[u8]) -> u64 {
     xxh3_64_with_seed(value, xxh3_64(key))
 }
 
-/// Reads [`record`]. The body shares the bytes given.
-pub fn read_record(key: &[u8], value: &Bytes) -> Result<Record> {
+/// Reads [`record`]. The body is a copy, so that it keeps no part of the database in memory.
+pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
     let mut r = Reader(value);
     if r.u64()? != checksum(key, r.0) {
         return Err(Malformed("the checksum does not match"));
@@ -294,16 +313,16 @@ pub fn read_record(key: &[u8], value: &Bytes) -> Result<Record> {
         let (k, v) = (r.long()?, r.long()?);
         attributes.insert(k, v);
     }
-    Ok(Record { place, birth, expires, attributes, body: value.slice_ref(r.0) })
+    Ok(Record { place, birth, expires, attributes, body: Bytes::copy_from_slice(r.0) })
 }
 
 /// `tokens` and `limits`: pool and namespace with their lengths, then the token.
-pub fn token_key(pool: &str, namespace: &str, token: &str) -> Bytes {
-    let mut out = BytesMut::with_capacity(2 + pool.len() + namespace.len() + token.len());
+pub fn token_key(pool: &str, namespace: &str, token: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(2 + pool.len() + namespace.len() + token.len());
     put_short(&mut out, pool);
     put_short(&mut out, namespace);
     out.put_slice(token.as_bytes());
-    out.freeze()
+    out
 }
 
 /// Splits [`token_key`].
@@ -314,8 +333,8 @@ pub fn split_token_key(key: &[u8]) -> Result<(&str, &str, &str)> {
 }
 
 /// The value of `limits`: read, write, interval.
-pub fn limit_value(numbers: [i64; 3]) -> Bytes {
-    Bytes::from(numbers.map(i64::to_be_bytes).concat())
+pub fn limit_value(numbers: [i64; 3]) -> Vec<u8> {
+    numbers.map(i64::to_be_bytes).concat()
 }
 
 /// Reads [`limit_value`].
@@ -371,7 +390,9 @@ mod tests {
             let (listed, timed) = (list_key(&prefix, seq), timer_value(&prefix, &entry));
             prop_assert_eq!(split_list_key(&listed), Ok((&prefix[..], seq)));
             prop_assert_eq!(split_timer_value(&timed), Ok((&prefix[..], entry)));
-            prop_assert_eq!(read_list_value(&list_value(&entry)), Ok(entry));
+            prop_assert_eq!(read_list_value(seq, &list_value(seq, &entry)), Ok(entry));
+            let first = Entry { birth: seq, ..entry };
+            prop_assert_eq!(read_list_value(seq, &list_value(seq, &first)), Ok(first));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
         }
 
@@ -380,6 +401,16 @@ mod tests {
             let prefix = queue_key(&queue);
             prop_assert_eq!(list_key(&prefix, a).cmp(&list_key(&prefix, b)), a.cmp(&b));
             prop_assert_eq!(timer_key((a, s)).cmp(&timer_key((b, t))), (a, s).cmp(&(b, t)));
+        }
+
+        #[test]
+        fn an_id_after_is_larger_than_all_before(id in ids(), other in ids(), ms in 0u64..10_000) {
+            let after = id_after(id, ms);
+            prop_assert_eq!(read_newest(&after.to_bytes()), Ok(after));
+            prop_assert!(after >= id, "{:?} is below {:?}", after, id);
+            if other.published_at() <= id.published_at().saturating_add(ms).min((1 << 48) - 1) {
+                prop_assert!(after >= other, "{:?} is below {:?}", after, other);
+            }
         }
 
         #[test]
@@ -395,22 +426,22 @@ mod tests {
 
         #[test]
         fn no_changed_byte_reads_as_a_record(it in records(), at: prop::sample::Index, with in 1u8..) {
-            let mut bytes = record(b"key", &it).to_vec();
-            prop_assert!(read_record(b"other", &bytes.clone().into()).is_err(), "read under another key");
+            let mut bytes = record(b"key", &it);
+            prop_assert!(read_record(b"other", &bytes).is_err(), "read under another key");
             let at = at.index(bytes.len());
             bytes[at] ^= with;
-            prop_assert!(read_record(b"key", &bytes.into()).is_err(), "byte {} was changed", at);
+            prop_assert!(read_record(b"key", &bytes).is_err(), "byte {} was changed", at);
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
             let _ = read_queue_key(&bytes);
             let _ = split_list_key(&bytes);
-            let _ = read_list_value(&bytes);
+            let _ = read_list_value(7, &bytes);
             let _ = split_timer_value(&bytes);
             let _ = split_token_key(&bytes);
             let _ = read_limit_value(&bytes);
-            prop_assert!(read_record(&bytes, &bytes.clone().into()).is_err(), "random bytes are no record");
+            prop_assert!(read_record(&bytes, &bytes).is_err(), "random bytes are no record");
         }
 
         #[test]

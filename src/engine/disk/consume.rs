@@ -98,7 +98,7 @@ impl Core {
             state.timers = state.timers.saturating_sub(1);
             let seq = state.push_front(entry, limit);
             let key = codec::list_key(&state.key, seq);
-            self.txn.put(Space::Ready, key, codec::list_value(&entry));
+            self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
             self.ring.insert(job.queue.clone());
         }
         Ok(Ok(Answer::Done))

@@ -6,14 +6,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::clock::PoolClock;
 use super::codec::{self, Entry, Place, Record, TimerKey};
-use super::op::{Answer, Cursor, Op};
+use super::op::{Answer, Op};
 use super::queues::{QueueState, Queues};
 use super::store::{Fatal, Found, Space, Txn};
+use super::sweep::Sweep;
 use super::timers::Timers;
 use super::tokens::Tokens;
 use crate::clock::Millis;
@@ -25,12 +25,16 @@ use crate::name::Queue;
 pub const META_SEQ: &[u8] = b"seq";
 /// The name of the latest time in `meta` that the store is known to have seen.
 pub const META_CLOCK: &[u8] = b"clock";
+/// The name of the id in `meta` above which no stored job's is.
+pub const META_NEWEST: &[u8] = b"newest";
 /// The name of the number in `meta` that the last orderly close took.
 pub const META_CLOSED: &[u8] = b"closed";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 /// How many numbers are reserved at once: one write of `meta` for so many.
 const SEQ_BLOCK: u64 = 1 << 20;
+/// How far ahead of the newest id the one in `meta` is written, in milliseconds.
+const NEWEST_AHEAD: Millis = 1000;
 /// How often the time is written, in milliseconds of the pool's clock.
 const CLOCK_EVERY: Millis = 1000;
 
@@ -61,11 +65,13 @@ pub struct Core {
     pub(super) seq: (u64, u64),
     /// The time in `meta`.
     pub(super) clock_mark: Millis,
+    /// No stored job has a larger id, neither by what this process has stored nor by what `meta` says.
+    pub(super) newest: JobId,
+    /// The id in `meta`, ahead of the former: one write of `meta` for all ids of a second.
+    pub(super) newest_mark: JobId,
     /// When the last pump said that the next job is due.
     pub(super) promised: Millis,
-    pub(super) sweep: Cursor,
-    /// Deletions per keyspace since it was compacted.
-    pub(super) garbage: [u64; 9],
+    pub(super) sweep: Sweep,
     /// Queues that got ready jobs, for the bells.
     pub ring: HashSet<Queue>,
     /// Whether a timer was set that is due before `promised`.
@@ -111,19 +117,26 @@ impl Core {
     pub(super) fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
-            let reserved = Bytes::copy_from_slice(&self.seq.1.to_be_bytes());
-            self.txn.put(Space::Meta, Bytes::from_static(META_SEQ), reserved);
+            self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
         }
         self.seq.0 += 1;
         self.seq.0 - 1
+    }
+
+    /// Notes that a job of this id is stored by this transaction.
+    pub(super) fn note_id(&mut self, id: JobId) {
+        self.newest = self.newest.max(id);
+        if id > self.newest_mark {
+            self.newest_mark = codec::id_after(id, NEWEST_AHEAD);
+            self.txn.put(Space::Meta, META_NEWEST, self.newest_mark.to_bytes());
+        }
     }
 
     /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
     pub(super) fn mark_clock(&mut self, now: Millis, every: Millis) {
         if now >= self.clock_mark.saturating_add(every) {
             self.clock_mark = now;
-            let mark = Bytes::copy_from_slice(&now.to_be_bytes());
-            self.txn.put(Space::Meta, Bytes::from_static(META_CLOCK), mark);
+            self.txn.put(Space::Meta, META_CLOCK, now.to_be_bytes());
         }
     }
 
@@ -132,7 +145,7 @@ impl Core {
         if self.queues.get(queue).is_none() {
             let low = self.next_seq();
             let state = QueueState::new(queue, low);
-            self.txn.put(Space::Queues, state.key.clone(), Bytes::new());
+            self.txn.put(Space::Queues, &state.key, []);
             self.queues.insert(queue.clone(), state);
         }
         // Just made, if it was not there.
@@ -140,7 +153,7 @@ impl Core {
     }
 
     /// The key of a job's record.
-    pub(super) fn job_key(&self, queue: &Queue, id: JobId) -> Bytes {
+    pub(super) fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
         match self.queues.get(queue) {
             Some(state) => codec::job_key(&state.key, id),
             None => codec::job_key(&codec::queue_key(queue), id),
@@ -153,7 +166,7 @@ impl Core {
         let state = self.queue(queue);
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Ready, key, codec::list_value(&entry));
+        self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
         if !self.ring.contains(queue) {
             self.ring.insert(queue.clone());
         }
@@ -201,7 +214,8 @@ impl Core {
             .take(limit)
             .map(|item| {
                 let (key, value) = item?;
-                Ok((codec::split_list_key(&key)?.1, codec::read_list_value(&value)?))
+                let seq = codec::split_list_key(&key)?.1;
+                Ok((seq, codec::read_list_value(seq, &value)?))
             })
             .collect()
     }

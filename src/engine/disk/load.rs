@@ -1,6 +1,7 @@
 //! Opening: finds out whose directory it is, locks it, opens the database, and rebuilds what the writer keeps
 //! in memory from one walk over the keys of each list.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -10,12 +11,13 @@ use parking_lot::Mutex;
 
 use super::clock::PoolClock;
 use super::codec;
-use super::core::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_SEQ, Windows};
+use super::core::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_NEWEST, META_SEQ, Windows};
 use super::queues::{QueueState, Queues};
 use super::store::{Fatal, Space, Store, Txn, describe};
 use super::timers::Timers;
 use super::tokens::Tokens;
 use crate::clock::Clock;
+use crate::job::JobId;
 use crate::name::Queue;
 
 /// The file that says whose directory it is, and that is locked while it is open.
@@ -147,6 +149,10 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
             "the machine's clock is behind the store's; the store's goes on from where it was"
         );
     }
+    let newest = match store.get(Space::Meta, META_NEWEST)? {
+        Some(value) => codec::read_newest(&value)?,
+        None => JobId::from_bytes([0; 16], false),
+    };
     let tokens = Arc::new(Mutex::new(Tokens::load(&store)?));
     let mut core = Core {
         txn: Txn::new(store.clone()),
@@ -157,14 +163,15 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
         tokens,
         seq: (seq, seq),
         clock_mark,
+        newest,
+        newest_mark: newest,
         promised: u64::MAX,
-        sweep: None,
-        garbage: [0; 9],
+        sweep: Default::default(),
         ring: Default::default(),
         earlier: false,
         must_sync: false,
     };
-    for item in store.range(Space::Queues, ..) {
+    for item in store.all(Space::Queues) {
         let queue = codec::read_queue_key(&item?.0)?;
         let low = core.next_seq();
         let state = QueueState::new(&queue, low);
@@ -198,8 +205,8 @@ fn count_list(
         }
         Ok(())
     };
-    for item in store.range(space, ..) {
-        let (key, _) = item?;
+    for key in store.keys(space) {
+        let key = key?;
         let (prefix, seq) = codec::split_list_key(&key)?;
         match &mut run {
             Some((same, count, _)) if same == prefix => *count += 1,
@@ -212,27 +219,27 @@ fn count_list(
 /// Counts the timers of each queue, and takes the running ones into memory.
 fn load_timers(core: &mut Core, store: &Store) -> Result<(), Fatal> {
     let mut delayed = 0;
-    // Timers of one queue come in runs as often as not; a name is looked up once a run.
-    let mut last: Option<(Vec<u8>, Queue)> = None;
+    // By prefix: nothing is allocated for a timer of a queue that was met before.
+    let mut queues: HashMap<Vec<u8>, (Queue, u64)> = HashMap::new();
     for space in [Space::Delayed, Space::Running] {
-        for item in store.range(space, ..) {
+        for item in store.all(space) {
             let (key, value) = item?;
             let (prefix, entry) = codec::split_timer_value(&value)?;
-            let queue = match &last {
-                Some((same, queue)) if same == prefix => queue.clone(),
-                _ => {
-                    let queue = core.queues.shared(codec::read_queue_key(prefix)?);
-                    last = Some((prefix.to_vec(), queue.clone()));
-                    queue
-                }
-            };
-            core.queue(&queue).timers += 1;
+            if !queues.contains_key(prefix) {
+                let queue = core.queues.shared(codec::read_queue_key(prefix)?);
+                queues.insert(prefix.to_vec(), (queue, 0));
+            }
+            let Some((queue, count)) = queues.get_mut(prefix) else { continue };
+            *count += 1;
             if space == Space::Running {
-                core.timers.run(codec::read_timer_key(&key)?, queue, entry);
+                core.timers.run(codec::read_timer_key(&key)?, queue.clone(), entry);
             } else {
                 delayed += 1;
             }
         }
+    }
+    for (queue, count) in queues.into_values() {
+        core.queue(&queue).timers = count;
     }
     core.timers.recover(delayed);
     core.refill_delayed()

@@ -81,6 +81,8 @@ pub struct DiskOptions {
     pub forget_queues_after: Duration,
     /// Whether to sweep and compact in the background. Tests that count sweep by hand.
     pub upkeep: bool,
+    /// How long upkeep rests between two sweeps.
+    pub upkeep_every: Duration,
 }
 
 impl DiskOptions {
@@ -95,6 +97,7 @@ impl DiskOptions {
             delayed_window: 16384,
             forget_queues_after: Duration::from_secs(600),
             upkeep: true,
+            upkeep_every: Duration::from_secs(5),
         }
     }
 }
@@ -171,7 +174,7 @@ impl DiskEngine {
             threads.upkeep.push(upkeep::syncer(store.clone(), handle.poison.clone()).map_err(io)?);
         }
         if options.upkeep {
-            threads.upkeep.push(upkeep::sweeper(store, handle.clone()).map_err(io)?);
+            threads.upkeep.push(upkeep::sweeper(store, handle.clone(), options.upkeep_every).map_err(io)?);
         }
         let threads = Arc::new(Mutex::new(threads));
         Ok(Arc::new(DiskEngine { handle, bells, earlier, tokens, threads }))

@@ -84,14 +84,23 @@ pub enum Answer {
 }
 
 /// What a step of the sweep did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swept {
     /// Whether it came to the end; the next one begins anew.
     pub done: bool,
     /// How many entries and queues it took out.
     pub removed: usize,
-    /// A keyspace whose garbage outweighs what lives in it.
-    pub compact: Option<Space>,
+    /// What the caller should do now.
+    pub upkeep: Upkeep,
+}
+
+/// Work on the files, beside the writer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
+    pub write_out: bool,
+    /// Keyspaces whose garbage outweighs what lives in them.
+    pub compact: Vec<Space>,
 }
 
 impl Weigh for Op {

@@ -1,7 +1,5 @@
 //! Publish, republish, and reads of one job.
 
-use std::collections::HashSet;
-
 use super::codec::{self, Entry, Place, Record};
 use super::core::{Core, Step, millis};
 use super::op::{Answer, STEP};
@@ -22,10 +20,15 @@ enum Holder {
 impl Core {
     /// Stores all jobs or none.
     pub(super) fn publish(&mut self, jobs: Vec<NewJob>, now: Millis) -> Step {
-        let mut seen = HashSet::with_capacity(jobs.len());
         let mut over = Vec::new();
-        for job in &jobs {
-            let twice = jobs.len() > 1 && !seen.insert((&job.queue, job.id));
+        let mut newest = self.newest;
+        for (at, job) in jobs.iter().enumerate() {
+            if job.id > newest {
+                // Larger than all that are stored and all before it in this call: nobody has it.
+                newest = job.id;
+                continue;
+            }
+            let twice = jobs[..at].iter().any(|other| other.id == job.id && other.queue == job.queue);
             match self.holder(job, now)? {
                 Holder::Nobody if !twice => {}
                 Holder::Over if !twice => over.push(JobRef { queue: job.queue.clone(), id: job.id }),
@@ -43,7 +46,7 @@ impl Core {
 
     /// Deletes the old job and stores the new one, or does neither.
     pub(super) fn republish(&mut self, old: &JobRef, new: NewJob, now: Millis) -> Step {
-        if old.id != new.id || old.queue != new.queue {
+        if new.id <= self.newest && (old.id != new.id || old.queue != new.queue) {
             match self.holder(&new, now)? {
                 Holder::Nobody => {}
                 Holder::Over => self.ack(&JobRef { queue: new.queue.clone(), id: new.id }, now)?,
@@ -68,6 +71,7 @@ impl Core {
     fn insert(&mut self, job: NewJob, now: Millis) {
         let NewJob { queue, id, body, attributes, ttl, delay, tries } = job;
         let birth = self.next_seq();
+        self.note_id(id);
         let key = self.job_key(&queue, id);
         let due = now.saturating_add(millis(delay));
         let place = if delay.is_zero() { Place::Ready(birth) } else { Place::Delayed((due, birth)) };

@@ -93,7 +93,7 @@ impl Core {
         let state = self.queue(queue);
         state.dead += 1;
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Dead, key, codec::list_value(&entry));
+        self.txn.put(Space::Dead, key, codec::list_value(seq, &entry));
         bytes
     }
 

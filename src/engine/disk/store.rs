@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
-use bytes::Bytes;
-use fjall::config::BlockSizePolicy;
+use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Slice};
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
@@ -25,6 +25,9 @@ pub enum Space {
     Limits,
 }
 
+/// One number per keyspace.
+pub type PerSpace = [u64; 9];
+
 impl Space {
     /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
     /// table. Small enough that a busy server stays under a hundred megabytes, large enough that entries
@@ -43,6 +46,9 @@ impl Space {
 }
 
 const MIB: u64 = 1 << 20;
+/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: a minute in all.
+const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
+const WRITE_OUT_LOOKS: u32 = 12_000;
 
 /// The store cannot go on: it must be poisoned.
 #[derive(Debug)]
@@ -97,16 +103,26 @@ impl Store {
         let db = Database::builder(path)
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
-            .worker_threads(2)
+            // One of them only writes memtables out, and spins while all others compact: with three that is
+            // seldom, with two it burns a core.
+            .worker_threads(3)
             .cache_size(32 * MIB)
-            .max_journaling_size(256 * MIB)
+            // The least that fjall takes: when a journal is full, whatever still needs an older one is written
+            // out, so that there are two, seldom three.
+            .max_journaling_size(64 * MIB)
             .open()?;
         let mut spaces = Vec::with_capacity(Space::ALL.len());
-        for (_, name, memtable) in Space::ALL {
+        for (space, name, memtable) in Space::ALL {
             spaces.push(db.keyspace(name, || {
+                // Only jobs are looked up by key; everywhere else a filter would never be asked.
+                let filter = match space {
+                    Space::Jobs => FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0)),
+                    _ => FilterPolicyEntry::None,
+                };
                 KeyspaceCreateOptions::default()
                     .manual_journal_persist(true)
                     .max_memtable_size(memtable)
+                    .filter_policy(FilterPolicy::all(filter))
                     .data_block_size_policy(BlockSizePolicy::all(4096))
             })?);
         }
@@ -125,19 +141,27 @@ impl Store {
     }
 
     /// Reads one key.
-    pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Bytes>, Fatal> {
-        Ok(self.space(space).get(key)?.map(Bytes::from))
+    pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
+        Ok(self.space(space).get(key)?)
     }
 
     /// Walks a range of committed keys.
-    pub fn range(
+    pub fn range<K: AsRef<[u8]>>(
         &self,
         space: Space,
-        range: impl std::ops::RangeBounds<Bytes>,
-    ) -> Box<dyn Iterator<Item = Result<(Slice, Slice), Fatal>>> {
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        let walk = self.space(space).range::<Bytes, _>(range);
-        Box::new(walk.map(|guard| guard.into_inner().map_err(Fatal::from)))
+        range: impl std::ops::RangeBounds<K>,
+    ) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> {
+        self.space(space).range(range).map(|guard| guard.into_inner().map_err(Fatal::from))
+    }
+
+    /// Walks all committed keys.
+    pub fn all(&self, space: Space) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> + use<> {
+        self.space(space).iter().map(|guard| guard.into_inner().map_err(Fatal::from))
+    }
+
+    /// Walks all committed keys, without their values.
+    pub fn keys(&self, space: Space) -> impl Iterator<Item = Result<Slice, Fatal>> + use<> {
+        self.space(space).iter().map(|guard| guard.key().map_err(Fatal::from))
     }
 
     /// Bytes on disk, journals included.
@@ -145,12 +169,26 @@ impl Store {
         Ok(self.db.disk_space()?)
     }
 
-    /// Writes what a keyspace keeps in memory out as a table, and rewrites all its tables without what was
-    /// deleted. Takes as long as the live data is large; for a thread of its own.
-    pub fn compact(&self, space: Space) -> fjall::Result<()> {
-        let keyspace = self.space(space);
-        keyspace.rotate_memtable_and_wait()?;
-        keyspace.major_compact()
+    /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits until
+    /// that is done, as long as it is going on. For a thread of its own.
+    pub fn write_out(&self) -> Result<(), Fatal> {
+        for keyspace in &self.spaces {
+            keyspace.rotate_memtable()?;
+        }
+        // A worker that has failed would let us wait for ever.
+        for _ in 0..WRITE_OUT_LOOKS {
+            if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
+                return Ok(());
+            }
+            std::thread::sleep(WRITE_OUT_LOOK);
+        }
+        Ok(())
+    }
+
+    /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the live data is large; for
+    /// a thread of its own.
+    pub fn compact(&self, space: Space) -> Result<(), Fatal> {
+        Ok(self.space(space).major_compact()?)
     }
 }
 
@@ -160,18 +198,28 @@ impl Store {
 pub struct Txn {
     store: Store,
     batch: Batch,
-    /// Job records written or deleted in `batch`.
-    jobs: HashMap<Bytes, Option<Bytes>, Xxh3DefaultBuilder>,
-    /// Bytes of values in `batch`.
+    /// Job records written or deleted lately, by this batch or those before it. What it has is what a read of
+    /// the database will find once the batch is committed, since nobody else writes. A job that is consumed
+    /// soon after its publish is read from here.
+    recent: HashMap<Slice, Option<Slice>, Xxh3DefaultBuilder>,
+    /// Bytes in `recent`, deleted ones included.
+    recent_bytes: usize,
+    /// Bytes of keys and values in `batch`.
     bytes: usize,
+    /// The same of all batches, this one not yet.
+    written: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
     /// Deletions per keyspace since someone asked.
-    deleted: [u64; 9],
+    deleted: PerSpace,
 }
 
 /// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
+/// Beyond this the recent records are forgotten, between batches.
+const RECENT_BYTES: usize = 4 << 20;
+/// What a recent record is counted for beside its bytes.
+const RECENT_ENTRY: usize = 64;
 
 struct Batch(OwnedWriteBatch);
 
@@ -185,7 +233,16 @@ impl Txn {
     /// Nothing read or written yet.
     pub fn new(store: Store) -> Txn {
         let batch = Batch(store.db.batch());
-        Txn { store, batch, jobs: HashMap::default(), bytes: 0, unsettled: false, deleted: [0; 9] }
+        Txn {
+            store,
+            batch,
+            recent: HashMap::default(),
+            recent_bytes: 0,
+            bytes: 0,
+            written: 0,
+            unsettled: false,
+            deleted: [0; 9],
+        }
     }
 
     /// The store, for reads of what is committed.
@@ -194,37 +251,51 @@ impl Txn {
     }
 
     /// Writes a key. For `jobs` use [`put_job`](Txn::put_job).
-    pub fn put(&mut self, space: Space, key: Bytes, value: Bytes) {
+    pub fn put(&mut self, space: Space, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        self.put_slices(space, key.as_ref().into(), value.as_ref().into());
+    }
+
+    fn put_slices(&mut self, space: Space, key: Slice, value: Slice) {
         self.bytes += key.len() + value.len();
         self.batch.0.insert(self.store.space(space), key, value);
     }
 
     /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
-    pub fn delete(&mut self, space: Space, key: Bytes) {
+    pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
+        self.delete_slice(space, key.as_ref().into());
+    }
+
+    fn delete_slice(&mut self, space: Space, key: Slice) {
         self.bytes += key.len();
         self.deleted[space as usize] += 1;
         self.batch.0.remove(self.store.space(space), key);
     }
 
     /// Writes a job's record.
-    pub fn put_job(&mut self, key: Bytes, record: &Record) {
-        let value = codec::record(&key, record);
-        self.jobs.insert(key.clone(), Some(value.clone()));
-        self.put(Space::Jobs, key, value);
+    pub fn put_job(&mut self, key: Vec<u8>, record: &Record) {
+        let (value, key) = (Slice::from(codec::record(&key, record)), Slice::from(key));
+        self.remember(key.clone(), Some(value.clone()));
+        self.put_slices(Space::Jobs, key, value);
     }
 
     /// Deletes a job's record.
-    pub fn delete_job(&mut self, key: Bytes) {
-        self.jobs.insert(key.clone(), None);
-        self.delete(Space::Jobs, key);
+    pub fn delete_job(&mut self, key: Vec<u8>) {
+        let key = Slice::from(key);
+        self.remember(key.clone(), None);
+        self.delete_slice(Space::Jobs, key);
+    }
+
+    fn remember(&mut self, key: Slice, value: Option<Slice>) {
+        self.recent_bytes += RECENT_ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
+        self.recent.insert(key, value);
     }
 
     /// Reads a job's record, as this transaction left it.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        let value = match self.jobs.get(key) {
+        let value = match self.recent.get(key) {
             Some(written) => written.clone(),
             None => match self.store.space(Space::Jobs).get(key) {
-                Ok(value) => value.map(Bytes::from),
+                Ok(value) => value,
                 // A block that does not match its checksum harms its own jobs. Anything else is the disk's.
                 Err(fjall::Error::Storage(e)) if !matches!(e, fjall::LsmError::Io(_)) => {
                     return Ok(Found::Corrupt(e.to_string()));
@@ -244,14 +315,18 @@ impl Txn {
     /// Commits the batch, without a sync: ranges see it from now on. Only between steps, or before a step's
     /// first write: what is flushed apart is not atomic together.
     pub fn flush(&mut self) -> Result<(), Fatal> {
-        self.jobs.clear();
-        self.bytes = 0;
         if self.batch.0.is_empty() {
             return Ok(());
         }
+        self.written += std::mem::take(&mut self.bytes) as u64;
         self.unsettled = true;
         let batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
-        Ok(batch.commit()?)
+        batch.commit()?;
+        if self.recent_bytes > RECENT_BYTES {
+            self.recent.clear();
+            self.recent_bytes = 0;
+        }
+        Ok(())
     }
 
     /// Flushes when the batch has grown large. Between steps only.
@@ -268,8 +343,13 @@ impl Txn {
         Ok(())
     }
 
+    /// How many bytes of keys and values were committed since the store was opened.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// How many deletions each keyspace has seen since the last call.
-    pub fn take_deleted(&mut self) -> [u64; 9] {
+    pub fn take_deleted(&mut self) -> PerSpace {
         std::mem::take(&mut self.deleted)
     }
 }
@@ -290,17 +370,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let store = Store::open(dir.path()).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
-        let (a, b) = (Bytes::from_static(b"a"), Bytes::from_static(b"b"));
-        txn.put(Space::Ready, a.clone(), a.clone());
-        txn.delete(Space::Ready, a.clone());
-        txn.delete(Space::Ready, b.clone());
-        txn.put(Space::Ready, b.clone(), b.clone());
+        let (a, b) = (b"a", b"b");
+        txn.put(Space::Ready, a, a);
+        txn.delete(Space::Ready, a);
+        txn.delete(Space::Ready, b);
+        txn.put(Space::Ready, b, b);
         txn.settle(false).unwrap(); // nothing is wrong with the disk
-        assert_eq!(store.get(Space::Ready, &a).unwrap(), None, "a was deleted last");
-        assert_eq!(store.get(Space::Ready, &b).unwrap(), Some(b.clone()), "b was written last");
+        assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
+        assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
         drop((txn, store));
         let store = Store::open(dir.path()).unwrap(); // closed just now
-        assert_eq!(store.get(Space::Ready, &a).unwrap(), None, "a was deleted last, after recovery");
-        assert_eq!(store.get(Space::Ready, &b).unwrap(), Some(b), "b was written last, after recovery");
+        assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
+        assert_eq!(
+            store.get(Space::Ready, b).unwrap().as_deref(),
+            Some(&b[..]),
+            "b was written last, after recovery"
+        );
     }
 }

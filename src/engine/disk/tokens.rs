@@ -21,12 +21,12 @@ impl Tokens {
     /// Reads all from the disk.
     pub(super) fn load(store: &Store) -> Result<Tokens, Fatal> {
         let mut all = Tokens::default();
-        for item in store.range(Space::Tokens, ..) {
+        for item in store.all(Space::Tokens) {
             let (key, value) = item?;
             let description = String::from_utf8_lossy(&value).into_owned();
             all.tokens.insert(read_key(&key)?, description);
         }
-        for item in store.range(Space::Limits, ..) {
+        for item in store.all(Space::Limits) {
             let (key, value) = item?;
             let [read, write, interval] = codec::read_limit_value(&value)?;
             all.limits.insert(read_key(&key)?, Limit { read, write, interval });
@@ -58,7 +58,7 @@ impl Core {
         let changed = match op {
             AdminOp::AddToken(token, _) if all.tokens.contains_key(&token) => false,
             AdminOp::AddToken(token, description) => {
-                self.txn.put(Space::Tokens, key(&token), description.clone().into());
+                self.txn.put(Space::Tokens, key(&token), &description);
                 all.tokens.insert(token, description);
                 true
             }

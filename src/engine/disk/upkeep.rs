@@ -7,17 +7,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::handle::Handle;
-use super::op::{Answer, Op, Swept};
+use super::op::{Answer, Op, Swept, Upkeep};
 use super::poison::Poison;
-use super::store::{Store, describe};
+use super::store::{Fatal, Store, describe};
 use crate::error::{Error, Result};
 
 /// How long after a step of the sweep that found nothing to do.
 const STEP_PAUSE: Duration = Duration::from_millis(100);
 /// How long after one that did: there is more, and others must get their turn.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
-/// How long between sweeps.
-const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 
 /// A thread that ends when asked.
 #[derive(Debug)]
@@ -62,22 +60,21 @@ pub fn syncer(store: Store, poison: Arc<Poison>) -> std::io::Result<Task> {
     })
 }
 
-/// Sweeps in steps through the writer, and compacts what the sweep says needs it.
-pub fn sweeper(store: Store, handle: Handle) -> std::io::Result<Task> {
+/// Sweeps in steps through the writer, with a rest of `every` between sweeps, and compacts what the sweep says
+/// needs it.
+pub fn sweeper(store: Store, handle: Handle, every: Duration) -> std::io::Result<Task> {
     let waiting = tokio::runtime::Builder::new_current_thread().build()?;
     Task::spawn("disk-sweep", move |stopped| {
         let mut pause = STEP_PAUSE;
         while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             pause = match waiting.block_on(step(&handle)) {
                 Ok(swept) => {
-                    if let Some(space) = swept.compact
-                        && let Err(e) = store.compact(space)
-                    {
-                        handle.poison.throw(format!("a compaction failed: {}", describe(&e)));
+                    if let Err(Fatal(e)) = work(&store, &swept.upkeep) {
+                        handle.poison.throw(format!("a compaction failed: {e}"));
                         return;
                     }
                     match swept {
-                        Swept { done: true, .. } => SWEEP_PAUSE,
+                        Swept { done: true, .. } => every,
                         Swept { removed: 0, .. } => STEP_PAUSE,
                         _ => BUSY_PAUSE,
                     }
@@ -88,6 +85,14 @@ pub fn sweeper(store: Store, handle: Handle) -> std::io::Result<Task> {
             };
         }
     })
+}
+
+/// Does what a step of the sweep asks for.
+fn work(store: &Store, upkeep: &Upkeep) -> Result<(), Fatal> {
+    if upkeep.write_out {
+        store.write_out()?;
+    }
+    upkeep.compact.iter().try_for_each(|space| store.compact(*space))
 }
 
 /// One step of the sweep.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::core::{Core, META_CLOSED};
@@ -59,9 +58,13 @@ impl Writer {
 
     /// The last commit, synced in either mode.
     fn last(&mut self) -> Result<u64, Fatal> {
+        if self.core.untidy() {
+            // The next start need not replay it.
+            self.core.txn.settle(true)?;
+            self.core.txn.store().write_out()?;
+        }
         let number = self.core.next_seq();
-        let value = Bytes::copy_from_slice(&number.to_be_bytes());
-        self.core.txn.put(Space::Meta, Bytes::from_static(META_CLOSED), value);
+        self.core.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
         self.core.txn.settle(true)?;
         Ok(number)
     }
