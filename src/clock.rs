@@ -11,6 +11,12 @@ pub type Millis = u64;
 pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
     /// Now.
     fn now(&self) -> Millis;
+
+    /// Now, rounded up: a delay counted from here is not over before it is over, although the clock tells
+    /// whole milliseconds.
+    fn now_up(&self) -> Millis {
+        self.now()
+    }
 }
 
 /// The machine's clock, held where it was while the machine sets it back.
@@ -23,6 +29,11 @@ impl Clock for SystemClock {
     fn now(&self) -> Millis {
         let now = system_now();
         self.last.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    fn now_up(&self) -> Millis {
+        // At most a millisecond too much, and right also while the machine's clock is held.
+        self.now() + 1
     }
 }
 

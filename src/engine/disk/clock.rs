@@ -26,6 +26,11 @@ impl PoolClock {
         self.clock.now().saturating_add(self.ahead)
     }
 
+    /// Now, rounded up: what delays and ttrs are counted from.
+    pub fn now_up(&self) -> Millis {
+        self.clock.now_up().saturating_add(self.ahead)
+    }
+
     /// How far ahead it is of the clock it was given, in milliseconds.
     pub fn ahead(&self) -> Millis {
         self.ahead

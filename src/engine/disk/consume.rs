@@ -59,7 +59,8 @@ impl Core {
         debug_assert!(self.queues.get(queue).and_then(|s| s.find(seq)).is_none(), "popped");
         entry.tries = entry.tries.saturating_sub(1);
         let receipt = self.next_seq();
-        self.run((now.saturating_add(millis(want.ttr)), receipt), queue, entry);
+        let due = self.clock.now_up().saturating_add(millis(want.ttr));
+        self.run((due, receipt), queue, entry);
         Core::show(queue, &entry, record, receipt, now)
     }
 

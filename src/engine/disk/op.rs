@@ -43,6 +43,20 @@ pub enum Op {
     Close,
 }
 
+impl Op {
+    /// Whether a power cut must not take back what was answered. A hand-over or a move that is taken back is
+    /// done again: the job comes once more, as it may at any time.
+    pub fn must_last(&self) -> bool {
+        match self {
+            Op::Publish(_) | Op::Republish(..) | Op::Ack(_) | Op::Destroy(..) => true,
+            Op::Respawn(..) | Op::DeleteDead(..) | Op::Admin(_) | Op::Close => true,
+            Op::Consume(..) | Op::GiveBack(_) | Op::Pump(_) | Op::Sweep => false,
+            Op::Peek(_) | Op::PeekJob(_) | Op::Size(_) | Op::DeadLetter(_) => false,
+            Op::Queues | Op::Stats | Op::Check => false,
+        }
+    }
+}
+
 /// How far a destroy has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Destroying {

@@ -73,7 +73,7 @@ impl Core {
         let birth = self.next_seq();
         self.note_id(id);
         let key = self.job_key(&queue, id);
-        let due = now.saturating_add(millis(delay));
+        let due = self.clock.now_up().saturating_add(millis(delay));
         let place = if delay.is_zero() { Place::Ready(birth) } else { Place::Delayed((due, birth)) };
         let expires = ttl.map(|ttl| now.saturating_add(millis(ttl)));
         let attributes = if id.is_versioned() { attributes } else { Default::default() };

@@ -1,5 +1,5 @@
-//! The writer thread: takes calls in groups, does them in order, commits once, syncs once, and only then
-//! answers and rings. The one place where the store is written.
+//! The writer thread: takes calls in groups, does them in order, commits once, syncs once if anything in the
+//! group must survive a power cut, and only then answers and rings. The one place where the store is written.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct Writer {
     pub poison: Arc<Poison>,
     pub bells: Arc<Bells>,
     pub earlier: Arc<Notify>,
-    /// Whether every group is synced before it is answered.
+    /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
 
@@ -71,24 +71,25 @@ impl Writer {
 
     fn serve(&mut self, group: Vec<Call<Op, Answer>>) {
         let mut waiting = Vec::with_capacity(group.len());
-        let mut closing = false;
+        let (mut closing, mut must_last) = (false, false);
         for call in group {
             let (op, reply) = call.split();
             closing |= matches!(op, Op::Close);
+            must_last |= op.must_last();
             let answer = match self.poison.error() {
                 Some(poisoned) => Err(poisoned),
                 None => self.core.apply(op).unwrap_or_else(|fatal| Err(self.fail(fatal))),
             };
             waiting.push((reply, answer));
         }
-        self.settle();
+        self.settle(must_last);
         let unwanted = self.answer(waiting);
         if !unwanted.is_empty() && self.poison.check().is_ok() {
             // Handed out to callers that have left: back to the heads of their queues.
             if let Err(fatal) = self.core.apply(Op::GiveBack(unwanted)) {
                 self.fail(fatal);
             }
-            self.settle();
+            self.settle(false);
         }
         self.announce();
         if closing {
@@ -96,10 +97,10 @@ impl Writer {
         }
     }
 
-    /// Makes what was done durable.
-    fn settle(&mut self) {
+    /// Makes what was done durable: for the process always, for the machine where that was asked for.
+    fn settle(&mut self, must_last: bool) {
         if self.poison.check().is_ok() {
-            let sync = self.sync || std::mem::take(&mut self.core.must_sync);
+            let sync = std::mem::take(&mut self.core.must_sync) || (self.sync && must_last);
             if let Err(fatal) = self.core.txn.settle(sync) {
                 self.fail(fatal);
             }
