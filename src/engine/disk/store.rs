@@ -46,9 +46,11 @@ impl Space {
 }
 
 const MIB: u64 = 1 << 20;
-/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: a minute in all.
+/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: three seconds in all.
 const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
-const WRITE_OUT_LOOKS: u32 = 12_000;
+const WRITE_OUT_LOOKS: u32 = 600;
+/// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
+const NO_KEY: [u8; 1] = [0];
 
 /// The store cannot go on: it must be poisoned.
 #[derive(Debug)]
@@ -169,14 +171,20 @@ impl Store {
         Ok(self.db.disk_space()?)
     }
 
-    /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits until
-    /// that is done, as long as it is going on. For a thread of its own.
+    /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits for
+    /// some seconds until that is done; what is not goes on by itself. For a thread of its own.
     pub fn write_out(&self) -> Result<(), Fatal> {
+        for keyspace in &self.spaces {
+            // A journal goes when each keyspace has tables as new as it. One that was emptied has none, so it
+            // gets one, with nothing in it but this.
+            keyspace.remove(NO_KEY)?;
+        }
         for keyspace in &self.spaces {
             keyspace.rotate_memtable()?;
         }
-        // A worker that has failed would let us wait for ever.
         for _ in 0..WRITE_OUT_LOOKS {
+            // Fails when a worker has: nobody would write out any more.
+            self.db.persist(PersistMode::Buffer)?;
             if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
                 return Ok(());
             }
