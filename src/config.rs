@@ -243,8 +243,17 @@ impl Config {
 
     fn validate(&self) -> Result<(), ConfigError> {
         let err = |line: String| Err(ConfigError(line));
-        if self.host.is_empty() {
-            return err("Host is empty: name the address to listen on, such as \"0.0.0.0\"".into());
+        for (key, host) in [("Host", &self.host), ("AdminHost", &self.admin_host)] {
+            if host.is_empty() {
+                return err(format!("{key} is empty: name the address to listen on, such as \"0.0.0.0\""));
+            }
+        }
+        for (key, most) in
+            [("MaxConnections", self.max_connections), ("MaxParkedPolls", self.max_parked_polls)]
+        {
+            if most == 0 {
+                return err(format!("{key} is 0: the server could serve nobody"));
+            }
         }
         if self.tries_num == 0 {
             return err("TriesNum is 0: a job needs at least one try".into());
@@ -349,7 +358,18 @@ fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
             })
             .collect()
     }
-    let pool = |value: &mut Value| table(value, |map| *map = rename(std::mem::take(map), &POOL_KEYS));
+    // A key without a value there means its default: an empty LogDir is none.
+    fn without_empty(map: &mut Map<String, Value>, keys: &[&str]) {
+        map.retain(|k, v| {
+            !(keys.contains(&k.as_str()) && matches!(&v.kind, ValueKind::String(s) if s.is_empty()))
+        });
+    }
+    let pool = |value: &mut Value| {
+        table(value, |map| {
+            *map = rename(std::mem::take(map), &POOL_KEYS);
+            without_empty(map, &["MigrateTo", "MasterName"]);
+        });
+    };
     let mut tree = rename(tree, &TOP_KEYS);
     if let Some(admin) = tree.get_mut("AdminRedis") {
         pool(admin);
@@ -357,10 +377,7 @@ fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
     if let Some(pools) = tree.get_mut("Pool") {
         table(pools, |map| map.values_mut().for_each(&pool));
     }
-    // A key without a value there means its default: an empty LogDir is none.
-    if matches!(tree.get("LogDir").map(|v| &v.kind), Some(ValueKind::String(s)) if s.is_empty()) {
-        tree.remove("LogDir");
-    }
+    without_empty(&mut tree, &["LogDir"]);
     tree
 }
 
@@ -417,9 +434,15 @@ fn from_env(vars: Vec<(String, String)>, pools: &[String]) -> Result<Map<String,
     Ok(tree)
 }
 
-/// Library errors may run over lines; ours do not.
+/// Library errors may run over lines; ours do not. They also quote the line of the file that is wrong, which
+/// may hold a password.
 fn one_line(error: &config::ConfigError) -> String {
-    error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = error.to_string();
+    let quoted = |line: &&str| {
+        line.trim_start_matches(|c: char| c.is_whitespace() || c.is_ascii_digit()).starts_with('|')
+    };
+    let lines = text.lines().filter(|line| !quoted(line)).flat_map(str::split_whitespace);
+    lines.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -521,14 +544,36 @@ mod tests {
             (&format!("Port=70000\n{disk}"), "70000"),
             (&format!("TriesNum=0\n{disk}"), "TriesNum"),
             (&format!("{disk}[Pool.b]\nPath='d'"), "already"),
-            ("Port = = 1", "config"),
+            (&format!("MaxConnections=0\n{disk}"), "MaxConnections"),
+            (&format!("AdminHost=''\n{disk}"), "AdminHost"),
+            ("Port = = 1", "line 1"),
         ] {
             let error = load(toml, &[]).expect_err(toml);
             assert!(!error.contains('\n'), "more than a line: {error}");
-            assert!(error.contains(says) || says == "config", "{toml:?} should name {says}: {error}");
+            assert!(error.contains(says), "{toml:?} should name {says}: {error}");
         }
         let error = load(disk, &[("DORMOUSE_PROT", "1")]).expect_err("an unknown variable");
         assert!(error.contains("DORMOUSE_PROT"), "{error}");
+    }
+
+    #[test]
+    fn a_key_that_is_left_empty_is_not_set() {
+        let config = load("LogDir=''\n[Pool.default]\nPath='d'\nMigrateTo=''\nmastername=''", &[]);
+        let config = config.expect("lmstfy takes it");
+        assert_eq!((config.log_dir, &config.pool["default"].migrate_to), (None, &None));
+    }
+
+    #[test]
+    fn an_error_does_not_quote_a_line_with_a_secret() {
+        for toml in [
+            "[Pool.default]\nPath='d'\nPassword='hush",
+            "[Accounts]\nann='hush' 'hush'",
+            "[Accounts]\nann='hush'\nann='hush'",
+            "[Accounts]\nann=['hush']\n[Pool.default]\nPath='d'",
+        ] {
+            let error = load(toml, &[]).expect_err(toml);
+            assert!(!error.contains("hush"), "{toml:?} shows its secret: {error}");
+        }
     }
 
     #[test]

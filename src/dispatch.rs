@@ -3,37 +3,44 @@
 //! a pool; it asks the engine, never a store, and knows nothing of HTTP.
 //!
 //! Consumers with the same list of queues stand in one *line*, first come, first served. A line *looks* when
-//! it has reason to: one engine call that serves up to [`LOOK_CONSUMERS`] consumers from the front, so a
-//! publish to a queue with ten thousand parked consumers costs one small call. At most one look per line is under
-//! way. The reasons are a ring of the [`Bell`] (`stale`), and an arrival that cannot rely on the bell.
+//! it has reason to: one engine call that serves a few consumers from the front, so a publish to a queue with
+//! ten thousand parked consumers costs one small call. At most one look per line is under way. The reasons are
+//! a ring of the [`Bell`] (`stale`), and an arrival that cannot rely on the bell.
 //!
 //! No wake-up is lost: a line that keeps consumers first *watches* its queues, then looks once more. A ring
 //! that comes while a look is under way makes the line stale, and it looks again.
 //!
+//! A ring is heard by one line, the one whose first consumer waits longest, so that ten thousand lines over
+//! one queue cost no more than one. That line owes it to the others: a look that found less than it asked for
+//! has seen the queues empty, and nobody is owed anything; one that found enough, or a line that empties
+//! before it has looked, passes the ring on; one that failed has it rung again after [`RETRY`].
+//!
 //! No job is burned: what was popped for a consumer travels in a [`Delivery`], which gives its jobs back to
 //! the engine when it is dropped before somebody took them.
 
-use std::collections::{BTreeMap, HashMap};
+mod delivery;
+mod lines;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
+use tokio_util::task::TaskTracker;
 
+pub use self::delivery::Delivery;
+use self::delivery::WayBack;
+use self::lines::{Answer, Lines, Round};
 use crate::engine::bell::Bell;
-use crate::engine::{Engine, MAX_CONSUME, Want};
+use crate::engine::{Engine, Want};
 use crate::error::Error;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-/// The most consumers that one look serves.
-const LOOK_CONSUMERS: usize = 64;
-/// How many a look serves that follows a ring: most rings tell of one job. Each look that finds a job for
-/// everybody is followed by one that serves `WIDEN` times as many.
-const FIRST_LOOK: usize = 4;
-const WIDEN: usize = 4;
+/// After a failed look the jobs that it was told of are looked for again this much later.
+const RETRY: Duration = Duration::from_secs(1);
 /// The longest that a poll may last: beyond it a timer would overflow. lmstfy's u32 seconds are far longer
 /// than any connection lives.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -47,40 +54,6 @@ pub enum ConsumeError {
     /// The store failed. Shared, since one failed look may have been for many.
     #[error("{0}")]
     Store(Arc<Error>),
-}
-
-/// Jobs on their way to a consumer. Dropped before they are taken, they go back to the head of their queue.
-#[derive(Debug)]
-pub struct Delivery {
-    jobs: Vec<Job>,
-    waited: bool,
-    back: mpsc::UnboundedSender<Vec<Job>>,
-}
-
-impl Delivery {
-    /// The jobs; empty when there was none.
-    pub fn jobs(&self) -> &[Job] {
-        &self.jobs
-    }
-
-    /// Whether the consumer was parked before the jobs came: it may have left meanwhile.
-    pub fn waited(&self) -> bool {
-        self.waited
-    }
-
-    /// The consumer has them now.
-    pub fn take(mut self) -> Vec<Job> {
-        std::mem::take(&mut self.jobs)
-    }
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        if !self.jobs.is_empty() {
-            // Fails only after the dispatcher's tasks have ended; the jobs then come back after their ttr.
-            let _ = self.back.send(std::mem::take(&mut self.jobs));
-        }
-    }
 }
 
 /// How many consumers may be parked, over all pools.
@@ -121,58 +94,25 @@ pub struct Dispatcher {
     bell: Arc<Bell>,
     parking: Arc<Parking>,
     lines: Mutex<Lines>,
-    back: mpsc::UnboundedSender<Vec<Job>>,
-    /// No more waiting: the server goes down. Polls look once and are answered.
-    closed: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Lines {
-    by_list: HashMap<QueueList, Line>,
-    /// Which lines a ring concerns. Only lines that watch are here.
-    by_queue: HashMap<Queue, Vec<QueueList>>,
-    /// The number of the next arrival: orders consumers within a line, and lines among each other.
-    arrivals: u64,
-}
-
-#[derive(Debug, Default)]
-struct Line {
-    /// In order of arrival.
-    waiters: BTreeMap<u64, Waiter>,
-    /// The bell tells of jobs for these queues. Set before the look that lets consumers be parked.
-    watching: bool,
-    /// There may be jobs that no look has seen.
-    stale: bool,
-    /// A task looks, or is about to.
-    looking: bool,
-    /// How many consumers the next look serves, as a power of [`WIDEN`] above [`FIRST_LOOK`].
-    wider: u32,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    want: Want,
-    /// Is parked when nothing is there; otherwise answered at once.
-    patient: bool,
-    answer: oneshot::Sender<Result<Delivery, ConsumeError>>,
+    back: WayBack,
+    /// Looks that are under way, so that a stop can wait for them.
+    looks: TaskTracker,
 }
 
 impl Dispatcher {
     /// A dispatcher over `engine`, and its two tasks: one that hears the bell, one that gives jobs back. They
-    /// end when the dispatcher is dropped.
+    /// end some time after the dispatcher is dropped.
     pub fn start(engine: Arc<dyn Engine>, parking: Arc<Parking>) -> Arc<Dispatcher> {
         let bell = Arc::new(Bell::default());
         engine.attach(bell.clone());
-        let (back, returned) = mpsc::unbounded_channel();
         let dispatcher = Arc::new(Dispatcher {
-            engine: engine.clone(),
+            back: WayBack::open(engine.clone()),
+            engine,
             bell: bell.clone(),
             parking,
             lines: Mutex::default(),
-            back,
-            closed: AtomicBool::new(false),
+            looks: TaskTracker::new(),
         });
-        tokio::spawn(give_back(engine, returned));
         let weak = Arc::downgrade(&dispatcher);
         tokio::spawn(async move {
             loop {
@@ -191,18 +131,13 @@ impl Dispatcher {
         queues: QueueList,
         want: Want,
         timeout: Duration,
-    ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
+    ) -> impl Future<Output = Answer> + Send + 'static {
         let dispatcher = self.clone();
         async move { dispatcher.serve(queues, want, timeout).await }
     }
 
-    async fn serve(
-        self: Arc<Self>,
-        queues: QueueList,
-        want: Want,
-        timeout: Duration,
-    ) -> Result<Delivery, ConsumeError> {
-        let patient = !timeout.is_zero() && !self.closed.load(Ordering::SeqCst);
+    async fn serve(self: Arc<Self>, queues: QueueList, want: Want, timeout: Duration) -> Answer {
+        let patient = !timeout.is_zero();
         if patient {
             self.parking.enter()?;
         }
@@ -223,93 +158,107 @@ impl Dispatcher {
         } else {
             (&mut place.answer).await
         };
-        // A look that panicked drops its waiters' channels; it is logged where it happened.
+        // Nobody drops a consumer's channel unanswered while the runtime lives.
         answer.unwrap_or_else(|_| Err(ConsumeError::Store(Arc::new(Error::Closed))))
     }
 
-    /// Answers every parked consumer with nothing, now, and lets nobody wait from here on.
+    /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those whom a look
+    /// is serving get what it brings.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
         let mut lines = self.lines.lock();
-        for line in lines.by_list.values_mut() {
-            // Those whom a look is serving may still get a job: it decides, and it is soon over.
-            let patient: Vec<u64> =
-                line.waiters.iter().filter(|(_, w)| w.patient).map(|(arrival, _)| *arrival).collect();
-            for arrival in patient {
-                if let Some(waiter) = line.waiters.remove(&arrival) {
-                    let _ = waiter.answer.send(Ok(self.nothing()));
-                }
+        lines.closed = true;
+        let mut idle = Vec::new();
+        for (list, line) in &mut lines.by_list {
+            for answer in line.close() {
+                let _ = answer.send(Ok(self.nothing()));
             }
+            if !line.looking {
+                idle.push(list.clone());
+            }
+        }
+        for list in idle {
+            self.remove(&mut lines, &list);
         }
     }
 
+    /// After [`close`](Dispatcher::close): returns when no look is under way and every job that nobody took
+    /// has been given back, so that the engine can be closed.
+    pub async fn settled(&self) {
+        self.looks.close();
+        self.looks.wait().await;
+        self.back.flushed().await;
+    }
+
     fn nothing(&self) -> Delivery {
-        Delivery { jobs: Vec::new(), waited: true, back: self.back.clone() }
+        Delivery::new(Vec::new(), true, self.back.clone())
     }
 
     /// Puts a consumer into its line, and makes the line look if it has to.
-    fn arrive(self: &Arc<Self>, queues: QueueList, want: Want, patient: bool) -> Place {
+    fn arrive(self: &Arc<Self>, queues: QueueList, want: Want, parked: bool) -> Place {
         let (answer, receiver) = oneshot::channel();
         let mut lines = self.lines.lock();
         lines.arrivals += 1;
         let arrival = lines.arrivals;
+        // Asked under the lock: whom `close` does not find in a line must not wait.
+        let patient = parked && !lines.closed;
         let line = lines.by_list.entry(queues.clone()).or_default();
-        line.waiters.insert(arrival, Waiter { want, patient, answer });
-        // A line that watches and is not stale knows its queues to be empty: a patient consumer just waits.
-        // The impatient one must not rely on the bell, which may be a moment late for other servers' jobs.
-        if !patient || !line.watching {
+        let was_empty = line.is_empty();
+        line.push(arrival, want, patient, answer);
+        // A line that watches and is not stale knows its queues to be empty, or that another line was told: a
+        // patient consumer just waits. The impatient one must not rely on the bell, which may be a moment
+        // late for other servers' jobs.
+        if !patient || !line.watches() {
             line.stale = true;
         }
-        if line.stale && !line.looking {
-            line.looking = true;
-            tokio::spawn(self.clone().look(queues.clone()));
+        if line.stale && !std::mem::replace(&mut line.looking, true) {
+            self.start_look(queues.clone());
+        }
+        if was_empty {
+            lines.reseat(&queues);
         }
         drop(lines);
-        Place { dispatcher: self.clone(), queues, arrival, patient, answer: receiver, left: false }
+        Place { dispatcher: self.clone(), queues, arrival, parked, answer: receiver, left: false }
     }
 
-    /// Some queues may have jobs: their lines look.
+    /// Some queues may have jobs: for each, a line looks.
     fn hear(self: &Arc<Self>, queues: &[Queue]) {
         let mut lines = self.lines.lock();
-        let Lines { by_list, by_queue, .. } = &mut *lines;
         for queue in queues {
-            // The line whose first consumer waits longest looks first.
-            let mut concerned: Vec<(u64, &QueueList)> = Vec::new();
-            for list in by_queue.get(queue).into_iter().flatten() {
-                if let Some((first, _)) = by_list.get(list).and_then(|line| line.waiters.first_key_value()) {
-                    concerned.push((*first, list));
-                }
-            }
-            concerned.sort_unstable_by_key(|(first, _)| *first);
-            for (_, list) in concerned {
-                if let Some(line) = by_list.get_mut(list) {
-                    line.stale = true;
-                    if !line.looking {
-                        line.looking = true;
-                        tokio::spawn(self.clone().look(list.clone()));
-                    }
-                }
-            }
+            self.start_looks(lines.wake(queue));
         }
+    }
+
+    fn start_looks(self: &Arc<Self>, lines: Vec<QueueList>) {
+        lines.into_iter().for_each(|list| self.start_look(list));
+    }
+
+    /// The line's `looking` is set.
+    fn start_look(self: &Arc<Self>, queues: QueueList) {
+        self.looks.spawn(self.clone().look(queues));
     }
 
     /// Looks until the line is empty or knows that its queues are. Runs as its own task, so that a consumer
     /// that leaves cannot cancel a call that has popped jobs.
     async fn look(self: Arc<Self>, queues: QueueList) {
-        loop {
-            let Some(round) = self.begin(&queues) else { return };
-            let result = self.engine.consume(&queues, &round.wants).await;
-            self.end(&queues, round, result);
+        while let Some(round) = self.begin(&queues) {
+            let mut look = Look { dispatcher: &self, queues: &queues, round, answered: false };
+            let result = self.engine.consume(&queues, &look.round.wants).await;
+            look.answered = true;
+            self.end(&queues, &look.round, result);
         }
     }
 
     /// Takes stock of whom to look for; `None` ends the looking.
-    fn begin(&self, queues: &QueueList) -> Option<Round> {
+    fn begin(self: &Arc<Self>, queues: &QueueList) -> Option<Round> {
         let mut lines = self.lines.lock();
         let arrivals = lines.arrivals;
         let line = lines.by_list.get_mut(queues)?;
-        if line.waiters.is_empty() {
+        if line.is_empty() {
+            let owes = line.stale && line.watches();
             self.remove(&mut lines, queues);
+            if owes {
+                self.start_looks(lines.pass_on(queues));
+            }
             return None;
         }
         if !line.stale {
@@ -317,26 +266,17 @@ impl Dispatcher {
             return None;
         }
         line.stale = false;
-        let consumers = LOOK_CONSUMERS.min(FIRST_LOOK * WIDEN.pow(line.wider));
-        let mut jobs = 0;
-        let (arrived, wants) = line
-            .waiters
-            .iter()
-            .take(consumers)
-            .take_while(|(_, waiter)| {
-                jobs += usize::from(waiter.want.count);
-                jobs <= MAX_CONSUME
-            })
-            .map(|(arrival, waiter)| (*arrival, waiter.want))
-            .unzip();
-        Some(Round { arrived, wants, before: arrivals })
+        let round = line.round(arrivals);
+        line.serving = round.arrived.last().copied();
+        Some(round)
     }
 
     /// Hands out what a look brought.
-    fn end(&self, queues: &QueueList, round: Round, result: Result<Vec<Vec<Job>>, Error>) {
+    fn end(self: &Arc<Self>, queues: &QueueList, round: &Round, result: Result<Vec<Vec<Job>>, Error>) {
         let mut lines = self.lines.lock();
         // A line is removed only by its look, or while none is under way.
         let Some(line) = lines.by_list.get_mut(queues) else { return };
+        line.serving = None;
         match result {
             Ok(lists) => {
                 let full = lists.len() == round.wants.len()
@@ -344,82 +284,102 @@ impl Dispatcher {
                         .iter()
                         .zip(&round.wants)
                         .all(|(jobs, want)| jobs.len() >= usize::from(want.count));
-                for (arrival, jobs) in round.arrived.iter().zip(lists) {
-                    if jobs.is_empty() {
-                        continue;
-                    }
-                    let delivery = Delivery { jobs, waited: line.watching, back: self.back.clone() };
+                for (arrival, jobs) in round.arrived.iter().zip(lists).filter(|(_, jobs)| !jobs.is_empty()) {
+                    let delivery = Delivery::new(jobs, line.watches(), self.back.clone());
                     // Whoever has left, or leaves now, drops the delivery: its jobs go back.
-                    if let Some(waiter) = line.waiters.remove(arrival) {
-                        let _ = waiter.answer.send(Ok(delivery));
+                    if let Some(answer) = line.pull(*arrival) {
+                        let _ = answer.send(Ok(delivery));
                     }
                 }
                 if full {
-                    // Everybody asked for got all they wanted: there may be more for those behind.
+                    // Everybody asked for got all they wanted: there may be more for those behind, and for
+                    // those in other lines, whom a line that is empty now passes the ring on to as it goes.
                     line.stale = true;
                     line.wider = (line.wider + 1).min(2);
+                    if line.watches() && !line.is_empty() {
+                        lines.reseat(queues);
+                        self.start_looks(lines.pass_on(queues));
+                    }
                 } else {
                     line.wider = 0;
                     // The queues were empty after this look began: whoever came before it and is impatient
                     // has the answer.
-                    let answered: Vec<u64> = line
-                        .waiters
-                        .range(..=round.before)
-                        .filter(|(_, waiter)| !waiter.patient)
-                        .map(|(arrival, _)| *arrival)
-                        .collect();
-                    for arrival in answered {
-                        if let Some(waiter) = line.waiters.remove(&arrival) {
-                            let _ = waiter.answer.send(Ok(self.nothing()));
-                        }
+                    for answer in line.pull_impatient(round.before) {
+                        let _ = answer.send(Ok(self.nothing()));
                     }
-                    if !line.watching && !line.waiters.is_empty() {
+                    if line.watches() {
+                        lines.reseat(queues);
+                        lines.narrow(queues);
+                    } else if !line.is_empty() {
                         // From here on the bell tells; what came before it is seen by one more look.
-                        line.watching = true;
                         line.stale = true;
-                        for queue in queues.queues() {
-                            self.bell.watch(&queue);
-                            lines.by_queue.entry(queue).or_default().push(queues.clone());
-                        }
+                        queues.queues().for_each(|queue| self.bell.watch(&queue));
+                        lines.seat(queues);
                     }
                 }
             }
             Err(error) => {
                 let error = Arc::new(error);
                 for arrival in &round.arrived {
-                    if let Some(waiter) = line.waiters.remove(arrival) {
-                        let _ = waiter.answer.send(Err(ConsumeError::Store(error.clone())));
+                    if let Some(answer) = line.pull(*arrival) {
+                        let _ = answer.send(Err(ConsumeError::Store(error.clone())));
                     }
                 }
+                for answer in line.pull_impatient(round.before) {
+                    let _ = answer.send(Err(ConsumeError::Store(error.clone())));
+                }
                 // Those who asked meanwhile are answered by a look of their own.
-                line.stale = line.waiters.values().any(|waiter| !waiter.patient) || !line.watching;
+                line.stale |= line.anybody_impatient() || !line.watches();
+                if line.watches() {
+                    lines.reseat(queues);
+                    self.ring_later(&mut lines, queues);
+                }
             }
         }
     }
 
+    /// A look that failed may have been told of a job that is still there, and nobody will tell again.
+    fn ring_later(self: &Arc<Self>, lines: &mut Lines, list: &QueueList) {
+        let queues: Vec<Queue> = list.queues().filter(|queue| lines.retrying.insert(queue.clone())).collect();
+        if queues.is_empty() {
+            return;
+        }
+        let weak = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(RETRY).await;
+            let Some(dispatcher) = weak.upgrade() else { return };
+            let mut lines = dispatcher.lines.lock();
+            lines.retrying.retain(|queue| !queues.contains(queue));
+            drop(lines);
+            dispatcher.hear(&queues);
+        });
+    }
+
     /// Takes an empty line away.
-    fn remove(&self, lines: &mut Lines, queues: &QueueList) {
-        let Some(line) = lines.by_list.remove(queues) else { return };
-        if line.watching {
-            for queue in queues.queues() {
-                self.bell.unwatch(&queue);
-                if let Some(lists) = lines.by_queue.get_mut(&queue) {
-                    lists.retain(|list| list != queues);
-                    if lists.is_empty() {
-                        lines.by_queue.remove(&queue);
-                    }
-                }
-            }
+    fn remove(&self, lines: &mut Lines, list: &QueueList) {
+        if lines.remove(list).is_some_and(|line| line.watches()) {
+            list.queues().for_each(|queue| self.bell.unwatch(&queue));
         }
     }
 }
 
-/// Whom a look is for.
-struct Round {
-    arrived: Vec<u64>,
-    wants: Vec<Want>,
-    /// Everybody up to this arrival came before the look.
-    before: u64,
+/// A look under way. Should the engine panic, those it was for get an error, and the line looks on.
+struct Look<'a> {
+    dispatcher: &'a Arc<Dispatcher>,
+    queues: &'a QueueList,
+    round: Round,
+    answered: bool,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        // Dropped by a runtime that ends, there is nobody to answer.
+        if !self.answered && std::thread::panicking() {
+            let error = Error::refused("looking for jobs panicked");
+            self.dispatcher.end(self.queues, &self.round, Err(error));
+            self.dispatcher.start_look(self.queues.clone());
+        }
+    }
 }
 
 /// A consumer's place in its line. Leaving it, on time-out or because the consumer is gone, is its drop.
@@ -427,8 +387,9 @@ struct Place {
     dispatcher: Arc<Dispatcher>,
     queues: QueueList,
     arrival: u64,
-    patient: bool,
-    answer: oneshot::Receiver<Result<Delivery, ConsumeError>>,
+    /// Takes one of the places for parked consumers.
+    parked: bool,
+    answer: oneshot::Receiver<Answer>,
     left: bool,
 }
 
@@ -437,15 +398,18 @@ impl Place {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
-        if self.patient {
+        if self.parked {
             self.dispatcher.parking.leave();
         }
         let mut lines = self.dispatcher.lines.lock();
-        if let Some(line) = lines.by_list.get_mut(&self.queues) {
-            line.waiters.remove(&self.arrival);
-            if line.waiters.is_empty() && !line.looking {
-                self.dispatcher.remove(&mut lines, &self.queues);
-            }
+        let Some(line) = lines.by_list.get_mut(&self.queues) else { return };
+        if line.pull(self.arrival).is_none() {
+            return; // answered, and out of the line since
+        }
+        if line.is_empty() && !line.looking {
+            self.dispatcher.remove(&mut lines, &self.queues);
+        } else {
+            lines.reseat(&self.queues);
         }
     }
 }
@@ -453,20 +417,5 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.leave();
-    }
-}
-
-/// Gives back what was popped for consumers that have left. What waits goes in one call.
-async fn give_back(engine: Arc<dyn Engine>, mut returned: mpsc::UnboundedReceiver<Vec<Job>>) {
-    while let Some(mut jobs) = returned.recv().await {
-        while jobs.len() < MAX_CONSUME
-            && let Ok(more) = returned.try_recv()
-        {
-            jobs.extend(more);
-        }
-        let count = jobs.len();
-        if let Err(error) = engine.give_back(jobs).await {
-            tracing::warn!(%error, count, "jobs of consumers that left could not be given back; they come back after their ttr");
-        }
     }
 }

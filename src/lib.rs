@@ -32,6 +32,7 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 pub mod name;
+pub mod pid;
 pub mod pump;
 pub mod server;
 pub mod throttle;

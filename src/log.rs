@@ -67,6 +67,14 @@ pub fn setup(
     Ok(Logs { files: vec![errors, access] })
 }
 
+/// Panics become lines of the log too, so that they are found where everything else is.
+pub fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string();
+        tracing::error!(panic = text.replace('\n', " "), "a task panicked; this is a bug");
+    }));
+}
+
 fn layer<S>(format: LogFormat, sink: Sink, located: bool) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,

@@ -1,6 +1,6 @@
 //! The command line and the life of the process: configuration → logs → server, and the exit code.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -66,12 +66,9 @@ fn main() -> ExitCode {
         Ok(logs) => logs,
         Err(error) => return fail(2, &error),
     };
-    if let Some(path) = &args.pid_file
-        && let Err(error) = std::fs::write(path, std::process::id().to_string())
-    {
-        return fail(2, &format!("the pid file {}: {error}", path.display()));
-    }
-    let options = Options { skip_verification: args.skip_verification, demo: file.is_none() };
+    dormouse::log::log_panics();
+    let options =
+        Options { skip_verification: args.skip_verification, demo: file.is_none(), pid_file: args.pid_file };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
@@ -82,7 +79,6 @@ fn main() -> ExitCode {
     });
     // Whatever still runs has had its grace period.
     runtime.shutdown_background();
-    remove(args.pid_file.as_deref());
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, &error),
@@ -114,14 +110,6 @@ fn log_level(text: &str) -> Option<LogLevel> {
     use serde::de::value::{Error, StrDeserializer};
     let text: StrDeserializer<'_, Error> = text.into_deserializer();
     serde::Deserialize::deserialize(text).ok()
-}
-
-fn remove(pid_file: Option<&Path>) {
-    if let Some(path) = pid_file
-        && let Err(error) = std::fs::remove_file(path)
-    {
-        tracing::warn!(%error, "the pid file could not be removed");
-    }
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::{Namespace, PoolName};
+use crate::pid::PidFile;
 use crate::throttle::Throttle;
 use crate::token::Tokens;
 use crate::{limits, pump};
@@ -41,16 +43,18 @@ const BACKLOG: u32 = 4096;
 /// How long requests that are under way may still take once the server is told to stop. With what follows
 /// it stays below the five seconds that a stop may take.
 const GRACE: Duration = Duration::from_millis(3500);
-/// How long the tasks that are left may take after that.
+/// How long the tasks that are left may take after that, and how long the stores after those.
 const TIDY: Duration = Duration::from_millis(500);
 
 /// What the command line says and the configuration does not.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Every token is good.
     pub skip_verification: bool,
     /// Started without a configuration: make a token for the `demo` namespace, and print what to try.
     pub demo: bool,
+    /// Written once the server serves, removed at its end.
+    pub pid_file: Option<PathBuf>,
 }
 
 /// Why a server did not start, or did not go on. One line that says what to do.
@@ -70,7 +74,13 @@ pub async fn run(
     options: Options,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
-    let server = Server::start(config, options).await?;
+    let mut stop = std::pin::pin!(stop);
+    // A store may take its time to open, and an operator need not wait for it.
+    let server = tokio::select! {
+        biased;
+        () = &mut stop => return Ok(()),
+        server = Box::pin(Server::start(config, options)) => server?,
+    };
     let failed = server.failed.clone();
     let problem = tokio::select! {
         () = stop => None,
@@ -101,6 +111,7 @@ pub struct Server {
     tasks: TaskTracker,
     /// A part has failed for good; the readiness says which.
     failed: CancellationToken,
+    pid_file: Option<PidFile>,
 }
 
 /// What the pools are built into.
@@ -124,8 +135,18 @@ impl Server {
         let (api, admin) = (address(&listener)?, address(&admin_listener)?);
 
         let metrics = Arc::new(Metrics::default());
-        let stores = open_stores(&config, &metrics).await?;
-        let store = admin_store(&config, &stores).await?;
+        let mut stores = Stores::default();
+        let opened = match open_stores(&config, &metrics, &mut stores).await {
+            Ok(()) => admin_store(&config, &stores).await,
+            Err(error) => Err(error),
+        };
+        let store = match opened {
+            Ok(store) => store,
+            Err(error) => {
+                close(stores.engines.into_values()).await;
+                return Err(error);
+            }
+        };
         let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
         let throttle = Throttle::new(store, Arc::new(SystemClock::default()));
         let parking = Arc::new(Parking::new(config.max_parked_polls));
@@ -202,7 +223,7 @@ impl Server {
         watched(&admin_tasks, "the admin port".into(), &readiness, &failed, &stop_admin, admin_port);
 
         let engines = stores.engines.into_values().collect();
-        let server = Server {
+        let mut server = Server {
             api,
             admin,
             state,
@@ -214,9 +235,22 @@ impl Server {
             stop_tasks,
             tasks,
             failed,
+            pid_file: None,
         };
-        server.announce(&config, options).await?;
-        Ok(server)
+        let announced = match options.pid_file.as_deref().map(PidFile::write).transpose() {
+            Ok(file) => {
+                server.pid_file = file;
+                server.announce(&config, &options).await
+            }
+            Err(error) => Err(ServerError::Failed(error.to_string())),
+        };
+        match announced {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.stop().await;
+                Err(error)
+            }
+        }
     }
 
     /// Takes no more requests, answers parked polls, finishes what is under way, closes the stores.
@@ -235,20 +269,21 @@ impl Server {
         self.admin_tasks.close();
         self.stop_tasks.cancel();
         self.tasks.close();
-        let tidy = async { tokio::join!(self.admin_tasks.wait(), self.tasks.wait()) };
+        let settled = async {
+            for pool in self.state.pools.values() {
+                pool.dispatcher.settled().await;
+            }
+        };
+        let tidy = async { tokio::join!(self.admin_tasks.wait(), self.tasks.wait(), settled) };
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
-        for engine in &self.engines {
-            if tokio::time::timeout(TIDY, engine.close()).await.is_err() {
-                tracing::warn!("a store did not close in time");
-            }
-        }
+        close(self.engines).await;
         tracing::info!("stopped");
     }
 
     /// Says where it is and, to who started it without a configuration, what to try.
-    async fn announce(&self, config: &Config, options: Options) -> Result<(), ServerError> {
+    async fn announce(&self, config: &Config, options: &Options) -> Result<(), ServerError> {
         tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
         if !options.demo {
             return Ok(());
@@ -303,6 +338,18 @@ Try it in another terminal:
     }
 }
 
+/// Closes stores, all at the same time, so that a stop takes no longer for many of them.
+async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>) {
+    let closing = TaskTracker::new();
+    for engine in engines {
+        closing.spawn(async move { engine.close().await });
+    }
+    closing.close();
+    if tokio::time::timeout(TIDY, closing.wait()).await.is_err() {
+        tracing::warn!(stores = closing.len(), "stores did not close in time");
+    }
+}
+
 /// Spawns a task that must not end before it is told to: if it does, the server fails.
 fn watched(
     tasks: &TaskTracker,
@@ -337,8 +384,12 @@ async fn bind(host: &str, port: u16, variable: &'static str) -> Result<TcpListen
     bind.await.map_err(|e: io::Error| ServerError::Bind(named.clone(), e, variable))
 }
 
-async fn open_stores(config: &Config, metrics: &Arc<Metrics>) -> Result<Stores, ServerError> {
-    let mut stores = Stores::default();
+/// Opens every pool's store. After an error `stores` holds those that are open.
+async fn open_stores(
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    stores: &mut Stores,
+) -> Result<(), ServerError> {
     for (name, pool) in &config.pool {
         let place = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
@@ -370,7 +421,7 @@ async fn open_stores(config: &Config, metrics: &Arc<Metrics>) -> Result<Stores, 
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
         stores.batches.insert(name, batch);
     }
-    Ok(stores)
+    Ok(())
 }
 
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.

@@ -319,6 +319,124 @@ async fn a_failed_look_is_told_and_the_line_goes_on() {
     assert_eq!(consumer.await.unwrap(), ["x"], "the store is back");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_publish_to_ten_thousand_lines_over_one_queue_costs_two_looks() {
+    let house = House::new();
+    let mut consumers = Vec::new();
+    for i in 0..10_000 {
+        consumers.push(house.consumer(&["shared", &format!("own-{i}")], 1));
+    }
+    house.parked(10_000).await;
+    // Each line looks twice before its consumer is parked.
+    for _ in 0..1000 {
+        if house.engine.looks() == 20_000 {
+            break;
+        }
+        house.settle().await;
+    }
+    for served in 1..=3 {
+        let before = house.engine.looks();
+        house.publish([job(&queue("shared"), "x")]).await;
+        house.settle().await;
+        let looks = house.engine.looks() - before;
+        // One finds the job; one that it wakes finds that there is no other.
+        assert!(looks <= 2, "a publish to one of 10,000 lines cost {looks} looks");
+        let done: Vec<usize> = (0..10_000).filter(|i| consumers[*i].is_finished()).collect();
+        assert_eq!(done, (0..served).collect::<Vec<_>>(), "the line that waits longest is served first");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_jobs_as_lines_reach_them_all() {
+    let house = House::new();
+    let consumers: Vec<_> =
+        (0..300).map(|i| house.consumer(&["shared", &format!("own-{i}")], 1 + i % 3)).collect();
+    house.parked(300).await;
+    for chunk in 0..12 {
+        house.publish((0..50).map(|i| job(&queue("shared"), (chunk * 50 + i).to_string()))).await;
+    }
+    let began = tokio::time::Instant::now();
+    let mut got = 0;
+    for consumer in consumers {
+        let bodies = consumer.await.unwrap().len();
+        assert!(bodies > 0, "a consumer was left with nothing although there was a job for each");
+        got += bodies;
+    }
+    assert_eq!(got, 600, "jobs handed out");
+    assert!(began.elapsed() < Duration::from_secs(1), "one of them waited: {:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_empties_before_it_looks_passes_the_ring_on() {
+    let house = House::new();
+    let first = house.consumer(&["a", "b"], 1);
+    house.parked(1).await;
+    let second = house.consumer(&["a", "c"], 1);
+    house.parked(2).await;
+    house.publish([job(&queue("a"), "x")]).await;
+    first.abort();
+    assert_eq!(second.await.unwrap(), ["x"], "the first line's only consumer had left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_look_leaves_nobody_behind_it_waiting_for_the_next_ring() {
+    let house = House::new();
+    let consumers: Vec<_> = (0..10)
+        .map(|_| {
+            let (dispatcher, queues) = (house.dispatcher.clone(), queue_list(&["a"]));
+            tokio::spawn(async move { dispatcher.consume(queues, want(1, TTR), POLL).await })
+        })
+        .collect();
+    house.parked(10).await;
+    house.engine.set_away(true);
+    house.publish([job(&queue("a"), "x")]).await;
+    house.settle().await;
+    house.engine.set_away(false);
+    let (mut failed, mut got) = (0, Vec::new());
+    for consumer in consumers {
+        match consumer.await.unwrap() {
+            Ok(delivery) => got.extend(bodies(&delivery.take())),
+            Err(_) => failed += 1,
+        }
+    }
+    assert!(failed > 0, "the look that the publish caused should have failed");
+    assert_eq!(got, ["x"], "the job was there all along; {failed} consumers were told of the failure");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_the_engine_is_an_error_and_the_line_goes_on() {
+    let house = House::new();
+    house.engine.set_panics(true);
+    for timeout in [Duration::ZERO, POLL] {
+        let failed = house.poll(queue_list(&["a"]), timeout).await;
+        assert!(matches!(failed, Err(ConsumeError::Store(_))), "the engine panicked: {failed:?}");
+    }
+    house.engine.set_panics(false);
+    let consumer = house.consumer(&["a"], 1);
+    house.parked(1).await;
+    house.publish([job(&queue("a"), "x")]).await;
+    assert_eq!(consumer.await.unwrap(), ["x"], "the engine is well again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_lets_a_look_finish_and_gives_back_what_nobody_took() {
+    let house = House::new();
+    let (staying, leaving) = (house.consumer(&["a"], 1), house.consumer(&["b"], 1));
+    let idle = house.consumer(&["c"], 1);
+    house.parked(3).await;
+    let gate = house.engine.hold().await;
+    house.publish([job(&queue("a"), "x"), job(&queue("b"), "y")]).await;
+    house.settle().await;
+    house.dispatcher.close();
+    assert!(idle.await.unwrap().is_empty(), "nobody looks for it, so it is answered at once");
+    leaving.abort();
+    drop(gate);
+    house.dispatcher.settled().await;
+    assert_eq!(staying.await.unwrap(), ["x"], "popped before the close, for a consumer that was there");
+    let back = ok("peek", house.engine.peek(&queue("b")).await).expect("y is back when it is settled");
+    assert_eq!(back.tries_left, 1, "tries of a job that nobody got");
+}
+
 #[tokio::test]
 async fn many_consumers_and_publishers_lose_nothing() {
     const JOBS: usize = 2000;

@@ -157,7 +157,7 @@ fn imports_point_one_way() {
         ),
         ("src/engine/", &["http", "server", "dispatch", "token", "throttle", "pump", "config"]),
         ("src/admin/", &["http", "server", "dispatch", "token", "throttle", "pump", "config"]),
-        ("src/dispatch.rs", &["http", "server", "token", "throttle", "pump", "config"]),
+        ("src/dispatch", &["http", "server", "token", "throttle", "pump", "config"]),
         ("src/pump.rs", &["http", "server", "token", "throttle", "dispatch", "config"]),
         ("src/token.rs", &["http", "server", "engine", "dispatch", "pump", "config"]),
         ("src/throttle.rs", &["http", "server", "engine", "dispatch", "pump", "config"]),

@@ -167,11 +167,13 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
 #[test]
 fn a_second_server_on_the_same_data_is_refused() {
     let dir = dir();
-    let mut first = Process::start(dir.path(), &[], &[]);
+    let mut first = Process::start(dir.path(), &["-p", "server.pid"], &[]);
     first.line_with("serving");
-    let second = Process::start(dir.path(), &[], &[]).ended();
+    let second = Process::start(dir.path(), &["-p", "server.pid"], &[]).ended();
     assert_eq!(second.status.code(), Some(1), "{}", second.said);
     assert!(second.said.contains("dormouse-data"), "the line names the directory:\n{}", second.said);
+    let pid = std::fs::read_to_string(dir.path().join("server.pid")).unwrap_or_default();
+    assert_eq!(pid, first.pid().to_string(), "the pid file is the first one's");
 }
 
 #[test]

@@ -3,7 +3,11 @@
 //!
 //! Each step is atomic in the store that it touches. A republish whose old job is in the old store touches
 //! both: the new job is stored before the old one is forgotten, so nothing is lost in between.
+//!
+//! An old store that is away stops neither publishes nor the consumes of what the new one holds; only the
+//! order of the two is lost meanwhile. Consumers hear of it when the new store has nothing for them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,8 +62,10 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
     }
 
     async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        let mut lists: Vec<Vec<Job>> =
-            self.old.consume(queues, wants).await?.into_iter().map(|jobs| marked(jobs, 0)).collect();
+        let (mut lists, trouble) = match self.old.consume(queues, wants).await {
+            Ok(lists) => (lists.into_iter().map(|jobs| marked(jobs, 0)).collect(), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
         lists.resize_with(wants.len(), Vec::new);
         // Whoever the old store left without a full hand is served by the new one, in the same order.
         let rest: Vec<Want> = wants
@@ -81,7 +87,11 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
                 for (hand, jobs) in hands.zip(more) {
                     hand.extend(marked(jobs, NEW));
                 }
-                Ok(lists)
+                match trouble {
+                    // Nobody can say that there is nothing.
+                    Some(error) if lists.iter().all(Vec::is_empty) => Err(error),
+                    _ => Ok(lists),
+                }
             }
             // What the old store handed out is on its way; the new one's trouble shows at the next call.
             Err(_) if lists.iter().any(|jobs| !jobs.is_empty()) => Ok(lists),
@@ -102,8 +112,9 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
-        self.old.ack(job.clone()).await?;
-        self.new.ack(job).await
+        // Either may hold it: one that is away must not keep the other from forgetting it.
+        let old = self.old.ack(job.clone()).await;
+        self.new.ack(job).await.and(old)
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -175,13 +186,13 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
 
     async fn stats(&self) -> Result<Stats> {
         let (old, new) = (self.old.stats().await?, self.new.stats().await?);
-        let mut queues: Vec<QueueSize> = old.queues;
-        for size in new.queues {
-            match queues.iter_mut().find(|known| known.queue == size.queue) {
-                Some(known) => (known.ready, known.dead) = (known.ready + size.ready, known.dead + size.dead),
-                None => queues.push(size),
-            }
+        let mut queues: BTreeMap<Queue, (u64, u64)> = BTreeMap::new();
+        for size in old.queues.into_iter().chain(new.queues) {
+            let (ready, dead) = queues.entry(size.queue).or_default();
+            (*ready, *dead) = (*ready + size.ready, *dead + size.dead);
         }
+        let queues =
+            queues.into_iter().map(|(queue, (ready, dead))| QueueSize { queue, ready, dead }).collect();
         // The new pool's own figures are scraped under its own name; these are the old one's.
         Ok(Stats { timers: old.timers + new.timers, queues, gauges: old.gauges })
     }

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::{RawQuery, Request, State as Shared};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
+use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::body::read_body;
 use super::conn::Peer;
 use super::error::ApiError;
 use super::extract::{Anyone, Caller, ConsumeCaller};
@@ -31,10 +30,6 @@ use crate::throttle::{Admission, Pass};
 pub const MAX_JOB: usize = 1 << 20;
 /// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
 const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
-
-/// How long a sender may pause within a body.
-const BODY_PAUSE: Duration = Duration::from_secs(30);
-const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
 type Answer = Result<Response, ApiError>;
 
@@ -325,36 +320,6 @@ fn new_job(pool: &Pool, queue: Queue, body: Bytes, life: Life, attributes: Optio
         delay: Duration::from_secs(u64::from(life.delay_seconds)),
         tries: life.tries,
     }
-}
-
-/// A whole body of at most `most` bytes. One that is too large is not kept; the layer reads its rest away.
-async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> Result<Bytes, ApiError> {
-    let declared = hyper::body::Body::size_hint(&body).exact();
-    if declared.is_some_and(|size| size > most as u64) {
-        return Err(ApiError::too_large(too_large));
-    }
-    let mut first = Bytes::new();
-    let mut whole = BytesMut::new();
-    loop {
-        let frame = tokio::time::timeout(BODY_PAUSE, body.frame()).await.map_err(|_| BODY_STALLED)?;
-        let Some(frame) = frame else { break };
-        let frame = frame.map_err(|_| ApiError::bad("failed to read body"))?;
-        let Ok(data) = frame.into_data() else { continue };
-        if first.len() + whole.len() + data.len() > most {
-            return Err(ApiError::too_large(too_large));
-        }
-        // Most bodies come in one piece, and are not copied.
-        if first.is_empty() && whole.is_empty() {
-            first = data;
-            continue;
-        }
-        if whole.is_empty() {
-            whole.reserve(declared.map_or(0, |size| size as usize).max(first.len() + data.len()));
-            whole.extend_from_slice(&std::mem::take(&mut first));
-        }
-        whole.extend_from_slice(&data);
-    }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
 }
 
 /// The most attributes of a job, and how much of a name and a value is kept, in bytes.

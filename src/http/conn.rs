@@ -17,6 +17,7 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
@@ -25,6 +26,8 @@ use tower::Service;
 const MAX_HEAD: usize = 64 * 1024;
 /// How long a connection may take to send a request's head, or stay idle between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a peer may take nothing of an answer: one that never reads would keep it in memory for ever.
+const WRITE_STALL: Duration = Duration::from_secs(60);
 /// After accept fails (no file descriptors left, most likely) the loop rests this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -95,7 +98,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: Can
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
             }
         }
     }
@@ -127,7 +130,7 @@ fn connection(
         .max_buf_size(MAX_HEAD)
         // Who waits for long watches its peer itself.
         .half_close(true)
-        .serve_connection(TokioIo::new(Shared(stream)), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(Shared::new(stream)), TowerToHyperService::new(service));
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {
@@ -142,14 +145,44 @@ fn connection(
 }
 
 /// A stream that two may hold: hyper, which reads and writes, and [`Peer`], which looks.
-struct Shared(Arc<TcpStream>);
+struct Shared {
+    stream: Arc<TcpStream>,
+    /// Runs while an answer cannot be written.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Shared {
+    fn new(stream: Arc<TcpStream>) -> Shared {
+        Shared { stream, stalled: None }
+    }
+
+    /// Writes as much as the kernel takes. Fails when it takes nothing for [`WRITE_STALL`].
+    fn poll_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        while self.stream.poll_write_ready(cx)?.is_ready() {
+            match write(&self.stream) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => {
+                    self.stalled = None;
+                    return Poll::Ready(done);
+                }
+            }
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(WRITE_STALL)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
 
 impl AsyncRead for Shared {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
-            ready!(self.0.poll_read_ready(cx))?;
+            ready!(self.stream.poll_read_ready(cx))?;
             // Into memory that is not touched before: most of a buffer is never used.
-            match self.0.try_read_buf(buf) {
+            match self.stream.try_read_buf(buf) {
                 Ok(_) => return Poll::Ready(Ok(())),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
@@ -159,28 +192,16 @@ impl AsyncRead for Shared {
 }
 
 impl AsyncWrite for Shared {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write(buf) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
-            }
-        }
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_with(cx, |stream| stream.try_write(buf))
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write_vectored(bufs) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
-            }
-        }
+        self.poll_with(cx, |stream| stream.try_write_vectored(bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -192,6 +213,29 @@ impl AsyncWrite for Shared {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(shutdown(&*self.0, Shutdown::Write).map_err(io::Error::from))
+        Poll::Ready(shutdown(&*self.stream, Shutdown::Write).map_err(io::Error::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let _peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = Shared::new(Arc::new(stream));
+        let began = Instant::now();
+        // Far more than the kernel keeps for both ends.
+        let written = stream.write_all(&vec![0; 64 << 20]).await;
+        let error = written.expect_err("nobody reads, so not all can be written");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        assert!(began.elapsed() >= WRITE_STALL, "given up after {:?}", began.elapsed());
     }
 }

@@ -1,6 +1,7 @@
 //! What every request passes through: an id, the clock, the access log, the metrics; and basic auth for the
 //! guarded half of the admin port. Never logs a query or a header: tokens travel there.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,6 +23,7 @@ use ulid::Ulid;
 use super::State;
 use super::conn::Peer;
 use super::extract::Labels;
+use super::reply;
 
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
@@ -50,7 +52,7 @@ pub fn observe(
     if let Some(leftover) = &leftover {
         request = request.map(|body| leftover.watch(body));
     }
-    let answer = next.run(request);
+    let answer = unless_it_panics(Box::pin(next.run(request)));
     async move {
         let mut response = answer.await;
         if let Some(leftover) = leftover {
@@ -81,6 +83,18 @@ pub fn observe(
         }
         response
     }
+}
+
+/// A panic in a handler is a bug of ours: its caller hears that, and the connection goes on.
+async fn unless_it_panics(mut answer: Pin<Box<impl Future<Output = Response>>>) -> Response {
+    std::future::poll_fn(|cx| {
+        // What a handler leaves half done is its own: it is dropped with the request, and never polled again.
+        let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)));
+        polled.unwrap_or_else(|_| {
+            Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
+        })
+    })
+    .await
 }
 
 /// A path as the log may show it: on the admin port, tokens are a part of paths.
@@ -185,5 +199,17 @@ impl Drop for Watched {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
             *self.leftover.0.lock() = Some(body);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_a_handler_is_answered() {
+        let handler = async { panic!("the test says so") };
+        let response = unless_it_panics(Box::pin(handler)).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "what the caller sees");
     }
 }

@@ -3,6 +3,7 @@
 
 mod admin;
 mod api;
+mod body;
 pub mod conn;
 mod delivered;
 mod error;

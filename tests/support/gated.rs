@@ -1,4 +1,4 @@
-//! An engine whose consumes are counted, can be held up after they popped, and can fail; and whose bells can
+//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; and whose bells can
 //! be cut off.
 
 use std::sync::Arc;
@@ -21,6 +21,7 @@ pub struct Gated<E> {
     gate: Mutex<()>,
     looks: AtomicUsize,
     away: AtomicBool,
+    panics: AtomicBool,
     deaf: AtomicBool,
 }
 
@@ -32,6 +33,7 @@ impl<E: Engine> Gated<E> {
             gate: Mutex::new(()),
             looks: AtomicUsize::new(0),
             away: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
         }
     }
@@ -49,6 +51,11 @@ impl<E: Engine> Gated<E> {
     /// Whether consumes fail from now on.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// Whether consumes panic from now on.
+    pub fn set_panics(&self, panics: bool) {
+        self.panics.store(panics, Ordering::SeqCst);
     }
 
     /// From now on no bell is attached: nobody is told of jobs.
@@ -77,6 +84,7 @@ impl<E: Engine> Engine for Gated<E> {
         if self.away.load(Ordering::SeqCst) {
             return Err(Error::away("the test says so"));
         }
+        assert!(!self.panics.load(Ordering::SeqCst), "the test says so");
         let result = self.inner.consume(queues, wants).await;
         // The jobs are popped; whoever holds the gate decides when the caller hears of it.
         let _open = self.gate.lock().await;

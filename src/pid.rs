@@ -1,0 +1,45 @@
+//! The pid file: written once the server serves, so that one that fails to start leaves another's alone.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file that holds this process's id; dropped, it is removed.
+#[derive(Debug)]
+pub struct PidFile(PathBuf);
+
+impl PidFile {
+    /// Writes it. The error names the file.
+    pub fn write(path: &Path) -> io::Result<PidFile> {
+        std::fs::write(path, std::process::id().to_string())
+            .map_err(|e| io::Error::new(e.kind(), format!("the pid file {}: {e}", path.display())))?;
+        Ok(PidFile(path.to_owned()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // Another server may have taken the name meanwhile.
+        let ours = std::fs::read_to_string(&self.0).is_ok_and(|pid| pid == std::process::id().to_string());
+        if ours && let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!(%error, "the pid file could not be removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_with_the_server_unless_another_has_taken_it() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("pid");
+        let file = PidFile::write(&path).expect("it can be written");
+        drop(file);
+        assert!(!path.exists(), "the file stays behind");
+        let file = PidFile::write(&path).expect("it can be written");
+        std::fs::write(&path, "1").expect("another server's");
+        drop(file);
+        assert!(path.exists(), "another server's file was removed");
+    }
+}
