@@ -111,7 +111,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Hands out ready jobs, oldest first, from the first queue of the list, then the second, and so on. The
     /// first want is served first; the answer has one list per want, empty ones at the end. Acked and expired
-    /// jobs are skipped. Each job handed out has one try less and comes back after its want's ttr.
+    /// jobs are skipped. An answer with fewer jobs than were asked for means that the queues were seen empty, or
+    /// that their bells ring again. Each job handed out has one try less and comes back after its want's ttr.
     /// All wants together ask for at most [`MAX_CONSUME`] jobs.
     async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>>;
 

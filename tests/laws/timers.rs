@@ -118,7 +118,9 @@ pub async fn the_pump_says_how_long_until_the_next(s: &dyn Stage) {
     }
     s.put(job(&q, "near").delay(SHORT)).await;
     let pumped = ok("pump", s.engine().pump(100).await);
-    assert!(pumped.next <= SHORT || pumped.moved == 1, "{pumped:?}, but a job is due in {SHORT:?}");
+    // A store that counts whole milliseconds rounds up.
+    let soon = SHORT + Duration::from_millis(u64::from(!s.traits().virtual_time));
+    assert!(pumped.next <= soon || pumped.moved == 1, "{pumped:?}, but a job is due in {SHORT:?}");
 }
 
 /// Guards against a pump without a bound, and against due jobs left behind the bound.

@@ -31,8 +31,13 @@ impl Core {
                         self.pass_over(&queue, unfit, now);
                         budget -= 1;
                         if budget == 0 {
-                            let none = lists.iter().all(Vec::is_empty);
-                            return Ok(Ok(if none { Answer::Again } else { Answer::Jobs(lists) }));
+                            if lists.iter().all(Vec::is_empty) {
+                                return Ok(Ok(Answer::Again));
+                            }
+                            // Less than was asked for, though the queue was not seen empty: whoever still waits
+                            // should look again.
+                            self.rings(&queue);
+                            return Ok(Ok(Answer::Jobs(lists)));
                         }
                     }
                 }

@@ -167,6 +167,11 @@ impl Core {
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
+        self.rings(queue);
+    }
+
+    /// Once this is committed, the bells tell of the queue.
+    pub(super) fn rings(&mut self, queue: &Queue) {
         if !self.ring.contains(queue) {
             self.ring.insert(queue.clone());
         }

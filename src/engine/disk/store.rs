@@ -166,6 +166,11 @@ impl Store {
         self.space(space).iter().map(|guard| guard.key().map_err(Fatal::from))
     }
 
+    /// How many journals there are: one, and older ones that are needed still or were not yet looked at.
+    pub fn journals(&self) -> usize {
+        self.db.journal_count()
+    }
+
     /// Bytes on disk, journals included.
     pub fn disk_bytes(&self) -> Result<u64, Fatal> {
         Ok(self.db.disk_space()?)

@@ -133,9 +133,9 @@ impl Core {
         Upkeep { write_out: write_out || !compact.is_empty(), compact }
     }
 
-    /// Whether much was written since the last tidying.
+    /// Whether much was written since the last tidying, or the last one left an older journal behind.
     pub(super) fn untidy(&self) -> bool {
-        self.txn.written() - self.sweep.tidied >= UNTIDY
+        self.txn.written() - self.sweep.tidied >= UNTIDY || self.txn.store().journals() > 1
     }
 
     /// Every known queue that a job was published to, sorted.
