@@ -63,7 +63,7 @@ struct Args {
     /// The token to delete; or one to create instead of a random one, of at least 20 characters.
     #[arg(short = 't', long)]
     token: Option<String>,
-    /// An account of the server's [Accounts]. Other users of this machine can read it in the process list:
+    /// An account of the server's `[Accounts]`. Other users of this machine can read it in the process list:
     /// prefer DORMOUSE_ADMIN_AUTH.
     #[arg(short = 'u', long, value_name = "USER:PASSWORD")]
     user: Option<String>,
