@@ -125,6 +125,7 @@ async fn million(bench: &Bench, store: Store) -> Outcome {
     );
     print_cpu(bench, &meter, loaded)?;
     bench.figure("requests on other queues meanwhile", 3.0 * light.publish.len() as f64, "");
+    bench.figure("publish on other queues p50", light.publish.ms(0.5), "ms");
     bench.at_most("publish on other queues p99", light.publish.ms(0.99), 50.0, "ms");
     bench.at_most("consume on other queues p99", light.consume.ms(0.99), 50.0, "ms");
     bench.figure("publish on other queues, the slowest", light.publish.ms(1.0), "ms");

@@ -1,5 +1,6 @@
-//! Time as a value: milliseconds since the Unix epoch, and clocks that tell them. The disk engine takes its
-//! clock from here, so that tests run in virtual time. A Redis pool's clock is the Redis's own.
+//! Time as a value: milliseconds since the Unix epoch where people and jobs meet it, microseconds where
+//! timers count, and clocks that tell them. The disk engine takes its clock from here, so that tests run in
+//! virtual time. A Redis pool's clock is the Redis's own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -7,15 +8,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Milliseconds since the Unix epoch.
 pub type Millis = u64;
 
+/// Microseconds since the Unix epoch.
+pub type Micros = u64;
+
+/// So long, for a timer: rounded up, since nothing may be early.
+pub fn micros(time: Duration) -> Micros {
+    Micros::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(Micros::MAX)
+}
+
 /// Tells the time. Must not go backwards.
 pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
-    /// Now.
-    fn now(&self) -> Millis;
+    /// Now, to the microsecond: a timer in whole milliseconds would have to be rounded up to be never early,
+    /// and would be late by that much.
+    fn now_micros(&self) -> Micros;
 
-    /// Now, rounded up: a delay counted from here is not over before it is over, although the clock tells
-    /// whole milliseconds.
-    fn now_up(&self) -> Millis {
-        self.now()
+    /// Now.
+    fn now(&self) -> Millis {
+        self.now_micros() / 1000
     }
 }
 
@@ -26,20 +35,19 @@ pub struct SystemClock {
 }
 
 impl Clock for SystemClock {
-    fn now(&self) -> Millis {
-        let now = system_now();
+    fn now_micros(&self) -> Micros {
+        let now = since_epoch().as_micros() as Micros;
         self.last.fetch_max(now, Ordering::Relaxed).max(now)
-    }
-
-    fn now_up(&self) -> Millis {
-        // At most a millisecond too much, and right also while the machine's clock is held.
-        self.now() + 1
     }
 }
 
 /// What the machine's clock says; 0 before 1970.
 pub fn system_now() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as Millis)
+    since_epoch().as_millis() as Millis
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// A clock that moves only when told to: for tests.
@@ -51,17 +59,17 @@ pub struct ManualClock {
 impl ManualClock {
     /// A clock that stands at `start`.
     pub fn new(start: Millis) -> ManualClock {
-        ManualClock { now: AtomicU64::new(start) }
+        ManualClock { now: AtomicU64::new(start * 1000) }
     }
 
     /// Moves it forward.
     pub fn advance(&self, by: Duration) {
-        self.now.fetch_add(by.as_millis() as Millis, Ordering::SeqCst);
+        self.now.fetch_add(by.as_micros() as Micros, Ordering::SeqCst);
     }
 }
 
 impl Clock for ManualClock {
-    fn now(&self) -> Millis {
+    fn now_micros(&self) -> Micros {
         self.now.load(Ordering::SeqCst)
     }
 }

@@ -31,6 +31,7 @@ pub mod coalesce;
 pub mod disk;
 pub mod metered;
 pub mod migration;
+mod next_due;
 pub mod redis;
 mod shared;
 

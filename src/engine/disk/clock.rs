@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::clock::{Clock, Millis};
+use crate::clock::{Clock, Micros, Millis};
 
 /// Tells the pool's time. It never falls back, neither while the store is open nor over a restart on a
 /// machine whose clock was set back. In the latter case it goes on from the latest time that was stored: a
@@ -11,28 +11,28 @@ use crate::clock::{Clock, Millis};
 #[derive(Clone, Debug)]
 pub struct PoolClock {
     clock: Arc<dyn Clock>,
-    ahead: Millis,
+    ahead: Micros,
 }
 
 impl PoolClock {
     /// A clock that tells `seen` or later.
-    pub fn new(clock: Arc<dyn Clock>, seen: Millis) -> PoolClock {
-        let ahead = seen.saturating_sub(clock.now());
+    pub fn new(clock: Arc<dyn Clock>, seen: Micros) -> PoolClock {
+        let ahead = seen.saturating_sub(clock.now_micros());
         PoolClock { clock, ahead }
+    }
+
+    /// Now, as timers count.
+    pub fn now_micros(&self) -> Micros {
+        self.clock.now_micros().saturating_add(self.ahead)
     }
 
     /// Now.
     pub fn now(&self) -> Millis {
-        self.clock.now().saturating_add(self.ahead)
+        self.now_micros() / 1000
     }
 
-    /// Now, rounded up: what delays and ttrs are counted from.
-    pub fn now_up(&self) -> Millis {
-        self.clock.now_up().saturating_add(self.ahead)
-    }
-
-    /// How far ahead it is of the clock it was given, in milliseconds.
-    pub fn ahead(&self) -> Millis {
+    /// How far ahead it is of the clock it was given.
+    pub fn ahead(&self) -> Micros {
         self.ahead
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use bytes::{BufMut, Bytes};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::clock::Millis;
+use crate::clock::{Micros, Millis};
 use crate::job::{Attributes, JobId};
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -24,9 +24,9 @@ impl fmt::Display for Malformed {
 
 type Result<T> = std::result::Result<T, Malformed>;
 
-/// Orders timers: when it is due, then the number it got when it was set, so that jobs due in one millisecond
+/// Orders timers: when it is due, then the number it got when it was set, so that jobs due at one moment
 /// keep the order in which they were published.
-pub type TimerKey = (Millis, u64);
+pub type TimerKey = (Micros, u64);
 
 /// What every list and timer holds of a job. An entry stands for a job only while the stored record has the
 /// same `birth`: an id may be acked and published again, and the old entry must not hand out the new job.
@@ -56,14 +56,14 @@ pub struct Record {
     pub place: Place,
     pub birth: u64,
     /// When its life ends; `None` is never.
-    pub expires: Option<Millis>,
+    pub expires: Option<Micros>,
     pub attributes: Attributes,
     pub body: Bytes,
 }
 
 impl Record {
     /// Whether its life has ended.
-    pub fn expired(&self, now: Millis) -> bool {
+    pub fn expired(&self, now: Micros) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }
 }

@@ -1,17 +1,17 @@
 //! Handing jobs out and taking them back.
 
 use super::codec::{self, Entry, Record};
-use super::core::{Core, Step, millis};
+use super::core::{Core, Step};
 use super::op::{Answer, STEP};
 use super::store::{Fatal, Space};
-use crate::clock::Millis;
+use crate::clock::{Micros, micros};
 use crate::engine::Want;
 use crate::job::{Job, JobRef};
 use crate::name::{Queue, QueueList};
 
 impl Core {
     /// Hands out jobs to each want in turn.
-    pub(super) fn consume(&mut self, queues: &QueueList, wants: &[Want], now: Millis) -> Step {
+    pub(super) fn consume(&mut self, queues: &QueueList, wants: &[Want], now: Micros) -> Step {
         let mut lists: Vec<Vec<Job>> = wants.iter().map(|_| Vec::new()).collect();
         let mut open = 0;
         let mut budget = STEP;
@@ -58,13 +58,13 @@ impl Core {
         (seq, mut entry): (u64, Entry),
         record: Record,
         want: &Want,
-        now: Millis,
+        now: Micros,
     ) -> Job {
         self.pop(queue);
         debug_assert!(self.queues.get(queue).and_then(|s| s.find(seq)).is_none(), "popped");
         entry.tries = entry.tries.saturating_sub(1);
         let receipt = self.next_seq();
-        let due = self.clock.now_up().saturating_add(millis(want.ttr));
+        let due = now.saturating_add(micros(want.ttr));
         self.run((due, receipt), queue, entry);
         Core::show(queue, &entry, record, receipt, now)
     }
@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// Takes the first entry out because what it stands for is gone, has expired, or cannot be read.
-    pub(super) fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Millis) {
+    pub(super) fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Micros) {
         let Some(entry) = self.pop(queue) else { return };
         match found {
             // The record is this entry's own, and its life has ended.

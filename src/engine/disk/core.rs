@@ -16,7 +16,8 @@ use super::store::{Fatal, Found, Space, Txn};
 use super::sweep::Sweep;
 use super::timers::Timers;
 use super::tokens::Tokens;
-use crate::clock::Millis;
+use crate::clock::{Micros, Millis};
+use crate::engine::next_due::NextDue;
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef};
 use crate::name::Queue;
@@ -35,8 +36,8 @@ pub const FIRST_SEQ: u64 = 1 << 48;
 const SEQ_BLOCK: u64 = 1 << 20;
 /// How far ahead of the newest id the one in `meta` is written, in milliseconds.
 const NEWEST_AHEAD: Millis = 1000;
-/// How often the time is written, in milliseconds of the pool's clock.
-const CLOCK_EVERY: Millis = 1000;
+/// How often the time is written, in microseconds of the pool's clock.
+const CLOCK_EVERY: Micros = 1_000_000;
 
 /// What a step did, or why the store must be poisoned.
 pub type Step = std::result::Result<Result<Answer>, Fatal>;
@@ -64,32 +65,25 @@ pub struct Core {
     /// The next number, and the first that is not reserved.
     pub(super) seq: (u64, u64),
     /// The time in `meta`.
-    pub(super) clock_mark: Millis,
+    pub(super) clock_mark: Micros,
     /// No stored job has a larger id, neither by what this process has stored nor by what `meta` says.
     pub(super) newest: JobId,
     /// The id in `meta`, ahead of the former: one write of `meta` for all ids of a second.
     pub(super) newest_mark: JobId,
-    /// When the last pump said that the next job is due.
-    pub(super) promised: Millis,
+    /// Who tells the pump that a timer was set earlier than it knows.
+    pub(super) next_due: Arc<NextDue>,
     pub(super) sweep: Sweep,
     /// Queues that got ready jobs, for the bells.
     pub ring: HashSet<Queue>,
-    /// Whether a timer was set that is due before `promised`.
-    pub earlier: bool,
     /// Whether this group must be synced in any case.
     pub must_sync: bool,
-}
-
-/// Whole milliseconds, rounded up: nothing is ever early.
-pub fn millis(d: Duration) -> Millis {
-    u64::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl Core {
     /// Does one step.
     pub fn apply(&mut self, op: Op) -> Step {
         self.txn.relieve()?;
-        let now = self.clock.now();
+        let now = self.clock.now_micros();
         self.mark_clock(now, CLOCK_EVERY);
         match op {
             Op::Publish(jobs) => self.publish(jobs, now),
@@ -133,7 +127,7 @@ impl Core {
     }
 
     /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
-    pub(super) fn mark_clock(&mut self, now: Millis, every: Millis) {
+    pub(super) fn mark_clock(&mut self, now: Micros, every: Micros) {
         if now >= self.clock_mark.saturating_add(every) {
             self.clock_mark = now;
             self.txn.put(Space::Meta, META_CLOCK, now.to_be_bytes());
@@ -174,14 +168,6 @@ impl Core {
     pub(super) fn rings(&mut self, queue: &Queue) {
         if !self.ring.contains(queue) {
             self.ring.insert(queue.clone());
-        }
-    }
-
-    /// Sets a timer that counts for the pump's promise.
-    pub(super) fn due_at(&mut self, due: Millis) {
-        if due < self.promised {
-            self.promised = due;
-            self.earlier = true;
         }
     }
 
@@ -239,7 +225,7 @@ impl Core {
     }
 
     /// Deletes a job in whatever state; an unknown one is fine.
-    pub(super) fn ack(&mut self, job: &JobRef, now: Millis) -> Result<(), Fatal> {
+    pub(super) fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
         let key = self.job_key(&job.queue, job.id);
         if let Some((timer, _)) = self.timers.stop(job) {
             self.txn.delete(Space::Running, codec::timer_key(timer));
@@ -259,7 +245,7 @@ impl Core {
 
     /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
     /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
-    fn leave(&mut self, queue: &Queue, record: &Record, now: Millis) {
+    fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
         match record.place {
             Place::Delayed(timer) => {
                 if self.timers.undelay(timer) {
@@ -284,7 +270,7 @@ impl Core {
     }
 
     /// A timer of this queue was taken out.
-    pub(super) fn timer_gone(&mut self, queue: &Queue, now: Millis) {
+    pub(super) fn timer_gone(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
@@ -298,18 +284,18 @@ impl Core {
         let value = codec::timer_value(&state.key, &entry);
         self.txn.put(Space::Running, codec::timer_key(timer), value);
         self.timers.run(timer, queue.clone(), entry);
-        self.due_at(timer.0);
+        self.next_due.stored(timer.0);
     }
 
     /// What a reader gets to see.
-    pub(super) fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Millis) -> Job {
+    pub(super) fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Micros) -> Job {
         Job {
             queue: queue.clone(),
             id: entry.id,
             body: record.body,
             attributes: record.attributes,
-            ttl: record.expires.map(|at| Duration::from_millis(at.saturating_sub(now))),
-            elapsed: Duration::from_millis(now.saturating_sub(entry.id.published_at())),
+            ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
+            elapsed: Duration::from_millis((now / 1000).saturating_sub(entry.id.published_at())),
             tries_left: entry.tries,
             receipt,
         }

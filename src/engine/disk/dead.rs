@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::codec::{self, Entry, Place};
-use super::core::{Core, Step, millis};
+use super::core::{Core, Step};
 use super::op::{Answer, Destroying, STEP, STEP_BYTES};
 use super::store::{Fatal, Found, Space};
-use crate::clock::Millis;
+use crate::clock::{Micros, micros};
 use crate::engine::DeadLetter;
 use crate::name::Queue;
 
@@ -33,8 +33,8 @@ impl Core {
     }
 
     /// Makes dead jobs ready again.
-    pub(super) fn respawn(&mut self, queue: &Queue, limit: u64, ttl: Option<Duration>, now: Millis) -> Step {
-        let expires = ttl.map(|ttl| now.saturating_add(millis(ttl)));
+    pub(super) fn respawn(&mut self, queue: &Queue, limit: u64, ttl: Option<Duration>, now: Micros) -> Step {
+        let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
         self.take_dead(queue, limit, now, |core, entry| {
             let Some(found) = core.read_entry(queue, &entry)? else { return Ok((0, 0)) };
             let mut record = match found {
@@ -56,7 +56,7 @@ impl Core {
     }
 
     /// Deletes dead jobs.
-    pub(super) fn delete_dead(&mut self, queue: &Queue, limit: u64, now: Millis) -> Step {
+    pub(super) fn delete_dead(&mut self, queue: &Queue, limit: u64, now: Micros) -> Step {
         self.take_dead(queue, limit, now, |core, entry| {
             let found = core.read_entry(queue, &entry)?;
             if found.is_some() {
@@ -72,7 +72,7 @@ impl Core {
         &mut self,
         queue: &Queue,
         limit: u64,
-        now: Millis,
+        now: Micros,
         mut each: impl FnMut(&mut Core, Entry) -> Result<(u64, usize), Fatal>,
     ) -> Step {
         let limit = usize::try_from(limit).unwrap_or(STEP).min(STEP);
@@ -97,7 +97,7 @@ impl Core {
     }
 
     /// Deletes the ready jobs of a queue: those that were ready at the first step.
-    pub(super) fn destroy(&mut self, queue: &Queue, at: Option<Destroying>, now: Millis) -> Step {
+    pub(super) fn destroy(&mut self, queue: &Queue, at: Option<Destroying>, now: Micros) -> Step {
         let Some(key) = self.queues.get(queue).map(|state| state.key.clone()) else {
             return Ok(Ok(Answer::Destroying(None)));
         };

@@ -143,7 +143,7 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
     let clock_mark = number_in(&store, META_CLOCK)?.unwrap_or(0);
     let clock = PoolClock::new(clock, clock_mark);
     if clock.ahead() > 0 {
-        let ahead_ms = clock.ahead();
+        let ahead_ms = clock.ahead() / 1000;
         tracing::warn!(
             ahead_ms,
             "the machine's clock is behind the store's; the store's goes on from where it was"
@@ -165,10 +165,9 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
         clock_mark,
         newest,
         newest_mark: newest,
-        promised: u64::MAX,
+        next_due: Arc::default(),
         sweep: Default::default(),
         ring: Default::default(),
-        earlier: false,
         must_sync: false,
     };
     for item in store.all(Space::Queues) {
@@ -183,7 +182,7 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
         q.dead_from = first;
     })?;
     load_timers(&mut core, &store)?;
-    let now = core.clock.now();
+    let now = core.clock.now_micros();
     for queue in core.queue_names() {
         core.queues.note_idle(&queue, now);
     }

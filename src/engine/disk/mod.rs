@@ -34,7 +34,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use self::load::Mark;
 pub use self::load::OpenError;
@@ -42,6 +41,7 @@ use self::upkeep::Task;
 use self::writer::Writer;
 use super::bell::{Bell, Bells};
 use super::coalesce::{self, Bound};
+use super::next_due::NextDue;
 use super::{DeadLetter, Engine, Pumped, Stats, Want};
 use crate::admin::disk::DiskAdmin;
 use crate::clock::{Clock, Millis};
@@ -110,7 +110,7 @@ const GROUP: Bound = Bound { items: 2048, bytes: 8 << 20 };
 pub struct DiskEngine {
     handle: Handle,
     bells: Arc<Bells>,
-    earlier: Arc<Notify>,
+    next_due: Arc<NextDue>,
     tokens: Arc<Mutex<Tokens>>,
     threads: Arc<Mutex<Threads>>,
 }
@@ -155,13 +155,12 @@ impl DiskEngine {
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
         let (caller, calls) = coalesce::channel(options.waiting, GROUP);
         let handle = Handle { caller, poison: Arc::default(), clock: core.clock.clone() };
-        let (bells, earlier, tokens) = (Arc::default(), Arc::default(), core.tokens.clone());
+        let (bells, next_due, tokens) = (Arc::default(), core.next_due.clone(), core.tokens.clone());
         let writer = Writer {
             core,
             calls,
             poison: handle.poison.clone(),
             bells: Arc::clone(&bells),
-            earlier: Arc::clone(&earlier),
             sync: options.sync == Sync::Always,
         };
         let io = |e| OpenError::Io(options.path.clone(), e);
@@ -177,7 +176,7 @@ impl DiskEngine {
             threads.upkeep.push(upkeep::sweeper(store, handle.clone(), options.upkeep_every).map_err(io)?);
         }
         let threads = Arc::new(Mutex::new(threads));
-        Ok(Arc::new(DiskEngine { handle, bells, earlier, tokens, threads }))
+        Ok(Arc::new(DiskEngine { handle, bells, next_due, tokens, threads }))
     }
 
     /// Tokens and limits, in the same directory.
@@ -290,7 +289,7 @@ impl Engine for DiskEngine {
     }
 
     async fn due_earlier(&self) {
-        self.earlier.notified().await;
+        self.next_due.earlier().await;
     }
 
     async fn queues(&self) -> Result<Vec<Queue>> {

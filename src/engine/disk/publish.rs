@@ -1,10 +1,10 @@
 //! Publish, republish, and reads of one job.
 
 use super::codec::{self, Entry, Place, Record};
-use super::core::{Core, Step, millis};
+use super::core::{Core, Step};
 use super::op::{Answer, STEP};
 use super::store::{Fatal, Found, Space};
-use crate::clock::Millis;
+use crate::clock::{Micros, micros};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
@@ -19,7 +19,7 @@ enum Holder {
 
 impl Core {
     /// Stores all jobs or none.
-    pub(super) fn publish(&mut self, jobs: Vec<NewJob>, now: Millis) -> Step {
+    pub(super) fn publish(&mut self, jobs: Vec<NewJob>, now: Micros) -> Step {
         let mut over = Vec::new();
         let mut newest = self.newest;
         for (at, job) in jobs.iter().enumerate() {
@@ -45,7 +45,7 @@ impl Core {
     }
 
     /// Deletes the old job and stores the new one, or does neither.
-    pub(super) fn republish(&mut self, old: &JobRef, new: NewJob, now: Millis) -> Step {
+    pub(super) fn republish(&mut self, old: &JobRef, new: NewJob, now: Micros) -> Step {
         if new.id <= self.newest && (old.id != new.id || old.queue != new.queue) {
             match self.holder(&new, now)? {
                 Holder::Nobody => {}
@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Who has this id.
-    fn holder(&self, job: &NewJob, now: Millis) -> Result<Holder, Fatal> {
+    fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
             Found::Nothing => Holder::Nobody,
             Found::Record(record) if record.expired(now) => Holder::Over,
@@ -68,14 +68,14 @@ impl Core {
     }
 
     /// Stores a job whose id nobody has.
-    fn insert(&mut self, job: NewJob, now: Millis) {
+    fn insert(&mut self, job: NewJob, now: Micros) {
         let NewJob { queue, id, body, attributes, ttl, delay, tries } = job;
         let birth = self.next_seq();
         self.note_id(id);
         let key = self.job_key(&queue, id);
-        let due = self.clock.now_up().saturating_add(millis(delay));
+        let due = now.saturating_add(micros(delay));
         let place = if delay.is_zero() { Place::Ready(birth) } else { Place::Delayed((due, birth)) };
-        let expires = ttl.map(|ttl| now.saturating_add(millis(ttl)));
+        let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
         let attributes = if id.is_versioned() { attributes } else { Default::default() };
         let entry = Entry { id, tries: tries.get(), birth };
         self.txn.put_job(key, &Record { place, birth, expires, attributes, body });
@@ -87,14 +87,14 @@ impl Core {
                 let value = codec::timer_value(&state.key, &entry);
                 self.txn.put(Space::Delayed, codec::timer_key(timer), value);
                 self.timers.delay(timer, queue, entry, limit);
-                self.due_at(due);
+                self.next_due.stored(due);
             }
             Place::Ready(_) | Place::Dead(_) => self.push_ready(&queue, birth, entry),
         }
     }
 
     /// The first ready job that a consume would hand out. Deletes what it would pass over.
-    pub(super) fn peek(&mut self, queue: &Queue, now: Millis) -> Step {
+    pub(super) fn peek(&mut self, queue: &Queue, now: Micros) -> Step {
         for _ in 0..STEP {
             self.refill_ready(queue)?;
             let Some((_, entry)) = self.queues.get(queue).and_then(|state| state.front()) else {
@@ -111,7 +111,7 @@ impl Core {
     }
 
     /// A job by id.
-    pub(super) fn peek_job(&mut self, job: &JobRef, now: Millis) -> Step {
+    pub(super) fn peek_job(&mut self, job: &JobRef, now: Micros) -> Step {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
             Found::Record(record) if !record.expired(now) => {
                 let entry = Entry { id: job.id, tries: 0, birth: record.birth };

@@ -7,7 +7,7 @@ use super::core::{Core, Step};
 use super::op::{Answer, STEP, STEP_BYTES};
 use super::store::{Fatal, Space};
 use super::timers::Due;
-use crate::clock::Millis;
+use crate::clock::{Micros, micros};
 use crate::engine::Pumped;
 use crate::job::JobRef;
 use crate::name::Queue;
@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 impl Core {
     /// Moves up to `limit` due jobs, fewer when many large ones die.
-    pub(super) fn pump(&mut self, limit: usize, now: Millis) -> Step {
+    pub(super) fn pump(&mut self, limit: usize, now: Micros) -> Step {
         let mut moved = 0;
         let mut rewritten = 0;
         while moved < limit.min(STEP) && rewritten < STEP_BYTES {
@@ -41,11 +41,11 @@ impl Core {
         }
         self.refill_delayed()?;
         let next = match self.timers.next() {
-            Some((due, _)) => Duration::from_millis(due.saturating_sub(now)).min(LONG),
+            Some((due, _)) => Duration::from_micros(due.saturating_sub(now)).min(LONG),
             None => LONG,
         };
-        self.promised = now.saturating_add(next.as_millis() as Millis);
-        self.earlier = false;
+        self.next_due.pump_begins();
+        self.next_due.pump_said(now.saturating_add(micros(next)));
         Ok(Ok(Answer::Pumped(Pumped { moved, next })))
     }
 
@@ -62,7 +62,7 @@ impl Core {
         timer: TimerKey,
         queue: &Queue,
         entry: Entry,
-        now: Millis,
+        now: Micros,
     ) -> Result<usize, Fatal> {
         self.txn.delete(Space::Running, codec::timer_key(timer));
         self.timer_passed(queue);

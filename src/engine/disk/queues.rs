@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 
 use super::codec::{Entry, queue_key};
-use crate::clock::Millis;
+use crate::clock::Micros;
 use crate::name::{Queue, QueueList};
 
 /// One queue.
@@ -153,7 +153,7 @@ impl QueueState {
 pub struct Queues {
     all: HashMap<Queue, QueueState>,
     /// Queues that were empty when they were put here, and since when.
-    idle: VecDeque<(Millis, Queue)>,
+    idle: VecDeque<(Micros, Queue)>,
 }
 
 impl Queues {
@@ -188,7 +188,7 @@ impl Queues {
     }
 
     /// Remembers that a queue is empty since `now`, if it is.
-    pub fn note_idle(&mut self, queue: &Queue, now: Millis) {
+    pub fn note_idle(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.all.get_mut(queue)
             && state.is_empty()
             && !state.idle
@@ -201,7 +201,7 @@ impl Queues {
 
     /// Forgets one queue that was put aside as empty before `since` and is still empty; answers its name.
     /// `None` when there is none left to look at.
-    pub fn forget(&mut self, since: Millis) -> Option<Option<(Queue, QueueState)>> {
+    pub fn forget(&mut self, since: Micros) -> Option<Option<(Queue, QueueState)>> {
         if self.idle.front()?.0 > since {
             return None;
         }

@@ -4,10 +4,10 @@
 use std::ops::Bound;
 
 use super::codec;
-use super::core::{Core, Step, millis};
+use super::core::{Core, Step};
 use super::op::{Answer, Cursor, Swept, Upkeep};
 use super::store::{Fatal, PerSpace, Space};
-use crate::clock::Millis;
+use crate::clock::{Micros, micros};
 use crate::engine::{QueueSize, Stats};
 use crate::name::Queue;
 
@@ -40,7 +40,7 @@ pub struct Sweep {
 
 impl Core {
     /// One step; the next goes on where this one ended.
-    pub(super) fn sweep(&mut self, now: Millis) -> Step {
+    pub(super) fn sweep(&mut self, now: Micros) -> Step {
         let (looked, mut removed) = self.forget_queues(now);
         let more_queues = looked == LOOKS;
         self.txn.flush()?;
@@ -82,8 +82,8 @@ impl Core {
     }
 
     /// Answers how many it looked at, and how many of them it forgot.
-    fn forget_queues(&mut self, now: Millis) -> (usize, usize) {
-        let Some(since) = now.checked_sub(millis(self.windows.idle)) else { return (0, 0) };
+    fn forget_queues(&mut self, now: Micros) -> (usize, usize) {
+        let Some(since) = now.checked_sub(micros(self.windows.idle)) else { return (0, 0) };
         let mut forgotten = 0;
         for looked in 0..LOOKS {
             let Some(idle) = self.queues.forget(since) else { return (looked, forgotten) };

@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Notify;
-
 use super::core::{Core, META_CLOSED};
 use super::op::{Answer, Op};
 use super::poison::Poison;
@@ -21,7 +19,6 @@ pub struct Writer {
     pub calls: Calls<Op, Answer>,
     pub poison: Arc<Poison>,
     pub bells: Arc<Bells>,
-    pub earlier: Arc<Notify>,
     /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
@@ -125,13 +122,10 @@ impl Writer {
         unwanted
     }
 
-    /// Tells who waits for ready jobs, and who waits for the next due one.
+    /// Tells who waits for ready jobs.
     fn announce(&mut self) {
         for queue in self.core.ring.drain() {
             self.bells.ring(&queue);
-        }
-        if std::mem::take(&mut self.core.earlier) {
-            self.earlier.notify_one();
         }
     }
 }

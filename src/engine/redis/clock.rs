@@ -1,16 +1,10 @@
-//! The Redis's clock as this process knows it, and when the next job is due by it. Both are estimates that
-//! every reply with a time in it makes better; nothing here decides when a job moves, the Redis does.
+//! The Redis's clock as this process knows it: an estimate that every reply with a time in it makes better.
+//! Nothing here decides when a job moves, the Redis does.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
-
-use crate::clock::Millis;
-
-/// Microseconds since the epoch, by the Redis's clock.
-pub type Micros = u64;
+use crate::clock::{Micros, Millis};
 
 /// The local monotonic clock plus an offset.
 #[derive(Debug)]
@@ -66,61 +60,6 @@ impl RedisClock {
     }
 }
 
-/// When the pump must look again, and who tells it that something is due before that.
-#[derive(Debug)]
-pub struct NextDue {
-    state: Mutex<Dues>,
-    earlier: Notify,
-}
-
-#[derive(Debug)]
-struct Dues {
-    /// What the last pump said.
-    said: Micros,
-    /// The earliest that this process has stored since the last pump began. The pump may not have seen it,
-    /// whichever of the two replies is read first.
-    stored: Micros,
-}
-
-impl Default for NextDue {
-    fn default() -> NextDue {
-        NextDue { state: Mutex::new(Dues { said: 0, stored: Micros::MAX }), earlier: Notify::new() }
-    }
-}
-
-impl NextDue {
-    /// A job was stored that is due then.
-    pub fn stored(&self, due: Micros) {
-        let mut state = self.state.lock();
-        state.stored = state.stored.min(due);
-        if due < state.said {
-            state.said = due;
-            drop(state);
-            self.earlier.notify_one();
-        }
-    }
-
-    /// A pump begins.
-    pub fn pump_begins(&self) {
-        self.state.lock().stored = Micros::MAX;
-    }
-
-    /// A pump said when the next is due.
-    pub fn pump_said(&self, due: Micros) {
-        let mut state = self.state.lock();
-        state.said = due.min(state.stored);
-        if state.stored < due {
-            drop(state);
-            self.earlier.notify_one();
-        }
-    }
-
-    /// Waits until a job was stored that is due earlier than the last pump said.
-    pub async fn earlier(&self) {
-        self.earlier.notified().await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,23 +83,5 @@ mod tests {
         clock.learn_between(MS(2), MS(2), 7_000_000);
         assert_eq!(clock.at(MS(2)), 9_000_000, "not backwards");
         assert_eq!(clock.at(MS(2003)), 9_001_000, "it goes on once the Redis has caught up");
-    }
-
-    #[tokio::test]
-    async fn a_job_stored_while_a_pump_is_under_way_is_not_slept_over() {
-        let due = NextDue::default();
-        due.pump_begins();
-        due.stored(500);
-        due.pump_said(1000);
-        tokio::time::timeout(MS(1000), due.earlier()).await.expect("due at 500, and the pump said 1000");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_later_job_wakes_nobody() {
-        let due = NextDue::default();
-        due.pump_begins();
-        due.pump_said(1000);
-        due.stored(1500);
-        assert!(tokio::time::timeout(MS(1000), due.earlier()).await.is_err(), "1500 is after 1000");
     }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::clock::Micros;
 use super::connect::Link;
 use super::fault::{Fault, Outcome};
 use super::lane::Serve;
 use super::{Shared, keys, value};
+use crate::clock::{self, Micros};
 use crate::engine::MAX_PUBLISH;
 use crate::engine::coalesce::{Bound, Call, Reply, Weigh};
 use crate::error::{Error, Result};
@@ -223,7 +223,7 @@ const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A delay or ttr for a script, in microseconds.
 pub fn micros(time: Duration) -> Micros {
-    time.min(LONGEST).as_nanos().div_ceil(1000) as Micros
+    clock::micros(time.min(LONGEST))
 }
 
 /// A ttl for a script, in milliseconds; never 0, which would mean forever.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Shared, keys};
+use crate::clock;
 use crate::engine::Pumped;
 use crate::error::Result;
 
@@ -35,7 +36,7 @@ impl Shared {
             }
             moved += n;
             let next = u64::try_from(next).map_or(MOST, Duration::from_micros).min(MOST);
-            self.next_due.pump_said(now + next.as_micros() as u64);
+            self.next_due.pump_said(now + clock::micros(next));
             if n < batch || moved >= limit {
                 return Ok(Pumped { moved, next });
             }
