@@ -108,8 +108,7 @@ impl Ledger {
             low.add(received.saturating_duration_since(last));
             let after = signed_ms(received, first);
             margin = margin.min(after);
-            // Stores count whole milliseconds.
-            early += usize::from(after < -1.0);
+            early += usize::from(received < first);
         }
         bench.none(&format!("{what}: lost"), lost, jobs.len());
         bench.none(&format!("{what}: early"), early, jobs.len());
