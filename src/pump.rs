@@ -2,9 +2,9 @@
 //! that is due earlier, and while more is due it goes on without pause. Knows no queue and no consumer.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::{Instant, sleep_until};
+use async_io::Timer;
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::Engine;
@@ -46,19 +46,20 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                 pause
             }
         };
-        // A moment, not a duration: what is slept in two parts would be rounded up twice.
+        // Not by the runtime's timers: they count in whole milliseconds and round up, which would make every
+        // job late by up to two.
         let due = Instant::now() + wait;
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             // While the store is away nothing can be stored either, so only the retry counts.
             () = engine.due_earlier(), if retry.is_none() => {}
-            () = sleep_until(due) => {}
+            _ = Timer::at(due) => {}
         }
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = sleep_until(began + SHORTEST_PAUSE) => {}
+            _ = Timer::at(began + SHORTEST_PAUSE) => {}
         }
     }
 }
