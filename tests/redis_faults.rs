@@ -236,6 +236,38 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
 }
 
 #[tokio::test]
+async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_check_says_no() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    engine.publish(vec![small(&q, 0)]).await.expect("published");
+    engine.check().await.expect("all is well");
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+    // Who goes now finds its place taken away.
+    let room = |n: usize| redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(n).clone();
+    room(clients.lines().count() - 1).exec(conn).expect("CONFIG SET");
+    let lane = clients.lines().find(|client| client.contains(" cmd=eval")).expect("the lane that published");
+    let id = lane.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
+    redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).exec(conn).expect("CLIENT KILL");
+    let no = within("the check says no", async {
+        loop {
+            match engine.check().await {
+                Ok(()) => tokio::task::yield_now().await,
+                Err(e) => return e.to_string(),
+            }
+        }
+    })
+    .await;
+    assert!(no.contains("1 of its connections"), "it says what is missing: {no}");
+    for n in 1..=100 {
+        engine.publish(vec![small(&q, n)]).await.expect("the other lane publishes");
+    }
+    room(1000).exec(conn).expect("CONFIG SET");
+    until_back("the check says yes", || engine.check()).await;
+    assert_eq!(engine.size(&q).await.expect("answered"), 101, "each publish was answered");
+}
+
+#[tokio::test]
 async fn a_consumer_that_left_loses_nothing() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));

@@ -17,6 +17,9 @@ use crate::name::{Namespace, Queue, QueueName};
 const CHUNK: usize = 256;
 /// How many names one step of a scan is asked for.
 const SCAN: usize = 500;
+/// How long a check of a server that answers waits for connections that are down: longer than the pause before
+/// their next attempt, which the check shortens, and shorter than those who ask for health have patience.
+const RALLY: Duration = Duration::from_millis(500);
 /// RPOP and LPOP take a count since this version.
 const OLDEST: (u32, u32) = (6, 2);
 
@@ -192,9 +195,11 @@ impl Shared {
     }
 
     /// Whether the server would take a job: a write of nothing, which it refuses as it would refuse a job
-    /// (out of memory, read-only, cannot save) and which leaves nothing behind.
+    /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether requests would
+    /// reach it: they go other ways than this write, and those may be down still when the Redis is back.
     pub async fn check(&self) -> Result<()> {
         let _: u64 = self.links.ask(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await?;
-        Ok(())
+        self.outage.hope();
+        self.outage.over(RALLY).await
     }
 }
