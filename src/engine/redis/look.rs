@@ -5,12 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, InfoDict, Value};
 
-use super::consume::ttl_left;
 use super::fault::Fault;
 use super::{Shared, keys, value};
 use crate::engine::{DeadLetter, QueueSize, Stats};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef};
+use crate::job::{Job, JobRef};
 use crate::name::{Namespace, Queue, QueueName};
 
 /// How many queues' lists are measured in one round trip.
@@ -57,7 +56,8 @@ impl Shared {
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;
                 let id = keys::job_id(&id)
                     .ok_or_else(|| Error::Corrupt(format!("an id in {queue} that no server has made")))?;
-                return self.job(queue, id, stored, ttl, now, tries).map(Some);
+                let job = value::job(queue, id, stored, ttl, now)?;
+                return Ok(Some(Job { tries_left: tries, ..job }));
             }
             skip = match reply.pop().map(i64::from_redis_value) {
                 Some(Ok(skip)) => skip,
@@ -77,21 +77,7 @@ impl Shared {
         let (stored, ttl): (Option<Bytes>, i64) = self.links.ask_all(&both).await?;
         // Its ttl may end between the two.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
-        self.job(&job.queue, job.id, stored, ttl, self.clock.now_micros(), 0).map(Some)
-    }
-
-    fn job(&self, queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64, tries: u16) -> Result<Job> {
-        let (body, attributes) = value::decode(&id, stored)?;
-        Ok(Job {
-            queue: queue.clone(),
-            id,
-            body,
-            attributes,
-            ttl: ttl_left(ttl),
-            elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
-            tries_left: tries,
-            receipt: 0,
-        })
+        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(Some)
     }
 
     /// How many elements the ready list has.
