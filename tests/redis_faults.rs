@@ -23,23 +23,12 @@ use redis_server::RedisServer;
 const BOUND: Duration = Duration::from_secs(20);
 const TTR: Duration = Duration::from_secs(60);
 
-fn address(server: &RedisServer) -> RedisAddress {
-    RedisAddress {
-        addrs: vec![server.addr()],
-        password: None,
-        db: 0,
-        pool_size: 16,
-        master_name: None,
-        sentinel_password: None,
-    }
-}
-
 async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
     RedisEngine::connect(address, &PoolName::default_pool()).await
 }
 
 async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    connect(address(server)).await.expect("the server is there")
+    connect(server.address()).await.expect("the server is there")
 }
 
 fn queue(name: &str) -> Queue {
@@ -401,7 +390,7 @@ async fn a_delayed_publish_wakes_the_pump_before_it_would_look() {
 #[tokio::test]
 async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
     let server = RedisServer::start_with(Some("open sesame"), &[]);
-    let good = RedisAddress { password: Some("open sesame".into()), ..address(&server) };
+    let good = RedisAddress { password: Some("open sesame".into()), ..server.address() };
     connect(good.clone()).await.expect("the right password");
     let port_of_nobody =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
@@ -434,7 +423,7 @@ async fn a_sentinel_tells_where_the_master_is() {
     std::fs::write(conf.path(), format!("sentinel monitor dorm {host} {port} 1\n")).expect("written");
     let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
     let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&server) };
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..server.address() };
     let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
     engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
     assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
@@ -484,7 +473,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     .await;
 
     let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&master) };
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..master.address() };
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
     let bell = watching(&engine, &[queue("parked")]).await;
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
