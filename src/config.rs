@@ -2,21 +2,21 @@
 //! there); what lmstfy does not know is Dormouse's own and says so. The environment overrides the file:
 //! `DORMOUSE_PORT`, `DORMOUSE_POOL_DEFAULT_ADDR`. Reads files and variables, opens nothing else.
 
+mod source;
+mod validate;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use config::{File, FileFormat, Map, Source, Value, ValueKind};
+use config::{File, FileFormat, Source, ValueKind};
 use serde::Deserialize;
 
-use crate::name::PoolName;
+use self::source::{Tree, from_env, spelled};
 
 /// Where a server without `-c` looks first, as lmstfy does.
 pub const DEFAULT_FILE: &str = "conf/config.toml";
 /// Where a server without any configuration keeps its jobs.
 pub const DEFAULT_DATA: &str = "dormouse-data";
-const ENV_PREFIX: &str = "DORMOUSE_";
-/// Variables with our prefix that are not keys: token-cli's.
-const ENV_NOT_KEYS: [&str; 1] = ["DORMOUSE_ADMIN_AUTH"];
 
 /// One line that says what to change.
 #[derive(Debug, thiserror::Error)]
@@ -170,31 +170,6 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// The spelling of every key, so that any case is understood: of the top level, and of a pool.
-const TOP_KEYS: [&str; 19] = [
-    "Host",
-    "Port",
-    "AdminHost",
-    "AdminPort",
-    "LogLevel",
-    "LogDir",
-    "LogFormat",
-    "EnableAccessLog",
-    "TTLSecond",
-    "DelaySecond",
-    "TriesNum",
-    "TTRSecond",
-    "TimeoutSecond",
-    "Accounts",
-    "AdminRedis",
-    "Pool",
-    "AllowUnsafeRedis",
-    "MaxParkedPolls",
-    "MaxConnections",
-];
-const POOL_KEYS: [&str; 9] =
-    ["Addr", "Password", "DB", "PoolSize", "MasterName", "SentinelPassword", "MigrateTo", "Path", "Sync"];
-
 impl Config {
     /// Reads `file`, or nothing, and then the variables. The environment is an argument, so that tests can
     /// bring their own.
@@ -216,12 +191,7 @@ impl Config {
             }
             builder = builder.add_source(Tree(tree));
         }
-        let mut overrides: Vec<(String, String)> = env
-            .into_iter()
-            .filter(|(k, _)| k.starts_with(ENV_PREFIX) && !ENV_NOT_KEYS.contains(&k.as_str()))
-            .collect();
-        overrides.sort();
-        builder = builder.add_source(Tree(from_env(overrides, &pools)?));
+        builder = builder.add_source(Tree(from_env(env, &pools)?));
         let mut config: Config = builder
             .build()
             .and_then(config::Config::try_deserialize)
@@ -240,198 +210,6 @@ impl Config {
         config.validate()?;
         Ok(config)
     }
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        let err = |line: String| Err(ConfigError(line));
-        for (key, host) in [("Host", &self.host), ("AdminHost", &self.admin_host)] {
-            if host.is_empty() {
-                return err(format!("{key} is empty: name the address to listen on, such as \"0.0.0.0\""));
-            }
-        }
-        for (key, most) in
-            [("MaxConnections", self.max_connections), ("MaxParkedPolls", self.max_parked_polls)]
-        {
-            if most == 0 {
-                return err(format!("{key} is 0: the server could serve nobody"));
-            }
-        }
-        if self.tries_num == 0 {
-            return err("TriesNum is 0: a job needs at least one try".into());
-        }
-        if self.ttl_second > 0 && self.ttl_second < self.delay_second {
-            return err(
-                "TTLSecond is shorter than DelaySecond: such jobs would end before they are due".into()
-            );
-        }
-        let Some(default) = self.pool.get("default") else {
-            return err(
-                "there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\""
-                    .into(),
-            );
-        };
-        let mut paths: Vec<&Path> = Vec::new();
-        for (name, pool) in &self.pool {
-            if PoolName::parse(name).is_err() {
-                return err(format!("[Pool.{name}]: a pool's name is letters, digits, - and _"));
-            }
-            pool.validate(&format!("[Pool.{name}]"))?;
-            if let Some(path) = &pool.path {
-                if paths.contains(&path.as_path()) {
-                    return err(format!("[Pool.{name}]: another pool uses Path {} already", path.display()));
-                }
-                paths.push(path);
-            }
-            if let Some(to) = &pool.migrate_to {
-                match self.pool.get(to) {
-                    None => return err(format!("[Pool.{name}]: MigrateTo names {to:?}, which is no pool")),
-                    Some(_) if to == name => {
-                        return err(format!("[Pool.{name}]: MigrateTo names the pool itself"));
-                    }
-                    Some(next) if next.migrate_to.is_some() => {
-                        return err(format!(
-                            "[Pool.{name}]: MigrateTo names {to:?}, which migrates itself; name the last pool"
-                        ));
-                    }
-                    Some(_) => {}
-                }
-            }
-        }
-        match &self.admin_redis {
-            Some(admin) if admin.path.is_some() => err("[AdminRedis]: Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory".into()),
-            Some(admin) => admin.validate("[AdminRedis]"),
-            None if default.path.is_none() => err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"".into()),
-            None => Ok(()),
-        }
-    }
-}
-
-impl PoolConfig {
-    fn validate(&self, place: &str) -> Result<(), ConfigError> {
-        let err = |line: &str| Err(ConfigError(format!("{place}: {line}")));
-        match (&self.addr, &self.path) {
-            (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
-            (None, None) => return err("neither Addr (a Redis) nor Path (a directory) is set"),
-            (Some(addr), None) if addr.split(',').any(|a| a.trim().is_empty()) => {
-                return err("Addr is empty: write host:port");
-            }
-            (Some(addr), None) if addr.contains(',') && self.master_name.is_none() => {
-                return err(
-                    "Addr lists several Sentinels, but MasterName does not say which master they watch",
-                );
-            }
-            (None, Some(path)) if path.as_os_str().is_empty() => return err("Path is empty"),
-            _ => {}
-        }
-        if self.db < 0 {
-            return err("DB is negative");
-        }
-        Ok(())
-    }
-}
-
-/// A tree of keys as a source of the configuration.
-#[derive(Debug, Clone)]
-struct Tree(Map<String, Value>);
-
-impl Source for Tree {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-
-    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
-        Ok(self.0.clone())
-    }
-}
-
-/// Gives every key its own spelling; unknown ones stay as they are, to be refused by name.
-fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
-    fn table(value: &mut Value, each: impl Fn(&mut Map<String, Value>)) {
-        if let ValueKind::Table(map) = &mut value.kind {
-            each(map);
-        }
-    }
-    fn rename(map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
-        map.into_iter()
-            .map(|(k, v)| {
-                let spelling = keys.iter().find(|known| known.eq_ignore_ascii_case(&k));
-                (spelling.map_or(k, |s| (*s).to_owned()), v)
-            })
-            .collect()
-    }
-    // A key without a value there means its default: an empty LogDir is none.
-    fn without_empty(map: &mut Map<String, Value>, keys: &[&str]) {
-        map.retain(|k, v| {
-            !(keys.contains(&k.as_str()) && matches!(&v.kind, ValueKind::String(s) if s.is_empty()))
-        });
-    }
-    let pool = |value: &mut Value| {
-        table(value, |map| {
-            *map = rename(std::mem::take(map), &POOL_KEYS);
-            without_empty(map, &["MigrateTo", "MasterName"]);
-        });
-    };
-    let mut tree = rename(tree, &TOP_KEYS);
-    if let Some(admin) = tree.get_mut("AdminRedis") {
-        pool(admin);
-    }
-    if let Some(pools) = tree.get_mut("Pool") {
-        table(pools, |map| map.values_mut().for_each(&pool));
-    }
-    without_empty(&mut tree, &["LogDir"]);
-    tree
-}
-
-/// `DORMOUSE_A_B` to the tree that `A.B` names. Words of a key may be apart: `ADMIN_PORT` is `AdminPort`.
-fn from_env(vars: Vec<(String, String)>, pools: &[String]) -> Result<Map<String, Value>, ConfigError> {
-    fn joined(words: &str) -> String {
-        words.replace('_', "")
-    }
-    fn known<'a>(keys: &[&'a str], words: &str) -> Option<&'a str> {
-        keys.iter().find(|key| key.eq_ignore_ascii_case(&joined(words))).copied()
-    }
-    fn insert(tree: &mut Map<String, Value>, path: &[&str], value: String) {
-        match path {
-            [] => {}
-            [key] => {
-                tree.insert((*key).into(), Value::new(None, ValueKind::String(value)));
-            }
-            [key, rest @ ..] => {
-                let below = tree
-                    .entry((*key).into())
-                    .or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
-                if let ValueKind::Table(map) = &mut below.kind {
-                    insert(map, rest, value);
-                }
-            }
-        }
-    }
-    let mut tree = Map::new();
-    for (var, value) in vars {
-        let words = &var[ENV_PREFIX.len()..];
-        let unknown =
-            || ConfigError(format!("the environment variable {var} names no key; see docs/configuration.md"));
-        if let Some(rest) = words.strip_prefix("POOL_") {
-            // The name ends where a key begins; names may have underscores too, so the longest key wins.
-            let (name, key) = rest
-                .match_indices('_')
-                .find_map(|(at, _)| known(&POOL_KEYS, &rest[at + 1..]).map(|key| (&rest[..at], key)))
-                .ok_or_else(unknown)?;
-            let spelling = pools.iter().find(|p| p.replace('-', "_").eq_ignore_ascii_case(name));
-            let name = spelling.cloned().unwrap_or_else(|| name.to_ascii_lowercase());
-            insert(&mut tree, &["Pool", &name, key], value);
-        } else if let Some(key) = words
-            .strip_prefix("ADMINREDIS_")
-            .or_else(|| words.strip_prefix("ADMIN_REDIS_"))
-            .map(|rest| known(&POOL_KEYS, rest).ok_or_else(unknown))
-        {
-            insert(&mut tree, &["AdminRedis", key?], value);
-        } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
-            insert(&mut tree, &["Accounts", &user.to_ascii_lowercase()], value);
-        } else {
-            insert(&mut tree, &[known(&TOP_KEYS, words).ok_or_else(unknown)?], value);
-        }
-    }
-    Ok(tree)
 }
 
 /// Library errors may run over lines; ours do not. They also quote the line of the file that is wrong, which

@@ -20,9 +20,9 @@
 
 mod delivery;
 mod lines;
+mod parking;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -33,6 +33,7 @@ use tokio_util::task::TaskTracker;
 pub use self::delivery::Delivery;
 use self::delivery::WayBack;
 use self::lines::{Answer, Lines, Round};
+pub use self::parking::Parking;
 use crate::engine::bell::Bell;
 use crate::engine::{Engine, Want};
 use crate::error::Error;
@@ -54,37 +55,6 @@ pub enum ConsumeError {
     /// The store failed. Shared, since one failed look may have been for many.
     #[error("{0}")]
     Store(Arc<Error>),
-}
-
-/// How many consumers may be parked, over all pools.
-#[derive(Debug)]
-pub struct Parking {
-    most: usize,
-    parked: AtomicUsize,
-}
-
-impl Parking {
-    /// Room for `most`.
-    pub fn new(most: usize) -> Parking {
-        Parking { most, parked: AtomicUsize::new(0) }
-    }
-
-    /// How many are parked.
-    pub fn parked(&self) -> usize {
-        self.parked.load(Ordering::Relaxed)
-    }
-
-    fn enter(&self) -> Result<(), ConsumeError> {
-        if self.parked.fetch_add(1, Ordering::Relaxed) >= self.most {
-            self.leave();
-            return Err(ConsumeError::Crowded(self.most));
-        }
-        Ok(())
-    }
-
-    fn leave(&self) {
-        self.parked.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// One pool's dispatcher.

@@ -1,5 +1,7 @@
 //! The composition root: builds stores, wrappers, dispatchers and state from the configuration, spawns every
-//! task, binds the ports, and takes all of it down again. The only place that names a concrete engine.
+//! task, binds the ports, and takes all of it down again. The only room that names a concrete engine.
+
+mod stores;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,16 +17,13 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::admin::redis::RedisAdmin;
-use crate::admin::{AdminStore, Scope};
+use self::stores::{Stores, admin_store, open_stores};
+use crate::admin::Scope;
 use crate::clock::SystemClock;
-use crate::config::{Config, PoolConfig, Secret, SyncMode};
+use crate::config::Config;
 use crate::dispatch::{Dispatcher, Parking};
 use crate::engine::Engine;
-use crate::engine::disk::{DiskEngine, DiskOptions, Sync};
-use crate::engine::metered::Metered;
 use crate::engine::migration::Migration;
-use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
 use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -34,10 +33,6 @@ use crate::throttle::Throttle;
 use crate::token::Tokens;
 use crate::{limits, pump};
 
-/// How many due jobs one pump step moves: on Redis it bounds how long one script keeps the server busy, on
-/// disk how long one commit keeps the others waiting.
-const REDIS_PUMP: usize = 200;
-const DISK_PUMP: usize = 500;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
 /// How long requests that are under way may still take once the server is told to stop. With what follows
@@ -112,16 +107,6 @@ pub struct Server {
     /// A part has failed for good; the readiness says which.
     failed: CancellationToken,
     pid_file: Option<PidFile>,
-}
-
-/// What the pools are built into.
-#[derive(Default)]
-struct Stores {
-    /// Each store under its pool's name, metered.
-    engines: BTreeMap<PoolName, Arc<dyn Engine>>,
-    /// How much one pump moves there.
-    batches: BTreeMap<PoolName, usize>,
-    disks: BTreeMap<PoolName, Arc<DiskEngine>>,
 }
 
 impl Server {
@@ -382,72 +367,4 @@ async fn bind(host: &str, port: u16, variable: &'static str) -> Result<TcpListen
         socket.listen(BACKLOG)
     };
     bind.await.map_err(|e: io::Error| ServerError::Bind(named.clone(), e, variable))
-}
-
-/// Opens every pool's store. After an error `stores` holds those that are open.
-async fn open_stores(
-    config: &Config,
-    metrics: &Arc<Metrics>,
-    stores: &mut Stores,
-) -> Result<(), ServerError> {
-    for (name, pool) in &config.pool {
-        let place = format!("[Pool.{name}]");
-        let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
-        let name = PoolName::parse(name).map_err(|e| failed(&e))?;
-        let (engine, batch): (Arc<dyn Engine>, usize) = match &pool.path {
-            Some(path) => {
-                let sync = match pool.sync {
-                    SyncMode::Always => Sync::Always,
-                    SyncMode::EverySec => Sync::EverySecond,
-                };
-                let options =
-                    DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
-                // Opening reads the store, which may take a while.
-                let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
-                    .await
-                    .map_err(|e| failed(&e))?
-                    .map_err(|e| failed(&e))?;
-                stores.disks.insert(name.clone(), disk.clone());
-                (disk, DISK_PUMP)
-            }
-            None => {
-                let address = redis_address(pool);
-                if !config.allow_unsafe_redis {
-                    check_safety(&address).await.map_err(|e| failed(&e))?;
-                }
-                (RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?, REDIS_PUMP)
-            }
-        };
-        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
-        stores.batches.insert(name, batch);
-    }
-    Ok(())
-}
-
-/// The Redis that `[AdminRedis]` names, or else the default pool's directory.
-async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn AdminStore>, ServerError> {
-    let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
-    match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
-        (Some(admin), _) => {
-            let address = redis_address(admin);
-            if !config.allow_unsafe_redis {
-                check_safety(&address).await.map_err(|e| failed(&e))?;
-            }
-            Ok(Arc::new(RedisAdmin::connect(&address).await.map_err(|e| failed(&e))?))
-        }
-        (None, Some(disk)) => Ok(disk.admin_store()),
-        (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
-    }
-}
-
-fn redis_address(pool: &PoolConfig) -> RedisAddress {
-    let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
-    RedisAddress {
-        addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
-        password: secret(&pool.password),
-        db: pool.db,
-        pool_size: pool.pool_size.unwrap_or(0),
-        master_name: pool.master_name.clone().filter(|m| !m.is_empty()),
-        sentinel_password: secret(&pool.sentinel_password),
-    }
 }

@@ -180,8 +180,7 @@ fn keys(redis: &RedisServer, pattern: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_and_lmstfy_hand_each_job_out_once() {
     let redis = RedisServer::start();
-    let toml = House::redis_toml(&redis);
-    let houses = [House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await];
+    let houses = House::two_on(&redis).await;
     let token = houses[0].token(Lmstfy::NS).await;
     let (seen, stop) = (Seen::default(), Arc::new(AtomicBool::new(false)));
     let theirs = serve_as_lmstfy(&redis, &seen, &stop);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::redis::RedisAddress;
 use support::admin::{AdminStage, AnyAdminStage, MemoryAdmin};
 use support::redis_server::RedisServer;
 use support::stage::manual_clock;
@@ -28,8 +27,7 @@ async fn disk() -> impl AdminStage {
 
 async fn redis() -> impl AdminStage {
     let server = RedisServer::start();
-    let address = RedisAddress { addrs: vec![server.addr()], ..RedisAddress::default() };
-    let store = RedisAdmin::connect(&address).await.expect("the server answers");
+    let store = RedisAdmin::connect(&server.address()).await.expect("the server answers");
     AnyAdminStage::new(Arc::new(store), None, server)
 }
 

@@ -11,7 +11,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::engine::redis::RedisEngine;
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use support::redis_server::RedisServer;
@@ -36,8 +36,7 @@ fn open_disk(clock: Arc<dyn Clock>) -> (Arc<DiskEngine>, TempDir) {
 
 async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
     let server = RedisServer::start();
-    let address = RedisAddress { addrs: vec![server.addr()], ..RedisAddress::default() };
-    let engine = RedisEngine::connect(address, &PoolName::default_pool()).await;
+    let engine = RedisEngine::connect(server.address(), &PoolName::default_pool()).await;
     (engine.expect("the server answers"), server)
 }
 

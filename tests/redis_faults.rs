@@ -23,23 +23,12 @@ use redis_server::RedisServer;
 const BOUND: Duration = Duration::from_secs(20);
 const TTR: Duration = Duration::from_secs(60);
 
-fn address(server: &RedisServer) -> RedisAddress {
-    RedisAddress {
-        addrs: vec![server.addr()],
-        password: None,
-        db: 0,
-        pool_size: 16,
-        master_name: None,
-        sentinel_password: None,
-    }
-}
-
 async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
     RedisEngine::connect(address, &PoolName::default_pool()).await
 }
 
 async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    connect(address(server)).await.expect("the server is there")
+    connect(server.address()).await.expect("the server is there")
 }
 
 fn queue(name: &str) -> Queue {
@@ -236,6 +225,38 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
 }
 
 #[tokio::test]
+async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_check_says_no() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    engine.publish(vec![small(&q, 0)]).await.expect("published");
+    engine.check().await.expect("all is well");
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+    // Who goes now finds its place taken away.
+    let room = |n: usize| redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(n).clone();
+    room(clients.lines().count() - 1).exec(conn).expect("CONFIG SET");
+    let lane = clients.lines().find(|client| client.contains(" cmd=eval")).expect("the lane that published");
+    let id = lane.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
+    redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).exec(conn).expect("CLIENT KILL");
+    let no = within("the check says no", async {
+        loop {
+            match engine.check().await {
+                Ok(()) => tokio::task::yield_now().await,
+                Err(e) => return e.to_string(),
+            }
+        }
+    })
+    .await;
+    assert!(no.contains("1 of its connections"), "it says what is missing: {no}");
+    for n in 1..=100 {
+        engine.publish(vec![small(&q, n)]).await.expect("the other lane publishes");
+    }
+    room(1000).exec(conn).expect("CONFIG SET");
+    until_back("the check says yes", || engine.check()).await;
+    assert_eq!(engine.size(&q).await.expect("answered"), 101, "each publish was answered");
+}
+
+#[tokio::test]
 async fn a_consumer_that_left_loses_nothing() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
@@ -369,7 +390,7 @@ async fn a_delayed_publish_wakes_the_pump_before_it_would_look() {
 #[tokio::test]
 async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
     let server = RedisServer::start_with(Some("open sesame"), &[]);
-    let good = RedisAddress { password: Some("open sesame".into()), ..address(&server) };
+    let good = RedisAddress { password: Some("open sesame".into()), ..server.address() };
     connect(good.clone()).await.expect("the right password");
     let port_of_nobody =
         std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
@@ -402,7 +423,7 @@ async fn a_sentinel_tells_where_the_master_is() {
     std::fs::write(conf.path(), format!("sentinel monitor dorm {host} {port} 1\n")).expect("written");
     let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
     let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&server) };
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..server.address() };
     let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
     engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
     assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
@@ -452,7 +473,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     .await;
 
     let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..address(&master) };
+        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..master.address() };
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
     let bell = watching(&engine, &[queue("parked")]).await;
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dormouse::engine::bell::Bell;
-use dormouse::engine::redis::{Lanes, RedisAddress, RedisEngine};
+use dormouse::engine::redis::{Lanes, RedisEngine};
 use dormouse::engine::{Engine, Want};
 use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
@@ -28,15 +28,9 @@ fn queue(name: &str) -> Queue {
 }
 
 async fn engine(server: &RedisServer, lanes: Lanes) -> Arc<RedisEngine> {
-    let address = RedisAddress {
-        addrs: vec![server.addr()],
-        password: None,
-        db: 0,
-        pool_size: 16,
-        master_name: None,
-        sentinel_password: None,
-    };
-    RedisEngine::connect_with(address, &PoolName::default_pool(), lanes).await.expect("the server is there")
+    RedisEngine::connect_with(server.address(), &PoolName::default_pool(), lanes)
+        .await
+        .expect("the server is there")
 }
 
 /// CPU that the server has used, in microseconds.

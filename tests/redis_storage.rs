@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
-use dormouse::engine::redis::{RedisAddress, RedisEngine, Unsafe, check_safety};
+use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
 use dormouse::engine::{Engine, Pumped, Want};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueList, QueueName, Token};
@@ -21,19 +21,8 @@ use redis_server::RedisServer;
 const TTR: Duration = Duration::from_secs(60);
 const NONE: Duration = Duration::ZERO;
 
-fn address(server: &RedisServer) -> RedisAddress {
-    RedisAddress {
-        addrs: vec![server.addr()],
-        password: None,
-        db: 0,
-        pool_size: 16,
-        master_name: None,
-        sentinel_password: None,
-    }
-}
-
 async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    RedisEngine::connect(address(server), &PoolName::default_pool()).await.expect("the server is there")
+    RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
 }
 
 fn queue(name: &str) -> Queue {
@@ -508,23 +497,23 @@ async fn names_and_sizes_are_told() {
 #[tokio::test]
 async fn a_redis_that_loses_jobs_is_told_apart() {
     let good = RedisServer::start();
-    check_safety(&address(&good)).await.expect("append-only and noeviction");
+    check_safety(&good.address()).await.expect("append-only and noeviction");
     let forgets = RedisServer::start_with(None, &["--appendonly", "no"]);
-    let told = check_safety(&address(&forgets)).await;
+    let told = check_safety(&forgets.address()).await;
     assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "appendonly no, came {told:?}");
     let evicts = RedisServer::start_with(None, &["--maxmemory-policy", "allkeys-lru"]);
-    let told = check_safety(&address(&evicts)).await;
+    let told = check_safety(&evicts.address()).await;
     assert!(matches!(told, Err(Unsafe::Evicts(_))), "allkeys-lru, came {told:?}");
     // A managed Redis forbids CONFIG; INFO tells as much.
     let managed = RedisServer::start_with(None, &["--rename-command", "CONFIG", "", "--appendonly", "no"]);
-    let told = check_safety(&address(&managed)).await;
+    let told = check_safety(&managed.address()).await;
     assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "told by INFO, came {told:?}");
 }
 
 #[tokio::test]
 async fn tokens_limits_and_counters_are_lmstfys() {
     let server = RedisServer::start();
-    let admin = RedisAdmin::connect(&address(&server)).await.expect("the server is there");
+    let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
     let scope =
         Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
@@ -695,7 +684,7 @@ async fn a_destroy_whose_caller_leaves_is_finished() {
 #[tokio::test]
 async fn a_counter_without_an_end_gets_one() {
     let server = RedisServer::start();
-    let admin = RedisAdmin::connect(&address(&server)).await.expect("the server is there");
+    let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
     let scope =
         Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::house::{Answer, House, Keep, PATIENCE, raw, send};
+use support::house::{Answer, House, PATIENCE, raw, send};
 use support::redis_server::RedisServer;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
@@ -257,17 +257,10 @@ async fn limits_are_kept_changed_listed_and_refused() {
     assert_eq!(send(house.operate("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
 }
 
-/// Two servers on one Redis.
-async fn fleet() -> [House; 2] {
-    let redis = RedisServer::start();
-    let toml = House::redis_toml(&redis);
-    let keep: Keep = vec![Box::new(redis)];
-    [House::from_toml(&toml, keep).await, House::from_toml(&toml, Vec::new()).await]
-}
-
 #[tokio::test]
 async fn two_servers_count_one_limit_and_know_each_others_tokens() {
-    let [b, a] = fleet().await;
+    let redis = RedisServer::start();
+    let [a, b] = House::two_on(&redis).await;
     let token = a.token("ns").await;
     limit(&a, &token, r#"{"read":100,"write":4,"interval":600}"#).await;
     let seen = send(b.operate("GET", "/limits?force_update=1")).await;

@@ -93,8 +93,7 @@ async fn polls_are_served_in_the_order_of_their_coming_on_redis() {
 #[tokio::test]
 async fn a_publish_on_one_server_wakes_a_poll_on_another_and_so_does_a_delay() {
     let redis = RedisServer::start();
-    let toml = House::redis_toml(&redis);
-    let (a, b) = (House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await);
+    let [a, b] = House::two_on(&redis).await;
     let token = a.token("ns").await;
     for path in ["/api/ns/q", "/api/ns/q?delay=1"] {
         let waits = poll(&b, &token, "/api/ns/q?timeout=15&ttr=600");
@@ -128,8 +127,7 @@ async fn an_empty_poll_lasts_its_timeout_and_too_many_are_told_so() {
 #[tokio::test]
 async fn a_stop_answers_parked_polls_and_takes_no_job_along() {
     let redis = RedisServer::start();
-    let toml = House::redis_toml(&redis);
-    let (a, b) = (House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await);
+    let [a, b] = House::two_on(&redis).await;
     let token = a.token("ns").await;
     let polls: Vec<_> = (0..10).map(|_| poll(&a, &token, "/api/ns/q?timeout=60&ttr=600")).collect();
     parked(&a, 10).await;

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, RawQuery, Request, State as Shared};
+use axum::extract::{FromRequest, Path, RawQuery, Request, State as Shared};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 
@@ -262,12 +262,8 @@ pub async fn get_limit(
 pub async fn add_limit(
     Shared(state): Shared<Arc<State>>,
     Path((namespace, token)): Path<(String, String)>,
-    request: Request,
+    ValidLimit(limit): ValidLimit,
 ) -> Answer {
-    let limit = match read_limit(request).await? {
-        Ok(limit) => limit,
-        Err(answer) => return Ok(answer),
-    };
     let key = state.token_key(&namespace, &token)?;
     match state.throttle.add(&key, limit).await {
         Ok(()) => Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit })),
@@ -276,7 +272,7 @@ pub async fn add_limit(
             let text = format!("throttler token({}) has already exists", key.token.reveal());
             Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
-        Err(error) => refused(error, limit),
+        Err(error) => Ok(refused(error, limit)),
     }
 }
 
@@ -284,15 +280,11 @@ pub async fn add_limit(
 pub async fn set_limit(
     Shared(state): Shared<Arc<State>>,
     Path((namespace, token)): Path<(String, String)>,
-    request: Request,
+    ValidLimit(limit): ValidLimit,
 ) -> Answer {
-    let limit = match read_limit(request).await? {
-        Ok(limit) => limit,
-        Err(answer) => return Ok(answer),
-    };
     match state.throttle.set(&state.token_key(&namespace, &token)?, limit).await {
         Ok(()) => Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit })),
-        Err(error) => refused(error, limit),
+        Err(error) => Ok(refused(error, limit)),
     }
 }
 
@@ -337,30 +329,33 @@ async fn read(request: Request) -> Result<bytes::Bytes, ApiError> {
     }
 }
 
-/// A limit from a body, or lmstfy's answer to one that is none.
-async fn read_limit(request: Request) -> Result<Result<Limit, Response>, ApiError> {
-    let body = read(request).await?;
-    let limit: Limit = match serde_json::from_slice(&body) {
-        Ok(limit) => limit,
-        Err(_) => {
+/// The body, when it is a limit that can be stored. One that is none is refused before the names in the path are
+/// looked at.
+pub struct ValidLimit(Limit);
+
+impl FromRequest<Arc<State>> for ValidLimit {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &Arc<State>) -> Result<ValidLimit, Response> {
+        let body = read(request).await.map_err(ApiError::into_response)?;
+        let limit: Limit = serde_json::from_slice(&body).map_err(|_| {
             let text =
                 b"{\"error\":\"the limit should be {\\\"read\\\":..,\\\"write\\\":..,\\\"interval\\\":..}\"}";
-            return Ok(Err(reply::with_body(StatusCode::BAD_REQUEST, TEXT, Body::from(text.as_slice()))));
-        }
-    };
-    match validate(limit) {
-        Ok(()) => Ok(Ok(limit)),
-        Err(error) => refused(error, limit).map(Err),
+            reply::with_body(StatusCode::BAD_REQUEST, TEXT, Body::from(text.as_slice()))
+        })?;
+        validate(limit).map_err(|error| refused(error, limit))?;
+        Ok(ValidLimit(limit))
     }
 }
 
-/// lmstfy's answers to a limit that is none.
-fn refused(error: LimitError, limit: Limit) -> Answer {
-    match error {
-        LimitError::Empty => Ok(reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit })),
-        LimitError::Interval if limit.interval == 0 => Err(ApiError::bad("interval should be > 0")),
-        LimitError::Interval => Err(ApiError::bad("limiter interval should be > 0")),
-        LimitError::Exists => Err(ApiError::bad("the token has a limit already")),
-        LimitError::Store(error) => Err(error.into()),
-    }
+/// lmstfy's answers to a limit that is not stored.
+fn refused(error: LimitError, limit: Limit) -> Response {
+    let error: ApiError = match error {
+        LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),
+        LimitError::Interval if limit.interval == 0 => ApiError::bad("interval should be > 0"),
+        LimitError::Interval => ApiError::bad("limiter interval should be > 0"),
+        LimitError::Exists => ApiError::bad("the token has a limit already"),
+        LimitError::Store(error) => error.into(),
+    };
+    error.into_response()
 }

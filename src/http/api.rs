@@ -257,7 +257,7 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 
 /// Counts the request against its token's limit.
 async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await.map_err(ApiError::logged)? {
+    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? {
         return Ok(Counted(Some(pass)));
     }
     let action = match direction {

@@ -58,6 +58,12 @@ impl House {
         House::from_toml(&House::redis_toml(&redis), vec![Box::new(redis)]).await
     }
 
+    /// Two on one Redis, which the test keeps.
+    pub async fn two_on(redis: &RedisServer) -> [House; 2] {
+        let toml = House::redis_toml(redis);
+        [House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await]
+    }
+
     /// A configuration with everything in this Redis.
     pub fn redis_toml(redis: &RedisServer) -> String {
         format!("[Pool.default]\nAddr = {0:?}\n[AdminRedis]\nAddr = {0:?}\n", redis.addr())

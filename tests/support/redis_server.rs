@@ -8,6 +8,8 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use dormouse::engine::redis::RedisAddress;
+
 /// How long a server may take to answer its first PING.
 const START: Duration = Duration::from_secs(20);
 
@@ -59,6 +61,12 @@ impl RedisServer {
     /// `host:port`.
     pub fn addr(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The same for an engine or an admin store, which may make all the connections that it wants.
+    pub fn address(&self) -> RedisAddress {
+        let addrs = vec![self.addr()];
+        RedisAddress { addrs, password: self.password.clone(), pool_size: 16, ..RedisAddress::default() }
     }
 
     /// The process, for figures from /proc.

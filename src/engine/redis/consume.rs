@@ -241,8 +241,8 @@ impl Consumer {
                 unread.insert(order);
                 continue;
             };
-            let (body, attributes) = match value::decode(&id, stored) {
-                Ok(read) => read,
+            let job = match value::job(queue, id, stored, ttl, now) {
+                Ok(job) => job,
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
                     tracing::warn!(pool = &*self.shared.pool, %queue, "skipped a job: {e}");
@@ -251,16 +251,7 @@ impl Consumer {
                 }
             };
             self.shared.running.insert(id, tries_left);
-            place.push(Job {
-                queue: queue.clone(),
-                id,
-                body,
-                attributes,
-                ttl: ttl_left(ttl),
-                elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
-                tries_left,
-                receipt: due,
-            });
+            place.push(Job { tries_left, receipt: due, ..job });
         }
         if let Some(due) = earliest {
             self.shared.next_due.stored(due);
@@ -276,9 +267,4 @@ impl Consumer {
         let cut = cut.iter().filter_map(|group| sent_as.groups.get(group.checked_sub(1)?)).flatten();
         Ok(cut.map(|(order, _)| *order).chain(unread).collect())
     }
-}
-
-/// What PTTL says.
-pub fn ttl_left(millis: i64) -> Option<Duration> {
-    u64::try_from(millis).ok().map(Duration::from_millis)
 }

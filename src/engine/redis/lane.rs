@@ -1,11 +1,11 @@
 //! A lane: one long-lived connection that carries coalesced calls, one batch at a time. While a batch is under
 //! way the next gathers. Several lanes may share one queue of calls. A lane whose connection breaks answers
-//! its callers at once, and heals by itself; it never sends a call twice.
+//! its callers at once, and heals by itself; it never sends a call twice. Meanwhile it leaves the queue to its
+//! siblings; when none of them has a connection either, calls are turned away.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -13,12 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::connect::{Connector, Link};
 use super::fault::{Fault, Outcome};
+use super::outage::{Kind, Outage, Pause, Place};
 use crate::engine::coalesce::{Call, Calls, Weigh};
-
-/// How soon after a failed attempt the next begins; doubled each time.
-pub const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-/// And at most this.
-pub const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
 /// How long callers wait for the first attempt to connect again.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -45,28 +41,6 @@ pub trait Serve: Send + 'static {
     fn give_up(&mut self, _fault: &Fault) {}
 }
 
-/// Whether the Redis is away, for the log: one line when it goes and one when it is back, whoever finds out.
-#[derive(Debug, Default)]
-pub struct Outage {
-    away: AtomicBool,
-}
-
-impl Outage {
-    /// A connection could not be kept or made.
-    pub fn begins(&self, pool: &str, fault: &Fault) {
-        if !self.away.swap(true, Ordering::Relaxed) {
-            tracing::warn!(pool, "the Redis is away: {}", fault.text());
-        }
-    }
-
-    /// A connection was made.
-    pub fn ends(&self, pool: &str) {
-        if self.away.swap(false, Ordering::Relaxed) {
-            tracing::info!(pool, "the Redis is back");
-        }
-    }
-}
-
 /// What a lane needs to live.
 #[derive(Clone, Debug)]
 pub struct Home {
@@ -76,13 +50,30 @@ pub struct Home {
     pub closing: CancellationToken,
 }
 
-/// The queue of calls that lanes of one kind share.
-type Shared<S> = Arc<Mutex<Calls<<S as Serve>::Request, <S as Serve>::Reply>>>;
+/// What lanes of one kind share: a queue of calls, and how many of them are up.
+pub struct Siblings<S: Serve> {
+    calls: Arc<Mutex<Calls<S::Request, S::Reply>>>,
+    kind: Kind,
+}
+
+impl<S: Serve> Siblings<S> {
+    /// No lanes yet.
+    pub fn new(calls: Calls<S::Request, S::Reply>) -> Siblings<S> {
+        Siblings { calls: Arc::new(Mutex::new(calls)), kind: Kind::default() }
+    }
+
+    /// One more lane, which has yet to [`run`](Lane::run).
+    pub fn lane(&self, home: Home, server: S) -> Lane<S> {
+        let place = Place::new(home.outage.clone(), self.kind.clone());
+        Lane { home, calls: self.calls.clone(), place, server, closed: false }
+    }
+}
 
 /// One lane.
 pub struct Lane<S: Serve> {
     home: Home,
-    calls: Shared<S>,
+    calls: Arc<Mutex<Calls<S::Request, S::Reply>>>,
+    place: Place,
     server: S,
     closed: bool,
 }
@@ -95,37 +86,27 @@ enum Next<T> {
 }
 
 impl<S: Serve> Lane<S> {
-    /// A lane that has yet to [`run`](Lane::run).
-    pub fn new(home: Home, calls: Shared<S>, server: S) -> Lane<S> {
-        Lane { home, calls, server, closed: false }
-    }
-
     /// Serves until the engine closes and every call that waited is answered.
     pub async fn run(mut self) {
-        let mut link = None;
-        loop {
-            let Some(open) = &mut link else {
-                match self.reconnect().await {
-                    Some(new) => link = Some(new),
-                    None => return,
+        while let Some(mut link) = self.reconnect().await {
+            self.place.up();
+            loop {
+                let batch = match self.next(&link).await {
+                    Next::Batch(batch) => batch,
+                    Next::Lost => {
+                        self.server.give_up(&Fault::away("the connection was lost"));
+                        break;
+                    }
+                    Next::End => return,
+                };
+                if let Err(fault) = self.server.serve(&mut link, batch).await
+                    && fault.reconnect
+                {
+                    tracing::debug!(pool = &*self.home.pool, "a lane lost its connection: {}", fault.text());
+                    break;
                 }
-                continue;
-            };
-            let batch = match self.next(open).await {
-                Next::Batch(batch) => batch,
-                Next::Lost => {
-                    self.server.give_up(&Fault::away("the connection was lost"));
-                    link = None;
-                    continue;
-                }
-                Next::End => return,
-            };
-            if let Err(fault) = self.server.serve(open, batch).await
-                && fault.reconnect
-            {
-                tracing::debug!(pool = &*self.home.pool, "a lane lost its connection: {}", fault.text());
-                link = None;
             }
+            self.place.down();
         }
     }
 
@@ -151,44 +132,45 @@ impl<S: Serve> Lane<S> {
         self.closed = true;
     }
 
-    /// Connects, again and again. Meanwhile calls are answered with the reason. `None` when the engine closes.
+    /// Connects, again and again. Calls that no sibling can serve meanwhile are answered with the reason.
+    /// `None` when the engine closes.
     async fn reconnect(&mut self) -> Option<Link> {
-        let (mut wait, mut fault) = (Duration::ZERO, None::<Fault>);
+        let (mut pause, mut fault) = (Pause::new(&self.home.outage), None::<Fault>);
         loop {
-            let connector = self.home.connector.clone();
-            let mut attempt = pin!(async move {
-                tokio::time::sleep(wait).await;
-                connector.connect().await
-            });
-            // A server that is gone refuses at once and one that is there takes a millisecond, but more when the
-            // machine is busy or Sentinels are asked first: callers are not turned away before that is known.
-            let mut patience = pin!(tokio::time::sleep(PATIENCE));
-            let mut patient = fault.is_none();
-            let result = loop {
-                let closing = self.home.closing.clone();
-                tokio::select! {
-                    biased;
-                    result = &mut attempt => break result,
-                    () = closing.cancelled(), if !self.closed => self.close().await,
-                    () = &mut patience, if patient => patient = false,
-                    batch = take(&self.calls), if !patient => {
-                        let fault = fault.clone().unwrap_or_else(|| Fault::away("the connection was lost"));
-                        for call in batch? {
-                            // A caller that has left needs no answer.
-                            let _ = call.split().1.send(Err(fault.error()));
+            let result = {
+                let connector = self.home.connector.clone();
+                let mut attempt = pin!(async {
+                    pause.pass().await;
+                    connector.connect().await
+                });
+                // A server that is gone refuses at once and one that is there takes a millisecond, but more when
+                // the machine is busy or Sentinels are asked first: callers are not turned away before that is
+                // known.
+                let mut patience = pin!(tokio::time::sleep(PATIENCE));
+                let mut patient = fault.is_none();
+                loop {
+                    let closing = self.home.closing.clone();
+                    tokio::select! {
+                        biased;
+                        result = &mut attempt => break result,
+                        () = closing.cancelled(), if !self.closed => self.close().await,
+                        () = &mut patience, if patient => patient = false,
+                        batch = take_unserved(&self.calls, &self.place), if !patient => {
+                            let fault = fault.clone().unwrap_or_else(|| Fault::away("the connection was lost"));
+                            for call in batch? {
+                                // A caller that has left needs no answer.
+                                let _ = call.split().1.send(Err(fault.error()));
+                            }
                         }
                     }
                 }
             };
             match result {
-                Ok(link) => {
-                    self.home.outage.ends(&self.home.pool);
-                    return Some(link);
-                }
+                Ok(link) => return Some(link),
                 Err(e) => {
-                    self.home.outage.begins(&self.home.pool, &e);
+                    self.home.outage.begins(&e);
                     fault = Some(e);
-                    wait = (wait * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+                    pause.lengthen();
                 }
             }
         }
@@ -198,4 +180,20 @@ impl<S: Serve> Lane<S> {
 /// The next batch of a shared queue. Cancel-safe, as both awaits are.
 async fn take<Req: Weigh, Rep>(calls: &Mutex<Calls<Req, Rep>>) -> Option<Vec<Call<Req, Rep>>> {
     calls.lock().await.next().await
+}
+
+/// The same for a lane that can only turn calls away: none is taken while a sibling is up. Cancel-safe too.
+async fn take_unserved<Req: Weigh, Rep>(
+    calls: &Mutex<Calls<Req, Rep>>,
+    place: &Place,
+) -> Option<Vec<Call<Req, Rep>>> {
+    loop {
+        place.none_up().await;
+        tokio::select! {
+            biased;
+            // Also lets go of the queue, which the sibling needs.
+            () = place.some_up() => {}
+            batch = take(calls) => return batch,
+        }
+    }
 }

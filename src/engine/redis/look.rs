@@ -5,18 +5,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, InfoDict, Value};
 
-use super::consume::ttl_left;
 use super::fault::Fault;
 use super::{Shared, keys, value};
 use crate::engine::{DeadLetter, QueueSize, Stats};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef};
+use crate::job::{Job, JobRef};
 use crate::name::{Namespace, Queue, QueueName};
 
 /// How many queues' lists are measured in one round trip.
 const CHUNK: usize = 256;
 /// How many names one step of a scan is asked for.
 const SCAN: usize = 500;
+/// How long a check of a server that answers waits for connections that are down: longer than the pause before
+/// their next attempt, which the check shortens, and shorter than those who ask for health have patience.
+const RALLY: Duration = Duration::from_millis(500);
 /// RPOP and LPOP take a count since this version.
 const OLDEST: (u32, u32) = (6, 2);
 
@@ -54,7 +56,8 @@ impl Shared {
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;
                 let id = keys::job_id(&id)
                     .ok_or_else(|| Error::Corrupt(format!("an id in {queue} that no server has made")))?;
-                return self.job(queue, id, stored, ttl, now, tries).map(Some);
+                let job = value::job(queue, id, stored, ttl, now)?;
+                return Ok(Some(Job { tries_left: tries, ..job }));
             }
             skip = match reply.pop().map(i64::from_redis_value) {
                 Some(Ok(skip)) => skip,
@@ -74,21 +77,7 @@ impl Shared {
         let (stored, ttl): (Option<Bytes>, i64) = self.links.ask_all(&both).await?;
         // Its ttl may end between the two.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
-        self.job(&job.queue, job.id, stored, ttl, self.clock.now_micros(), 0).map(Some)
-    }
-
-    fn job(&self, queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64, tries: u16) -> Result<Job> {
-        let (body, attributes) = value::decode(&id, stored)?;
-        Ok(Job {
-            queue: queue.clone(),
-            id,
-            body,
-            attributes,
-            ttl: ttl_left(ttl),
-            elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
-            tries_left: tries,
-            receipt: 0,
-        })
+        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(Some)
     }
 
     /// How many elements the ready list has.
@@ -192,9 +181,11 @@ impl Shared {
     }
 
     /// Whether the server would take a job: a write of nothing, which it refuses as it would refuse a job
-    /// (out of memory, read-only, cannot save) and which leaves nothing behind.
+    /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether requests would
+    /// reach it: they go other ways than this write, and those may be down still when the Redis is back.
     pub async fn check(&self) -> Result<()> {
         let _: u64 = self.links.ask(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await?;
-        Ok(())
+        self.outage.hope();
+        self.outage.over(RALLY).await
     }
 }

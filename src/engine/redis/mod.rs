@@ -1,7 +1,7 @@
 //! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
 //! at the same time. One method is one script; nothing is kept here that another server would need.
 //!
-//! - `connect`, `pool`, `lane`, `fault`: connections, and what becomes of calls when they break.
+//! - `connect`, `pool`, `lane`, `outage`, `fault`: connections, and what becomes of calls when they break.
 //! - `keys`, `value`, `scripts`: the bytes, and the scripts of lua/.
 //! - `publish`, `consume`, `ack`: the hot path, coalesced. `give_back`, `pump`, `dead`, `look`:
 //!   everything else.
@@ -21,6 +21,7 @@ pub(crate) mod keys;
 mod known;
 mod lane;
 mod look;
+mod outage;
 pub(crate) mod pool;
 mod publish;
 mod pump;
@@ -34,7 +35,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -52,7 +52,8 @@ use crate::name::{PoolName, Queue, QueueList};
 use clock::RedisClock;
 use connect::Connector;
 use known::{Generations, Recorded};
-use lane::{Home, Lane, Outage, Serve};
+use lane::{Home, Serve, Siblings};
+use outage::Outage;
 use pool::Pool;
 use scripts::Scripts;
 
@@ -62,6 +63,8 @@ pub const MAX_CONNECTIONS: usize = 16;
 const MOST_POOLED: usize = 4;
 /// How many calls of one kind may wait for a lane.
 const WAITING: usize = 16_384;
+/// How long a new engine waits for its connections, in which a busy machine makes them too.
+const GATHERING: Duration = Duration::from_secs(5);
 /// How many running jobs' tries are remembered, so that an ack takes their timers too.
 const MOST_RUNNING: usize = 131_072;
 
@@ -94,6 +97,7 @@ pub(crate) struct Shared {
     /// Tries left of the jobs that this process handed out: what their timer members are made of.
     running: Generations<JobId, u16>,
     wake: wake::Watch,
+    outage: Arc<Outage>,
     closing: CancellationToken,
     tasks: TaskTracker,
     runtime: Handle,
@@ -133,8 +137,10 @@ impl RedisEngine {
         let pooled = address.pool_size.saturating_sub(fixed).clamp(1, MOST_POOLED);
         let connector = Arc::new(Connector::new(&address)?);
         let closing = CancellationToken::new();
+        let pool: Arc<str> = name.as_str().into();
         let shared = Arc::new(Shared {
-            pool: name.as_str().into(),
+            outage: Outage::new(pool.clone()),
+            pool,
             links: Pool::new(connector.clone(), pooled)?,
             scripts: Scripts::default(),
             clock: RedisClock::new(),
@@ -151,7 +157,7 @@ impl RedisEngine {
         let home = Home {
             pool: shared.pool.clone(),
             connector,
-            outage: Arc::new(Outage::default()),
+            outage: shared.outage.clone(),
             closing: closing.clone(),
         };
         shared.tasks.spawn(wake::run(shared.clone(), home.clone()));
@@ -162,6 +168,8 @@ impl RedisEngine {
         let consumes =
             open(&home, &shared, lanes.consume, consume::BOUND, || consume::Consumer::new(shared.clone()));
         let acks = open(&home, &shared, lanes.ack, ack::BOUND, || ack::Acker(shared.clone()));
+        // The Redis is there: so are the lanes, a moment later. One that cannot be made is no reason to stop.
+        let _ = shared.outage.over(GATHERING).await;
         Ok(Arc::new(RedisEngine { shared, publishes, consumes, acks, _closing: closing.drop_guard() }))
     }
 }
@@ -175,9 +183,9 @@ fn open<S: Serve>(
     server: impl Fn() -> S,
 ) -> Caller<S::Request, S::Reply> {
     let (caller, calls) = coalesce::channel(WAITING, bound);
-    let calls = Arc::new(Mutex::new(calls));
+    let siblings = Siblings::new(calls);
     for _ in 0..lanes {
-        shared.tasks.spawn(Lane::new(home.clone(), calls.clone(), server()).run());
+        shared.tasks.spawn(siblings.lane(home.clone(), server()).run());
     }
     caller
 }

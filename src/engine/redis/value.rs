@@ -1,6 +1,7 @@
 //! What is stored under a job's key: the raw body, or for versioned ids a JSON object of body and attributes.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +9,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::job::{Attributes, JobId};
+use crate::job::{Attributes, Job, JobId};
+use crate::name::Queue;
 
 /// The versioned form, field by field in lmstfy's order.
 #[derive(Serialize, Deserialize)]
@@ -32,7 +34,7 @@ pub fn encode(id: &JobId, body: &Bytes, attributes: &Attributes) -> Result<Bytes
 }
 
 /// Body and attributes of what is stored. `Corrupt` when a versioned job's value is not what lmstfy or we write.
-pub fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
+fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     if !id.is_versioned() {
         return Ok((stored, Attributes::new()));
     }
@@ -41,6 +43,22 @@ pub fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     // Go writes an empty body as null.
     let body = STANDARD.decode(read.body.as_deref().unwrap_or("")).map_err(|e| corrupt(&e))?;
     Ok((body.into(), read.attributes.unwrap_or_default()))
+}
+
+/// A job from what is stored: `ttl` is what PTTL says of it, in milliseconds, and `now` the Redis's clock, in
+/// microseconds. How many tries it has left, and its receipt, are for who hands it out to say.
+pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Result<Job> {
+    let (body, attributes) = decode(&id, stored)?;
+    Ok(Job {
+        queue: queue.clone(),
+        id,
+        body,
+        attributes,
+        ttl: u64::try_from(ttl).ok().map(Duration::from_millis),
+        elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
+        tries_left: 0,
+        receipt: 0,
+    })
 }
 
 #[cfg(test)]

@@ -6,17 +6,19 @@
 //! queues watched. A slow sweep stands behind that; where tracking is refused a fast one does the work alone.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::connect::Link;
 use super::fault::{Fault, Outcome};
-use super::lane::{FIRST_BACKOFF, Home, LAST_BACKOFF};
+use super::lane::Home;
+use super::outage::{Kind, Pause, Place};
 use super::{Shared, keys};
 use crate::engine::bell::Bell;
 use crate::name::Queue;
@@ -64,26 +66,34 @@ pub fn attach(shared: &Arc<Shared>, bell: Arc<Bell>) {
     shared.tasks.spawn_on(forward, &shared.runtime);
 }
 
-/// The task.
-pub async fn run(shared: Arc<Shared>, home: Home) {
-    let mut wait = Duration::ZERO;
+/// The task. Its connection is counted from the call on, not from the first poll.
+pub fn run(shared: Arc<Shared>, home: Home) -> impl Future<Output = ()> + Send {
+    let place = Place::new(home.outage.clone(), Kind::default());
+    listen(shared, home, place)
+}
+
+async fn listen(shared: Arc<Shared>, home: Home, mut place: Place) {
+    let mut pause = Pause::new(&home.outage);
     loop {
         let served = tokio::select! {
             () = home.closing.cancelled() => return,
             served = async {
-                sleep(wait).await;
-                serve(&shared, &home, &mut wait).await
+                pause.pass().await;
+                serve(&shared, &home, &mut place).await
             } => served,
         };
-        if let Err(fault) = served {
-            home.outage.begins(&home.pool, &fault);
-            wait = (wait * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+        let Err(fault) = served;
+        if place.is_up() {
+            pause = Pause::new(&home.outage);
         }
+        place.down();
+        home.outage.begins(&fault);
+        pause.lengthen();
     }
 }
 
 /// One connection's life.
-async fn serve(shared: &Arc<Shared>, home: &Home, wait: &mut Duration) -> Outcome<()> {
+async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<Infallible> {
     let ears = Arc::downgrade(shared);
     let mut link = home
         .connector
@@ -105,8 +115,7 @@ async fn serve(shared: &Arc<Shared>, home: &Home, wait: &mut Duration) -> Outcom
             false
         }
     };
-    home.outage.ends(&home.pool);
-    *wait = Duration::ZERO;
+    place.up();
     // Whatever happened while nobody listened.
     shared.wake.arm(watched(shared));
     for bell in shared.bells.all() {
