@@ -1,7 +1,7 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large. Each prints thousands of operations a second, CPU
+//! Sections: publish, everysec, cycle, delayed, large, rest. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
-//! fixed amount of work.
+//! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
 
 use std::num::NonZeroU16;
 use std::path::Path;
@@ -167,6 +167,42 @@ async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, cou
     assert_eq!(left.load(Ordering::Relaxed), 0, "every job was handed out and acked");
 }
 
+/// Publishes, consumes and acks `jobs` of `body` bytes while a tenth of them stand in the queues, drains these,
+/// and then looks for a minute at what is left on disk.
+async fn rest(jobs: u64, body: usize) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path();
+    let engine = open(path, Sync::Always);
+    let maker = Arc::new(Maker::new(body));
+    let backlog = jobs / 10;
+    for n in (0..backlog as usize).step_by(50) {
+        let batch = (n..n + 50).map(|n| maker.job(n, Duration::ZERO)).collect();
+        engine.publish(batch).await.expect("published");
+    }
+    let e = engine.clone();
+    let work = many(jobs - backlog, move |n| {
+        let (engine, maker) = (e.clone(), maker.clone());
+        async move {
+            engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
+            let want = Want { count: 1, ttr: Duration::from_secs(600) };
+            let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
+            for job in lists.into_iter().flatten() {
+                engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+            }
+        }
+    });
+    measure(&format!("rest: {jobs} of {body} bytes"), path, jobs - backlog, work).await;
+    drain(&engine, path, "rest: the backlog", backlog, 16).await;
+    let before = cpu();
+    for _ in 0..6 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        println!("  at rest: {} MB disk", disk_mb(path));
+    }
+    println!("  {:?} CPU meanwhile", cpu() - before);
+    engine.close().await;
+    println!("  closed: {} MB disk", disk_mb(path));
+}
+
 async fn section(name: &str) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path();
@@ -246,7 +282,11 @@ async fn section(name: &str) {
             drain(&engine, path, "large: consume+ack", 256, 1).await;
             engine.close().await;
         }
-        other => println!("no section {other}: publish, everysec, cycle, delayed, large"),
+        "rest" => {
+            rest(1_000_000, 100).await;
+            rest(20_000, 16 << 10).await;
+        }
+        other => println!("no section {other}: publish, everysec, cycle, delayed, large, rest"),
     }
 }
 
@@ -255,7 +295,7 @@ fn main() {
     if std::env::args().any(|arg| arg == "--list") {
         return;
     }
-    let all = ["publish", "everysec", "cycle", "delayed", "large"].map(str::to_owned);
+    let all = ["publish", "everysec", "cycle", "delayed", "large", "rest"].map(str::to_owned);
     let sections = if asked.is_empty() { all.to_vec() } else { asked };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     for name in sections {

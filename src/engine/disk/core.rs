@@ -102,7 +102,7 @@ impl Core {
             Op::Queues => Ok(Ok(Answer::Queues(self.queue_names()))),
             Op::Stats => self.stats(),
             Op::Check | Op::Close => Ok(Ok(Answer::Done)),
-            Op::Sweep => self.sweep(now),
+            Op::Sweep(report) => self.sweep(&report, now),
             Op::Admin(op) => Ok(Ok(Answer::Changed(self.admin(op)))),
         }
     }

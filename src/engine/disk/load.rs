@@ -182,6 +182,7 @@ pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Res
         q.dead_from = first;
     })?;
     load_timers(&mut core, &store)?;
+    core.count_garbage();
     let now = core.clock.now_micros();
     for queue in core.queue_names() {
         core.queues.note_idle(&queue, now);

@@ -1,5 +1,5 @@
 //! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP and no
-//! other engine; only store.rs beneath it knows the database.
+//! other engine; only store.rs and files.rs beneath it know the database.
 //!
 //! Every call becomes an [`op`] that the [`writer`] takes, in groups: it changes its state in memory
 //! ([`core`]) and a transaction ([`store`]) together, commits and syncs once for the group, and then answers.
@@ -12,6 +12,7 @@ mod codec;
 mod consume;
 mod core;
 mod dead;
+mod files;
 mod handle;
 mod load;
 mod op;
@@ -37,6 +38,7 @@ use parking_lot::Mutex;
 
 use self::load::Mark;
 pub use self::load::OpenError;
+use self::op::Report;
 use self::upkeep::Task;
 use self::writer::Writer;
 use super::bell::{Bell, Bells};
@@ -193,7 +195,7 @@ impl DiskEngine {
     /// Sweeps once from where the last sweep ended to the end: takes out jobs whose life has ended and
     /// entries that stand for nothing. The engine does this by itself; this is for tests.
     pub async fn sweep(&self) -> Result<()> {
-        while !upkeep::step(&self.handle).await?.done {}
+        while !upkeep::step(&self.handle, Report::default()).await?.done {}
         Ok(())
     }
 }

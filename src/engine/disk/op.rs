@@ -38,7 +38,8 @@ pub enum Op {
     Stats,
     /// Does nothing; answers when the writer is alive.
     Check,
-    Sweep,
+    /// One step of the sweep; hands in what became of what the last one asked for.
+    Sweep(Report),
     Admin(AdminOp),
     Close,
 }
@@ -50,7 +51,7 @@ impl Op {
         match self {
             Op::Publish(_) | Op::Republish(..) | Op::Ack(_) | Op::Destroy(..) => true,
             Op::Respawn(..) | Op::DeleteDead(..) | Op::Admin(_) | Op::Close => true,
-            Op::Consume(..) | Op::GiveBack(_) | Op::Pump(_) | Op::Sweep => false,
+            Op::Consume(..) | Op::GiveBack(_) | Op::Pump(_) | Op::Sweep(_) => false,
             Op::Peek(_) | Op::PeekJob(_) | Op::Size(_) | Op::DeadLetter(_) => false,
             Op::Queues | Op::Stats | Op::Check => false,
         }
@@ -113,8 +114,19 @@ pub struct Swept {
 pub struct Upkeep {
     /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
     pub write_out: bool,
-    /// Keyspaces whose garbage outweighs what lives in them.
+    /// Keyspaces whose garbage outweighs what lives in them. They are asked for again until they are reported.
     pub compact: Vec<Space>,
+    /// Whether the store rests: then nobody but upkeep has replaced files deleted.
+    pub rests: bool,
+}
+
+/// What became of the work on the files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Keyspaces that were compacted.
+    pub compacted: Vec<Space>,
+    /// Whether it is too soon after the last compaction for one that has live entries to rewrite.
+    pub too_soon: bool,
 }
 
 impl Weigh for Op {

@@ -1,9 +1,8 @@
 //! The fjall database: its keyspaces, and the transaction through which the writer thread reads and writes.
-//! The only file that knows fjall. Knows keys and values as bytes; what they mean is codec.rs's.
+//! Only this file and files.rs know fjall. Knows keys and values as bytes; what they mean is codec.rs's.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
 
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Slice};
@@ -46,11 +45,6 @@ impl Space {
 }
 
 const MIB: u64 = 1 << 20;
-/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: three seconds in all.
-const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
-const WRITE_OUT_LOOKS: u32 = 600;
-/// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
-const NO_KEY: [u8; 1] = [0];
 
 /// The store cannot go on: it must be poisoned.
 #[derive(Debug)]
@@ -89,8 +83,8 @@ pub enum Found {
 /// The open database. Clones share it; it closes with the last clone.
 #[derive(Clone)]
 pub struct Store {
-    db: Database,
-    spaces: [Keyspace; 9],
+    pub(super) db: Database,
+    pub(super) spaces: [Keyspace; 9],
 }
 
 impl std::fmt::Debug for Store {
@@ -132,7 +126,7 @@ impl Store {
         Ok(Store { db, spaces })
     }
 
-    fn space(&self, space: Space) -> &Keyspace {
+    pub(super) fn space(&self, space: Space) -> &Keyspace {
         // ALL lists the spaces in the order of the enum, which `store_order` in the tests holds.
         &self.spaces[space as usize]
     }
@@ -164,44 +158,6 @@ impl Store {
     /// Walks all committed keys, without their values.
     pub fn keys(&self, space: Space) -> impl Iterator<Item = Result<Slice, Fatal>> + use<> {
         self.space(space).iter().map(|guard| guard.key().map_err(Fatal::from))
-    }
-
-    /// How many journals there are: one, and older ones that are needed still or were not yet looked at.
-    pub fn journals(&self) -> usize {
-        self.db.journal_count()
-    }
-
-    /// Bytes on disk, journals included.
-    pub fn disk_bytes(&self) -> Result<u64, Fatal> {
-        Ok(self.db.disk_space()?)
-    }
-
-    /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits for
-    /// some seconds until that is done; what is not goes on by itself. For a thread of its own.
-    pub fn write_out(&self) -> Result<(), Fatal> {
-        for keyspace in &self.spaces {
-            // A journal goes when each keyspace has tables as new as it. One that was emptied has none, so it
-            // gets one, with nothing in it but this.
-            keyspace.remove(NO_KEY)?;
-        }
-        for keyspace in &self.spaces {
-            keyspace.rotate_memtable()?;
-        }
-        for _ in 0..WRITE_OUT_LOOKS {
-            // Fails when a worker has: nobody would write out any more.
-            self.db.persist(PersistMode::Buffer)?;
-            if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
-                return Ok(());
-            }
-            std::thread::sleep(WRITE_OUT_LOOK);
-        }
-        Ok(())
-    }
-
-    /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the live data is large; for
-    /// a thread of its own.
-    pub fn compact(&self, space: Space) -> Result<(), Fatal> {
-        Ok(self.space(space).major_compact()?)
     }
 }
 

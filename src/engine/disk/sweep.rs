@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use super::codec;
 use super::core::{Core, Step};
-use super::op::{Answer, Cursor, Swept, Upkeep};
+use super::op::{Answer, Cursor, Report, Swept, Upkeep};
 use super::store::{Fatal, PerSpace, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::{QueueSize, Stats};
@@ -13,10 +13,10 @@ use crate::name::Queue;
 
 /// How many entries a step looks at; each costs one read of a record.
 const LOOKS: usize = 256;
-/// A keyspace is not compacted for less garbage than this while the store is busy,
-const GARBAGE: u64 = 100_000;
-/// and for less than this while it rests.
-const GARBAGE_AT_REST: u64 = 1000;
+/// A keyspace is not compacted for fewer bytes of garbage than this while the store is busy,
+const GARBAGE: u64 = 64 << 20;
+/// and for fewer than this while it rests.
+const GARBAGE_AT_REST: u64 = 2 << 20;
 /// The store rests when less than this was written since the last look, in bytes: the clock is, all the time.
 const REST: u64 = 64 << 10;
 /// It is tidied at rest once so much was written since the last time, in bytes.
@@ -31,8 +31,10 @@ pub struct Sweep {
     at: Cursor,
     /// Steps since the last look at the garbage.
     steps: u32,
-    /// Deletions per keyspace since it was compacted.
+    /// Deletions per keyspace since it was compacted; at the start what they left behind.
     garbage: PerSpace,
+    /// What `garbage` was when a compaction was last asked for: what came later may not be seen by it.
+    asked: PerSpace,
     /// What [`Txn::written`](super::store::Txn::written) said at the last look, and at the last tidying.
     looked: u64,
     tidied: u64,
@@ -40,7 +42,11 @@ pub struct Sweep {
 
 impl Core {
     /// One step; the next goes on where this one ended.
-    pub(super) fn sweep(&mut self, now: Micros) -> Step {
+    pub(super) fn sweep(&mut self, report: &Report, now: Micros) -> Step {
+        for space in &report.compacted {
+            let asked = std::mem::take(&mut self.sweep.asked[*space as usize]);
+            self.sweep.garbage[*space as usize] -= asked.min(self.sweep.garbage[*space as usize]);
+        }
         let (looked, mut removed) = self.forget_queues(now);
         let more_queues = looked == LOOKS;
         self.txn.flush()?;
@@ -77,7 +83,8 @@ impl Core {
             self.sweep.at = Some(bytes::Bytes::copy_from_slice(key));
         }
         self.sweep.steps += 1;
-        let upkeep = if done || self.sweep.steps >= STEPS { self.upkeep() } else { Upkeep::default() };
+        let upkeep =
+            if done || self.sweep.steps >= STEPS { self.upkeep(report.too_soon) } else { Upkeep::default() };
         Ok(Ok(Answer::Swept(Swept { done, removed, upkeep })))
     }
 
@@ -96,41 +103,56 @@ impl Core {
     }
 
     /// What to do about the garbage on disk.
-    fn upkeep(&mut self) -> Upkeep {
+    fn upkeep(&mut self, too_soon: bool) -> Upkeep {
         for (total, new) in self.sweep.garbage.iter_mut().zip(self.txn.take_deleted()) {
             *total += new;
         }
         let written = self.txn.written();
         let rests = written - std::mem::replace(&mut self.sweep.looked, written) < REST;
         self.sweep.steps = 0;
-        let write_out = rests && self.untidy();
+        let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
+        let mut compact = Vec::new();
+        for (space, live) in self.live() {
+            let garbage = self.sweep.garbage[space as usize];
+            // Where nothing lives nothing is rewritten, and it is never too soon.
+            if garbage == 0 || garbage / 2 < live || (too_soon && live > 0) {
+                continue;
+            }
+            // Bytes, for a thousand entries may be nothing or a gigabyte; those that were never written out are
+            // none. What is deleted and what lives are taken to be of one size.
+            let share = garbage as f64 / (garbage + live) as f64;
+            if self.txn.store().table_bytes(space) as f64 * share >= least as f64 {
+                self.sweep.asked[space as usize] = garbage;
+                compact.push(space);
+            }
+        }
+        let write_out = !compact.is_empty() || (rests && self.untidy());
         if write_out {
             self.sweep.tidied = written;
         }
-        let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
-        if self.sweep.garbage.iter().all(|garbage| *garbage < least) {
-            return Upkeep { write_out, compact: Vec::new() };
-        }
+        Upkeep { write_out, compact, rests }
+    }
+
+    /// How many entries live, in each keyspace that is worth a compaction.
+    fn live(&self) -> [(Space, u64); 6] {
         let (ready, dead) =
             self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
         let timers = self.timers.len();
-        let live = [
+        [
             (Space::Jobs, ready + dead + timers),
             (Space::Ready, ready),
             (Space::Running, timers),
             (Space::Delayed, timers),
             (Space::Dead, dead),
             (Space::Queues, self.queues.iter().count() as u64),
-        ];
-        let mut compact = Vec::new();
-        for (space, live) in live {
-            let garbage = &mut self.sweep.garbage[space as usize];
-            if *garbage >= least && *garbage / 2 >= live {
-                *garbage = 0;
-                compact.push(space);
-            }
+        ]
+    }
+
+    /// At the start: everything stored that does not live is garbage, whoever left it behind.
+    pub(super) fn count_garbage(&mut self) {
+        for (space, live) in self.live() {
+            self.sweep.garbage[space as usize] = self.txn.store().items(space).saturating_sub(live);
         }
-        Upkeep { write_out: write_out || !compact.is_empty(), compact }
     }
 
     /// Whether much was written since the last tidying, or the last one left an older journal behind.

@@ -4,18 +4,21 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::handle::Handle;
-use super::op::{Answer, Op, Swept, Upkeep};
+use super::op::{Answer, Op, Report, Swept, Upkeep};
 use super::poison::Poison;
-use super::store::{Fatal, Store, describe};
+use super::store::{Fatal, Space, Store, describe};
 use crate::error::{Error, Result};
 
 /// How long after a step of the sweep that found nothing to do.
 const STEP_PAUSE: Duration = Duration::from_millis(100);
 /// How long after one that did: there is more, and others must get their turn.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// How many times as long as the last compaction took those rest that have live entries to rewrite: they take a
+/// twentieth of the time at most, however wrong the guess of what they give back.
+const COMPACTION_REST: u32 = 19;
 
 /// A thread that ends when asked.
 #[derive(Debug)]
@@ -60,18 +63,26 @@ pub fn syncer(store: Store, poison: Arc<Poison>) -> std::io::Result<Task> {
     })
 }
 
-/// Sweeps in steps through the writer, with a rest of `every` between sweeps, and compacts what the sweep says
-/// needs it.
+/// Sweeps in steps through the writer, with a rest of `every` between sweeps, and does to the files what the
+/// sweep asks for.
 pub fn sweeper(store: Store, handle: Handle, every: Duration) -> std::io::Result<Task> {
     let waiting = tokio::runtime::Builder::new_current_thread().build()?;
     Task::spawn("disk-sweep", move |stopped| {
-        let mut pause = STEP_PAUSE;
+        let (mut pause, mut compacted, mut next) = (STEP_PAUSE, Vec::new(), Instant::now());
         while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            pause = match waiting.block_on(step(&handle)) {
+            let report = Report { compacted: compacted.clone(), too_soon: Instant::now() < next };
+            pause = match waiting.block_on(step(&handle, report)) {
                 Ok(swept) => {
-                    if let Err(Fatal(e)) = work(&store, &swept.upkeep) {
-                        handle.poison.throw(format!("a compaction failed: {e}"));
-                        return;
+                    let began = Instant::now();
+                    compacted = match work(&store, &swept.upkeep) {
+                        Ok(compacted) => compacted,
+                        Err(Fatal(e)) => {
+                            handle.poison.throw(format!("a compaction failed: {e}"));
+                            return;
+                        }
+                    };
+                    if !compacted.is_empty() {
+                        next = Instant::now() + COMPACTION_REST * began.elapsed();
                     }
                     match swept {
                         Swept { done: true, .. } => every,
@@ -87,17 +98,21 @@ pub fn sweeper(store: Store, handle: Handle, every: Duration) -> std::io::Result
     })
 }
 
-/// Does what a step of the sweep asks for.
-fn work(store: &Store, upkeep: &Upkeep) -> Result<(), Fatal> {
-    if upkeep.write_out {
-        store.write_out()?;
+/// Does what a step of the sweep asks for. Answers what was compacted.
+fn work(store: &Store, upkeep: &Upkeep) -> Result<Vec<Space>, Fatal> {
+    // What is not in tables is not compacted: if the disk is slow, another time.
+    let can_compact = !upkeep.write_out || store.write_out()?;
+    let compact = if can_compact { upkeep.compact.clone() } else { Vec::new() };
+    compact.iter().try_for_each(|space| store.compact(*space))?;
+    if upkeep.rests || !compact.is_empty() {
+        store.let_go()?;
     }
-    upkeep.compact.iter().try_for_each(|space| store.compact(*space))
+    Ok(compact)
 }
 
 /// One step of the sweep.
-pub async fn step(handle: &Handle) -> Result<Swept> {
-    match handle.ask(Op::Sweep).await? {
+pub async fn step(handle: &Handle, report: Report) -> Result<Swept> {
+    match handle.ask(Op::Sweep(report)).await? {
         Answer::Swept(swept) => Ok(swept),
         other => Err(Handle::unexpected(&other)),
     }

@@ -1,0 +1,142 @@
+//! The files beneath the store: writes memory out as tables, compacts, and has fjall delete what it has
+//! replaced. For the upkeep thread, except for the figures. Reads and writes no entry; those are store.rs's.
+
+use std::time::Duration;
+
+use fjall::{Keyspace, PersistMode};
+
+use super::store::{Fatal, Space, Store};
+
+/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: three seconds in all.
+const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
+const WRITE_OUT_LOOKS: u32 = 600;
+/// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
+const NO_KEY: [u8; 1] = [0];
+/// Where fjall keeps a keyspace's tables, in the keyspace's directory.
+const TABLES: &str = "tables";
+
+impl Store {
+    /// How many journals there are: one, and older ones that are needed still or were not yet looked at.
+    pub fn journals(&self) -> usize {
+        self.db.journal_count()
+    }
+
+    /// Bytes on disk, journals included.
+    pub fn disk_bytes(&self) -> Result<u64, Fatal> {
+        Ok(self.db.disk_space()?)
+    }
+
+    /// Bytes of a keyspace's tables.
+    pub fn table_bytes(&self, space: Space) -> u64 {
+        self.space(space).disk_space()
+    }
+
+    /// How many entries a keyspace has, with those that were deleted or written over and are still stored, and
+    /// with the notes that say so.
+    pub fn items(&self, space: Space) -> u64 {
+        self.space(space).approximate_len() as u64
+    }
+
+    /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits for
+    /// some seconds, and answers whether it is done; if not it goes on by itself.
+    pub fn write_out(&self) -> Result<bool, Fatal> {
+        for keyspace in &self.spaces {
+            // A journal goes when each keyspace has tables as new as it. One that was emptied has none, so it
+            // gets one, with nothing in it but this.
+            keyspace.remove(NO_KEY)?;
+        }
+        for keyspace in &self.spaces {
+            keyspace.rotate_memtable()?;
+        }
+        for _ in 0..WRITE_OUT_LOOKS {
+            // Fails when a worker has: nobody would write out any more.
+            self.db.persist(PersistMode::Buffer)?;
+            if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
+                return Ok(true);
+            }
+            std::thread::sleep(WRITE_OUT_LOOK);
+        }
+        Ok(false)
+    }
+
+    /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the tables are large. The
+    /// old tables take their space until [`let_go`](Store::let_go).
+    pub fn compact(&self, space: Space) -> Result<(), Fatal> {
+        Ok(self.space(space).major_compact()?)
+    }
+
+    /// Has the files deleted whose tables a compaction has replaced, if there are any: one of ours, or one that
+    /// fjall did by itself. fjall keeps them for those who may still read them, and looks again only when a
+    /// memtable is written out: at rest that would be never.
+    pub fn let_go(&self) -> Result<(), Fatal> {
+        if self.spaces.iter().any(has_replaced) {
+            let smallest = self.space(Space::Meta);
+            // What fjall keeps is what was current at the last write before it looks.
+            smallest.remove(NO_KEY)?;
+            smallest.rotate_memtable()?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a keyspace has files that are no tables of it any more. One whose table is being made counts too:
+/// then letting go does nothing. So does a directory that cannot be listed now: upkeep looks again.
+fn has_replaced(keyspace: &Keyspace) -> bool {
+    let Ok(files) = std::fs::read_dir(keyspace.path().join(TABLES)) else { return false };
+    // In this order, so that a table that is finished between the two is not taken for a replaced one.
+    files.count() > keyspace.table_count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::store::Txn;
+    use super::*;
+
+    /// Files and tables of the ready lists.
+    fn files(store: &Store) -> (usize, usize) {
+        let keyspace = store.space(Space::Ready);
+        let dir = std::fs::read_dir(keyspace.path().join(TABLES)).unwrap(); // made with the keyspace
+        (dir.count(), keyspace.table_count())
+    }
+
+    /// Waits for what fjall's own threads have begun.
+    fn eventually(what: &str, is_so: impl Fn() -> bool) {
+        for _ in 0..6000 {
+            if is_so() {
+                return;
+            }
+            std::thread::sleep(WRITE_OUT_LOOK);
+        }
+        panic!("{what}: it is not so after half a minute");
+    }
+
+    #[test]
+    fn what_a_compaction_has_replaced_is_deleted_without_more_writes() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let store = Store::open(dir.path()).unwrap(); // new directory
+        let mut txn = Txn::new(store.clone());
+        for n in 0..100u64 {
+            txn.put(Space::Ready, n.to_be_bytes(), [7; 1000]);
+        }
+        txn.settle(false).unwrap(); // nothing is wrong with the disk
+        assert!(store.write_out().unwrap(), "100 kB are written out within seconds");
+        assert_eq!(store.items(Space::Ready), 101, "entries, and the key that is only ever deleted");
+        for n in 0..100u64 {
+            txn.delete(Space::Ready, n.to_be_bytes());
+        }
+        txn.settle(false).unwrap();
+        assert!(store.write_out().unwrap(), "100 deletions are written out within seconds");
+        store.compact(Space::Ready).unwrap();
+        assert_eq!(store.items(Space::Ready), 0, "all was deleted, and the compaction knows");
+        let (files_left, tables) = files(&store);
+        assert_eq!(tables, 0, "there is nothing to keep a table for");
+        assert!(files_left > 0, "fjall deletes replaced tables at once: let_go is needed no more");
+        store.let_go().unwrap();
+        eventually("the files of replaced tables are deleted", || files(&store) == (0, 0));
+        // It comes to an end: the tables that letting go makes do not ask for the next.
+        eventually("letting go leaves nothing to let go of", || {
+            store.let_go().unwrap();
+            !store.spaces.iter().any(has_replaced)
+        });
+    }
+}
