@@ -15,6 +15,10 @@ use crate::name::Queue;
 /// How long a pump says to wait when nothing is due at all.
 const LONG: Duration = Duration::from_secs(3600);
 
+/// How many delayed jobs are read from the disk at a time, however many memory takes: a millisecond or two, in
+/// which nobody else is served.
+const READ_ON: usize = 2048;
+
 impl Core {
     /// Moves up to `limit` due jobs, fewer when many large ones die.
     pub(super) fn pump(&mut self, limit: usize, now: Micros) -> Step {
@@ -108,7 +112,7 @@ impl Core {
     pub(super) fn refill_delayed(&mut self) -> Result<(), Fatal> {
         let Some(from) = self.timers.wants() else { return Ok(()) };
         self.txn.flush()?;
-        let limit = self.windows.delayed;
+        let limit = self.windows.delayed.min(READ_ON);
         let mut read = Vec::new();
         let mut horizon = None;
         for item in self.txn.store().range(Space::Delayed, codec::timer_key(from)..) {
