@@ -3,6 +3,7 @@
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
 
+use std::io::{BufRead, BufReader};
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
@@ -123,6 +124,51 @@ where
     for task in tasks {
         task.await.expect("no caller panics");
     }
+}
+
+/// Jobs of the section `delayed`.
+const DELAYED: u64 = 5_000_000;
+/// The argument that makes this program a [`Filler`]'s child.
+const FILL: &str = "--fill";
+
+/// This program once more, so that it can be killed: it fills a directory with delayed jobs.
+struct Filler(std::process::Child);
+
+impl Filler {
+    fn start(path: &Path, due: u64) -> Filler {
+        let program = std::env::current_exe().expect("this program is a file");
+        let mut command = std::process::Command::new(program);
+        command.arg(FILL).arg(path).arg(due.to_string()).stdout(std::process::Stdio::piped());
+        Filler(command.spawn().expect("this program runs"))
+    }
+
+    /// Waits until the child has measured its work, and prints what it says.
+    fn filled(&mut self) {
+        let mut line = String::new();
+        let said = self.0.stdout.take().expect("piped");
+        BufReader::new(said).read_line(&mut line).expect("the child says a line");
+        print!("{line}");
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("it runs until it is killed");
+        self.0.wait().expect("a child can be waited for");
+    }
+}
+
+/// The child's part: fills, says so, and waits to be killed.
+async fn fill(path: &Path, due: u64) {
+    let engine = open(path, Sync::EverySecond);
+    let maker = Maker::new(100);
+    let work = async {
+        for n in 0..DELAYED / 64 {
+            let delay = Duration::from_millis(due.saturating_sub(maker.clock.now()).max(1));
+            let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
+            engine.publish(batch).await.expect("published");
+        }
+    };
+    measure("delayed: publish 5M by 64", path, DELAYED, work).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
 async fn publish(engine: &Arc<DiskEngine>, path: &Path, name: &str, ops: u64, delay: Duration) {
@@ -247,26 +293,24 @@ async fn section(name: &str) {
             }
         }
         "delayed" => {
+            let due = SystemClock::default().now() + 60_000;
+            let mut filler = Filler::start(path, due);
+            filler.filled();
+            // Nothing of the store is left in order: the journal is replayed.
+            filler.kill();
+            let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            let jobs: u64 = 1_000_000;
-            let maker = Maker::new(100);
-            let due = maker.clock.now() + 20_000;
-            let work = async {
-                for n in 0..jobs / 64 {
-                    let delay = Duration::from_millis(due.saturating_sub(maker.clock.now()).max(1));
-                    let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
-                    engine.publish(batch).await.expect("published");
-                }
-            };
-            measure("delayed: publish 1M by 64", path, jobs, work).await;
+            println!("  reopen with 5M delayed after kill -9: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            let stats = engine.stats().await.expect("figures");
+            assert_eq!(stats.timers, DELAYED, "every job that was answered is there");
             engine.close().await;
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            println!("  reopen with 1M delayed: {:?}, {} MB RSS", start.elapsed(), rss_mb());
-            let wait = due.saturating_sub(maker.clock.now()) + 10;
+            println!("  reopen with 5M delayed after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            let wait = due.saturating_sub(SystemClock::default().now()) + 10;
             tokio::time::sleep(Duration::from_millis(wait)).await;
-            let work = async { while engine.pump(1000).await.expect("pumped").moved > 0 {} };
-            measure("delayed: pump 1M due", path, jobs, work).await;
+            let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
+            measure("delayed: pump 5M due", path, DELAYED, work).await;
             engine.close().await;
         }
         "large" => {
@@ -291,13 +335,19 @@ async fn section(name: &str) {
 }
 
 fn main() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, fill_it, path, due] = &args[..]
+        && fill_it == FILL
+    {
+        return runtime.block_on(fill(Path::new(path), due.parse().expect("a number")));
+    }
     let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     if std::env::args().any(|arg| arg == "--list") {
         return;
     }
     let all = ["publish", "everysec", "cycle", "delayed", "large", "rest"].map(str::to_owned);
     let sections = if asked.is_empty() { all.to_vec() } else { asked };
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     for name in sections {
         runtime.block_on(section(&name));
     }
