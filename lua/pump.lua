@@ -8,29 +8,38 @@
 local t, byte = KEYS[1], string.byte
 local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, ARGV[1])
 local n, garbage, put_off, ready = #due, 0, 0, {}
--- A member is two names, tries and an id; nil when it is not.
+-- The names that the last member began with, and their group: the next begins with them too, mostly.
+local names, group
+-- A member is two names, tries and an id: answers group, tries, id, and the member's end from the tries on, which
+-- is what a list holds of the job. Nil when it is none.
 local function read(m)
-  local at, parts = 1, {}
-  for i = 1, 2 do
-    local lo, hi = byte(m, at, at + 1)
-    if not hi then return end
-    local to = at + 1 + lo + 256 * hi
-    parts[i] = string.sub(m, at + 2, to)
-    at = to + 1
+  if not names or string.sub(m, 1, #names) ~= names then
+    local at, parts = 1, {}
+    for i = 1, 2 do
+      local lo, hi = byte(m, at, at + 1)
+      if not hi then return end
+      local to = at + 1 + lo + 256 * hi
+      parts[i] = string.sub(m, at + 2, to)
+      at = to + 1
+    end
+    -- Names that are cut off must not be taken for the next one's.
+    if at > #m then return end
+    names, group = string.sub(m, 1, at - 1), parts[1] .. '/' .. parts[2]
   end
+  local at = #names + 1
   local a, b, c, d = byte(m, at, at + 3)
   if not d or c + 256 * d ~= #m - at - 3 or c + d == 0 then return end
-  return parts[1] .. '/' .. parts[2], a + 256 * b, string.sub(m, at + 4)
+  return group, a + 256 * b, string.sub(m, at + 4), string.sub(m, at)
 end
 if n > 0 then
   -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
   call('ZREMRANGEBYRANK', t, 0, n - 1)
-  local keys, groups, tries, ids, whole, k = {}, {}, {}, {}, {}, 0
+  local keys, groups, tries, entries, whole, k = {}, {}, {}, {}, {}, 0
   for i = 1, n do
-    local group, left, id = read(due[i])
+    local group, left, id, entry = read(due[i])
     if group then
       k = k + 1
-      keys[k], groups[k], tries[k], ids[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, id, due[i]
+      keys[k], groups[k], tries[k], entries[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, entry, due[i]
     else
       garbage = garbage + 1
     end
@@ -39,10 +48,10 @@ if n > 0 then
   local lists, order = {}, {}
   for i = 1, live > 0 and k or 0 do
     if live == k or call('EXISTS', keys[i]) == 1 then
-      local left, list = tries[i], 'q/' .. groups[i]
-      if left == 0 then
+      local list, entry = 'q/' .. groups[i], entries[i]
+      if tries[i] == 0 then
         call('PERSIST', keys[i])
-        list, left = 'd/' .. groups[i], 1
+        list, entry = 'd/' .. groups[i], '\1\0' .. string.sub(entry, 3)
       end
       local l = lists[list]
       if not l then
@@ -50,7 +59,7 @@ if n > 0 then
         lists[list] = l
         order[#order + 1] = list
       end
-      l[#l + 1] = struct.pack('<HH', left, #ids[i]) .. ids[i]
+      l[#l + 1] = entry
       l.whole[#l.whole + 1] = whole[i]
     end
   end

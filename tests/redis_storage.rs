@@ -279,8 +279,9 @@ async fn garbage_in_the_timer_set_and_in_a_list_holds_nothing_up() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let (q, conn) = (queue("orders"), &mut server.connection());
-    let cut = &member("orders", 1, &id(9).to_string())[..20];
-    for garbage in [&b""[..], b"x", b"\xff\xff", b"\x04\x00shop", cut] {
+    let whole = member("orders", 1, &id(9).to_string());
+    // Cut within the id, and within the queue's name, with which the job's own member begins too.
+    for garbage in [&b""[..], b"x", b"\xff\xff", b"\x04\x00shop", &whole[..20], &whole[..12]] {
         let _: u64 = conn.zadd("timer_set", garbage, 1).expect("ZADD");
         let _: u64 = conn.lpush("q/shop/orders", garbage).expect("LPUSH");
     }
@@ -290,7 +291,7 @@ async fn garbage_in_the_timer_set_and_in_a_list_holds_nothing_up() {
         .publish(vec![NewJob { delay: Duration::from_micros(1), ..job(&q, id(1), "x") }])
         .await
         .expect("published");
-    pump(&engine, 6).await;
+    pump(&engine, 7).await;
     assert_eq!(timers(conn), [], "{none} garbage members are dropped");
     assert_eq!(engine.peek(&q).await.expect("peek").map(|job| job.id), Some(id(1)), "the head is the job");
     let got = take(&engine, &q, 9, TTR).await;
