@@ -156,6 +156,13 @@ impl Filler {
     }
 }
 
+impl Drop for Filler {
+    fn drop(&mut self) {
+        // For when the parent panics; after `kill` there is nothing left to do.
+        let _ = self.0.kill();
+    }
+}
+
 /// The child's part: fills, says so, and waits to be killed.
 async fn fill(path: &Path, due: u64) {
     let engine = open(path, Sync::EverySecond);
@@ -311,6 +318,8 @@ async fn section(name: &str) {
             tokio::time::sleep(Duration::from_millis(wait)).await;
             let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
             measure("delayed: pump 5M due", path, DELAYED, work).await;
+            let left = engine.stats().await.expect("figures").timers;
+            assert_eq!(left, 0, "all were due");
             engine.close().await;
         }
         "large" => {

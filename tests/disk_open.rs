@@ -53,17 +53,27 @@ fn what_is_not_ours_is_refused() {
 }
 
 #[test]
-fn a_newer_format_is_refused() {
+fn another_format_is_refused_and_left_as_it_is() {
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-    std::fs::write(dir.path().join("dormouse"), "dormouse disk pool, format 2\n").expect("written");
-    let opened = DiskEngine::open(options(dir.path(), &clock));
-    assert!(matches!(opened, Err(OpenError::Newer(_, 2))), "expected Newer(2): {opened:?}");
+    let mark = dir.path().join("dormouse");
+    let open = |format: u32| {
+        let text = format!("dormouse disk pool, format {format}\n");
+        std::fs::write(&mark, &text).expect("written");
+        let opened = DiskEngine::open(options(dir.path(), &clock)).map(drop);
+        assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
+        opened
+    };
+    let newer = open(3);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 3))), "expected Newer(3): {newer:?}");
+    // Counted in milliseconds: read as microseconds every job would be due.
+    let older = open(1);
+    assert!(matches!(older, Err(OpenError::Older(_, 1))), "expected Older(1): {older:?}");
 }
 
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    for cut in ["", "dormouse disk pool, format 1\n"] {
+    for cut in ["", "dormouse disk pool, format 2\n"] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");
         if !cut.is_empty() {

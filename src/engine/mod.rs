@@ -18,7 +18,8 @@
 //! - **Atomic.** A step happens as a whole or not at all, for every observer and across `kill -9`.
 //! - **Durable.** What was answered with `Ok` survives the process (and, where the store syncs, the machine).
 //! - **Never blocks.** Nothing here waits for a job; parking consumers is the dispatcher's work.
-//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, to the millisecond. A
+//! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the
+//!   millisecond at least. A
 //!   job is never handed out early.
 //! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
 //!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.

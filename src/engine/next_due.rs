@@ -55,8 +55,8 @@ impl NextDue {
     pub fn pump_said(&self, due: Micros) {
         let mut state = self.state.lock();
         state.said = due.min(state.stored);
-        if state.stored < due {
-            state.earlier = true;
+        state.earlier = state.stored < due;
+        if state.earlier {
             drop(state);
             self.told.notify_one();
         }

@@ -257,8 +257,18 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 
 /// Counts the request against its token's limit.
 async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    if let Admission::Admitted(pass) = state.throttle.admit(key, direction).await? {
-        return Ok(Counted(Some(pass)));
+    let admission = state.throttle.admit(key, direction).await.map_err(|error| {
+        state.outages.uncounted(&error);
+        ApiError::logged(error)
+    })?;
+    match admission {
+        Admission::Admitted(pass) => {
+            if pass.counts() {
+                state.outages.counted();
+            }
+            return Ok(Counted(Some(pass)));
+        }
+        Admission::OverLimit => state.outages.counted(),
     }
     let action = match direction {
         Direction::Read => "consume",

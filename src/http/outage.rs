@@ -1,9 +1,9 @@
-//! One log line when a pool's requests begin to fail, one when they work again: an outage under load must not
-//! fill the disk with logs.
+//! One log line when a store's requests begin to fail, one when they work again: an outage under load must not
+//! fill the disk with logs. The stores are the pools, and the one that counts limits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::response::Response;
 use parking_lot::Mutex;
@@ -19,6 +19,8 @@ pub struct Trouble(pub Arc<Error>);
 #[derive(Debug, Default)]
 pub struct Outages {
     failing: Mutex<BTreeMap<PoolName, u64>>,
+    /// The same of requests that could not be counted against their limits.
+    uncounted: AtomicU64,
     /// Whether there is any, so that the usual request takes no lock.
     any: AtomicBool,
 }
@@ -46,6 +48,24 @@ impl Outages {
                 self.any.store(!failing.is_empty(), Ordering::SeqCst);
             }
             _ => {}
+        }
+    }
+
+    /// A request failed since it could not be counted against its limit. A failure of its own: other tokens'
+    /// requests to the same pool go on.
+    pub fn uncounted(&self, error: &Error) {
+        if self.uncounted.fetch_add(1, Ordering::SeqCst) == 0 {
+            tracing::error!(%error, "limits cannot be counted: requests with limits fail");
+        }
+    }
+
+    /// A request was counted.
+    pub fn counted(&self) {
+        if self.uncounted.load(Ordering::Relaxed) > 0 {
+            let failed = self.uncounted.swap(0, Ordering::SeqCst);
+            if failed > 0 {
+                tracing::info!(failed, "limits are counted again");
+            }
         }
     }
 }

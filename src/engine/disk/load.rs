@@ -25,7 +25,7 @@ const MARK: &str = "dormouse";
 /// The database, beside it.
 const DATABASE: &str = "db";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,8 @@ pub enum OpenError {
     Locked(PathBuf),
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
+    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
+    Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
     #[error("{0} is damaged ({1}): restore it from a copy, or move it away and begin with an empty one")]
@@ -129,7 +131,8 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     match version {
         Some(FORMAT) => {}
         Some(version) if version > FORMAT => return Err(OpenError::Newer(path.to_owned(), version)),
-        _ => return Err(OpenError::NotOurs(path.to_owned())),
+        Some(version) => return Err(OpenError::Older(path.to_owned(), version)),
+        None => return Err(OpenError::NotOurs(path.to_owned())),
     }
     // A second line that was cut off says nothing: the store is opened as after a crash.
     let closed = text.ends_with('\n').then(|| lines.next()).flatten();

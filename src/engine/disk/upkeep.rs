@@ -81,7 +81,8 @@ pub fn sweeper(store: Store, handle: Handle, every: Duration) -> std::io::Result
                             return;
                         }
                     };
-                    if !compacted.is_empty() {
+                    // Also when writing out was too slow: the next try must not be what keeps the disk busy.
+                    if !swept.upkeep.compact.is_empty() {
                         next = Instant::now() + COMPACTION_REST * began.elapsed();
                     }
                     match swept {

@@ -154,6 +154,8 @@ impl RedisEngine {
             runtime: Handle::current(),
         });
         shared.greet().await?;
+        // From here on tasks run, which end with it, also when the caller gives up.
+        let guard = closing.clone().drop_guard();
         let home = Home {
             pool: shared.pool.clone(),
             connector,
@@ -170,7 +172,7 @@ impl RedisEngine {
         let acks = open(&home, &shared, lanes.ack, ack::BOUND, || ack::Acker(shared.clone()));
         // The Redis is there: so are the lanes, a moment later. One that cannot be made is no reason to stop.
         let _ = shared.outage.over(GATHERING).await;
-        Ok(Arc::new(RedisEngine { shared, publishes, consumes, acks, _closing: closing.drop_guard() }))
+        Ok(Arc::new(RedisEngine { shared, publishes, consumes, acks, _closing: guard }))
     }
 }
 
