@@ -126,6 +126,22 @@ where
     }
 }
 
+/// Publishes a job, consumes one of the same queue and acks it, so many times.
+fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<Output = ()> + use<> {
+    let engine = engine.clone();
+    many(ops, move |n| {
+        let (engine, maker) = (engine.clone(), maker.clone());
+        async move {
+            engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
+            let want = Want { count: 1, ttr: Duration::from_secs(600) };
+            let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
+            for job in lists.into_iter().flatten() {
+                engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+            }
+        }
+    })
+}
+
 /// Jobs of the section `delayed`.
 const DELAYED: u64 = 5_000_000;
 /// The argument that makes this program a [`Filler`]'s child.
@@ -232,18 +248,7 @@ async fn rest(jobs: u64, body: usize) {
         let batch = (n..n + 50).map(|n| maker.job(n, Duration::ZERO)).collect();
         engine.publish(batch).await.expect("published");
     }
-    let e = engine.clone();
-    let work = many(jobs - backlog, move |n| {
-        let (engine, maker) = (e.clone(), maker.clone());
-        async move {
-            engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
-            let want = Want { count: 1, ttr: Duration::from_secs(600) };
-            let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
-            for job in lists.into_iter().flatten() {
-                engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
-            }
-        }
-    });
+    let work = cycles(&engine, maker, jobs - backlog);
     measure(&format!("rest: {jobs} of {body} bytes"), path, jobs - backlog, work).await;
     drain(&engine, path, "rest: the backlog", backlog, 16).await;
     let before = cpu();
@@ -282,19 +287,7 @@ async fn section(name: &str) {
             for sync in [Sync::Always, Sync::EverySecond] {
                 let dir = tempfile::tempdir().expect("a temporary directory");
                 let engine = open(dir.path(), sync);
-                let maker = Arc::new(Maker::new(100));
-                let e = engine.clone();
-                let work = many(300_000, move |n| {
-                    let (engine, maker) = (e.clone(), maker.clone());
-                    async move {
-                        engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
-                        let want = Want { count: 1, ttr: Duration::from_secs(600) };
-                        let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
-                        for job in lists.into_iter().flatten() {
-                            engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
-                        }
-                    }
-                });
+                let work = cycles(&engine, Arc::new(Maker::new(100)), 300_000);
                 measure(&format!("cycle: 300k {sync:?}"), dir.path(), 300_000, work).await;
                 engine.close().await;
             }
