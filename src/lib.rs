@@ -4,21 +4,21 @@
 //! # The house
 //!
 //! - [`name`], [`job`], [`error`], [`clock`]: plain values that everybody may use.
-//! - [`config`]: every key, once. [`log`]: where lines go. [`limits`]: the process's own. [`version`].
+//! - [`config`]: every key, once. [`process`]: its log, pid file, open files and version.
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
 //! - [`dispatch`]: long polls: parks consumers and hands jobs over. [`pump`]: moves due jobs.
-//! - [`admin`]: where tokens and limits are kept; [`token`] and [`throttle`]: their rules.
+//! - [`admin`]: tokens and limits: their rules, and where they are kept.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.
 //! - [`server`]: puts all of it together.
 //!
 //! # Who may use whom
 //!
-//! `main → server → {http, dispatch, pump, concrete engines}`, `http → {dispatch, engine trait, token,
-//! throttle, metrics} → {job, name, error}`. Only [`server`] names a concrete engine; only [`http`] knows
+//! `main → server → {http, dispatch, pump, concrete engines}`, `http → {dispatch, engine trait, admin,
+//! metrics} → {job, name, error}`. Only [`server`] names a concrete engine; only [`http`] knows
 //! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric. A test holds
-//! these sentences (tests/house.rs).
+//! these sentences (tests/architecture.rs).
 
 pub mod admin;
 pub mod clock;
@@ -28,13 +28,8 @@ pub mod engine;
 pub mod error;
 pub mod http;
 pub mod job;
-pub mod limits;
-pub mod log;
 pub mod metrics;
 pub mod name;
-pub mod pid;
+pub mod process;
 pub mod pump;
 pub mod server;
-pub mod throttle;
-pub mod token;
-pub mod version;

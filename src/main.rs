@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel};
+use dormouse::process::version::Version;
 use dormouse::server::{self, Options, ServerError};
-use dormouse::version::Version;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Thousands of parked connections hold buffers that they hardly touch: this one keeps them off the pages.
@@ -62,11 +62,11 @@ fn main() -> ExitCode {
         return fail(2, &format!("-bt {}: no such log level", args.backtrace));
     };
     let dir = config.log_dir.as_deref();
-    let logs = match dormouse::log::setup(dir, config.log_format, config.log_level, backtrace) {
+    let logs = match dormouse::process::log::setup(dir, config.log_format, config.log_level, backtrace) {
         Ok(logs) => logs,
         Err(error) => return fail(2, &error),
     };
-    dormouse::log::log_panics();
+    dormouse::process::log::log_panics();
     let options =
         Options { skip_verification: args.skip_verification, demo: file.is_none(), pid_file: args.pid_file };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 }
 
 /// Resolves at the first signal that ends the process. SIGUSR1 opens the logs anew.
-fn signals(logs: dormouse::log::Logs) -> std::io::Result<impl Future<Output = ()>> {
+fn signals(logs: dormouse::process::log::Logs) -> std::io::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;

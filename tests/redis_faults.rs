@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dormouse::engine::bell::Bell;
+use dormouse::engine::notifier::Bell;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{Engine, Want};
 use dormouse::error::{Error, Result};

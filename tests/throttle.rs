@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::admin::Direction::{Read, Write};
+use dormouse::admin::limits::{Admission, LimitError, MAX_INTERVAL, Pass, REFRESH, Throttle};
 use dormouse::admin::{AdminStore, Direction, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::Error;
-use dormouse::throttle::{Admission, LimitError, MAX_INTERVAL, Pass, REFRESH, Throttle};
 use support::admin::{MemoryAdmin, limit, token};
 use support::stage::manual_clock;
 

@@ -5,11 +5,11 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dormouse::admin::tokens::{CreateError, FRESH, GRACE, Tokens};
 use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
 use dormouse::name::Token;
-use dormouse::token::{CreateError, FRESH, GRACE, Tokens};
 use support::admin::{MemoryAdmin, scope, token};
 use support::stage::manual_clock;
 use tokio::task::JoinHandle;

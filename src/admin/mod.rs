@@ -2,7 +2,9 @@
 //! disk of the default pool. Knows the bytes, not the rules: token.rs and throttle.rs know those.
 
 pub mod disk;
+pub mod limits;
 pub mod redis;
+pub mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use super::{AdminStore, Direction, Limit, Scope, TokenKey};
 use crate::engine::redis::RedisAddress;
-use crate::engine::redis::connect::Connector;
-use crate::engine::redis::pool::Pool;
-use crate::engine::redis::scripts::Scripts;
+use crate::engine::redis::connection::connector::Connector;
+use crate::engine::redis::connection::pool::Pool;
+use crate::engine::redis::layout::scripts::Scripts;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 

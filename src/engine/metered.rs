@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use super::bell::Bell;
+use super::notifier::Bell;
 use super::{DeadLetter, Engine, Pumped, Stats, Want};
 use crate::clock::Millis;
 use crate::error::Result;

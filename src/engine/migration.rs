@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::bell::Bell;
+use super::notifier::Bell;
 use super::{DeadLetter, Engine, Pumped, QueueSize, Stats, Want};
 use crate::clock::Millis;
 use crate::error::Result;

@@ -27,12 +27,12 @@
 //!   has no ttl.
 //! - **Cancel-safe.** A caller that drops the future leaves a step that happened or did not, never half.
 
-pub mod bell;
-pub mod coalesce;
+pub mod batch;
 pub mod disk;
 pub mod metered;
 pub mod migration;
 mod next_due;
+pub mod notifier;
 pub mod redis;
 mod shared;
 
@@ -46,7 +46,7 @@ use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
-use bell::Bell;
+use notifier::Bell;
 
 /// The most jobs in one [`Engine::publish`].
 pub const MAX_PUBLISH: usize = 64;

@@ -16,10 +16,10 @@ use super::State;
 use super::error::ApiError;
 use super::params::Query;
 use super::reply;
+use crate::admin::limits::{LimitError, validate};
+use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
 use crate::admin::{Limit, Scope, TokenKey};
 use crate::name::{NameError, Namespace, PoolName, Token};
-use crate::throttle::{LimitError, validate};
-use crate::token::{self, CreateError, MIN_CHOSEN};
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
@@ -74,7 +74,7 @@ pub async fn pools(Shared(state): Shared<Arc<State>>) -> Response {
 
 /// `GET /version`
 pub async fn version() -> Response {
-    reply::indented(StatusCode::OK, &crate::version::Version::current())
+    reply::indented(StatusCode::OK, &crate::process::version::Version::current())
 }
 
 /// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.

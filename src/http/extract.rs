@@ -10,10 +10,10 @@ use axum::http::request::Parts;
 use super::error::ApiError;
 use super::params::Query;
 use super::{Pool, State};
+use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey};
 use crate::job::JobId;
 use crate::name::{NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
-use crate::token;
 
 const TOO_LONG: ApiError = ApiError::bad("namespace or queue name too long");
 const BAD_NAMESPACE: ApiError = ApiError::bad("namespace name contains forbidden characters");

@@ -2,13 +2,13 @@
 //! axum.
 
 mod admin;
-mod api;
 mod body;
-pub mod conn;
+pub mod connection;
 mod delivered;
 mod error;
 mod extract;
-mod layer;
+mod jobs;
+mod middleware;
 mod outage;
 mod params;
 mod reply;
@@ -24,14 +24,14 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use self::outage::Outages;
+use crate::admin::limits::Throttle;
+use crate::admin::tokens::Tokens;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, Parking};
 use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
-use crate::throttle::Throttle;
-use crate::token::Tokens;
 
 /// How much the bodies of all bulks that are under way may take, in KiB: eight of the largest.
 pub const BULK_ROOM: usize = 8 * 65 * 1024;
@@ -115,19 +115,19 @@ pub struct State {
 /// The public port.
 pub fn api(state: Arc<State>) -> Router {
     let routes = Router::new()
-        .route("/api/{namespace}/{queue}", only(put(api::publish).get(api::consume).delete(api::destroy)))
-        .route("/api/{namespace}/{queue}/bulk", only(put(api::publish_bulk)))
+        .route("/api/{namespace}/{queue}", only(put(jobs::publish).get(jobs::consume).delete(jobs::destroy)))
+        .route("/api/{namespace}/{queue}/bulk", only(put(jobs::publish_bulk)))
         .route(
             "/api/{namespace}/{queue}/job/{job_id}",
-            only(put(api::republish).get(api::peek_job).delete(api::ack)),
+            only(put(jobs::republish).get(jobs::peek_job).delete(jobs::ack)),
         )
-        .route("/api/{namespace}/{queue}/peek", only(get(api::peek)))
-        .route("/api/{namespace}/{queue}/size", only(get(api::size)))
+        .route("/api/{namespace}/{queue}/peek", only(get(jobs::peek)))
+        .route("/api/{namespace}/{queue}/size", only(get(jobs::size)))
         .route(
             "/api/{namespace}/{queue}/deadletter",
-            only(get(api::dead_letter).put(api::respawn).delete(api::delete_dead)),
+            only(get(jobs::dead_letter).put(jobs::respawn).delete(jobs::delete_dead)),
         )
-        .route("/api/{namespace}/{queue}/deadletter/size", only(get(api::dead_letter_size)))
+        .route("/api/{namespace}/{queue}/deadletter/size", only(get(jobs::dead_letter_size)))
         .route("/ping", only(get(admin::ping)));
     finish(routes, state)
 }
@@ -148,7 +148,7 @@ pub fn admin(state: Arc<State>) -> Router {
         )
         .route("/limits", only(get(admin::list_limits)))
         .route("/accesslog", only(post(admin::set_access_log)))
-        .route_layer(from_fn_with_state(state.clone(), layer::basic_auth));
+        .route_layer(from_fn_with_state(state.clone(), middleware::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(admin::pools)))
         .route("/info", only(get(admin::info)))
@@ -169,6 +169,6 @@ fn only(methods: MethodRouter<Arc<State>>) -> MethodRouter<Arc<State>> {
 fn finish(routes: Router<Arc<State>>, state: Arc<State>) -> Router {
     routes
         .fallback(reply::not_found)
-        .layer(from_fn_with_state(state.clone(), layer::observe))
+        .layer(from_fn_with_state(state.clone(), middleware::observe))
         .with_state(state)
 }

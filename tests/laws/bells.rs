@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dormouse::engine::bell::Bell;
+use dormouse::engine::notifier::Bell;
 use dormouse::name::Queue;
 
 use crate::support::stage::*;

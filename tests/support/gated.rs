@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
-use dormouse::engine::bell::Bell;
+use dormouse::engine::notifier::Bell;
 use dormouse::engine::{DeadLetter, Engine, Pumped, Stats, Want};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobRef, NewJob};

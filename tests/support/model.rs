@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
-use dormouse::engine::bell::{Bell, Bells};
+use dormouse::engine::notifier::{Bell, Bells};
 use dormouse::engine::{DeadLetter, Engine, Pumped, QueueSize, Stats, Want};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};

@@ -1,8 +1,8 @@
 //! Handing jobs out and taking them back.
 
-use super::codec::{self, Entry, Record};
-use super::core::{Core, Step};
 use super::op::{Answer, STEP};
+use super::state::{Core, Step};
+use super::store::codec::{self, Entry, Record};
 use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::Want;

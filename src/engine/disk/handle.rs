@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::clock::PoolClock;
 use super::op::{Answer, Op};
 use super::poison::Poison;
-use crate::engine::coalesce::Caller;
+use super::state::clock::PoolClock;
+use crate::engine::batch::Caller;
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.

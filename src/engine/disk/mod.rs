@@ -7,24 +7,17 @@
 //! earliest delayed jobs and all running ones ([`timers`]); [`load`] rebuilds it. What the bytes look like is
 //! [`codec`]'s alone; docs/disk-format.md draws them and says why they are so.
 
-mod clock;
-mod codec;
 mod consume;
-mod core;
-mod dead;
-mod files;
+mod dead_letter;
 mod handle;
-mod load;
 mod op;
 mod poison;
 mod publish;
 mod pump;
-mod queues;
+mod state;
 mod store;
 mod sweep;
-mod timers;
 mod tokens;
-mod upkeep;
 mod writer;
 
 use std::path::PathBuf;
@@ -36,14 +29,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use self::load::Mark;
-pub use self::load::OpenError;
 use self::op::Report;
-use self::upkeep::Task;
+use self::store::open::Mark;
+pub use self::store::open::OpenError;
+use self::store::upkeep::Task;
+use self::store::{open, upkeep};
 use self::writer::Writer;
-use super::bell::{Bell, Bells};
-use super::coalesce::{self, Bound};
+use super::batch::{self, Bound};
 use super::next_due::NextDue;
+use super::notifier::{Bell, Bells};
 use super::{DeadLetter, Engine, Pumped, Stats, Want};
 use crate::admin::disk::DiskAdmin;
 use crate::clock::{Clock, Millis};
@@ -147,15 +141,15 @@ impl DiskEngine {
     /// Opens the directory and starts the threads. Reads the keys of every list: a second for some million
     /// jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let (store, mark) = load::open(&options.path)?;
-        let windows = core::Windows {
+        let (store, mark) = open::open(&options.path)?;
+        let windows = state::Windows {
             ready: options.ready_window.max(1),
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
         };
-        let core = load::load(store.clone(), options.clock, windows)
+        let core = open::load(store.clone(), options.clock, windows)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
-        let (caller, calls) = coalesce::channel(options.waiting, GROUP);
+        let (caller, calls) = batch::channel(options.waiting, GROUP);
         let handle = Handle { caller, poison: Arc::default(), clock: core.clock.clone() };
         let (bells, next_due, tokens) = (Arc::default(), core.next_due.clone(), core.tokens.clone());
         let writer = Writer {

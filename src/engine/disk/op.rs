@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::store::Space;
 use crate::admin::{Limit, TokenKey};
-use crate::engine::coalesce::Weigh;
+use crate::engine::batch::Weigh;
 use crate::engine::{DeadLetter, Pumped, Stats, Want};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};

@@ -1,8 +1,8 @@
 //! Publish, republish, and reads of one job.
 
-use super::codec::{self, Entry, Place, Record};
-use super::core::{Core, Step};
 use super::op::{Answer, STEP};
+use super::state::{Core, Step};
+use super::store::codec::{self, Entry, Place, Record};
 use super::store::{Fatal, Found, Space};
 use crate::clock::{Micros, micros};
 use crate::error::Error;

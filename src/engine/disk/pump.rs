@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::codec::{self, Entry, Place, Record, TimerKey};
-use super::core::{Core, Step};
 use super::op::{Answer, STEP, STEP_BYTES};
+use super::state::timers::Due;
+use super::state::{Core, Step};
+use super::store::codec::{self, Entry, Place, Record, TimerKey};
 use super::store::{Fatal, Space};
-use super::timers::Due;
 use crate::clock::{Micros, micros};
 use crate::engine::Pumped;
 use crate::job::JobRef;

@@ -3,9 +3,9 @@
 
 use std::ops::Bound;
 
-use super::codec;
-use super::core::{Core, Step};
 use super::op::{Answer, Cursor, Report, Swept, Upkeep};
+use super::state::{Core, Step};
+use super::store::codec;
 use super::store::{Fatal, PerSpace, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::{QueueSize, Stats};

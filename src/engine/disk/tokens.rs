@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::codec;
-use super::core::Core;
 use super::op::AdminOp;
+use super::state::Core;
+use super::store::codec;
 use super::store::{Fatal, Space, Store};
 use crate::admin::{Limit, Scope, TokenKey};
 use crate::name::{Namespace, PoolName, Token};

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::core::{Core, META_CLOSED};
 use super::op::{Answer, Op};
 use super::poison::Poison;
+use super::state::{Core, META_CLOSED};
 use super::store::{Fatal, Space};
-use crate::engine::bell::Bells;
-use crate::engine::coalesce::{Call, Calls, Reply};
+use crate::engine::batch::{Call, Calls, Reply};
+use crate::engine::notifier::Bells;
 use crate::error::{Error, Result};
 use crate::job::JobRef;
 

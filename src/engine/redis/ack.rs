@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use super::connect::Link;
-use super::fault::{Fault, Outcome};
-use super::lane::Serve;
-use super::{Shared, keys};
-use crate::engine::coalesce::{Bound, Call, Weigh};
+use super::Shared;
+use super::connection::connector::Link;
+use super::connection::fault::{Fault, Outcome};
+use super::connection::worker::Serve;
+use super::layout::keys;
+use crate::engine::batch::{Bound, Call, Weigh};
 use crate::job::JobRef;
 
 /// How many acks go together.

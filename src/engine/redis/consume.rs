@@ -9,12 +9,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::connect::Link;
-use super::fault::{Fault, Outcome};
-use super::lane::Serve;
+use super::Shared;
+use super::connection::connector::Link;
+use super::connection::fault::{Fault, Outcome};
+use super::connection::worker::Serve;
+use super::layout::{keys, value};
 use super::publish::micros;
-use super::{Shared, keys, value};
-use crate::engine::coalesce::{Bound, Call, Reply, Weigh};
+use crate::engine::batch::{Bound, Call, Reply, Weigh};
 use crate::engine::{MAX_CONSUME, Want};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Shared, keys};
+use super::Shared;
+use super::layout::keys;
 use crate::error::Result;
 use crate::job::Job;
 

@@ -11,24 +11,18 @@
 //! Knows no HTTP, and of the engine trait's callers only their bells.
 
 mod ack;
+mod cache;
 mod clock;
-pub(crate) mod connect;
+pub(crate) mod connection;
 mod consume;
-mod dead;
-pub(crate) mod fault;
+mod dead_letter;
 mod give_back;
-pub(crate) mod keys;
-mod known;
-mod lane;
-mod look;
-mod outage;
-pub(crate) mod pool;
+pub(crate) mod layout;
+mod peek;
 mod publish;
 mod pump;
 mod safety;
-pub(crate) mod scripts;
-mod value;
-mod wake;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,24 +32,24 @@ use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub use connect::RedisAddress;
+pub use connection::connector::RedisAddress;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
-use crate::engine::bell::{Bell, Bells};
-use crate::engine::coalesce::{self, Bound, Caller};
+use crate::engine::batch::{self, Bound, Caller};
 use crate::engine::next_due::NextDue;
+use crate::engine::notifier::{Bell, Bells};
 use crate::engine::{DeadLetter, Engine, Pumped, Stats, Want};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob};
 use crate::name::{PoolName, Queue, QueueList};
+use cache::{Generations, Recorded};
 use clock::RedisClock;
-use connect::Connector;
-use known::{Generations, Recorded};
-use lane::{Home, Serve, Siblings};
-use outage::Outage;
-use pool::Pool;
-use scripts::Scripts;
+use connection::connector::Connector;
+use connection::outage::Outage;
+use connection::pool::Pool;
+use connection::worker::{Home, Serve, Siblings};
+use layout::scripts::Scripts;
 
 /// The most connections that one engine makes: lanes, wake-ups and the pool together.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -96,7 +90,7 @@ pub(crate) struct Shared {
     recorded: Recorded,
     /// Tries left of the jobs that this process handed out: what their timer members are made of.
     running: Generations<JobId, u16>,
-    wake: wake::Watch,
+    watch: watch::Watch,
     outage: Arc<Outage>,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -148,7 +142,7 @@ impl RedisEngine {
             bells: Bells::default(),
             recorded: Recorded::default(),
             running: Generations::new(MOST_RUNNING),
-            wake: wake::Watch::default(),
+            watch: watch::Watch::default(),
             closing: closing.clone(),
             tasks: TaskTracker::new(),
             runtime: Handle::current(),
@@ -162,7 +156,7 @@ impl RedisEngine {
             outage: shared.outage.clone(),
             closing: closing.clone(),
         };
-        shared.tasks.spawn(wake::run(shared.clone(), home.clone()));
+        shared.tasks.spawn(watch::run(shared.clone(), home.clone()));
         let (finisher, end) = (shared.clone(), closing.clone());
         shared.tasks.spawn(async move { end.run_until_cancelled(finisher.finish_dropped()).await });
         let publishes =
@@ -184,7 +178,7 @@ fn open<S: Serve>(
     bound: Bound,
     server: impl Fn() -> S,
 ) -> Caller<S::Request, S::Reply> {
-    let (caller, calls) = coalesce::channel(WAITING, bound);
+    let (caller, calls) = batch::channel(WAITING, bound);
     let siblings = Siblings::new(calls);
     for _ in 0..lanes {
         shared.tasks.spawn(siblings.lane(home.clone(), server()).run());
@@ -284,7 +278,7 @@ impl Engine for RedisEngine {
     }
 
     fn attach(&self, bell: Arc<Bell>) {
-        wake::attach(&self.shared, bell);
+        watch::attach(&self.shared, bell);
     }
 
     async fn check(&self) -> Result<()> {

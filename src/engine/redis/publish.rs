@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::connect::Link;
-use super::fault::{Fault, Outcome};
-use super::lane::Serve;
-use super::{Shared, keys, value};
+use super::Shared;
+use super::connection::connector::Link;
+use super::connection::fault::{Fault, Outcome};
+use super::connection::worker::Serve;
+use super::layout::{keys, value};
 use crate::clock::{self, Micros};
 use crate::engine::MAX_PUBLISH;
-use crate::engine::coalesce::{Bound, Call, Reply, Weigh};
+use crate::engine::batch::{Bound, Call, Reply, Weigh};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::{Namespace, Queue};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Shared, keys};
+use super::Shared;
+use super::layout::keys;
 use crate::clock;
 use crate::engine::Pumped;
 use crate::error::Result;

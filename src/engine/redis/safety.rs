@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use redis::InfoDict;
 
-use super::connect::{Connector, RedisAddress};
-use super::fault::{Fault, Outcome};
-use super::pool::Pool;
+use super::connection::connector::{Connector, RedisAddress};
+use super::connection::fault::{Fault, Outcome};
+use super::connection::pool::Pool;
 use crate::error::Error;
 
 /// Why a Redis would lose jobs, or why that could not be told.

@@ -34,7 +34,7 @@ pub use self::delivery::Delivery;
 use self::delivery::WayBack;
 use self::lines::{Answer, Lines, Round};
 pub use self::parking::Parking;
-use crate::engine::bell::Bell;
+use crate::engine::notifier::Bell;
 use crate::engine::{Engine, Want};
 use crate::error::Error;
 use crate::job::Job;

@@ -1,6 +1,11 @@
 //! The fjall database: its keyspaces, and the transaction through which the writer thread reads and writes.
 //! Only this file and files.rs know fjall. Knows keys and values as bytes; what they mean is codec.rs's.
 
+pub mod codec;
+mod files;
+pub mod open;
+pub mod upkeep;
+
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -8,7 +13,7 @@ use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, Filt
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Slice};
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-use super::codec::{self, Malformed, Record};
+use codec::{Malformed, Record};
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +90,8 @@ pub enum Found {
 /// The open database. Clones share it; it closes with the last clone.
 #[derive(Clone)]
 pub struct Store {
-    pub(super) db: Database,
-    pub(super) spaces: [Keyspace; 9],
+    pub(in crate::engine::disk) db: Database,
+    pub(in crate::engine::disk) spaces: [Keyspace; 9],
 }
 
 impl std::fmt::Debug for Store {
@@ -128,7 +133,7 @@ impl Store {
         Ok(Store { db, spaces })
     }
 
-    pub(super) fn space(&self, space: Space) -> &Keyspace {
+    pub(in crate::engine::disk) fn space(&self, space: Space) -> &Keyspace {
         // ALL lists the spaces in the order of the enum, which `store_order` in the tests holds.
         &self.spaces[space as usize]
     }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, InfoDict, Value};
 
-use super::fault::Fault;
-use super::{Shared, keys, value};
+use super::Shared;
+use super::connection::fault::Fault;
+use super::layout::{keys, value};
 use crate::engine::{DeadLetter, QueueSize, Stats};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobRef};

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::clock::PoolClock;
 use super::codec;
-use super::core::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_NEWEST, META_SEQ, Windows};
-use super::queues::{QueueState, Queues};
-use super::store::{Fatal, Space, Store, Txn, describe};
-use super::timers::Timers;
-use super::tokens::Tokens;
+use super::{Fatal, Space, Store, Txn, describe};
 use crate::clock::Clock;
+use crate::engine::disk::state::clock::PoolClock;
+use crate::engine::disk::state::queues::{QueueState, Queues};
+use crate::engine::disk::state::timers::Timers;
+use crate::engine::disk::state::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_NEWEST, META_SEQ, Windows};
+use crate::engine::disk::tokens::Tokens;
 use crate::job::JobId;
 use crate::name::Queue;
 
@@ -46,7 +46,7 @@ pub enum OpenError {
 
 /// The mark in an open directory: who holds it holds the directory.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(in crate::engine::disk) struct Mark {
     file: File,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
@@ -64,14 +64,14 @@ impl Mark {
     }
 
     /// Notes what the last commit was: a journal that ends before it has lost something.
-    pub(super) fn close(&mut self, number: u64) -> std::io::Result<()> {
+    pub(in crate::engine::disk) fn close(&mut self, number: u64) -> std::io::Result<()> {
         self.closed = Some(number);
         self.write()
     }
 }
 
 /// Opens `path`, made if it is not there.
-pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
+pub(in crate::engine::disk) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     std::fs::create_dir_all(path).map_err(io)?;
     let mut mark = mark(path)?;
@@ -141,7 +141,11 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
 }
 
 /// Rebuilds the writer's state.
-pub(super) fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Core, Fatal> {
+pub(in crate::engine::disk) fn load(
+    store: Store,
+    clock: Arc<dyn Clock>,
+    windows: Windows,
+) -> Result<Core, Fatal> {
     let seq = number_in(&store, META_SEQ)?.unwrap_or(FIRST_SEQ);
     let clock_mark = number_in(&store, META_CLOCK)?.unwrap_or(0);
     let clock = PoolClock::new(clock, clock_mark);

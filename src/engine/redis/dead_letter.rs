@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Shared;
+use super::layout::keys;
 use super::publish::ttl_millis;
-use super::{Shared, keys};
 use crate::error::{Error, Result};
 use crate::name::Queue;
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 
-use crate::admin::{AdminStore, Direction, Limit, TokenKey};
+use super::{AdminStore, Direction, Limit, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::codec::{self, Entry, Place};
-use super::core::{Core, Step};
 use super::op::{Answer, Destroying, STEP, STEP_BYTES};
+use super::state::{Core, Step};
+use super::store::codec::{self, Entry, Place};
 use super::store::{Fatal, Found, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::DeadLetter;

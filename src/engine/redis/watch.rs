@@ -15,12 +15,13 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::connect::Link;
-use super::fault::{Fault, Outcome};
-use super::lane::Home;
-use super::outage::{Kind, Pause, Place};
-use super::{Shared, keys};
-use crate::engine::bell::Bell;
+use super::Shared;
+use super::connection::connector::Link;
+use super::connection::fault::{Fault, Outcome};
+use super::connection::outage::{Kind, Pause, Place};
+use super::connection::worker::Home;
+use super::layout::keys;
+use crate::engine::notifier::Bell;
 use crate::name::Queue;
 
 /// How often all watched queues are looked at although tracking works.
@@ -58,7 +59,7 @@ pub fn attach(shared: &Arc<Shared>, bell: Arc<Bell>) {
     let forward = async move {
         loop {
             tokio::select! {
-                fresh = bell.newly_watched() => home.wake.arm(fresh),
+                fresh = bell.newly_watched() => home.watch.arm(fresh),
                 () = home.closing.cancelled() => return,
             }
         }
@@ -117,7 +118,7 @@ async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<
     };
     place.up();
     // Whatever happened while nobody listened.
-    shared.wake.arm(watched(shared));
+    shared.watch.arm(watched(shared));
     for bell in shared.bells.all() {
         bell.ring_all();
     }
@@ -129,10 +130,10 @@ async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<
         let look_at = tokio::select! {
             () = link.lost.cancelled() => return Err(Fault::away("the connection was lost").at(home.connector.label())),
             // In this order, since a notification that was taken must not be dropped by another branch.
-            () = async { sleep_until(rested).await; shared.wake.changed.notified().await } => {
+            () = async { sleep_until(rested).await; shared.watch.changed.notified().await } => {
                 rested = Instant::now() + BREATH;
                 let bells = shared.bells.all();
-                let mut queues = shared.wake.take();
+                let mut queues = shared.watch.take();
                 queues.retain(|queue| bells.iter().any(|bell| bell.watches(queue)));
                 queues
             }
@@ -157,11 +158,11 @@ fn heard(shared: &Shared, push: &PushInfo) {
                 Value::BulkString(key) => keys::queue_of_ready(key),
                 _ => None,
             });
-            shared.wake.arm(queues.inspect(|queue| shared.bells.ring(queue)));
+            shared.watch.arm(queues.inspect(|queue| shared.bells.ring(queue)));
         }
         // The database was flushed.
         _ => {
-            shared.wake.arm(watched(shared));
+            shared.watch.arm(watched(shared));
             shared.bells.all().iter().for_each(|bell| bell.ring_all());
         }
     }

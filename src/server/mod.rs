@@ -19,6 +19,8 @@ use tokio_util::task::TaskTracker;
 
 use self::stores::{Stores, admin_store, open_stores};
 use crate::admin::Scope;
+use crate::admin::limits::Throttle;
+use crate::admin::tokens::Tokens;
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, Parking};
@@ -28,10 +30,9 @@ use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::{Namespace, PoolName};
-use crate::pid::PidFile;
-use crate::throttle::Throttle;
-use crate::token::Tokens;
-use crate::{limits, pump};
+use crate::process::open_files;
+use crate::process::pid_file::PidFile;
+use crate::pump;
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -112,7 +113,7 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        limits::raise_open_files();
+        open_files::raise_open_files();
         // Ports first: a second server on the same machine then fails before it touches a store.
         let listener = bind(&config.host, config.port, "DORMOUSE_PORT").await?;
         let admin_listener = bind(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
@@ -201,10 +202,10 @@ impl Server {
         };
         watched(&tasks, "the refresh of limits".into(), &readiness, &failed, &stop_tasks, refresh);
         let most = config.max_connections;
-        let api_port = http::conn::serve(listener, http::api(state.clone()), most, stop_api.clone());
+        let api_port = http::connection::serve(listener, http::api(state.clone()), most, stop_api.clone());
         watched(&api_tasks, "the public port".into(), &readiness, &failed, &stop_api, api_port);
         let admin_port =
-            http::conn::serve(admin_listener, http::admin(state.clone()), 1024, stop_admin.clone());
+            http::connection::serve(admin_listener, http::admin(state.clone()), 1024, stop_admin.clone());
         watched(&admin_tasks, "the admin port".into(), &readiness, &failed, &stop_admin, admin_port);
 
         let engines = stores.engines.into_values().collect();

@@ -10,9 +10,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::{Connector, Link};
+use super::connector::{Connector, Link};
 use super::fault::{Fault, Outcome};
-use super::scripts::Script;
+use crate::engine::redis::layout::scripts::Script;
 
 /// How long a caller waits for everything together: one of the connections, making it, and the answer. A server
 /// that hangs must not cost a multiple of it.

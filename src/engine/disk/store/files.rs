@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fjall::{Keyspace, PersistMode};
 
-use super::store::{Fatal, Space, Store};
+use super::{Fatal, Space, Store};
 
 /// How often, and how many times at most, [`Store::write_out`] looks whether it is done: three seconds in all.
 const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
@@ -89,7 +89,7 @@ fn has_replaced(keyspace: &Keyspace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::store::Txn;
+    use super::super::Txn;
     use super::*;
 
     /// Files and tables of the ready lists.

@@ -2,25 +2,29 @@
 //! records. Memory changes at once, the disk when the transaction is settled; if that fails the store is
 //! poisoned and memory no longer matters. No thread and no channel here.
 
+pub mod clock;
+pub mod queues;
+pub mod timers;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::clock::PoolClock;
-use super::codec::{self, Entry, Place, Record, TimerKey};
-use super::op::{Answer, Op};
-use super::queues::{QueueState, Queues};
-use super::store::{Fatal, Found, Space, Txn};
-use super::sweep::Sweep;
-use super::timers::Timers;
-use super::tokens::Tokens;
 use crate::clock::{Micros, Millis};
+use crate::engine::disk::op::{Answer, Op};
+use crate::engine::disk::store::codec::{self, Entry, Place, Record, TimerKey};
+use crate::engine::disk::store::{Fatal, Found, Space, Txn};
+use crate::engine::disk::sweep::Sweep;
+use crate::engine::disk::tokens::Tokens;
 use crate::engine::next_due::NextDue;
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef};
 use crate::name::Queue;
+use clock::PoolClock;
+use queues::{QueueState, Queues};
+use timers::Timers;
 
 /// The name of the number in `meta` below which all numbers may be in use.
 pub const META_SEQ: &[u8] = b"seq";
@@ -56,23 +60,23 @@ pub struct Windows {
 /// Everything.
 #[derive(Debug)]
 pub struct Core {
-    pub(super) txn: Txn,
-    pub(super) clock: PoolClock,
-    pub(super) windows: Windows,
-    pub(super) queues: Queues,
-    pub(super) timers: Timers,
-    pub(super) tokens: Arc<Mutex<Tokens>>,
+    pub(in crate::engine::disk) txn: Txn,
+    pub(in crate::engine::disk) clock: PoolClock,
+    pub(in crate::engine::disk) windows: Windows,
+    pub(in crate::engine::disk) queues: Queues,
+    pub(in crate::engine::disk) timers: Timers,
+    pub(in crate::engine::disk) tokens: Arc<Mutex<Tokens>>,
     /// The next number, and the first that is not reserved.
-    pub(super) seq: (u64, u64),
+    pub(in crate::engine::disk) seq: (u64, u64),
     /// The time in `meta`.
-    pub(super) clock_mark: Micros,
+    pub(in crate::engine::disk) clock_mark: Micros,
     /// No stored job has a larger id, neither by what this process has stored nor by what `meta` says.
-    pub(super) newest: JobId,
+    pub(in crate::engine::disk) newest: JobId,
     /// The id in `meta`, ahead of the former: one write of `meta` for all ids of a second.
-    pub(super) newest_mark: JobId,
+    pub(in crate::engine::disk) newest_mark: JobId,
     /// Who tells the pump that a timer was set earlier than it knows.
-    pub(super) next_due: Arc<NextDue>,
-    pub(super) sweep: Sweep,
+    pub(in crate::engine::disk) next_due: Arc<NextDue>,
+    pub(in crate::engine::disk) sweep: Sweep,
     /// Queues that got ready jobs, for the bells.
     pub ring: HashSet<Queue>,
     /// Whether this group must be synced in any case.
@@ -108,7 +112,7 @@ impl Core {
     }
 
     /// A number never used before.
-    pub(super) fn next_seq(&mut self) -> u64 {
+    pub(in crate::engine::disk) fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
             self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
@@ -118,7 +122,7 @@ impl Core {
     }
 
     /// Notes that a job of this id is stored by this transaction.
-    pub(super) fn note_id(&mut self, id: JobId) {
+    pub(in crate::engine::disk) fn note_id(&mut self, id: JobId) {
         self.newest = self.newest.max(id);
         if id > self.newest_mark {
             self.newest_mark = codec::id_after(id, NEWEST_AHEAD);
@@ -127,7 +131,7 @@ impl Core {
     }
 
     /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
-    pub(super) fn mark_clock(&mut self, now: Micros, every: Micros) {
+    pub(in crate::engine::disk) fn mark_clock(&mut self, now: Micros, every: Micros) {
         if now >= self.clock_mark.saturating_add(every) {
             self.clock_mark = now;
             self.txn.put(Space::Meta, META_CLOCK, now.to_be_bytes());
@@ -135,7 +139,7 @@ impl Core {
     }
 
     /// The queue, made and written down if it is new.
-    pub(super) fn queue(&mut self, queue: &Queue) -> &mut QueueState {
+    pub(in crate::engine::disk) fn queue(&mut self, queue: &Queue) -> &mut QueueState {
         if self.queues.get(queue).is_none() {
             let low = self.next_seq();
             let state = QueueState::new(queue, low);
@@ -147,7 +151,7 @@ impl Core {
     }
 
     /// The key of a job's record.
-    pub(super) fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
+    pub(in crate::engine::disk) fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
         match self.queues.get(queue) {
             Some(state) => codec::job_key(&state.key, id),
             None => codec::job_key(&codec::queue_key(queue), id),
@@ -155,7 +159,7 @@ impl Core {
     }
 
     /// Adds a job at the end of its queue's ready list, under a number never used before.
-    pub(super) fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
+    pub(in crate::engine::disk) fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
         state.push(seq, entry, limit);
@@ -165,14 +169,14 @@ impl Core {
     }
 
     /// Once this is committed, the bells tell of the queue.
-    pub(super) fn rings(&mut self, queue: &Queue) {
+    pub(in crate::engine::disk) fn rings(&mut self, queue: &Queue) {
         if !self.ring.contains(queue) {
             self.ring.insert(queue.clone());
         }
     }
 
     /// Reads the window of a queue from the disk, if it has run out and there is more.
-    pub(super) fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
+    pub(in crate::engine::disk) fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
         let Some((key, from)) = self.queues.get(queue).and_then(|s| Some((s.key.clone(), s.wants()?))) else {
             return Ok(());
         };
@@ -187,7 +191,7 @@ impl Core {
     }
 
     /// Up to `limit` entries of a list, numbered `from` to `to`. What is not committed is not seen.
-    pub(super) fn read_list(
+    pub(in crate::engine::disk) fn read_list(
         &self,
         space: Space,
         queue: &[u8],
@@ -212,7 +216,7 @@ impl Core {
     }
 
     /// The record that an entry stands for. `None` when the entry stands for nothing any more.
-    pub(super) fn read_entry(
+    pub(in crate::engine::disk) fn read_entry(
         &self,
         queue: &Queue,
         entry: &Entry,
@@ -225,7 +229,7 @@ impl Core {
     }
 
     /// Deletes a job in whatever state; an unknown one is fine.
-    pub(super) fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
+    pub(in crate::engine::disk) fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
         let key = self.job_key(&job.queue, job.id);
         if let Some((timer, _)) = self.timers.stop(job) {
             self.txn.delete(Space::Running, codec::timer_key(timer));
@@ -270,7 +274,7 @@ impl Core {
     }
 
     /// A timer of this queue was taken out.
-    pub(super) fn timer_gone(&mut self, queue: &Queue, now: Micros) {
+    pub(in crate::engine::disk) fn timer_gone(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
@@ -278,7 +282,7 @@ impl Core {
     }
 
     /// Sets the timer of a job that was handed out.
-    pub(super) fn run(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
+    pub(in crate::engine::disk) fn run(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         let state = self.queue(queue);
         state.timers += 1;
         let value = codec::timer_value(&state.key, &entry);
@@ -288,7 +292,13 @@ impl Core {
     }
 
     /// What a reader gets to see.
-    pub(super) fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Micros) -> Job {
+    pub(in crate::engine::disk) fn show(
+        queue: &Queue,
+        entry: &Entry,
+        record: Record,
+        receipt: u64,
+        now: Micros,
+    ) -> Job {
         Job {
             queue: queue.clone(),
             id: entry.id,
@@ -302,12 +312,12 @@ impl Core {
     }
 
     /// Logs a job that cannot be read. Its record stays, so that peeking at it says what is wrong.
-    pub(super) fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
+    pub(in crate::engine::disk) fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
         tracing::error!(%queue, job = %id, reason, "a stored job cannot be read and is passed over");
     }
 
     /// The same as an error.
-    pub(super) fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
+    pub(in crate::engine::disk) fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
         Error::Corrupt(format!("job {id} of {queue}: {reason}"))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::codec::{Entry, TimerKey};
+use crate::engine::disk::store::codec::{Entry, TimerKey};
 use crate::job::JobRef;
 use crate::name::Queue;
 

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::handle::Handle;
-use super::op::{Answer, Op, Report, Swept, Upkeep};
-use super::poison::Poison;
-use super::store::{Fatal, Space, Store, describe};
+use super::{Fatal, Space, Store, describe};
+use crate::engine::disk::handle::Handle;
+use crate::engine::disk::op::{Answer, Op, Report, Swept, Upkeep};
+use crate::engine::disk::poison::Poison;
 use crate::error::{Error, Result};
 
 /// How long after a step of the sweep that found nothing to do.

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use ulid::Ulid;
 
-use crate::admin::{AdminStore, Scope, TokenKey};
+use super::{AdminStore, Scope, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};

@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq;
 use ulid::Ulid;
 
 use super::State;
-use super::conn::Peer;
+use super::connection::Peer;
 use super::extract::Labels;
 use super::reply;
 
@@ -67,7 +67,7 @@ pub fn observe(
         let id = Ulid::r#gen().to_string();
         if let Some((ip, path)) = log.as_deref() {
             tracing::info!(
-                target: crate::log::ACCESS,
+                target: crate::process::log::ACCESS,
                 request_id = id,
                 ip = ip.map(|ip| ip.to_string()),
                 method = method.as_str(),

@@ -6,8 +6,8 @@ use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::codec::{Entry, queue_key};
 use crate::clock::Micros;
+use crate::engine::disk::store::codec::{Entry, queue_key};
 use crate::name::{Queue, QueueList};
 
 /// One queue.

@@ -13,18 +13,18 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::body::read_body;
-use super::conn::Peer;
+use super::connection::Peer;
 use super::error::ApiError;
 use super::extract::{Anyone, Caller, ConsumeCaller};
 use super::params::{self, Life, Query};
 use super::reply::{self, JobReply};
 use super::{Pool, State};
+use crate::admin::limits::{Admission, Pass};
 use crate::admin::{Direction, TokenKey};
 use crate::dispatch::{ConsumeError, Delivery};
 use crate::engine::MAX_PUBLISH;
 use crate::job::{Attributes, JobRef, NewJob};
 use crate::name::Queue;
-use crate::throttle::{Admission, Pass};
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;

@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::connect::{Connector, Link};
+use super::connector::{Connector, Link};
 use super::fault::{Fault, Outcome};
 use super::outage::{Kind, Outage, Pause, Place};
-use crate::engine::coalesce::{Call, Calls, Weigh};
+use crate::engine::batch::{Call, Calls, Weigh};
 
 /// How long callers wait for the first attempt to connect again.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -31,7 +31,7 @@ pub struct Scripts {
 /// A script that needs no clock.
 macro_rules! plain {
     ($name:literal) => {
-        Script::new(include_str!(concat!("../../../lua/", $name, ".lua")))
+        Script::new(include_str!(concat!("../../../../lua/", $name, ".lua")))
     };
 }
 
@@ -39,8 +39,8 @@ macro_rules! plain {
 macro_rules! timed {
     ($name:literal) => {
         Script::new(concat!(
-            include_str!("../../../lua/clock.lua"),
-            include_str!(concat!("../../../lua/", $name, ".lua"))
+            include_str!("../../../../lua/clock.lua"),
+            include_str!(concat!("../../../../lua/", $name, ".lua"))
         ))
     };
 }

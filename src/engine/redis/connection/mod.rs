@@ -1,0 +1,7 @@
+//! Connections to a Redis: making them, keeping them, and what becomes of calls when they break. Knows no job.
+
+pub mod connector;
+pub mod fault;
+pub mod outage;
+pub mod pool;
+pub mod worker;

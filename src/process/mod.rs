@@ -1,0 +1,6 @@
+//! What concerns the process and not its work: its log, its pid file, its open files, its version.
+
+pub mod log;
+pub mod open_files;
+pub mod pid_file;
+pub mod version;
