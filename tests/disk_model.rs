@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use disk_common::*;
 use dormouse::clock::ManualClock;
+use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
-use dormouse::engine::{Engine, Want};
 use dormouse::job::{Job, NewJob};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -317,27 +317,17 @@ impl World {
     async fn consume(&mut self, queues: &[usize], counts: &[u16], ttr: u64) {
         let names = queues.iter().map(|q| queue(QUEUES[*q]).name);
         let list = dormouse::name::QueueList::new(queue("a").namespace, names).expect("not empty");
-        let wants: Vec<Want> =
-            counts.iter().map(|count| Want { count: *count, ttr: Duration::from_millis(ttr) }).collect();
         let mut expected: Vec<(usize, u64)> = Vec::new();
         for q in queues {
             let ready = self.model.ready(*q).into_iter().map(|n| (*q, n));
             expected.extend(ready.filter(|it| !expected.contains(it)).collect::<Vec<_>>());
         }
         expected.truncate(counts.iter().map(|c| usize::from(*c)).sum());
-        let lists = self.engine.consume(&list, &wants).await.expect("consume should answer");
-        let sizes: Vec<usize> = lists.iter().map(Vec::len).collect();
-        let mut left = expected.len();
-        let due: Vec<usize> = counts
-            .iter()
-            .map(|count| {
-                let n = left.min(usize::from(*count));
-                left -= n;
-                n
-            })
-            .collect();
-        assert_eq!(sizes, due, "jobs for each want, of {expected:?}");
-        for (job, (q, n)) in lists.into_iter().flatten().zip(expected) {
+        let asked = counts.iter().map(|count| usize::from(*count)).sum();
+        let ttrs = vec![Duration::from_millis(ttr); asked];
+        let jobs = self.engine.consume(&list, &ttrs).await.expect("consume should answer").jobs;
+        assert_eq!(jobs.len(), expected.len(), "jobs handed out, of {expected:?}");
+        for (job, (q, n)) in jobs.into_iter().zip(expected) {
             let order = self.model.next();
             let now = self.model.now;
             let stored = self.model.jobs.get_mut(&(q, n)).expect("it was listed");

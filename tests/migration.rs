@@ -9,7 +9,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::migration::Migration;
 use support::gated::Gated;
 use support::model::ModelEngine;
-use support::stage::{Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list, want};
+use support::stage::{Stage, VirtualStage, bodies, consume, job, manual_clock, ok, queue, queue_list};
 
 const TTR: Duration = Duration::from_secs(60);
 
@@ -39,8 +39,7 @@ impl Move {
     }
 
     async fn consume(&self, count: u16) -> dormouse::error::Result<Vec<String>> {
-        let lists = self.pool.consume(&queue_list(&["a"]), &[want(count, TTR)]).await?;
-        Ok(lists.iter().flat_map(|jobs| bodies(jobs)).collect())
+        Ok(bodies(&consume(&*self.pool, &queue_list(&["a"]), &vec![TTR; count.into()]).await?))
     }
 }
 

@@ -1,8 +1,7 @@
 //! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
 //! from others survive it.
 
-#[path = "support/redis_server.rs"]
-mod redis_server;
+mod support;
 
 use std::future::Future;
 use std::num::NonZeroU16;
@@ -10,14 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dormouse::engine::notifier::Bell;
+use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
+use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, Want};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobIds, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use redis::Commands;
-use redis_server::RedisServer;
+use support::notified::Notified;
+use support::redis_server::RedisServer;
 
 /// No wait in these tests is longer.
 const BOUND: Duration = Duration::from_secs(20);
@@ -55,8 +55,7 @@ fn small(queue: &Queue, n: u64) -> NewJob {
 }
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16) -> Result<Vec<Job>> {
-    let got = engine.consume(&queue.clone().into(), &[Want { count, ttr: TTR }]).await?;
-    Ok(got.into_iter().flatten().collect())
+    Ok(engine.consume(&queue.clone().into(), &vec![TTR; count.into()]).await?.jobs)
 }
 
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
@@ -80,19 +79,9 @@ async fn until_back<T, F: Future<Output = Result<T>>>(what: &str, ask: impl Fn()
     .await
 }
 
-/// Until that queue rings, whatever else does.
-async fn rings(what: &str, bell: &Bell, queue: &Queue) {
-    within(what, async { while !bell.rung().await.contains(queue) {} }).await;
-}
-
-/// A bell that watches, and whose watch the server knows of: the ring of connecting has passed.
-async fn watching(engine: &RedisEngine, queues: &[Queue]) -> Arc<Bell> {
-    let bell = Arc::new(Bell::default());
-    engine.attach(bell.clone());
-    for queue in queues {
-        bell.watch(queue);
-    }
-    bell
+/// Until it is told of that queue, whatever else it is told.
+async fn is_told(what: &str, notified: &Notified, queue: &Queue) {
+    within(what, async { while !notified.next().await.contains(queue) {} }).await;
 }
 
 #[tokio::test]
@@ -213,7 +202,7 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
         within("the lanes connect again", async {
             loop {
                 let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-                if clients.lines().count() >= 7 {
+                if clients.lines().count() >= 6 {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -260,42 +249,34 @@ async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_chec
 async fn a_consumer_that_left_loses_nothing() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
+    let dispatcher = Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100)));
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
+    let mut taken = 0;
     for _ in 0..50 {
+        let request = Request { queues: q.clone().into(), count: 1, ttr: TTR, timeout: Duration::ZERO };
         // Leaves somewhere between sending and being answered.
-        let _ = tokio::time::timeout(Duration::from_micros(50), take(&engine, &q, 1)).await.map(|_| ());
+        let poll = tokio::time::timeout(Duration::from_micros(200), dispatcher.consume(request)).await;
+        taken += poll.map_or(0, |delivery| delivery.expect("the Redis is there").take().len());
     }
-    // Those that were answered in time hold a job each; the rest comes back to the list.
-    let mut seen = std::collections::HashSet::new();
-    within("every job is handed out or back", async {
-        let conn = &mut server.connection();
-        loop {
-            let mut both = redis::pipe();
-            both.atomic().llen("q/shop/orders").zcard("timer_set");
-            let (ready, running): (u64, u64) = both.query(conn).expect("LLEN and ZCARD");
-            assert_eq!(ready + running, 50, "none is lost or doubled");
-            for job in take(&engine, &q, 100).await.expect("consumed") {
-                seen.insert(job.id);
-            }
-            if conn.llen::<_, u64>("q/shop/orders").expect("LLEN") == 0 {
-                return;
-            }
-        }
-    })
-    .await;
-    assert!(!seen.is_empty(), "some were left to hand out");
+    within("the others' jobs are back", dispatcher.settled()).await;
+    let (mut both, conn) = (redis::pipe(), &mut server.connection());
+    both.atomic().llen("q/shop/orders").zcard("timer_set");
+    let (ready, running): (usize, usize) = both.query(conn).expect("LLEN and ZCARD");
+    assert_eq!((ready, running), (50 - taken, taken), "ready, and running for those that were answered");
+    let left = take(&engine, &q, 100).await.expect("consumed");
+    assert!(left.iter().all(|job| job.tries_left == 0), "each job has its one try still: {left:?}");
 }
 
 #[tokio::test]
 async fn what_one_server_publishes_wakes_the_other() {
     let server = RedisServer::start();
     let (one, two, q) = (engine(&server).await, engine(&server).await, queue("orders"));
-    let bell = watching(&two, std::slice::from_ref(&q)).await;
+    let notified = Notified::attach(&*two, std::slice::from_ref(&q));
     // The sweep behind tracking would ring too, once a second: sixty rounds within the bound are pushes.
     within("sixty publishes of the other server ring", async {
         for n in 0..60 {
             one.publish(vec![small(&q, n)]).await.expect("published");
-            rings("a publish of the other server rings", &bell, &q).await;
+            is_told("a publish of the other server rings", &notified, &q).await;
             while !take(&two, &q, 9).await.expect("consumed").is_empty() {}
         }
     })
@@ -306,11 +287,11 @@ async fn what_one_server_publishes_wakes_the_other() {
 async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
     let conn = &mut server.connection();
     for round in 0..5 {
         let _: u64 = conn.lpush("q/shop/orders", "\u{1}").expect("LPUSH");
-        rings(&format!("push {round} rings"), &bell, &q).await;
+        is_told(&format!("push {round} rings"), &notified, &q).await;
         let _: u64 = conn.del("q/shop/orders").expect("DEL");
         redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(conn).expect("CLIENT KILL");
     }
@@ -320,23 +301,23 @@ async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
 async fn rings_outlive_a_restart_of_the_server() {
     let mut server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
     server.restart();
-    rings("a reconnect rings everything", &bell, &q).await;
+    is_told("a reconnect rings everything", &notified, &q).await;
     let _: u64 = server.connection().lpush("q/shop/orders", "x").expect("LPUSH");
-    rings("and listens again", &bell, &q).await;
+    is_told("and listens again", &notified, &q).await;
 }
 
 #[tokio::test]
-async fn where_tracking_is_refused_polling_rings() {
+async fn where_tracking_is_refused_polling_is_told() {
     let server = RedisServer::start();
     let conn = &mut server.connection();
     redis::cmd("ACL").arg("SETUSER").arg("default").arg("-client|tracking").exec(conn).expect("ACL SETUSER");
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let bell = watching(&engine, &[q.clone(), queue("idle")]).await;
+    let notified = Notified::attach(&*engine, &[q.clone(), queue("idle")]);
     for _ in 0..3 {
         let _: u64 = conn.lpush("q/shop/orders", "x").expect("LPUSH");
-        rings("polling finds the push", &bell, &q).await;
+        is_told("polling finds the push", &notified, &q).await;
         let _: u64 = conn.del("q/shop/orders").expect("DEL");
     }
 }
@@ -346,7 +327,7 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let queues: Vec<Queue> = (0..10_000).map(|n| queue(&format!("q{n}"))).collect();
-    let bell = watching(&engine, &queues).await;
+    let notified = Notified::attach(&*engine, &queues);
     let conn = &mut server.connection();
     // Each key that an EXISTS looks at is a hit or a miss.
     let keys_read = |conn: &mut redis::Connection| {
@@ -364,7 +345,7 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
     let before = keys_read(conn);
     for queue in &queues[..20] {
         let _: u64 = conn.lpush(format!("q/shop/{}", queue.name), "x").expect("LPUSH");
-        rings("the changed queue rings", &bell, queue).await;
+        is_told("the changed queue rings", &notified, queue).await;
         let _: u64 = conn.del(format!("q/shop/{}", queue.name)).expect("DEL");
     }
     // An LPUSH and its DEL arm once each. A sweep, one a second, asks for all, and once more for each of the
@@ -475,7 +456,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     let address =
         RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..master.address() };
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
-    let bell = watching(&engine, &[queue("parked")]).await;
+    let notified = Notified::attach(&*engine, &[queue("parked")]);
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
     let running = take(&engine, &q, 10).await.expect("consumed");
     assert_eq!(running.len(), 10, "ten are running");
@@ -499,21 +480,21 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     engine.give_back(running).await.expect("what ran before the failover can be given back");
     assert_eq!(engine.size(&q).await.expect("answered"), 10, "and is ready again");
     let _: u64 = replica.connection().lpush("q/shop/parked", "x").expect("LPUSH");
-    rings("the new master's pushes ring", &bell, &queue("parked")).await;
+    is_told("the new master's pushes ring", &notified, &queue("parked")).await;
 }
 
 #[tokio::test]
 async fn a_closed_engine_says_so_and_leaves_no_connection() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let bell = watching(&engine, std::slice::from_ref(&q)).await;
+    let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
     engine.publish(vec![small(&q, 1)]).await.expect("published");
     within("closed", engine.close()).await;
     let publish = engine.publish(vec![small(&q, 2)]).await;
     assert!(matches!(publish, Err(Error::Closed)), "publish, came {publish:?}");
     let peek = engine.peek(&q).await;
     assert!(matches!(peek, Err(Error::Closed)), "peek, came {peek:?}");
-    drop(bell);
+    drop(notified);
     let conn = &mut server.connection();
     within("its connections end", async {
         loop {

@@ -1,8 +1,7 @@
 //! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
 //! structures that were written raw, as lmstfy writes them.
 
-#[path = "support/redis_server.rs"]
-mod redis_server;
+mod support;
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -12,11 +11,12 @@ use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
-use dormouse::engine::{Engine, Pumped, Want};
+use dormouse::engine::{Engine, Pumped};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueList, QueueName, Token};
 use redis::{Commands, Connection};
-use redis_server::RedisServer;
+use support::redis_server::RedisServer;
+use support::stage::consume;
 
 const TTR: Duration = Duration::from_secs(60);
 const NONE: Duration = Duration::ZERO;
@@ -50,8 +50,8 @@ fn job(queue: &Queue, id: JobId, body: &'static str) -> NewJob {
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
     let list = QueueList::from(queue.clone());
-    let got = engine.consume(&list, &[Want { count, ttr }]).await.expect("consume is answered");
-    got.into_iter().flatten().collect()
+    let got = consume(engine, &list, &vec![ttr; count.into()]).await.expect("consume is answered");
+    got
 }
 
 /// Pumps until so many have moved.
@@ -356,10 +356,9 @@ async fn a_long_row_of_acked_jobs_hides_no_live_one() {
         .expect("published");
     assert_eq!(engine.peek(&q).await.expect("peek").map(|j| j.id), Some(id(9001)), "peek looks behind them");
     assert_eq!(engine.size(&q).await.expect("size"), 5003, "and changes nothing");
-    let wants = [Want { count: 1, ttr: TTR }, Want { count: 5, ttr: TTR }];
-    let got = engine.consume(&q.clone().into(), &wants).await.expect("consume");
-    let ids: Vec<Vec<JobId>> = got.iter().map(|jobs| jobs.iter().map(|j| j.id).collect()).collect();
-    assert_eq!(ids, [vec![id(9001)], vec![id(9002), id(9003)]], "in order, the first want first");
+    let got = consume(&*engine, &q.clone().into(), &[TTR; 6]).await.expect("consume");
+    let ids: Vec<JobId> = got.iter().map(|job| job.id).collect();
+    assert_eq!(ids, [id(9001), id(9002), id(9003)], "all that live, in order");
 }
 
 #[tokio::test]
@@ -568,15 +567,11 @@ async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
         .map(|n| {
             let (engine, list) = (engine.clone(), lists[n % 4].clone());
             tokio::spawn(async move {
-                let wants = [Want { count: 1, ttr: TTR }, Want { count: 2, ttr: TTR }];
-                let got = engine.consume(&list, &wants).await.expect("consumed");
-                assert_eq!(got.len(), 2, "one list per want");
-                assert!(got[0].len() <= 1 && got[1].len() <= 2, "no more than wanted: {got:?}");
-                assert!(got[1].is_empty() || got[0].len() == 1, "the first want is served first: {got:?}");
-                for job in got.iter().flatten() {
+                let got = consume(&*engine, &list, &[TTR; 3]).await.expect("consumed");
+                for job in &got {
                     assert!(list.queues().any(|queue| queue == job.queue), "{} was not asked for", job.queue);
                 }
-                got.into_iter().flatten().map(|job| job.id).collect::<Vec<_>>()
+                got.into_iter().map(|job| job.id).collect::<Vec<_>>()
             })
         })
         .collect();
@@ -596,17 +591,17 @@ async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
     engine.publish(vec![job(&good, id(1), "x")]).await.expect("published");
     let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
     let both = QueueList::new(good.namespace.clone(), [good.name, bad.name.clone()]).expect("two names");
-    let got = engine.consume(&both, &[Want { count: 5, ttr: TTR }]).await.expect("one queue is well");
-    assert_eq!(got[0].iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "its job is handed out");
+    let got = consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
+    assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "its job is handed out");
     assert_eq!(timers(conn).len(), 1, "and armed");
-    let refused = engine.consume(&bad.clone().into(), &[Want { count: 1, ttr: TTR }]).await;
+    let refused = consume(&*engine, &bad.clone().into(), &[TTR]).await;
     assert!(refused.is_err(), "from the other alone: expected an error, came {refused:?}");
     engine.destroy(&bad).await.expect_err("not a list");
     assert_eq!(conn.get::<_, String>("q/shop/bad"), Ok("not a list".into()), "it is not ours to drop");
 
     let _: u64 = conn.del("q/shop/good").expect("DEL");
     let _: () = conn.set("q/shop/good", "not a list any more").expect("SET");
-    engine.give_back(got.into_iter().flatten().collect()).await.expect("answered");
+    engine.give_back(got).await.expect("answered");
     assert_eq!(timers(conn).len(), 1, "the hand-over stands: it has nowhere to go back to");
 }
 

@@ -1,4 +1,5 @@
-//! Jobs between the engine and a consumer, and their way back when nobody takes them. Knows no line.
+//! Jobs on their way from a fetch to a consumer, and back to the engine when nobody takes them. This is the only
+//! place that handles "the consumer has left". Knows no wait list.
 
 use std::sync::Arc;
 
@@ -7,18 +8,18 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::{Engine, MAX_CONSUME};
 use crate::job::Job;
 
-/// Jobs on their way to a consumer. Dropped before they are taken, they go back to the head of their queue.
+/// Jobs for one consumer. If it is dropped before they are taken, they go back to the head of their queue.
 #[derive(Debug)]
 pub struct Delivery {
     jobs: Vec<Job>,
     waited: bool,
-    back: WayBack,
+    give_back: GiveBack,
 }
 
 impl Delivery {
-    /// `jobs` for a consumer that was or was not parked; untaken ones go `back`.
-    pub(super) fn new(jobs: Vec<Job>, waited: bool, back: WayBack) -> Delivery {
-        Delivery { jobs, waited, back }
+    /// `jobs` for a consumer that was or was not parked.
+    pub(super) fn new(jobs: Vec<Job>, waited: bool, give_back: GiveBack) -> Delivery {
+        Delivery { jobs, waited, give_back }
     }
 
     /// The jobs; empty when there was none.
@@ -40,68 +41,65 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if !self.jobs.is_empty() {
-            // Fails only after the runtime has ended; the jobs then come back after their ttr.
-            let _ = self.back.0.send(Return::Jobs(std::mem::take(&mut self.jobs)));
+            // Fails only after the runtime has ended. The jobs come back after their ttr then.
+            let _ = self.give_back.0.send(Message::Jobs(std::mem::take(&mut self.jobs)));
         }
     }
 }
 
 #[derive(Debug)]
-enum Return {
+enum Message {
     Jobs(Vec<Job>),
-    /// Dropped once everything before it has been given back.
-    Mark(oneshot::Sender<()>),
+    /// Answered once everything that was sent before it has been given back.
+    Flush(oneshot::Sender<()>),
 }
 
-/// Where untaken jobs go. It holds no more than what the engine has just handed out.
+/// Gives untaken jobs back to the engine. It holds no more than the engine has just handed out.
 #[derive(Clone, Debug)]
-pub(super) struct WayBack(mpsc::UnboundedSender<Return>);
+pub(super) struct GiveBack(mpsc::UnboundedSender<Message>);
 
-impl WayBack {
-    /// The way back to `engine`, and its task, which ends when the last clone is dropped.
-    pub fn open(engine: Arc<dyn Engine>) -> WayBack {
-        let (back, returned) = mpsc::unbounded_channel();
-        tokio::spawn(give_back(engine, returned));
-        WayBack(back)
+impl GiveBack {
+    /// The sending side, and the task that gives back. The task ends when the last clone is dropped.
+    pub fn new(engine: Arc<dyn Engine>) -> (GiveBack, impl Future<Output = ()> + Send) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (GiveBack(sender), run(engine, receiver))
     }
 
     /// Returns when everything that was dropped before has been given back.
-    pub async fn flushed(&self) {
-        let (mark, passed) = oneshot::channel();
-        if self.0.send(Return::Mark(mark)).is_ok() {
-            // The mark is dropped, not answered.
-            let _ = passed.await;
+    pub async fn flush(&self) {
+        let (done, flushed) = oneshot::channel();
+        if self.0.send(Message::Flush(done)).is_ok() {
+            // An error means that the task has ended: nothing is left to give back then either.
+            let _ = flushed.await;
         }
     }
 }
 
-/// Gives back what was popped for consumers that have left. What waits goes in one call.
-async fn give_back(engine: Arc<dyn Engine>, mut returned: mpsc::UnboundedReceiver<Return>) {
-    while let Some(first) = returned.recv().await {
-        let (mut jobs, mut marks) = (Vec::new(), Vec::new());
+/// What waits goes back in one call of the engine.
+async fn run(engine: Arc<dyn Engine>, mut receiver: mpsc::UnboundedReceiver<Message>) {
+    while let Some(first) = receiver.recv().await {
+        let (mut jobs, mut flushed) = (Vec::new(), Vec::new());
         let mut next = Some(first);
-        while let Some(one) = next {
-            match one {
-                Return::Jobs(more) => jobs.extend(more),
-                Return::Mark(mark) => marks.push(mark),
+        while let Some(message) = next {
+            match message {
+                Message::Jobs(more) => jobs.extend(more),
+                Message::Flush(done) => flushed.push(done),
             }
-            next = if jobs.len() < MAX_CONSUME { returned.try_recv().ok() } else { None };
-        }
-        if jobs.is_empty() {
-            continue;
+            next = if jobs.len() < MAX_CONSUME { receiver.try_recv().ok() } else { None };
         }
         let count = jobs.len();
-        // A task of its own, so that a panic in the engine does not end all giving back.
-        let engine = engine.clone();
-        let failed = match tokio::spawn(async move { engine.give_back(jobs).await }).await {
-            Ok(Ok(())) => continue,
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        };
-        tracing::warn!(
-            error = failed,
-            count,
-            "jobs of consumers that left could not be given back; they come back after their ttr"
-        );
+        if count > 0
+            && let Err(error) = engine.give_back(jobs).await
+        {
+            tracing::warn!(
+                %error,
+                count,
+                "jobs of consumers that left could not be given back; they come back after their ttr"
+            );
+        }
+        for done in flushed {
+            // Whoever asked may have stopped waiting.
+            let _ = done.send(());
+        }
     }
 }

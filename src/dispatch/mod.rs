@@ -1,390 +1,450 @@
-//! Long polls. Consumers that find nothing are parked here, in order of arrival, and are handed jobs when
-//! their queues get some. A parked consumer costs a few hundred bytes and no store connection. One dispatcher
-//! a pool; it asks the engine, never a store, and knows nothing of HTTP.
+//! Hands jobs to consumers. Consumers that find nothing wait here, in order of arrival, and are served when their
+//! queues get jobs. A waiting consumer costs a few hundred bytes and no store connection. There is one dispatcher
+//! for each pool. It asks the engine, never a store, and knows nothing of HTTP.
 //!
-//! Consumers with the same list of queues stand in one *line*, first come, first served. A line *looks* when
-//! it has reason to: one engine call that serves a few consumers from the front, so a publish to a queue with
-//! ten thousand parked consumers costs one small call. At most one look per line is under way. The reasons are
-//! a ring of the [`Bell`] (`stale`), and an arrival that cannot rely on the bell.
+//! The dispatcher alone decides who is served by which call of the engine:
 //!
-//! No wake-up is lost: a line that keeps consumers first *watches* its queues, then looks once more. A ring
-//! that comes while a look is under way makes the line stale, and it looks again.
+//! ```text
+//! consume ──> wait list of its queues ──> fetch: one Engine::consume for the list's first waiters
+//!                   ^      │                        │
+//!                   │      │ empty: register,       ├── jobs ──> Delivery ──> consumer
+//!                   │      │ then fetch once more   │                └─ dropped: Engine::give_back
+//!                   │      v                        └── nothing: the waiters stay
+//!                notify(queue), from the engine
+//! ```
 //!
-//! A ring is heard by one line, the one whose first consumer waits longest, so that ten thousand lines over
-//! one queue cost no more than one. That line owes it to the others: a look that found less than it asked for
-//! has seen the queues empty, and nobody is owed anything; one that found enough, or a line that empties
-//! before it has looked, passes the ring on; one that failed has it rung again after [`RETRY`].
+//! Consumers that asked for the same queues share a *wait list*. At most one *fetch* per wait list is under way,
+//! and it serves as many of the first waiters as one call of the engine may. So a publish to a queue with ten
+//! thousand waiters costs one call.
 //!
-//! No job is burned: what was popped for a consumer travels in a [`Delivery`], which gives its jobs back to
-//! the engine when it is dropped before somebody took them.
+//! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
+//! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
+//!
+//! **One notification, one fetch.** A notification concerns the wait list whose first waiter waits longest, so
+//! that ten thousand wait lists over one queue cost no more than one. That list owes it to the others: a fetch
+//! that found less than it asked for has seen the queues empty, and nothing is owed. After one that found enough,
+//! or that ended among jobs that are gone, others fetch too. The same holds for a list that becomes empty before
+//! it has fetched. After one that failed the queues are notified again in [`RETRY`].
+//!
+//! **No job is burned.** A fetch runs as a task of its own, so a consumer that leaves cannot drop a call that has
+//! taken jobs. The jobs travel in a [`Delivery`], which gives them back to the engine when nobody takes them.
 
 mod delivery;
-mod lines;
-mod parking;
+mod parked_polls;
+mod wait_lists;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use self::delivery::Delivery;
-use self::delivery::WayBack;
-use self::lines::{Answer, Lines, Round};
-pub use self::parking::Parking;
-use crate::engine::notifier::Bell;
-use crate::engine::{Engine, Want};
-use crate::error::Error;
+use self::delivery::GiveBack;
+pub use self::parked_polls::ParkedPolls;
+use self::wait_lists::{Fetch, Outcome, WaitLists};
+use crate::engine::notifier::Notifier;
+use crate::engine::{Consumed, Engine};
+use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-/// After a failed look the jobs that it was told of are looked for again this much later.
+/// How long after a failed fetch its queues are notified again.
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest that a poll may last: beyond it a timer would overflow. lmstfy's u32 seconds are far longer
 /// than any connection lives.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How many fetches may be under way. Others wait for one to end, first come, first served, while more waiters
+/// join their lists.
+const MAX_FETCHES: usize = 256;
 
 /// Why a consumer got no answer.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ConsumeError {
     /// As many consumers are parked as may be.
     #[error("too many consumers are waiting (at most {0})")]
-    Crowded(usize),
-    /// The store failed. Shared, since one failed look may have been for many.
+    TooMany(usize),
+    /// The store failed. Shared, since one failed fetch may have been for many.
     #[error("{0}")]
     Store(Arc<Error>),
+}
+
+/// What one consumer asks for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// First is served first.
+    pub queues: QueueList,
+    /// How many jobs at most; 1 to 100.
+    pub count: u16,
+    /// How long each job may run before it comes back.
+    pub ttr: Duration,
+    /// How long to wait for the first job; zero is not at all.
+    pub timeout: Duration,
 }
 
 /// One pool's dispatcher.
 #[derive(Debug)]
 pub struct Dispatcher {
     engine: Arc<dyn Engine>,
-    bell: Arc<Bell>,
-    parking: Arc<Parking>,
-    lines: Mutex<Lines>,
-    back: WayBack,
-    /// Looks that are under way, so that a stop can wait for them.
-    looks: TaskTracker,
+    parked: Arc<ParkedPolls>,
+    lists: Mutex<WaitLists>,
+    /// How many queues are waited for: lets a notification return without the lock while nobody waits.
+    waited_for: AtomicUsize,
+    give_back: GiveBack,
+    fetches: Semaphore,
+    closing: CancellationToken,
+    /// Fetches and retries, so that a stop can wait for them.
+    tasks: TaskTracker,
+    /// Engines notify from threads of their own.
+    runtime: Handle,
+    this: Weak<Dispatcher>,
 }
 
 impl Dispatcher {
-    /// A dispatcher over `engine`, and its two tasks: one that hears the bell, one that gives jobs back. They
-    /// end some time after the dispatcher is dropped.
-    pub fn start(engine: Arc<dyn Engine>, parking: Arc<Parking>) -> Arc<Dispatcher> {
-        let bell = Arc::new(Bell::default());
-        engine.attach(bell.clone());
-        let dispatcher = Arc::new(Dispatcher {
-            back: WayBack::open(engine.clone()),
+    /// A dispatcher over `engine`, in the current runtime.
+    pub fn start(engine: Arc<dyn Engine>, parked: Arc<ParkedPolls>) -> Arc<Dispatcher> {
+        let (give_back, giving_back) = GiveBack::new(engine.clone());
+        let dispatcher = Arc::new_cyclic(|this| Dispatcher {
             engine,
-            bell: bell.clone(),
-            parking,
-            lines: Mutex::default(),
-            looks: TaskTracker::new(),
+            parked,
+            lists: Mutex::default(),
+            waited_for: AtomicUsize::new(0),
+            give_back,
+            fetches: Semaphore::new(MAX_FETCHES),
+            closing: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+            this: this.clone(),
         });
-        let weak = Arc::downgrade(&dispatcher);
-        tokio::spawn(async move {
-            loop {
-                let queues = bell.rung().await;
-                let Some(dispatcher) = weak.upgrade() else { return };
-                dispatcher.hear(&queues);
-            }
-        });
+        dispatcher.runtime.spawn(giving_back);
+        let notifier: Arc<dyn Notifier> = dispatcher.clone();
+        dispatcher.engine.attach(Arc::downgrade(&notifier));
         dispatcher
     }
 
-    /// Hands out up to `want.count` jobs, from the first queue of the list that has some; waits up to
-    /// `timeout` for the first one. The delivery is empty when none came.
+    /// Hands out up to `count` jobs, from the first queue of the list that has some. Waits up to `timeout` for
+    /// the first one. The delivery is empty when none came. A consumer leaves by dropping the future.
     pub fn consume(
         self: &Arc<Self>,
-        queues: QueueList,
-        want: Want,
-        timeout: Duration,
-    ) -> impl Future<Output = Answer> + Send + 'static {
+        request: Request,
+    ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
         let dispatcher = self.clone();
-        async move { dispatcher.serve(queues, want, timeout).await }
+        async move { dispatcher.serve(request).await }
     }
 
-    async fn serve(self: Arc<Self>, queues: QueueList, want: Want, timeout: Duration) -> Answer {
-        let patient = !timeout.is_zero();
+    async fn serve(self: Arc<Self>, request: Request) -> Outcome {
+        let patient = !request.timeout.is_zero();
         if patient {
-            self.parking.enter()?;
+            self.parked.enter()?;
         }
-        let deadline = Instant::now() + timeout.min(LONGEST_POLL);
-        let mut place = self.arrive(queues, want, patient);
-        let answer = if patient {
-            match timeout_at(deadline, &mut place.answer).await {
-                Ok(answer) => answer,
-                // Nothing in time. Leaving the line settles whether a look was faster.
+        let deadline = Instant::now() + request.timeout.min(LONGEST_POLL);
+        let mut waiting = self.arrive(request, patient);
+        let outcome = if patient {
+            match timeout_at(deadline, &mut waiting.outcome).await {
+                Ok(outcome) => outcome,
+                // Nothing in time. Leaving the wait list settles whether a fetch was faster.
                 Err(_) => {
-                    place.leave();
-                    match place.answer.try_recv() {
-                        Ok(answer) => Ok(answer),
+                    waiting.leave();
+                    match waiting.outcome.try_recv() {
+                        Ok(outcome) => Ok(outcome),
                         Err(_) => Ok(Ok(self.nothing())),
                     }
                 }
             }
         } else {
-            (&mut place.answer).await
+            (&mut waiting.outcome).await
         };
-        // Nobody drops a consumer's channel unanswered while the runtime lives.
-        answer.unwrap_or_else(|_| Err(ConsumeError::Store(Arc::new(Error::Closed))))
+        // Nobody drops a waiter's channel unanswered while the runtime lives.
+        outcome.unwrap_or_else(|_| Err(ConsumeError::Store(Arc::new(Error::Closed))))
     }
 
-    /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those whom a look
-    /// is serving get what it brings.
+    /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those that a fetch is
+    /// under way for get what it brings.
     pub fn close(&self) {
-        let mut lines = self.lines.lock();
-        lines.closed = true;
+        self.closing.cancel();
+        let mut lists = self.lists.lock();
+        lists.closed = true;
         let mut idle = Vec::new();
-        for (list, line) in &mut lines.by_list {
-            for answer in line.close() {
-                let _ = answer.send(Ok(self.nothing()));
+        for (queues, list) in lists.iter_mut() {
+            for waiter in list.close() {
+                // A waiter that has just left needs no answer; so everywhere in this file.
+                let _ = waiter.send(Ok(self.nothing()));
             }
-            if !line.looking {
-                idle.push(list.clone());
+            if !list.fetching {
+                idle.push(queues.clone());
             }
         }
-        for list in idle {
-            self.remove(&mut lines, &list);
+        for queues in idle {
+            self.remove(&mut lists, &queues);
         }
     }
 
-    /// After [`close`](Dispatcher::close): returns when no look is under way and every job that nobody took
+    /// After [`close`](Dispatcher::close): returns when no fetch is under way and every job that nobody took
     /// has been given back, so that the engine can be closed.
     pub async fn settled(&self) {
-        self.looks.close();
-        self.looks.wait().await;
-        self.back.flushed().await;
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.give_back.flush().await;
     }
 
     fn nothing(&self) -> Delivery {
-        Delivery::new(Vec::new(), true, self.back.clone())
+        self.delivery(Vec::new(), true)
     }
 
-    /// Puts a consumer into its line, and makes the line look if it has to.
-    fn arrive(self: &Arc<Self>, queues: QueueList, want: Want, parked: bool) -> Place {
-        let (answer, receiver) = oneshot::channel();
-        let mut lines = self.lines.lock();
-        lines.arrivals += 1;
-        let arrival = lines.arrivals;
-        // Asked under the lock: whom `close` does not find in a line must not wait.
-        let patient = parked && !lines.closed;
-        let line = lines.by_list.entry(queues.clone()).or_default();
-        let was_empty = line.is_empty();
-        line.push(arrival, want, patient, answer);
-        // A line that watches and is not stale knows its queues to be empty, or that another line was told: a
-        // patient consumer just waits. The impatient one must not rely on the bell, which may be a moment
-        // late for other servers' jobs.
-        if !patient || !line.watches() {
-            line.stale = true;
+    fn delivery(&self, jobs: Vec<Job>, waited: bool) -> Delivery {
+        Delivery::new(jobs, waited, self.give_back.clone())
+    }
+
+    /// Puts a consumer into its wait list, and makes the list fetch if it has to.
+    fn arrive(self: &Arc<Self>, request: Request, parked: bool) -> Waiting {
+        let Request { queues, count, ttr, .. } = request;
+        let (sender, outcome) = oneshot::channel();
+        let mut lists = self.lists.lock();
+        lists.arrivals += 1;
+        let arrival = lists.arrivals;
+        // Asked under the lock: whom `close` does not find in a list must not wait.
+        let patient = parked && !lists.closed;
+        let list = lists.get_or_insert(&queues);
+        let was_empty = list.is_empty();
+        list.push(arrival, (count, ttr), patient, sender);
+        // A registered list that is not stale knows that its queues are empty, or that another list was notified:
+        // a patient consumer just waits. One that does not wait must not rely on notifications, which may be a
+        // moment late for the jobs of other servers.
+        if !patient || !list.is_registered() {
+            list.stale = true;
         }
-        if line.stale && !std::mem::replace(&mut line.looking, true) {
-            self.start_look(queues.clone());
-        }
+        let start = list.stale && !std::mem::replace(&mut list.fetching, true);
         if was_empty {
-            lines.reseat(&queues);
+            lists.reorder(&queues);
         }
-        drop(lines);
-        Place { dispatcher: self.clone(), queues, arrival, parked, answer: receiver, left: false }
-    }
-
-    /// Some queues may have jobs: for each, a line looks.
-    fn hear(self: &Arc<Self>, queues: &[Queue]) {
-        let mut lines = self.lines.lock();
-        for queue in queues {
-            self.start_looks(lines.wake(queue));
+        drop(lists);
+        if start {
+            self.start_fetch(queues.clone());
         }
+        Waiting { dispatcher: self.clone(), queues, arrival, parked, outcome, left: false }
     }
 
-    fn start_looks(self: &Arc<Self>, lines: Vec<QueueList>) {
-        lines.into_iter().for_each(|list| self.start_look(list));
+    /// Starts fetching for lists whose `fetching` was set.
+    fn start_fetches(&self, lists: Vec<QueueList>) {
+        lists.into_iter().for_each(|queues| self.start_fetch(queues));
     }
 
-    /// The line's `looking` is set.
-    fn start_look(self: &Arc<Self>, queues: QueueList) {
-        self.looks.spawn(self.clone().look(queues));
-    }
-
-    /// Looks until the line is empty or knows that its queues are. Runs as its own task, so that a consumer
-    /// that leaves cannot cancel a call that has popped jobs.
-    async fn look(self: Arc<Self>, queues: QueueList) {
-        while let Some(round) = self.begin(&queues) {
-            let mut look = Look { dispatcher: &self, queues: &queues, round, answered: false };
-            let result = self.engine.consume(&queues, &look.round.wants).await;
-            look.answered = true;
-            self.end(&queues, &look.round, result);
+    fn start_fetch(&self, queues: QueueList) {
+        // `None` only while the last reference is dropped: nobody waits any more.
+        if let Some(this) = self.this.upgrade() {
+            self.tasks.spawn_on(this.fetch(queues), &self.runtime);
         }
     }
 
-    /// Takes stock of whom to look for; `None` ends the looking.
-    fn begin(self: &Arc<Self>, queues: &QueueList) -> Option<Round> {
-        let mut lines = self.lines.lock();
-        let arrivals = lines.arrivals;
-        let line = lines.by_list.get_mut(queues)?;
-        if line.is_empty() {
-            let owes = line.stale && line.watches();
-            self.remove(&mut lines, queues);
+    /// Fetches until the list is empty, or knows that its queues are. Runs as a task of its own, so that a
+    /// consumer that leaves cannot drop a call that has taken jobs.
+    async fn fetch(self: Arc<Self>, queues: QueueList) {
+        loop {
+            // Nobody closes the semaphore.
+            let Ok(_permit) = self.fetches.acquire().await else { return };
+            let Some(fetch) = self.begin(&queues) else { return };
+            let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
+            let ttrs = under_way.fetch.as_ref().map_or(&[][..], |fetch| &fetch.ttrs);
+            let result = self.engine.consume(&queues, ttrs).await;
+            if let Some(fetch) = under_way.fetch.take() {
+                self.end(&queues, fetch, result);
+            }
+        }
+    }
+
+    /// Chooses whom to fetch for. `None` ends the fetching.
+    fn begin(&self, queues: &QueueList) -> Option<Fetch> {
+        let mut lists = self.lists.lock();
+        let arrivals = lists.arrivals;
+        let list = lists.get(queues)?;
+        if list.is_empty() {
+            let owes = list.stale && list.is_registered();
+            self.remove(&mut lists, queues);
             if owes {
-                self.start_looks(lines.pass_on(queues));
+                self.start_fetches(lists.wake_others(queues));
             }
             return None;
         }
-        if !line.stale {
-            line.looking = false;
+        if !list.stale {
+            list.fetching = false;
             return None;
         }
-        line.stale = false;
-        let round = line.round(arrivals);
-        line.serving = round.arrived.last().copied();
-        Some(round)
+        list.stale = false;
+        Some(list.fetch(arrivals))
     }
 
-    /// Hands out what a look brought.
-    fn end(self: &Arc<Self>, queues: &QueueList, round: &Round, result: Result<Vec<Vec<Job>>, Error>) {
-        let mut lines = self.lines.lock();
-        // A line is removed only by its look, or while none is under way.
-        let Some(line) = lines.by_list.get_mut(queues) else { return };
-        line.serving = None;
+    /// Hands out what a fetch brought.
+    fn end(&self, queues: &QueueList, fetch: Fetch, result: Result<Consumed>) {
+        let mut lists = self.lists.lock();
+        // A list is removed by its own fetch, or while none is under way.
+        let Some(list) = lists.get(queues) else { return };
+        list.serving = None;
         match result {
-            Ok(lists) => {
-                let full = lists.len() == round.wants.len()
-                    && lists
-                        .iter()
-                        .zip(&round.wants)
-                        .all(|(jobs, want)| jobs.len() >= usize::from(want.count));
-                for (arrival, jobs) in round.arrived.iter().zip(lists).filter(|(_, jobs)| !jobs.is_empty()) {
-                    let delivery = Delivery::new(jobs, line.watches(), self.back.clone());
-                    // Whoever has left, or leaves now, drops the delivery: its jobs go back.
-                    if let Some(answer) = line.pull(*arrival) {
-                        let _ = answer.send(Ok(delivery));
+            Ok(Consumed { jobs, more }) => {
+                let full = jobs.len() >= fetch.ttrs.len();
+                list.skipping = more && !full;
+                let mut jobs = jobs.into_iter();
+                for (arrival, count) in fetch.waiters {
+                    let share: Vec<Job> = jobs.by_ref().take(count).collect();
+                    if share.is_empty() {
+                        break;
+                    }
+                    let delivery = self.delivery(share, list.is_registered());
+                    // If the waiter has left, or leaves now, the delivery is dropped and its jobs go back.
+                    if let Some(waiter) = list.remove(arrival) {
+                        let _ = waiter.send(Ok(delivery));
                     }
                 }
-                if full {
-                    // Everybody asked for got all they wanted: there may be more for those behind, and for
-                    // those in other lines, whom a line that is empty now passes the ring on to as it goes.
-                    line.stale = true;
-                    line.wider = (line.wider + 1).min(2);
-                    if line.watches() && !line.is_empty() {
-                        lines.reseat(queues);
-                        self.start_looks(lines.pass_on(queues));
+                if full || more {
+                    // There may be more jobs, for this list and for others. A list that is empty now wakes the
+                    // others when it is removed.
+                    list.stale = true;
+                    if list.is_registered() && !list.is_empty() {
+                        lists.reorder(queues);
+                        self.start_fetches(lists.wake_others(queues));
                     }
                 } else {
-                    line.wider = 0;
-                    // The queues were empty after this look began: whoever came before it and is impatient
-                    // has the answer.
-                    for answer in line.pull_impatient(round.before) {
-                        let _ = answer.send(Ok(self.nothing()));
+                    // The queues were empty at some moment after the fetch began.
+                    for waiter in list.remove_impatient(fetch.before) {
+                        let _ = waiter.send(Ok(self.nothing()));
                     }
-                    if line.watches() {
-                        lines.reseat(queues);
-                        lines.narrow(queues);
-                    } else if !line.is_empty() {
-                        // From here on the bell tells; what came before it is seen by one more look.
-                        line.stale = true;
-                        queues.queues().for_each(|queue| self.bell.watch(&queue));
-                        lines.seat(queues);
+                    if list.is_registered() {
+                        lists.reorder(queues);
+                        lists.narrow(queues);
+                    } else if !list.is_empty() {
+                        // From here on notifications come. One more fetch sees what came before.
+                        list.stale = true;
+                        let new = lists.register(queues);
+                        self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
+                        new.iter().for_each(|queue| self.engine.watch(queue));
                     }
                 }
             }
             Err(error) => {
                 let error = Arc::new(error);
-                for arrival in &round.arrived {
-                    if let Some(answer) = line.pull(*arrival) {
-                        let _ = answer.send(Err(ConsumeError::Store(error.clone())));
-                    }
+                let failed = fetch.waiters.iter().filter_map(|(arrival, _)| list.remove(*arrival));
+                let failed: Vec<_> = failed.collect();
+                for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {
+                    let _ = waiter.send(Err(ConsumeError::Store(error.clone())));
                 }
-                for answer in line.pull_impatient(round.before) {
-                    let _ = answer.send(Err(ConsumeError::Store(error.clone())));
-                }
-                // Those who asked meanwhile are answered by a look of their own.
-                line.stale |= line.anybody_impatient() || !line.watches();
-                if line.watches() {
-                    lines.reseat(queues);
-                    self.ring_later(&mut lines, queues);
+                // Those that came meanwhile are answered by a fetch of their own.
+                list.stale |= list.anybody_impatient() || !list.is_registered();
+                if list.is_registered() {
+                    lists.reorder(queues);
+                    self.notify_later(&mut lists, queues);
                 }
             }
         }
     }
 
-    /// A look that failed may have been told of a job that is still there, and nobody will tell again.
-    fn ring_later(self: &Arc<Self>, lines: &mut Lines, list: &QueueList) {
-        let queues: Vec<Queue> = list.queues().filter(|queue| lines.retrying.insert(queue.clone())).collect();
+    /// A fetch that failed may have been told of a job that is still there, and nobody will tell again.
+    fn notify_later(&self, lists: &mut WaitLists, list: &QueueList) {
+        let queues: Vec<Queue> = list.queues().filter(|queue| lists.retrying.insert(queue.clone())).collect();
         if queues.is_empty() {
             return;
         }
-        let weak = Arc::downgrade(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(RETRY).await;
-            let Some(dispatcher) = weak.upgrade() else { return };
-            let mut lines = dispatcher.lines.lock();
-            lines.retrying.retain(|queue| !queues.contains(queue));
-            drop(lines);
-            dispatcher.hear(&queues);
-        });
+        let (this, closing) = (self.this.clone(), self.closing.clone());
+        let retry = async move {
+            if closing.run_until_cancelled(tokio::time::sleep(RETRY)).await.is_none() {
+                return;
+            }
+            let Some(dispatcher) = this.upgrade() else { return };
+            let mut lists = dispatcher.lists.lock();
+            for queue in &queues {
+                lists.retrying.remove(queue);
+                dispatcher.start_fetches(lists.wake(queue));
+            }
+        };
+        self.tasks.spawn_on(retry, &self.runtime);
     }
 
-    /// Takes an empty line away.
-    fn remove(&self, lines: &mut Lines, list: &QueueList) {
-        if lines.remove(list).is_some_and(|line| line.watches()) {
-            list.queues().for_each(|queue| self.bell.unwatch(&queue));
-        }
+    /// Takes an empty list away.
+    fn remove(&self, lists: &mut WaitLists, queues: &QueueList) {
+        lists.remove(queues);
+        self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
     }
 }
 
-/// A look under way. Should the engine panic, those it was for get an error, and the line looks on.
-struct Look<'a> {
+impl Notifier for Dispatcher {
+    fn notify(&self, queue: &Queue) {
+        // A list registers before its last fetch, and a job is stored before its notification: if the list is not
+        // seen here, its fetch sees the job.
+        if self.waited_for.load(Ordering::SeqCst) > 0 {
+            self.start_fetches(self.lists.lock().wake(queue));
+        }
+    }
+
+    fn notify_all(&self) {
+        let mut lists = self.lists.lock();
+        for queue in lists.waited_for() {
+            self.start_fetches(lists.wake(&queue));
+        }
+    }
+
+    fn waits_for(&self, queue: &Queue) -> bool {
+        self.lists.lock().waits_for(queue)
+    }
+
+    fn waited_for(&self) -> Vec<Queue> {
+        self.lists.lock().waited_for()
+    }
+}
+
+/// A fetch under way. If the engine panics, those that it was for get an error, and the list goes on.
+struct UnderWay<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     queues: &'a QueueList,
-    round: Round,
-    answered: bool,
+    fetch: Option<Fetch>,
 }
 
-impl Drop for Look<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        // Dropped by a runtime that ends, there is nobody to answer.
-        if !self.answered && std::thread::panicking() {
-            let error = Error::refused("looking for jobs panicked");
-            self.dispatcher.end(self.queues, &self.round, Err(error));
-            self.dispatcher.start_look(self.queues.clone());
+        // A fetch that is dropped because the runtime ends has nobody to answer.
+        if let Some(fetch) = self.fetch.take().filter(|_| std::thread::panicking()) {
+            self.dispatcher.end(self.queues, fetch, Err(Error::refused("the engine panicked")));
+            self.dispatcher.start_fetch(self.queues.clone());
         }
     }
 }
 
-/// A consumer's place in its line. Leaving it, on time-out or because the consumer is gone, is its drop.
-struct Place {
+/// A consumer's place in its wait list. The consumer leaves when this is dropped.
+struct Waiting {
     dispatcher: Arc<Dispatcher>,
     queues: QueueList,
     arrival: u64,
-    /// Takes one of the places for parked consumers.
+    /// It counts as a parked poll.
     parked: bool,
-    answer: oneshot::Receiver<Answer>,
+    outcome: oneshot::Receiver<Outcome>,
     left: bool,
 }
 
-impl Place {
+impl Waiting {
     fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
         if self.parked {
-            self.dispatcher.parking.leave();
+            self.dispatcher.parked.leave();
         }
-        let mut lines = self.dispatcher.lines.lock();
-        let Some(line) = lines.by_list.get_mut(&self.queues) else { return };
-        if line.pull(self.arrival).is_none() {
-            return; // answered, and out of the line since
+        let mut lists = self.dispatcher.lists.lock();
+        let Some(list) = lists.get(&self.queues) else { return };
+        if list.remove(self.arrival).is_none() {
+            return; // answered already
         }
-        if line.is_empty() && !line.looking {
-            self.dispatcher.remove(&mut lines, &self.queues);
+        if list.is_empty() && !list.fetching {
+            self.dispatcher.remove(&mut lists, &self.queues);
         } else {
-            lines.reseat(&self.queues);
+            lists.reorder(&self.queues);
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for Waiting {
     fn drop(&mut self) {
         self.leave();
     }

@@ -1,12 +1,12 @@
 //! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use super::notifier::Bell;
-use super::{DeadLetter, Engine, Pumped, Stats, Want};
+use super::notifier::Notifier;
+use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobRef, NewJob};
@@ -83,9 +83,9 @@ impl<E: Engine> Engine for Metered<E> {
         Ok(())
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        let lists = self.step("consume", self.inner.consume(queues, wants)).await?;
-        for job in lists.iter().flatten() {
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let consumed = self.step("consume", self.inner.consume(queues, ttrs)).await?;
+        for job in &consumed.jobs {
             self.counters.consume_jobs.inc();
             self.counters.queue_pop_jobs.inc();
             self.counters.pool_get_jobs.inc();
@@ -95,7 +95,7 @@ impl<E: Engine> Engine for Metered<E> {
             }
             self.metrics.engine.consumed(self.pool.as_str(), &job.queue, job.elapsed);
         }
-        Ok(lists)
+        Ok(consumed)
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
@@ -162,8 +162,12 @@ impl<E: Engine> Engine for Metered<E> {
         self.step("stats", self.inner.stats()).await
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        self.inner.attach(bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        self.inner.attach(notifier);
+    }
+
+    fn watch(&self, queue: &Queue) {
+        self.inner.watch(queue);
     }
 
     async fn check(&self) -> Result<()> {

@@ -8,13 +8,13 @@
 //! order of the two is lost meanwhile. Consumers hear of it when the new store has nothing for them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::notifier::Bell;
-use super::{DeadLetter, Engine, Pumped, QueueSize, Stats, Want};
+use super::notifier::Notifier;
+use super::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobRef, NewJob};
@@ -61,41 +61,29 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         self.old.ack(old).await
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        let (mut lists, trouble) = match self.old.consume(queues, wants).await {
-            Ok(lists) => (lists.into_iter().map(|jobs| marked(jobs, 0)).collect(), None),
-            Err(error) => (Vec::new(), Some(error)),
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let (mut consumed, trouble) = match self.old.consume(queues, ttrs).await {
+            Ok(consumed) => (Consumed { jobs: marked(consumed.jobs, 0), ..consumed }, None),
+            Err(error) => (Consumed::default(), Some(error)),
         };
-        lists.resize_with(wants.len(), Vec::new);
-        // Whoever the old store left without a full hand is served by the new one, in the same order.
-        let rest: Vec<Want> = wants
-            .iter()
-            .zip(&lists)
-            .map(|(want, jobs)| Want {
-                count: want.count - jobs.len().min(usize::from(want.count)) as u16,
-                ..*want
-            })
-            .collect();
-        let hungry: Vec<Want> = rest.iter().filter(|want| want.count > 0).copied().collect();
-        if hungry.is_empty() {
-            return Ok(lists);
+        // The new store serves whom the old one left without a job.
+        let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
+        if rest.is_empty() || consumed.more {
+            return Ok(consumed);
         }
-        match self.new.consume(queues, &hungry).await {
-            Ok(more) => {
-                let hands =
-                    lists.iter_mut().zip(&rest).filter(|(_, want)| want.count > 0).map(|(jobs, _)| jobs);
-                for (hand, jobs) in hands.zip(more) {
-                    hand.extend(marked(jobs, NEW));
-                }
+        match (self.new.consume(queues, rest).await, trouble) {
+            (Ok(more), trouble) => {
+                consumed.more = more.more;
+                consumed.jobs.extend(marked(more.jobs, NEW));
                 match trouble {
-                    // Nobody can say that there is nothing.
-                    Some(error) if lists.iter().all(Vec::is_empty) => Err(error),
-                    _ => Ok(lists),
+                    // The old store may hold jobs: nobody can say that there is none.
+                    Some(error) if consumed.jobs.is_empty() => Err(error),
+                    _ => Ok(consumed),
                 }
             }
             // What the old store handed out is on its way; the new one's trouble shows at the next call.
-            Err(_) if lists.iter().any(|jobs| !jobs.is_empty()) => Ok(lists),
-            Err(error) => Err(error),
+            (Err(_), _) if !consumed.jobs.is_empty() => Ok(consumed),
+            (Err(error), _) => Err(error),
         }
     }
 
@@ -197,9 +185,14 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         Ok(Stats { timers: old.timers + new.timers, queues, gauges: old.gauges })
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        self.old.attach(bell.clone());
-        self.new.attach(bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        self.old.attach(notifier.clone());
+        self.new.attach(notifier);
+    }
+
+    fn watch(&self, queue: &Queue) {
+        self.old.watch(queue);
+        self.new.watch(queue);
     }
 
     async fn check(&self) -> Result<()> {

@@ -19,13 +19,13 @@
 //! - **Durable.** What was answered with `Ok` survives the process (and, where the store syncs, the machine).
 //! - **Never blocks.** Nothing here waits for a job; parking consumers is the dispatcher's work.
 //! - **One clock.** Delays, ttl and ttr count by [`Engine::now`]'s clock, the store's, and to the
-//!   millisecond at least. A
-//!   job is never handed out early.
+//!   millisecond at least. A job is never handed out early.
 //! - **Order.** A queue is first in, first out. Jobs due at the same time become ready in the order in which
 //!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.
 //! - **TTL.** A job whose ttl has ended is never handed out or peeked, and its space comes back. A dead job
 //!   has no ttl.
-//! - **Cancel-safe.** A caller that drops the future leaves a step that happened or did not, never half.
+//! - **Cancel-safe.** A caller that drops the future leaves a step that happened or did not, never half. Jobs
+//!   that a dropped consume handed out come back after their ttr: the dispatcher never drops one.
 
 pub mod batch;
 pub mod disk;
@@ -37,7 +37,7 @@ pub mod redis;
 mod shared;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,20 +46,21 @@ use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
-use notifier::Bell;
+use notifier::Notifier;
 
 /// The most jobs in one [`Engine::publish`].
 pub const MAX_PUBLISH: usize = 64;
-/// The most jobs that all wants of one [`Engine::consume`] may ask for together.
+/// The most jobs that one [`Engine::consume`] may ask for.
 pub const MAX_CONSUME: usize = 128;
 
-/// One consumer's wish, in a call that may carry several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Want {
-    /// How many jobs at most; 1 to 100.
-    pub count: u16,
-    /// How long each may run before it comes back.
-    pub ttr: Duration,
+/// What one consume handed out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Consumed {
+    /// In the order in which they were handed out.
+    pub jobs: Vec<Job>,
+    /// The queues may have more ready jobs, although fewer than asked for were handed out: the call has reached
+    /// its bound while it skipped jobs that are gone. Consume again.
+    pub more: bool,
 }
 
 /// What one pump did.
@@ -111,12 +112,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Acks `old`, if it is there, and publishes `new`, in one step.
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()>;
 
-    /// Hands out ready jobs, oldest first, from the first queue of the list, then the second, and so on. The
-    /// first want is served first; the answer has one list per want, empty ones at the end. Acked and expired
-    /// jobs are skipped. An answer with fewer jobs than were asked for means that the queues were seen empty, or
-    /// that their bells ring again. Each job handed out has one try less and comes back after its want's ttr.
-    /// All wants together ask for at most [`MAX_CONSUME`] jobs.
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>>;
+    /// Hands out up to `ttrs.len()` ready jobs, oldest first: from the first queue of the list, then from the
+    /// second, and so on. The n-th job may run for the n-th ttr, and then comes back; it has one try less.
+    /// Acked and expired jobs are skipped, in a bounded number for each call. An answer with fewer jobs than were
+    /// asked for, and without [`more`](Consumed::more), means that the queues were seen empty. `ttrs` has 1 to
+    /// [`MAX_CONSUME`] elements.
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at
     /// the head of its queue, in the order given, with its try restored. A job that is no longer in that very
@@ -162,9 +163,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Sizes, for a scrape of the metrics.
     async fn stats(&self) -> Result<Stats>;
 
-    /// From now on rings `bell` for each queue that it watches and that may have got a ready job, by whoever's
-    /// hand. Ringing for nothing is allowed; not ringing is not.
-    fn attach(&self, bell: Arc<Bell>);
+    /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once
+    /// when this process did, soon when another did and the queue is [watched](Engine::watch).
+    fn attach(&self, notifier: Weak<dyn Notifier>);
+
+    /// A consumer waits for this queue from now on. The notifier says for how long.
+    fn watch(&self, queue: &Queue);
 
     /// Whether the store would take a job now.
     async fn check(&self) -> Result<()>;

@@ -1,12 +1,12 @@
 //! A shared engine is an engine: wrappers compose over `Arc<dyn Engine>`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::notifier::Bell;
-use super::{DeadLetter, Engine, Pumped, Stats, Want};
+use super::notifier::Notifier;
+use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobRef, NewJob};
@@ -27,8 +27,8 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
         (**self).republish(old, new).await
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        (**self).consume(queues, wants).await
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        (**self).consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
@@ -83,8 +83,12 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
         (**self).stats().await
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        (**self).attach(bell)
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        (**self).attach(notifier)
+    }
+
+    fn watch(&self, queue: &Queue) {
+        (**self).watch(queue)
     }
 
     async fn check(&self) -> Result<()> {

@@ -102,7 +102,7 @@ pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
             Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
         }
     }
-    state.metrics.parked(state.parking.parked());
+    state.metrics.parked(state.parked.count());
     let text = {
         let _alone = state.scrape.lock();
         // A queue that is gone would show its last size for ever.

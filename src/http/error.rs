@@ -63,7 +63,7 @@ impl From<Error> for ApiError {
 impl From<ConsumeError> for ApiError {
     fn from(error: ConsumeError) -> ApiError {
         match error {
-            ConsumeError::Crowded(_) => ApiError::Ours(
+            ConsumeError::TooMany(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many consumers are waiting, please retry later",
                 None,

@@ -134,13 +134,14 @@ pub async fn consume(
 ) -> Answer {
     let counted = admitted(&state, &caller.key, Direction::Read).await?;
     let query = Query(query.as_deref().unwrap_or_default());
-    let (want, timeout) = params::want(query, &state.defaults)?;
-    let consume = caller.pool.dispatcher.consume(caller.queues, want, timeout);
-    let delivery = if timeout.is_zero() { Some(consume.await?) } else { unless_gone(consume, peer).await? };
+    let request = params::consume(query, caller.queues, &state.defaults)?;
+    let (count, patient) = (request.count, !request.timeout.is_zero());
+    let consume = caller.pool.dispatcher.consume(request);
+    let delivery = if patient { unless_gone(consume, peer).await? } else { Some(consume.await?) };
     match delivery {
         Some(delivery) if !delivery.jobs().is_empty() => {
             counted.keep();
-            Ok(handed_out(delivery, want.count))
+            Ok(handed_out(delivery, count))
         }
         _ => Ok(reply::message(StatusCode::NOT_FOUND, "no job available")),
     }

@@ -27,7 +27,7 @@ pub use self::outage::Outages;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::Tokens;
 use crate::config::Secret;
-use crate::dispatch::{Dispatcher, Parking};
+use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -96,7 +96,7 @@ pub struct State {
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
     /// How many polls are parked, over all pools.
-    pub parking: Arc<Parking>,
+    pub parked: Arc<ParkedPolls>,
     pub readiness: Arc<Readiness>,
     /// Which pools' requests fail now.
     pub outages: Outages,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::Defaults;
 use super::error::ApiError;
-use crate::engine::Want;
+use crate::dispatch;
+use crate::name::QueueList;
 
 /// A request's query.
 #[derive(Debug, Clone, Copy)]
@@ -57,15 +58,19 @@ pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
 }
 
 /// `ttr`, `timeout`, `count`.
-pub fn want(query: Query<'_>, defaults: &Defaults) -> Result<(Want, Duration), ApiError> {
+pub fn consume(
+    query: Query<'_>,
+    queues: QueueList,
+    defaults: &Defaults,
+) -> Result<dispatch::Request, ApiError> {
     let ttr: u32 = query.number("ttr", defaults.ttr, "invalid ttr")?;
     let timeout: u32 = query.number("timeout", defaults.timeout, "invalid timeout")?;
     let count: u16 = query.number("count", 1, "invalid count")?;
     if !(1..=100).contains(&count) {
         return Err(ApiError::bad("invalid count"));
     }
-    let want = Want { count, ttr: Duration::from_secs(u64::from(ttr)) };
-    Ok((want, Duration::from_secs(u64::from(timeout))))
+    let [ttr, timeout] = [ttr, timeout].map(|seconds| Duration::from_secs(u64::from(seconds)));
+    Ok(dispatch::Request { queues, count, ttr, timeout })
 }
 
 /// A dead letter's `limit`: at least 1, and 1 when not said.
@@ -91,6 +96,12 @@ mod tests {
 
     const DEFAULTS: Defaults = Defaults { ttl: 86400, delay: 0, tries: 1, ttr: 120, timeout: 0 };
 
+    fn queues() -> QueueList {
+        let namespace = crate::name::Namespace::parse("ns").expect("a literal");
+        let name = crate::name::QueueName::parse("q").expect("a literal");
+        crate::name::Queue { namespace, name }.into()
+    }
+
     #[test]
     fn the_first_of_a_repeated_key_counts_and_unknown_ones_do_not() {
         let life = life(Query("freeze_tries=1&delay=007&delay=9&ttl=0"), &DEFAULTS).expect("it is valid");
@@ -105,14 +116,15 @@ mod tests {
             assert!(life(Query(bad), &DEFAULTS).is_err(), "{bad} should be refused");
         }
         for bad in ["count=0", "count=101", "count=65536", "count="] {
-            assert!(want(Query(bad), &DEFAULTS).is_err(), "{bad} should be refused");
+            assert!(consume(Query(bad), queues(), &DEFAULTS).is_err(), "{bad} should be refused");
         }
     }
 
     proptest! {
         #[test]
         fn no_query_panics(query in ".*") {
-            let _ = (life(Query(&query), &DEFAULTS), want(Query(&query), &DEFAULTS), limit(Query(&query)));
+            let _ = (life(Query(&query), &DEFAULTS), limit(Query(&query)));
+            let _ = consume(Query(&query), queues(), &DEFAULTS);
         }
     }
 }

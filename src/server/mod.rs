@@ -23,7 +23,7 @@ use crate::admin::limits::Throttle;
 use crate::admin::tokens::Tokens;
 use crate::clock::SystemClock;
 use crate::config::Config;
-use crate::dispatch::{Dispatcher, Parking};
+use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
 use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
@@ -135,7 +135,7 @@ impl Server {
         };
         let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
         let throttle = Throttle::new(store, Arc::new(SystemClock::default()));
-        let parking = Arc::new(Parking::new(config.max_parked_polls));
+        let parked = Arc::new(ParkedPolls::new(config.max_parked_polls));
         let readiness = Arc::new(Readiness::default());
 
         let mut pools = BTreeMap::new();
@@ -146,7 +146,7 @@ impl Server {
             {
                 engine = Arc::new(Migration::new(engine, new.clone()));
             }
-            let dispatcher = Dispatcher::start(engine.clone(), parking.clone());
+            let dispatcher = Dispatcher::start(engine.clone(), parked.clone());
             let pool = Pool { name: name.clone(), engine, dispatcher, ids: JobIds::default() };
             pools.insert(name.clone(), Arc::new(pool));
         }
@@ -162,7 +162,7 @@ impl Server {
                 timeout: config.timeout_second,
             },
             metrics,
-            parking,
+            parked,
             readiness: readiness.clone(),
             outages: Outages::default(),
             scrape: Mutex::default(),

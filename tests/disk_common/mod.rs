@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::ManualClock;
+use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{Engine, Want};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
 
@@ -58,8 +58,8 @@ pub fn clock() -> Arc<ManualClock> {
 
 /// Hands out up to `count` jobs of one queue.
 pub async fn take(engine: &DiskEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
-    let lists = engine.consume(&queue.clone().into(), &[Want { count, ttr }]).await;
-    lists.expect("consume should answer").pop().expect("one list per want")
+    let consumed = engine.consume(&queue.clone().into(), &vec![ttr; count.into()]).await;
+    consumed.expect("consume should answer").jobs
 }
 
 /// Copies a directory while it is in use, as a crash would leave it.

@@ -44,7 +44,7 @@ async fn consumer(
     let (queues, mut finished) = (q.into(), Vec::new());
     loop {
         let last = done.load(Ordering::SeqCst);
-        let jobs = ok("consume", engine.consume(&queues, &[want(count, LONG)]).await).remove(0);
+        let jobs = ok("consume", consume(&*engine, &queues, &vec![LONG; count.into()]).await);
         if jobs.is_empty() {
             if last {
                 return finished;
@@ -110,7 +110,7 @@ pub async fn consumers_of_one_call_each_share_without_overlap(s: &dyn Stage) {
     let mut calls = JoinSet::new();
     for _ in 0..80 {
         let (engine, queues) = (s.engine(), q.clone().into());
-        calls.spawn(async move { ok("consume", engine.consume(&queues, &[want(1, LONG)]).await).remove(0) });
+        calls.spawn(async move { ok("consume", consume(&*engine, &queues, &[LONG]).await) });
     }
     let mut got = Vec::new();
     while let Some(jobs) = calls.join_next().await {

@@ -1,4 +1,4 @@
-//! Laws of consume: priorities, several wants, and nothing that is gone is in the way.
+//! Laws of consume: priorities, several ttrs, and nothing that is gone is in the way.
 
 use std::future::Future;
 use std::pin::pin;
@@ -9,10 +9,9 @@ use dormouse::name::{Queue, QueueName};
 
 use crate::support::stage::*;
 
-/// Guards against an engine that waits for a job, or answers fewer lists than wants.
-pub async fn an_empty_queue_answers_empty_lists_at_once(s: &dyn Stage) {
-    let lists = s.take_from(&queue_list(&["a", "b"]), &[want(1, LONG), want(100, LONG)]).await;
-    assert_eq!(lists, [vec![], vec![]], "nothing was ever published");
+/// Guards against an engine that waits for a job.
+pub async fn an_empty_queue_answers_nothing_at_once(s: &dyn Stage) {
+    assert_eq!(s.take_from(&queue_list(&["a", "b"]), &[LONG; 101]).await, [], "nothing was ever published");
     s.put(job(&queue("c"), "elsewhere")).await;
     s.put(job(&queue("a"), "delayed").delay(LONG)).await;
     assert_eq!(s.take(&queue("a"), 1, LONG).await, [], "nothing is ready in a");
@@ -26,7 +25,7 @@ pub async fn queues_are_served_in_the_order_given(s: &dyn Stage) {
     let list = queue_list(&["c", "a", "b"]);
     let mut order = Vec::new();
     for _ in 0..6 {
-        let jobs = s.take_from(&list, &[want(1, LONG)]).await.remove(0);
+        let jobs = s.take_from(&list, &[LONG]).await;
         assert!(jobs.iter().all(|j| bodies(&jobs)[0].starts_with(j.queue.name.as_str())), "{jobs:?}");
         order.extend(bodies(&jobs));
     }
@@ -38,42 +37,28 @@ pub async fn a_batch_goes_on_with_the_next_queue(s: &dyn Stage) {
     for name in ["a", "b", "c"] {
         s.put_all([1, 2].map(|i| job(&queue(name), format!("{name}{i}")))).await;
     }
-    let jobs = s.take_from(&queue_list(&["b", "empty", "a", "c"]), &[want(5, LONG)]).await.remove(0);
+    let jobs = s.take_from(&queue_list(&["b", "empty", "a", "c"]), &[LONG; 5]).await;
     assert_eq!(bodies(&jobs), ["b1", "b2", "a1", "a2", "c1"], "five jobs by priority");
     assert_eq!(s.drain(&queue("c")).await, ["c2"], "what was not asked for stays");
 }
 
-/// Guards against wants that are mixed up, when one call serves several parked consumers.
-pub async fn the_first_want_is_served_first(s: &dyn Stage) {
-    let q = queue("q");
-    s.put_all((1..=6).map(|i| job(&q, i.to_string()))).await;
-    s.put(job(&queue("r"), "r")).await;
-    let wants = [want(2, LONG), want(1, LONG), want(5, LONG), want(3, LONG)];
-    let lists = s.take_from(&queue_list(&["q", "r"]), &wants).await;
-    let got: Vec<_> = lists.iter().map(|list| bodies(list)).collect();
-    assert_eq!(
-        got,
-        [vec!["1", "2"], vec!["3"], vec!["4", "5", "6", "r"], vec![]],
-        "in order, empty at the end"
-    );
-}
-
-/// Guards against one ttr for all the wants of a call.
-pub async fn each_want_has_its_own_ttr(s: &dyn Stage) {
-    let q = queue("q");
+/// Guards against one ttr for all jobs of a call, which may be for several consumers.
+pub async fn each_job_has_the_ttr_in_its_place(s: &dyn Stage) {
+    let (q, r) = (queue("q"), queue("r"));
     s.put_all((1..=3).map(|i| job(&q, i.to_string()).tries(2))).await;
-    s.take_from(&q.clone().into(), &[want(1, LONG), want(1, SHORT), want(1, LONG)]).await;
+    s.put(job(&r, "4").tries(2)).await;
+    let got = s.take_from(&queue_list(&["q", "r"]), &[LONG, SHORT, LONG, SHORT, SHORT]).await;
+    assert_eq!(bodies(&got), ["1", "2", "3", "4"], "in order, and no more than there are");
     s.pass(SHORT).await;
-    assert_eq!(s.drain(&q).await, ["2"], "only the second want had a short ttr");
+    assert_eq!(s.drain(&q).await, ["2"], "only the second job had a short ttr");
+    assert_eq!(s.drain(&r).await, ["4"], "the fourth job is the first of the second queue");
 }
 
 /// Guards against a bound that is lower than the trait says.
 pub async fn a_full_consume_is_served(s: &dyn Stage) {
     let q = queue("q");
     s.put_all((0..MAX_CONSUME + 1).map(|i| job(&q, i.to_string()))).await;
-    let lists =
-        s.take_from(&q.clone().into(), &[want(100, LONG), want(MAX_CONSUME as u16 - 100, LONG)]).await;
-    let got: Vec<_> = lists.iter().flat_map(|list| bodies(list)).collect();
+    let got = bodies(&s.take_from(&q.clone().into(), &[LONG; MAX_CONSUME]).await);
     let expected: Vec<_> = (0..MAX_CONSUME).map(|i| i.to_string()).collect();
     assert_eq!(got, expected, "as many as one call may ask for");
     assert_eq!(s.drain(&q).await.len(), 1, "one is left");
@@ -124,8 +109,7 @@ pub async fn a_dropped_consume_loses_nothing(s: &dyn Stage) {
     let new = s.put_all((0..10).map(|i| job(&q, i.to_string()).tries(9))).await;
     let (engine, list) = (s.engine(), q.clone().into());
     for _ in 0..5 {
-        let wants = [want(1, SHORT)];
-        let mut call = pin!(engine.consume(&list, &wants));
+        let mut call = pin!(engine.consume(&list, &[SHORT]));
         let _dropped: Poll<_> = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
     // An engine that serves its callers in order has served the dropped calls before these.

@@ -7,12 +7,12 @@
 //! [`Stage`]: crate::support::stage::Stage
 
 pub mod ack;
-pub mod bells;
 pub mod concurrency;
 pub mod consume;
 pub mod dead;
 pub mod give_back;
 pub mod names;
+pub mod notifier;
 pub mod peek;
 pub mod publish;
 pub mod random;
@@ -57,11 +57,10 @@ macro_rules! laws {
                     a_later_publish_does_not_wake_the_pump,
                 }
                 consume {
-                    an_empty_queue_answers_empty_lists_at_once,
+                    an_empty_queue_answers_nothing_at_once,
                     queues_are_served_in_the_order_given,
                     a_batch_goes_on_with_the_next_queue,
-                    the_first_want_is_served_first,
-                    each_want_has_its_own_ttr,
+                    each_job_has_the_ttr_in_its_place,
                     a_full_consume_is_served,
                     acked_heads_are_skipped,
                     two_thousand_acked_heads_are_skipped,
@@ -143,15 +142,15 @@ macro_rules! laws {
                     one_id_in_two_queues_is_two_jobs,
                     queues_lists_what_was_published_to,
                 }
-                bells {
-                    publish_rings,
-                    a_due_job_rings,
-                    a_returning_job_rings,
-                    respawn_rings,
-                    give_back_rings,
-                    republish_rings,
-                    every_attached_bell_rings,
-                    only_watched_queues_ring,
+                notifier {
+                    publish_notifies,
+                    a_due_job_notifies,
+                    a_returning_job_notifies,
+                    respawn_notifies,
+                    give_back_notifies,
+                    republish_notifies,
+                    every_attached_notifier_is_told,
+                    a_notifier_that_is_gone_is_in_nobodys_way,
                 }
                 concurrency {
                     every_job_is_handed_out_exactly_once,

@@ -155,16 +155,14 @@ impl Run<'_> {
         let others = ["q", "q-", "r"].into_iter().take(self.dice.below(3) as usize);
         let names = [q.name.clone()].into_iter().chain(others.map(|name| queue(name).name));
         let queues = QueueList::new(q.namespace, names).expect("at least one queue");
-        let wants: Vec<_> = (0..1 + self.dice.below(3))
-            .map(|_| want(1 + self.dice.below(3) as u16, Duration::from_millis(2) + self.dice.time(80)))
-            .collect();
-        self.log.push(format!("consume {queues:?} for {wants:?}"));
-        let ours = ok("consume", engine.consume(&queues, &wants).await);
-        let models = ok("consume", self.model.consume(&queues, &wants).await);
-        let lists =
-            |all: &[Vec<Job>]| all.iter().map(|l| l.iter().map(plain).collect()).collect::<Vec<Vec<_>>>();
-        same("consume", lists(&ours), lists(&models))?;
-        self.running.extend(ours.concat().into_iter().zip(models.concat()));
+        let ttrs: Vec<_> =
+            (0..1 + self.dice.below(9)).map(|_| Duration::from_millis(2) + self.dice.time(80)).collect();
+        self.log.push(format!("consume {queues:?} for {ttrs:?}"));
+        let ours = ok("consume", consume(engine, &queues, &ttrs).await);
+        let models = ok("consume", consume(&self.model, &queues, &ttrs).await);
+        let plain_jobs = |jobs: &[Job]| jobs.iter().map(plain).collect::<Vec<_>>();
+        same("consume", plain_jobs(&ours), plain_jobs(&models))?;
+        self.running.extend(ours.into_iter().zip(models));
         Ok(())
     }
 

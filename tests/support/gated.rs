@@ -1,14 +1,14 @@
-//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; and whose bells can
-//! be cut off.
+//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; and that can keep
+//! its notifications to itself.
 
-use std::sync::Arc;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
-use dormouse::engine::notifier::Bell;
-use dormouse::engine::{DeadLetter, Engine, Pumped, Stats, Want};
+use dormouse::engine::notifier::Notifier;
+use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobRef, NewJob};
 use dormouse::name::{Queue, QueueList};
@@ -19,10 +19,10 @@ use tokio::sync::{Mutex, MutexGuard};
 pub struct Gated<E> {
     inner: E,
     gate: Mutex<()>,
-    looks: AtomicUsize,
+    fetches: AtomicUsize,
     away: AtomicBool,
     panics: AtomicBool,
-    deaf: AtomicBool,
+    silent: AtomicBool,
 }
 
 impl<E: Engine> Gated<E> {
@@ -31,10 +31,10 @@ impl<E: Engine> Gated<E> {
         Gated {
             inner,
             gate: Mutex::new(()),
-            looks: AtomicUsize::new(0),
+            fetches: AtomicUsize::new(0),
             away: AtomicBool::new(false),
             panics: AtomicBool::new(false),
-            deaf: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
         }
     }
 
@@ -44,8 +44,8 @@ impl<E: Engine> Gated<E> {
     }
 
     /// How many consumes there were.
-    pub fn looks(&self) -> usize {
-        self.looks.load(Ordering::SeqCst)
+    pub fn fetches(&self) -> usize {
+        self.fetches.load(Ordering::SeqCst)
     }
 
     /// Whether consumes fail from now on.
@@ -58,9 +58,9 @@ impl<E: Engine> Gated<E> {
         self.panics.store(panics, Ordering::SeqCst);
     }
 
-    /// From now on no bell is attached: nobody is told of jobs.
-    pub fn cut_bells(&self) {
-        self.deaf.store(true, Ordering::SeqCst);
+    /// From now on no notifier is attached: nobody is told of jobs.
+    pub fn silence(&self) {
+        self.silent.store(true, Ordering::SeqCst);
     }
 }
 
@@ -79,13 +79,13 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.republish(old, new).await
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        self.looks.fetch_add(1, Ordering::SeqCst);
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.fetches.fetch_add(1, Ordering::SeqCst);
         if self.away.load(Ordering::SeqCst) {
             return Err(Error::away("the test says so"));
         }
         assert!(!self.panics.load(Ordering::SeqCst), "the test says so");
-        let result = self.inner.consume(queues, wants).await;
+        let result = self.inner.consume(queues, ttrs).await;
         // The jobs are popped; whoever holds the gate decides when the caller hears of it.
         let _open = self.gate.lock().await;
         result
@@ -143,10 +143,14 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.stats().await
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        if !self.deaf.load(Ordering::SeqCst) {
-            self.inner.attach(bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        if !self.silent.load(Ordering::SeqCst) {
+            self.inner.attach(notifier);
         }
+    }
+
+    fn watch(&self, queue: &Queue) {
+        self.inner.watch(queue);
     }
 
     async fn check(&self) -> Result<()> {

@@ -5,6 +5,7 @@ pub mod admin;
 pub mod gated;
 pub mod house;
 pub mod model;
+pub mod notified;
 pub mod process;
 pub mod recorded;
 pub mod redis_server;

@@ -3,13 +3,13 @@
 //! operations on a real engine are compared with it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
-use dormouse::engine::notifier::{Bell, Bells};
-use dormouse::engine::{DeadLetter, Engine, Pumped, QueueSize, Stats, Want};
+use dormouse::engine::notifier::{Notifier, Notifiers};
+use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{Queue, QueueList};
@@ -23,7 +23,7 @@ use super::stage::ms;
 pub struct ModelEngine {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    bells: Bells,
+    notifiers: Notifiers,
     /// Told whenever a timer was armed.
     armed: Notify,
     /// Jobs due at the same time become ready in the order their timers were armed, not in publish order.
@@ -152,7 +152,7 @@ impl ModelEngine {
         ModelEngine {
             clock,
             state: Mutex::default(),
-            bells: Bells::default(),
+            notifiers: Notifiers::default(),
             armed: Notify::new(),
             ties_by_arming: false,
         }
@@ -196,7 +196,7 @@ impl Engine for ModelEngine {
         }
         drop(state);
         self.armed.notify_waiters();
-        queues.iter().for_each(|queue| self.bells.ring(queue));
+        queues.iter().for_each(|queue| self.notifiers.notify(queue));
         Ok(())
     }
 
@@ -210,35 +210,30 @@ impl Engine for ModelEngine {
         state.insert(new, now);
         drop(state);
         self.armed.notify_waiters();
-        self.bells.ring(&queue);
+        self.notifiers.notify(&queue);
         Ok(())
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let (mut state, now) = self.open()?;
         let mut ready = Vec::new();
         for queue in queues.queues() {
             ready.extend(state.ready(&queue).into_iter().map(|id| (queue.clone(), id)));
         }
-        let mut ready = ready.into_iter();
-        let mut lists = Vec::new();
-        for want in wants {
-            let mut list = Vec::new();
-            for (queue, id) in ready.by_ref().take(usize::from(want.count)) {
-                state.receipt += 1;
-                state.armed += 1;
-                let (receipt, armed) = (state.receipt, state.armed);
-                let stored = state.get(&queue, id);
-                stored.tries -= 1; // a ready job has at least one
-                stored.place = Place::Running { due: now + ms(want.ttr), receipt };
-                stored.armed = armed;
-                list.push(stored.read(now, stored.tries, receipt));
-            }
-            lists.push(list);
+        let mut jobs = Vec::new();
+        for ((queue, id), ttr) in ready.into_iter().zip(ttrs) {
+            state.receipt += 1;
+            state.armed += 1;
+            let (receipt, armed) = (state.receipt, state.armed);
+            let stored = state.get(&queue, id);
+            stored.tries -= 1; // a ready job has at least one
+            stored.place = Place::Running { due: now + ms(*ttr), receipt };
+            stored.armed = armed;
+            jobs.push(stored.read(now, stored.tries, receipt));
         }
         drop(state);
         self.armed.notify_waiters();
-        Ok(lists)
+        Ok(Consumed { jobs, more: false })
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
@@ -254,7 +249,7 @@ impl Engine for ModelEngine {
             }
         }
         drop(state);
-        jobs.iter().for_each(|job| self.bells.ring(&job.queue));
+        jobs.iter().for_each(|job| self.notifiers.notify(&job.queue));
         Ok(())
     }
 
@@ -306,7 +301,7 @@ impl Engine for ModelEngine {
             stored.place = place;
         }
         drop(state);
-        self.bells.ring(queue);
+        self.notifiers.notify(queue);
         Ok(ids.len() as u64)
     }
 
@@ -345,7 +340,7 @@ impl Engine for ModelEngine {
         state.announced = state.earliest();
         let next = state.announced.map_or(Duration::MAX, |at| Duration::from_millis(at.saturating_sub(now)));
         drop(state);
-        due.iter().for_each(|(_, _, _, queue)| self.bells.ring(queue));
+        due.iter().for_each(|(_, _, _, queue)| self.notifiers.notify(queue));
         Ok(Pumped { moved: due.len(), next })
     }
 
@@ -379,9 +374,11 @@ impl Engine for ModelEngine {
         Ok(Stats { timers, queues: state.queues.keys().map(size).collect(), gauges: Vec::new() })
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        self.bells.attach(bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        self.notifiers.attach(notifier);
     }
+
+    fn watch(&self, _: &Queue) {}
 
     async fn check(&self) -> Result<()> {
         self.open().map(drop)

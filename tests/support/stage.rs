@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dormouse::clock::{ManualClock, Millis};
-use dormouse::engine::{Engine, MAX_PUBLISH, Want};
+use dormouse::engine::{Engine, MAX_PUBLISH};
 use dormouse::error::Result;
 use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::{Namespace, Queue, QueueList, QueueName};
@@ -281,9 +281,20 @@ pub fn ok<T>(what: &str, answer: Result<T>) -> T {
     answer.unwrap_or_else(|e| panic!("{what} should succeed, but answered: {e}"))
 }
 
-/// One consumer that wants up to `count` jobs.
-pub fn want(count: u16, ttr: Duration) -> Want {
-    Want { count, ttr }
+/// A consume of up to as many jobs as there are ttrs. Asks again, as a dispatcher does, while the engine says that
+/// there may be more.
+pub async fn consume(engine: &dyn Engine, queues: &QueueList, ttrs: &[Duration]) -> Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for _ in 0..1000 {
+        let asked = &ttrs[jobs.len()..];
+        let consumed = engine.consume(queues, asked).await?;
+        assert!(consumed.jobs.len() <= asked.len(), "asked for {}, got {:?}", asked.len(), consumed.jobs);
+        jobs.extend(consumed.jobs);
+        if jobs.len() == ttrs.len() || !consumed.more {
+            return Ok(jobs);
+        }
+    }
+    panic!("the engine says without end that {queues:?} may have more");
 }
 
 impl dyn Stage + '_ {
@@ -303,8 +314,7 @@ impl dyn Stage + '_ {
 
     /// Consumes at most `count` jobs of one queue.
     pub async fn take(&self, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
-        let lists = self.take_from(&queue.clone().into(), &[want(count, ttr)]).await;
-        lists.into_iter().next().expect("take_from checked that there is a list per want")
+        self.take_from(&queue.clone().into(), &vec![ttr; count.into()]).await
     }
 
     /// Consumes one job, which must be there.
@@ -314,14 +324,9 @@ impl dyn Stage + '_ {
         jobs.remove(0)
     }
 
-    /// Consumes for several wants from several queues, and checks the shape of the answer.
-    pub async fn take_from(&self, queues: &QueueList, wants: &[Want]) -> Vec<Vec<Job>> {
-        let lists = ok("consume", self.engine().consume(queues, wants).await);
-        assert_eq!(lists.len(), wants.len(), "one list per want");
-        for (list, want) in lists.iter().zip(wants) {
-            assert!(list.len() <= usize::from(want.count), "{} jobs for {want:?}", list.len());
-        }
-        lists
+    /// Consumes from several queues, a job for each ttr.
+    pub async fn take_from(&self, queues: &QueueList, ttrs: &[Duration]) -> Vec<Job> {
+        ok("consume", consume(&*self.engine(), queues, ttrs).await)
     }
 
     /// Consumes all that is ready and answers the bodies in the order they came.

@@ -1,49 +1,41 @@
 //! Handing jobs out and taking them back.
 
+use std::time::Duration;
+
 use super::op::{Answer, STEP};
 use super::state::{Core, Step};
 use super::store::codec::{self, Entry, Record};
 use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
-use crate::engine::Want;
+use crate::engine::Consumed;
 use crate::job::{Job, JobRef};
 use crate::name::{Queue, QueueList};
 
 impl Core {
-    /// Hands out jobs to each want in turn.
-    pub(super) fn consume(&mut self, queues: &QueueList, wants: &[Want], now: Micros) -> Step {
-        let mut lists: Vec<Vec<Job>> = wants.iter().map(|_| Vec::new()).collect();
-        let mut open = 0;
-        let mut budget = STEP;
-        for queue in self.queues.known(queues) {
-            while let Some(want) = wants.get(open) {
-                if lists[open].len() >= usize::from(want.count) {
-                    open += 1;
-                    continue;
-                }
+    /// Hands out jobs, one for each ttr.
+    pub(super) fn consume(&mut self, queues: &QueueList, ttrs: &[Duration], now: Micros) -> Step {
+        let mut consumed = Consumed::default();
+        let mut skipped = 0;
+        'queues: for queue in self.queues.known(queues) {
+            while let Some(ttr) = ttrs.get(consumed.jobs.len()) {
                 let Some((seq, entry)) = self.head(&queue)? else { break };
                 match self.read_entry(&queue, &entry)? {
                     Some(Ok(record)) if !record.expired(now) => {
-                        let job = self.hand_out(&queue, (seq, entry), record, want, now);
-                        lists[open].push(job);
+                        let job = self.hand_out(&queue, (seq, entry), record, *ttr, now);
+                        consumed.jobs.push(job);
                     }
                     unfit => {
                         self.pass_over(&queue, unfit, now);
-                        budget -= 1;
-                        if budget == 0 {
-                            if lists.iter().all(Vec::is_empty) {
-                                return Ok(Ok(Answer::Again));
-                            }
-                            // Less than was asked for, though the queue was not seen empty: whoever still waits
-                            // should look again.
-                            self.rings(&queue);
-                            return Ok(Ok(Answer::Jobs(lists)));
+                        skipped += 1;
+                        if skipped == STEP {
+                            consumed.more = true;
+                            break 'queues;
                         }
                     }
                 }
             }
         }
-        Ok(Ok(Answer::Jobs(lists)))
+        Ok(Ok(Answer::Consumed(consumed)))
     }
 
     /// The first entry of a queue.
@@ -57,14 +49,14 @@ impl Core {
         queue: &Queue,
         (seq, mut entry): (u64, Entry),
         record: Record,
-        want: &Want,
+        ttr: Duration,
         now: Micros,
     ) -> Job {
         self.pop(queue);
         debug_assert!(self.queues.get(queue).and_then(|s| s.find(seq)).is_none(), "popped");
         entry.tries = entry.tries.saturating_sub(1);
         let receipt = self.next_seq();
-        let due = now.saturating_add(micros(want.ttr));
+        let due = now.saturating_add(micros(ttr));
         self.run((due, receipt), queue, entry);
         Core::show(queue, &entry, record, receipt, now)
     }

@@ -21,7 +21,7 @@ mod tokens;
 mod writer;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,8 +37,8 @@ use self::store::{open, upkeep};
 use self::writer::Writer;
 use super::batch::{self, Bound};
 use super::next_due::NextDue;
-use super::notifier::{Bell, Bells};
-use super::{DeadLetter, Engine, Pumped, Stats, Want};
+use super::notifier::{Notifier, Notifiers};
+use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use crate::admin::disk::DiskAdmin;
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
@@ -105,7 +105,7 @@ const GROUP: Bound = Bound { items: 2048, bytes: 8 << 20 };
 #[derive(Debug)]
 pub struct DiskEngine {
     handle: Handle,
-    bells: Arc<Bells>,
+    notifiers: Arc<Notifiers>,
     next_due: Arc<NextDue>,
     tokens: Arc<Mutex<Tokens>>,
     threads: Arc<Mutex<Threads>>,
@@ -151,12 +151,12 @@ impl DiskEngine {
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
         let (caller, calls) = batch::channel(options.waiting, GROUP);
         let handle = Handle { caller, poison: Arc::default(), clock: core.clock.clone() };
-        let (bells, next_due, tokens) = (Arc::default(), core.next_due.clone(), core.tokens.clone());
+        let (notifiers, next_due, tokens) = (Arc::default(), core.next_due.clone(), core.tokens.clone());
         let writer = Writer {
             core,
             calls,
             poison: handle.poison.clone(),
-            bells: Arc::clone(&bells),
+            notifiers: Arc::clone(&notifiers),
             sync: options.sync == Sync::Always,
         };
         let io = |e| OpenError::Io(options.path.clone(), e);
@@ -172,7 +172,7 @@ impl DiskEngine {
             threads.upkeep.push(upkeep::sweeper(store, handle.clone(), options.upkeep_every).map_err(io)?);
         }
         let threads = Arc::new(Mutex::new(threads));
-        Ok(Arc::new(DiskEngine { handle, bells, next_due, tokens, threads }))
+        Ok(Arc::new(DiskEngine { handle, notifiers, next_due, tokens, threads }))
     }
 
     /// Tokens and limits, in the same directory.
@@ -208,13 +208,10 @@ impl Engine for DiskEngine {
         self.handle.tell(Op::Republish(old, Box::new(new))).await
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        loop {
-            match self.handle.ask(Op::Consume(queues.clone(), wants.to_vec())).await? {
-                Answer::Jobs(lists) => return Ok(lists),
-                Answer::Again => {}
-                other => return Err(Handle::unexpected(&other)),
-            }
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        match self.handle.ask(Op::Consume(queues.clone(), ttrs.to_vec())).await? {
+            Answer::Consumed(consumed) => Ok(consumed),
+            other => Err(Handle::unexpected(&other)),
         }
     }
 
@@ -302,9 +299,12 @@ impl Engine for DiskEngine {
         }
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        self.bells.attach(bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        self.notifiers.attach(notifier);
     }
+
+    /// Nobody else writes to this store: whoever makes a job ready here notifies.
+    fn watch(&self, _: &Queue) {}
 
     async fn check(&self) -> Result<()> {
         self.handle.tell(Op::Check).await

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::store::Space;
 use crate::admin::{Limit, TokenKey};
 use crate::engine::batch::Weigh;
-use crate::engine::{DeadLetter, Pumped, Stats, Want};
+use crate::engine::{Consumed, DeadLetter, Pumped, Stats};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
 
@@ -22,7 +22,7 @@ pub const STEP_BYTES: usize = 8 << 20;
 pub enum Op {
     Publish(Vec<NewJob>),
     Republish(JobRef, Box<NewJob>),
-    Consume(QueueList, Vec<Want>),
+    Consume(QueueList, Vec<Duration>),
     /// Jobs with their receipts.
     GiveBack(Vec<(JobRef, u64)>),
     Ack(JobRef),
@@ -81,7 +81,7 @@ pub enum AdminOp {
 #[derive(Debug)]
 pub enum Answer {
     Done,
-    Jobs(Vec<Vec<Job>>),
+    Consumed(Consumed),
     Job(Option<Job>),
     Count(u64),
     /// How many, and whether there may be more.
@@ -133,7 +133,7 @@ impl Weigh for Op {
     fn items(&self) -> usize {
         match self {
             Op::Publish(jobs) => jobs.len(),
-            Op::Consume(_, wants) => wants.iter().map(|want| usize::from(want.count)).sum(),
+            Op::Consume(_, ttrs) => ttrs.len(),
             Op::GiveBack(jobs) => jobs.len(),
             Op::Pump(limit) => (*limit).min(STEP),
             Op::Destroy(..) | Op::Respawn(..) | Op::DeleteDead(..) => STEP,

@@ -8,9 +8,8 @@ use super::poison::Poison;
 use super::state::{Core, META_CLOSED};
 use super::store::{Fatal, Space};
 use crate::engine::batch::{Call, Calls, Reply};
-use crate::engine::notifier::Bells;
+use crate::engine::notifier::Notifiers;
 use crate::error::{Error, Result};
-use crate::job::JobRef;
 
 /// What the thread works with.
 #[derive(Debug)]
@@ -18,7 +17,7 @@ pub struct Writer {
     pub core: Core,
     pub calls: Calls<Op, Answer>,
     pub poison: Arc<Poison>,
-    pub bells: Arc<Bells>,
+    pub notifiers: Arc<Notifiers>,
     /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
@@ -80,14 +79,7 @@ impl Writer {
             waiting.push((reply, answer));
         }
         self.settle(must_last);
-        let unwanted = self.answer(waiting);
-        if !unwanted.is_empty() && self.poison.check().is_ok() {
-            // Handed out to callers that have left: back to the heads of their queues.
-            if let Err(fatal) = self.core.apply(Op::GiveBack(unwanted)) {
-                self.fail(fatal);
-            }
-            self.settle(false);
-        }
+        self.answer(waiting);
         self.announce();
         if closing {
             self.calls.close();
@@ -109,23 +101,17 @@ impl Writer {
         self.poison.error().unwrap_or(Error::Closed)
     }
 
-    /// Answers all. Gives back the jobs that nobody waited for any more.
-    fn answer(&self, waiting: Vec<(Reply<Answer>, Result<Answer>)>) -> Vec<(JobRef, u64)> {
-        let mut unwanted = Vec::new();
+    fn answer(&self, waiting: Vec<(Reply<Answer>, Result<Answer>)>) {
         for (reply, answer) in waiting {
-            let answer = self.poison.error().map_or(answer, Err);
-            if let Err(Ok(Answer::Jobs(lists))) = reply.send(answer) {
-                let jobs = lists.into_iter().flatten();
-                unwanted.extend(jobs.map(|job| (JobRef { queue: job.queue, id: job.id }, job.receipt)));
-            }
+            // A caller that has left needs no answer.
+            let _ = reply.send(self.poison.error().map_or(answer, Err));
         }
-        unwanted
     }
 
     /// Tells who waits for ready jobs.
     fn announce(&mut self) {
         for queue in self.core.ring.drain() {
-            self.bells.ring(&queue);
+            self.notifiers.notify(&queue);
         }
     }
 }

@@ -70,7 +70,7 @@ impl Shared {
             cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
             let (seen, respawned): (u64, u64) = self.links.run(script, &cmd).await?;
             if respawned > 0 {
-                self.bells.ring(queue);
+                self.notifiers.notify(queue);
             }
             done += respawned;
             if seen == 0 {

@@ -1,7 +1,5 @@
 //! Gives hand-overs back: those that a consumer left behind.
 
-use std::sync::Arc;
-
 use super::Shared;
 use super::layout::keys;
 use crate::error::Result;
@@ -40,22 +38,9 @@ impl Shared {
             }
             let _: u64 = self.links.run(&self.scripts.give_back, &cmd).await?;
             for queue in lists {
-                self.bells.ring(queue);
+                self.notifiers.notify(queue);
             }
         }
         Ok(())
-    }
-
-    /// Gives back what was popped for callers that are gone, in a task of its own.
-    pub fn return_orphans(self: &Arc<Shared>, jobs: Vec<Job>) {
-        if jobs.is_empty() {
-            return;
-        }
-        let shared = self.clone();
-        self.tasks.spawn(async move {
-            if let Err(e) = shared.give_back(jobs).await {
-                tracing::warn!(pool = &*shared.pool, "jobs of a consumer that left wait for their ttr: {e}");
-            }
-        });
     }
 }

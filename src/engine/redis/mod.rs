@@ -24,11 +24,10 @@ mod pump;
 mod safety;
 mod watch;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -38,8 +37,8 @@ pub use safety::{Unsafe, check_safety};
 use crate::clock::Millis;
 use crate::engine::batch::{self, Bound, Caller};
 use crate::engine::next_due::NextDue;
-use crate::engine::notifier::{Bell, Bells};
-use crate::engine::{DeadLetter, Engine, Pumped, Stats, Want};
+use crate::engine::notifier::{Notifier, Notifiers};
+use crate::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob};
 use crate::name::{PoolName, Queue, QueueList};
@@ -48,6 +47,7 @@ use clock::RedisClock;
 use connection::connector::Connector;
 use connection::outage::Outage;
 use connection::pool::Pool;
+use connection::shared::SharedConnection;
 use connection::worker::{Home, Serve, Siblings};
 use layout::scripts::Scripts;
 
@@ -68,13 +68,12 @@ const MOST_RUNNING: usize = 131_072;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes {
     pub publish: usize,
-    pub consume: usize,
     pub ack: usize,
 }
 
 impl Default for Lanes {
     fn default() -> Lanes {
-        Lanes { publish: 2, consume: 2, ack: 1 }
+        Lanes { publish: 2, ack: 1 }
     }
 }
 
@@ -86,7 +85,7 @@ pub(crate) struct Shared {
     scripts: Scripts,
     clock: RedisClock,
     next_due: NextDue,
-    bells: Bells,
+    notifiers: Notifiers,
     recorded: Recorded,
     /// Tries left of the jobs that this process handed out: what their timer members are made of.
     running: Generations<JobId, u16>,
@@ -94,7 +93,6 @@ pub(crate) struct Shared {
     outage: Arc<Outage>,
     closing: CancellationToken,
     tasks: TaskTracker,
-    runtime: Handle,
 }
 
 /// A pool of jobs on a Redis.
@@ -102,7 +100,7 @@ pub(crate) struct Shared {
 pub struct RedisEngine {
     shared: Arc<Shared>,
     publishes: Caller<publish::Publish, ()>,
-    consumes: Caller<consume::Consume, Vec<Vec<Job>>>,
+    consumes: SharedConnection,
     acks: Caller<JobRef, ()>,
     /// Ends the tasks of an engine that is dropped without `close`.
     _closing: DropGuard,
@@ -121,13 +119,9 @@ impl RedisEngine {
         name: &PoolName,
         lanes: Lanes,
     ) -> Result<Arc<RedisEngine>> {
-        let lanes = Lanes {
-            publish: lanes.publish.clamp(1, 4),
-            consume: lanes.consume.clamp(1, 4),
-            ack: lanes.ack.clamp(1, 3),
-        };
-        // With the one for wake-ups; at most 12, so at least four are left below MAX_CONNECTIONS.
-        let fixed = lanes.publish + lanes.consume + lanes.ack + 1;
+        let lanes = Lanes { publish: lanes.publish.clamp(1, 4), ack: lanes.ack.clamp(1, 3) };
+        // With the ones for consumes and for watching; at most 9, so at least four are left below MAX_CONNECTIONS.
+        let fixed = lanes.publish + lanes.ack + 2;
         let pooled = address.pool_size.saturating_sub(fixed).clamp(1, MOST_POOLED);
         let connector = Arc::new(Connector::new(&address)?);
         let closing = CancellationToken::new();
@@ -139,13 +133,12 @@ impl RedisEngine {
             scripts: Scripts::default(),
             clock: RedisClock::new(),
             next_due: NextDue::default(),
-            bells: Bells::default(),
+            notifiers: Notifiers::default(),
             recorded: Recorded::default(),
             running: Generations::new(MOST_RUNNING),
             watch: watch::Watch::default(),
             closing: closing.clone(),
             tasks: TaskTracker::new(),
-            runtime: Handle::current(),
         });
         shared.greet().await?;
         // From here on tasks run, which end with it, also when the caller gives up.
@@ -161,8 +154,8 @@ impl RedisEngine {
         shared.tasks.spawn(async move { end.run_until_cancelled(finisher.finish_dropped()).await });
         let publishes =
             open(&home, &shared, lanes.publish, publish::BOUND, || publish::Publisher(shared.clone()));
-        let consumes =
-            open(&home, &shared, lanes.consume, consume::BOUND, || consume::Consumer::new(shared.clone()));
+        let (consumes, keep) = SharedConnection::new(home.clone());
+        shared.tasks.spawn(keep);
         let acks = open(&home, &shared, lanes.ack, ack::BOUND, || ack::Acker(shared.clone()));
         // The Redis is there: so are the lanes, a moment later. One that cannot be made is no reason to stop.
         let _ = shared.outage.over(GATHERING).await;
@@ -207,16 +200,14 @@ impl Engine for RedisEngine {
         self.publishes.call(publish::Publish { jobs: vec![new], old: Some(old) }).await
     }
 
-    async fn consume(&self, queues: &QueueList, wants: &[Want]) -> Result<Vec<Vec<Job>>> {
-        self.consumes.call(consume::Consume { queues: queues.clone(), wants: wants.to_vec() }).await
+    async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        self.shared.open()?;
+        self.shared.consume(&self.consumes, queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         self.shared.open()?;
-        // In a task, so that a caller that leaves does not leave half of the steps undone.
-        let shared = self.shared.clone();
-        let task = self.shared.tasks.spawn(async move { shared.give_back(jobs).await });
-        task.await.map_err(Error::away)?
+        self.shared.give_back(jobs).await
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
@@ -277,8 +268,12 @@ impl Engine for RedisEngine {
         self.shared.stats().await
     }
 
-    fn attach(&self, bell: Arc<Bell>) {
-        watch::attach(&self.shared, bell);
+    fn attach(&self, notifier: Weak<dyn Notifier>) {
+        self.shared.notifiers.attach(notifier);
+    }
+
+    fn watch(&self, queue: &Queue) {
+        self.shared.watch.arm([queue.clone()]);
     }
 
     async fn check(&self) -> Result<()> {

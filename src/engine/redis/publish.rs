@@ -147,7 +147,7 @@ impl Publisher {
             if !job.delay.is_zero() {
                 self.0.next_due.stored(now + micros(job.delay));
             } else if last != Some(&job.queue) {
-                self.0.bells.ring(&job.queue);
+                self.0.notifiers.notify(&job.queue);
                 last = Some(&job.queue);
             }
         }

@@ -33,7 +33,7 @@ impl Shared {
                 tracing::warn!(pool = &*self.pool, put_off, "put off jobs whose queue's key is not a list");
             }
             for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
-                self.bells.ring(&queue);
+                self.notifiers.notify(&queue);
             }
             moved += n;
             let next = u64::try_from(next).map_or(MOST, Duration::from_micros).min(MOST);

@@ -1,9 +1,11 @@
-//! Rings bells for jobs that others made ready: other servers of this kind, and lmstfy, which tells nobody.
+//! Notifies of jobs that others made ready: other servers of this kind, and lmstfy, which tells nobody.
 //!
-//! One connection, used for nothing else, has the server track the ready lists that consumers wait for (RESP3
-//! CLIENT TRACKING). An EXISTS over a list arms it; the next change of the list is pushed, once, and rings. What
-//! was pushed and is still watched is armed again. So the work is in proportion to the changes, not to the
-//! queues watched. A slow sweep stands behind that; where tracking is refused a fast one does the work alone.
+//! One connection, used for nothing else, has the Redis track the ready lists that consumers wait for (RESP3
+//! CLIENT TRACKING). An EXISTS of a list *arms* it: it says whether the list has jobs, and the Redis pushes one
+//! message at the next change. A list that changed and is still waited for is armed again, and that EXISTS decides
+//! whether to notify: a job that this server published is mostly handed out by then, and costs no second fetch. So
+//! the work is in proportion to the changes, not to the queues waited for. A slow sweep stands behind that. Where
+//! tracking is refused, a fast sweep does the work alone.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -21,20 +23,19 @@ use super::connection::fault::{Fault, Outcome};
 use super::connection::outage::{Kind, Pause, Place};
 use super::connection::worker::Home;
 use super::layout::keys;
-use crate::engine::notifier::Bell;
 use crate::name::Queue;
 
-/// How often all watched queues are looked at although tracking works.
+/// How often all lists that are waited for are armed although tracking works.
 const SWEEP: Duration = Duration::from_secs(1);
-/// How often they are looked at when it does not.
+/// How often they are asked for when it does not.
 const POLL: Duration = Duration::from_millis(50);
-/// How long after one arming the next may come: a list that changes all the time is armed a thousand times a
+/// The least time between two armings: a list that changes all the time is armed a thousand times a
 /// second at most. A quiet one is armed at once.
-const BREATH: Duration = Duration::from_millis(1);
+const ARM_PAUSE: Duration = Duration::from_millis(1);
 /// How many keys one EXISTS takes.
 const CHUNK: usize = 1000;
 
-/// Queues that are to be armed. Holds at most the watched ones and those that just rang.
+/// Queues that are to be armed. Holds at most those that are waited for and those that have just changed.
 #[derive(Debug, Default)]
 pub struct Watch {
     arm: Mutex<HashSet<Queue>>,
@@ -42,7 +43,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    fn arm(&self, queues: impl IntoIterator<Item = Queue>) {
+    /// Arms these soon.
+    pub fn arm(&self, queues: impl IntoIterator<Item = Queue>) {
         self.arm.lock().extend(queues);
         self.changed.notify_one();
     }
@@ -52,28 +54,13 @@ impl Watch {
     }
 }
 
-/// Rings this bell too from now on.
-pub fn attach(shared: &Arc<Shared>, bell: Arc<Bell>) {
-    shared.bells.attach(bell.clone());
-    let home = shared.clone();
-    let forward = async move {
-        loop {
-            tokio::select! {
-                fresh = bell.newly_watched() => home.watch.arm(fresh),
-                () = home.closing.cancelled() => return,
-            }
-        }
-    };
-    shared.tasks.spawn_on(forward, &shared.runtime);
-}
-
 /// The task. Its connection is counted from the call on, not from the first poll.
 pub fn run(shared: Arc<Shared>, home: Home) -> impl Future<Output = ()> + Send {
     let place = Place::new(home.outage.clone(), Kind::default());
-    listen(shared, home, place)
+    keep(shared, home, place)
 }
 
-async fn listen(shared: Arc<Shared>, home: Home, mut place: Place) {
+async fn keep(shared: Arc<Shared>, home: Home, mut place: Place) {
     let mut pause = Pause::new(&home.outage);
     loop {
         let served = tokio::select! {
@@ -95,12 +82,12 @@ async fn listen(shared: Arc<Shared>, home: Home, mut place: Place) {
 
 /// One connection's life.
 async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<Infallible> {
-    let ears = Arc::downgrade(shared);
+    let weak = Arc::downgrade(shared);
     let mut link = home
         .connector
         .connect_with(Arc::new(move |push: PushInfo| {
-            if let Some(shared) = ears.upgrade() {
-                heard(&shared, &push);
+            if let Some(shared) = weak.upgrade() {
+                on_push(&shared, &push);
             }
         }))
         .await?;
@@ -110,36 +97,33 @@ async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<
         Err(fault) => {
             tracing::warn!(
                 pool = &*home.pool,
-                "the Redis refuses tracking, so wake-ups from other servers take up to {POLL:?}: {}",
+                "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {}",
                 fault.text()
             );
             false
         }
     };
     place.up();
-    // Whatever happened while nobody listened.
-    shared.watch.arm(watched(shared));
-    for bell in shared.bells.all() {
-        bell.ring_all();
-    }
+    // Changes may have been missed while there was no connection.
+    shared.watch.arm(shared.notifiers.waited_for());
+    shared.notifiers.notify_all();
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut rested = Instant::now();
     loop {
-        let look_at = tokio::select! {
+        let queues = tokio::select! {
             () = link.lost.cancelled() => return Err(Fault::away("the connection was lost").at(home.connector.label())),
             // In this order, since a notification that was taken must not be dropped by another branch.
             () = async { sleep_until(rested).await; shared.watch.changed.notified().await } => {
-                rested = Instant::now() + BREATH;
-                let bells = shared.bells.all();
+                rested = Instant::now() + ARM_PAUSE;
                 let mut queues = shared.watch.take();
-                queues.retain(|queue| bells.iter().any(|bell| bell.watches(queue)));
+                queues.retain(|queue| shared.notifiers.waits_for(queue));
                 queues
             }
-            _ = sweep.tick() => watched(shared),
+            _ = sweep.tick() => shared.notifiers.waited_for(),
         };
-        look(shared, &mut link, &look_at).await.map_err(|fault| fault.at(home.connector.label()))?;
+        arm(shared, &mut link, &queues).await.map_err(|fault| fault.at(home.connector.label()))?;
     }
 }
 
@@ -147,8 +131,8 @@ async fn track(link: &mut Link) -> Outcome<()> {
     Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut link.conn).await?)
 }
 
-/// A list has changed, or the server has forgotten what it tracked.
-fn heard(shared: &Shared, push: &PushInfo) {
+/// A list has changed, or the Redis has forgotten what it tracked.
+fn on_push(shared: &Shared, push: &PushInfo) {
     if push.kind != PushKind::Invalidate {
         return;
     }
@@ -158,26 +142,18 @@ fn heard(shared: &Shared, push: &PushInfo) {
                 Value::BulkString(key) => keys::queue_of_ready(key),
                 _ => None,
             });
-            shared.watch.arm(queues.inspect(|queue| shared.bells.ring(queue)));
+            shared.watch.arm(queues);
         }
         // The database was flushed.
         _ => {
-            shared.watch.arm(watched(shared));
-            shared.bells.all().iter().for_each(|bell| bell.ring_all());
+            shared.watch.arm(shared.notifiers.waited_for());
+            shared.notifiers.notify_all();
         }
     }
 }
 
-/// Every watched queue, once.
-fn watched(shared: &Shared) -> Vec<Queue> {
-    let mut queues: Vec<Queue> = shared.bells.all().iter().flat_map(|bell| bell.watched()).collect();
-    queues.sort_unstable();
-    queues.dedup();
-    queues
-}
-
-/// Rings the queues that have jobs, and arms them all.
-async fn look(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()> {
+/// Arms these queues' lists, and notifies of those that have jobs.
+async fn arm(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()> {
     for chunk in queues.chunks(CHUNK) {
         let mut cmd = redis::cmd("EXISTS");
         for queue in chunk {
@@ -185,14 +161,18 @@ async fn look(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()>
         }
         let with_jobs: usize = cmd.query_async(&mut link.conn).await?;
         if with_jobs == chunk.len() {
-            chunk.iter().for_each(|queue| shared.bells.ring(queue));
+            chunk.iter().for_each(|queue| shared.notifiers.notify(queue));
         } else if with_jobs > 0 {
             let mut each = redis::pipe();
             for queue in chunk {
                 each.cmd("EXISTS").arg(keys::ready(queue));
             }
             let each: Vec<bool> = each.query_async(&mut link.conn).await?;
-            chunk.iter().zip(each).filter(|(_, has)| *has).for_each(|(queue, _)| shared.bells.ring(queue));
+            chunk
+                .iter()
+                .zip(each)
+                .filter(|(_, has)| *has)
+                .for_each(|(queue, _)| shared.notifiers.notify(queue));
         }
     }
     Ok(())

@@ -4,4 +4,5 @@ pub mod connector;
 pub mod fault;
 pub mod outage;
 pub mod pool;
+pub mod shared;
 pub mod worker;

@@ -1,0 +1,271 @@
+//! The wait lists: who waits for which queues, and which wait list a notification concerns. Plain data under the
+//! dispatcher's lock. Knows no engine and starts no task.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{ConsumeError, Delivery};
+use crate::engine::MAX_CONSUME;
+use crate::name::{Queue, QueueList};
+
+/// The most waiters that one fetch serves.
+const MAX_WAITERS: usize = 64;
+/// A notification makes one wait list fetch. If that one finds all that it asked for, `WIDEN` times as many do,
+/// and so on up to `WIDEN` to the power of `WIDEST`.
+const WIDEN: usize = 4;
+const WIDEST: u32 = 3;
+
+/// What a waiter gets.
+pub type Outcome = Result<Delivery, ConsumeError>;
+
+/// All wait lists of one dispatcher.
+#[derive(Debug, Default)]
+pub struct WaitLists {
+    by_list: HashMap<QueueList, WaitList>,
+    /// The one place that knows which queues are waited for.
+    by_queue: HashMap<Queue, Registered>,
+    /// Queues that are notified again in a while, since a fetch failed.
+    pub retrying: HashSet<Queue>,
+    /// The number of the last arrival. Arrivals order the waiters of a list, and the lists of a queue.
+    pub arrivals: u64,
+    /// The server stops. A poll is answered after one fetch.
+    pub closed: bool,
+}
+
+/// The wait lists that are registered for one queue.
+#[derive(Debug, Default)]
+struct Registered {
+    /// By the arrival of their first waiter. The list whose first waiter waits longest fetches first.
+    lists: BTreeMap<u64, QueueList>,
+    /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
+    wider: u32,
+}
+
+/// The waiters that asked for the same queues.
+#[derive(Debug, Default)]
+pub struct WaitList {
+    /// By arrival.
+    waiters: BTreeMap<u64, Waiter>,
+    /// Those of them that do not wait: they are answered as soon as a fetch finds nothing.
+    impatient: BTreeSet<u64>,
+    /// The list is registered for its queues under this arrival, and hears of their jobs. It is set before the
+    /// fetch after which waiters are parked, and stays set until the list is removed.
+    registered: Option<u64>,
+    /// There may be jobs that no fetch has seen.
+    pub stale: bool,
+    /// A task fetches for this list, or is about to.
+    pub fetching: bool,
+    /// The last waiter that the fetch under way is for.
+    pub serving: Option<u64>,
+    /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
+    pub skipping: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    count: u16,
+    ttr: Duration,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+/// Whom one fetch is for, and what it asks for.
+#[derive(Debug)]
+pub struct Fetch {
+    /// Each waiter's arrival, and how many jobs it wants.
+    pub waiters: Vec<(u64, usize)>,
+    /// One ttr for each job.
+    pub ttrs: Vec<Duration>,
+    /// Every waiter up to this arrival came before the fetch.
+    pub before: u64,
+}
+
+impl WaitList {
+    /// Adds a waiter at the end.
+    pub fn push(
+        &mut self,
+        arrival: u64,
+        (count, ttr): (u16, Duration),
+        patient: bool,
+        outcome: oneshot::Sender<Outcome>,
+    ) {
+        self.waiters.insert(arrival, Waiter { count, ttr, outcome });
+        if !patient {
+            self.impatient.insert(arrival);
+        }
+    }
+
+    /// Takes a waiter out. `None` when it has left already.
+    pub fn remove(&mut self, arrival: u64) -> Option<oneshot::Sender<Outcome>> {
+        self.impatient.remove(&arrival);
+        self.waiters.remove(&arrival).map(|waiter| waiter.outcome)
+    }
+
+    /// Takes those out that do not wait and came no later than `before`.
+    pub fn remove_impatient(&mut self, before: u64) -> Vec<oneshot::Sender<Outcome>> {
+        let arrivals: Vec<u64> = self.impatient.range(..=before).copied().collect();
+        arrivals.into_iter().filter_map(|arrival| self.remove(arrival)).collect()
+    }
+
+    /// Takes those out that no fetch is under way for. The others do not wait for another one.
+    pub fn close(&mut self) -> Vec<oneshot::Sender<Outcome>> {
+        let after = self.serving.map_or(0, |last| last + 1);
+        let rest = self.waiters.split_off(&after);
+        self.impatient = self.waiters.keys().copied().collect();
+        rest.into_values().map(|waiter| waiter.outcome).collect()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    /// Whether somebody waits for an answer and not for a job.
+    pub fn anybody_impatient(&self) -> bool {
+        !self.impatient.is_empty()
+    }
+
+    /// Whether it hears of its queues' jobs.
+    pub fn is_registered(&self) -> bool {
+        self.registered.is_some()
+    }
+
+    /// A fetch for the first waiters.
+    pub fn fetch(&mut self, before: u64) -> Fetch {
+        let mut fetch = Fetch { waiters: Vec::new(), ttrs: Vec::new(), before };
+        for (arrival, waiter) in self.waiters.iter().take(MAX_WAITERS) {
+            let count = usize::from(waiter.count);
+            if fetch.ttrs.len() + count > MAX_CONSUME {
+                break;
+            }
+            fetch.waiters.push((*arrival, count));
+            fetch.ttrs.resize(fetch.ttrs.len() + count, waiter.ttr);
+        }
+        self.serving = fetch.waiters.last().map(|(arrival, _)| *arrival);
+        fetch
+    }
+}
+
+impl WaitLists {
+    /// The wait list of these queues.
+    pub fn get(&mut self, queues: &QueueList) -> Option<&mut WaitList> {
+        self.by_list.get_mut(queues)
+    }
+
+    /// The same, made if it is not there.
+    pub fn get_or_insert(&mut self, queues: &QueueList) -> &mut WaitList {
+        self.by_list.entry(queues.clone()).or_default()
+    }
+
+    /// Every wait list.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&QueueList, &mut WaitList)> {
+        self.by_list.iter_mut()
+    }
+
+    /// From now on the list hears of its queues' jobs. It has waiters. Answers the queues that nobody waited for
+    /// before.
+    pub fn register(&mut self, queues: &QueueList) -> Vec<Queue> {
+        let Some(list) = self.by_list.get_mut(queues) else { return Vec::new() };
+        let Some((first, _)) = list.waiters.first_key_value() else { return Vec::new() };
+        list.registered = Some(*first);
+        let mut new = Vec::new();
+        for queue in queues.queues() {
+            let registered = self.by_queue.entry(queue.clone()).or_insert_with(|| {
+                new.push(queue);
+                Registered::default()
+            });
+            registered.lists.insert(*first, queues.clone());
+        }
+        new
+    }
+
+    /// The list's first waiter may be another one now: registers it under that one's arrival.
+    pub fn reorder(&mut self, queues: &QueueList) {
+        let Some(list) = self.by_list.get_mut(queues) else { return };
+        let (Some(old), Some((first, _))) = (list.registered, list.waiters.first_key_value()) else { return };
+        if old == *first {
+            return;
+        }
+        list.registered = Some(*first);
+        for queue in queues.queues() {
+            if let Some(registered) = self.by_queue.get_mut(&queue) {
+                registered.lists.remove(&old);
+                registered.lists.insert(*first, queues.clone());
+            }
+        }
+    }
+
+    /// Takes a list away.
+    pub fn remove(&mut self, queues: &QueueList) {
+        let Some(arrival) = self.by_list.remove(queues).and_then(|list| list.registered) else { return };
+        for queue in queues.queues() {
+            if let Some(registered) = self.by_queue.get_mut(&queue) {
+                registered.lists.remove(&arrival);
+                if registered.lists.is_empty() {
+                    self.by_queue.remove(&queue);
+                }
+            }
+        }
+    }
+
+    /// Whether a list is registered for this queue.
+    pub fn waits_for(&self, queue: &Queue) -> bool {
+        self.by_queue.contains_key(queue)
+    }
+
+    /// How many queues are waited for.
+    pub fn queue_count(&self) -> usize {
+        self.by_queue.len()
+    }
+
+    /// Every queue that is waited for.
+    pub fn waited_for(&self) -> Vec<Queue> {
+        self.by_queue.keys().cloned().collect()
+    }
+
+    /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
+    pub fn wake(&mut self, queue: &Queue) -> Vec<QueueList> {
+        self.wake_some(queue, 1)
+    }
+
+    /// The list may have left jobs of its queues behind: others are to fetch, more of them each time. Answers
+    /// whom to start a task for.
+    pub fn wake_others(&mut self, queues: &QueueList) -> Vec<QueueList> {
+        let mut start = Vec::new();
+        for queue in queues.queues() {
+            let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
+            let lists = WIDEN.pow(registered.wider);
+            registered.wider = (registered.wider + 1).min(WIDEST);
+            start.extend(self.wake_some(&queue, lists));
+        }
+        start
+    }
+
+    /// The list's queues were seen empty: a notification concerns one list again.
+    pub fn narrow(&mut self, queues: &QueueList) {
+        for queue in queues.queues() {
+            if let Some(registered) = self.by_queue.get_mut(&queue) {
+                registered.wider = 0;
+            }
+        }
+    }
+
+    fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<QueueList> {
+        let mut start = Vec::new();
+        let Some(registered) = self.by_queue.get(queue) else { return start };
+        for queues in registered.lists.values() {
+            if most == 0 {
+                break;
+            }
+            let Some(list) = self.by_list.get_mut(queues) else { continue };
+            list.stale = true;
+            if !std::mem::replace(&mut list.fetching, true) {
+                start.push(queues.clone());
+            }
+            // A list that skips may be held up by jobs of another queue, which must not keep this one's waiting.
+            most -= usize::from(!list.skipping);
+        }
+        start
+    }
+}

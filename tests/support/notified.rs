@@ -1,0 +1,72 @@
+//! A notifier that remembers what it was told: stands where a dispatcher with waiting consumers would.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use dormouse::engine::Engine;
+use dormouse::engine::notifier::Notifier;
+use dormouse::name::Queue;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// Waits for some queues.
+#[derive(Debug)]
+pub struct Notified {
+    waits_for: Vec<Queue>,
+    told: Mutex<BTreeSet<Queue>>,
+    more: Notify,
+}
+
+impl Notified {
+    /// Attached to `engine`, which watches these queues from now on.
+    pub fn attach(engine: &dyn Engine, queues: &[Queue]) -> Arc<Notified> {
+        let notified =
+            Arc::new(Notified { waits_for: queues.to_vec(), told: Mutex::default(), more: Notify::new() });
+        let weak: Weak<Notified> = Arc::downgrade(&notified);
+        engine.attach(weak);
+        queues.iter().for_each(|queue| engine.watch(queue));
+        notified
+    }
+
+    /// Waits until it is told of queues that it waits for, and answers each that it was told of since the last
+    /// call.
+    pub async fn next(&self) -> BTreeSet<Queue> {
+        loop {
+            let told = std::mem::take(&mut *self.told.lock());
+            if !told.is_empty() {
+                return told;
+            }
+            self.more.notified().await;
+        }
+    }
+
+    /// Forgets what it was told, so that the next notification is seen for itself.
+    pub async fn forget(&self) {
+        for _ in 0..10 {
+            self.told.lock().clear();
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Notifier for Notified {
+    fn notify(&self, queue: &Queue) {
+        if self.waits_for.contains(queue) {
+            self.told.lock().insert(queue.clone());
+            self.more.notify_one();
+        }
+    }
+
+    fn notify_all(&self) {
+        self.told.lock().extend(self.waits_for.iter().cloned());
+        self.more.notify_one();
+    }
+
+    fn waits_for(&self, queue: &Queue) -> bool {
+        self.waits_for.contains(queue)
+    }
+
+    fn waited_for(&self) -> Vec<Queue> {
+        self.waits_for.clone()
+    }
+}
