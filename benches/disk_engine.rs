@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dormouse::clock::{Clock, SystemClock};
+use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Engine, Want};
 use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
 
@@ -133,9 +133,9 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
         let (engine, maker) = (engine.clone(), maker.clone());
         async move {
             engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
-            let want = Want { count: 1, ttr: Duration::from_secs(600) };
-            let lists = engine.consume(&queue(n).into(), &[want]).await.expect("consumed");
-            for job in lists.into_iter().flatten() {
+            let ttr = Duration::from_secs(600);
+            let jobs = engine.consume(&queue(n).into(), &[ttr]).await.expect("consumed").jobs;
+            for job in jobs {
                 engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
             }
         }
@@ -210,15 +210,15 @@ async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, cou
     let tasks = (0..CALLERS).map(|n| {
         let (engine, left) = (engine.clone(), left.clone());
         async move {
-            let want = Want { count, ttr: Duration::from_secs(600) };
+            let ttrs = vec![Duration::from_secs(600); count.into()];
             let mut empty = 0;
             for at in n.. {
                 if left.load(Ordering::Relaxed) == 0 || empty > QUEUES {
                     return;
                 }
-                let lists = engine.consume(&queue(at).into(), &[want]).await.expect("consumed");
-                empty = if lists[0].is_empty() { empty + 1 } else { 0 };
-                for job in lists.into_iter().flatten() {
+                let jobs = engine.consume(&queue(at).into(), &ttrs).await.expect("consumed").jobs;
+                empty = if jobs.is_empty() { empty + 1 } else { 0 };
+                for job in jobs {
                     engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
                     left.fetch_sub(1, Ordering::Relaxed);
                 }

@@ -16,33 +16,6 @@ local other_types, jobs, timers = {}, {}, {}
 -- type fails here, before it.
 call('ZCARD', KEYS[1])
 
--- The job has no tries left and nobody has acked it: it is dead.
-local function die(list, key, member, id)
-  call('PERSIST', key)
-  local pushed = redis.pcall('LPUSH', KEYS[1 + lists + list], struct.pack('<HH', 1, #id) .. id)
-  if type(pushed) == 'table' then
-    -- The dead letter is of another type: the pump tries again in a minute.
-    timers[#timers + 1] = score(now + 60000000)
-    timers[#timers + 1] = member .. struct.pack('<HH', 0, #id) .. id
-  end
-end
-
-local function hand_out(list, key, member, id, tries, value)
-  -- One microsecond apart, so that jobs that come back together keep their order.
-  local due = now + tonumber(ARGV[run + 1]) + #timers / 2
-  timers[#timers + 1] = score(due)
-  timers[#timers + 1] = member .. struct.pack('<HH', tries - 1, #id) .. id
-  local n = #jobs
-  jobs[n + 1], jobs[n + 2], jobs[n + 3], jobs[n + 4] = list, id, tries - 1, due
-  jobs[n + 5], jobs[n + 6] = call('PTTL', key), value
-  bytes = bytes + #value
-  wanted, left_in_run = wanted - 1, left_in_run - 1
-  if left_in_run == 0 and wanted > 0 then
-    run = run + 2
-    left_in_run = tonumber(ARGV[run])
-  end
-end
-
 for list = 1, lists do
   local ready, prefix, member = KEYS[1 + list], ARGV[2 * list - 1], ARGV[2 * list]
   local skipping = false
@@ -72,9 +45,30 @@ for list = 1, lists do
           local value = redis.pcall('GET', keys[i])
           if type(value) == 'string' then
             live = live + 1
-            local tries = struct.unpack('<H', element)
-            if tries == 0 then die(list, keys[i], member, id)
-            else hand_out(list, keys[i], member, id, tries, value) end
+            local tries, t = struct.unpack('<H', element), #timers
+            if tries == 0 then
+              -- No tries left, and nobody has acked it: it is dead.
+              call('PERSIST', keys[i])
+              local pushed = redis.pcall('LPUSH', KEYS[1 + lists + list], struct.pack('<HH', 1, #id) .. id)
+              if type(pushed) == 'table' then
+                -- The dead letter is of another type: the pump tries again in a minute.
+                timers[t + 1] = score(now + 60000000)
+                timers[t + 2] = member .. struct.pack('<HH', 0, #id) .. id
+              end
+            else
+              -- One microsecond apart, so that jobs that come back together keep their order.
+              local due, n = now + ARGV[run + 1] + t / 2, #jobs
+              timers[t + 1] = score(due)
+              timers[t + 2] = member .. struct.pack('<HH', tries - 1, #id) .. id
+              jobs[n + 1], jobs[n + 2], jobs[n + 3], jobs[n + 4] = list, id, tries - 1, due
+              jobs[n + 5], jobs[n + 6] = call('PTTL', keys[i]), value
+              bytes = bytes + #value
+              wanted, left_in_run = wanted - 1, left_in_run - 1
+              if left_in_run == 0 and wanted > 0 then
+                run = run + 2
+                left_in_run = tonumber(ARGV[run])
+              end
+            end
           end
         end
       end
