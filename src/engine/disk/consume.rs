@@ -1,21 +1,45 @@
-//! Handing jobs out and taking them back.
+//! Consume: hands out ready jobs.
 
-use super::op::{Answer, STEP};
-use super::state::{Core, Step};
+use super::state::WriterState;
+use super::step::{Outcome, Progress, STEP_ENTRIES, Step};
 use super::store::codec::{self, Entry, Record};
 use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::Want;
-use crate::job::{Job, JobRef};
+use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-impl Core {
+/// Hands out jobs to each want in turn.
+pub struct Consume {
+    pub queues: QueueList,
+    pub wants: Vec<Want>,
+}
+
+impl Step for Consume {
+    type Reply = Progress<Vec<Vec<Job>>>;
+    const MUST_LAST: bool = false;
+
+    fn items(&self) -> usize {
+        self.wants.iter().map(|want| usize::from(want.count)).sum()
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Progress<Vec<Vec<Job>>>> {
+        Ok(state.consume(&self.queues, &self.wants, now)?)
+    }
+}
+
+impl WriterState {
     /// Hands out jobs to each want in turn.
-    pub(super) fn consume(&mut self, queues: &QueueList, wants: &[Want], now: Micros) -> Step {
+    fn consume(
+        &mut self,
+        queues: &QueueList,
+        wants: &[Want],
+        now: Micros,
+    ) -> Result<Progress<Vec<Vec<Job>>>, Fatal> {
         let mut lists: Vec<Vec<Job>> = wants.iter().map(|_| Vec::new()).collect();
         let mut open = 0;
-        let mut budget = STEP;
-        for queue in self.queues.known(queues) {
+        let mut budget = STEP_ENTRIES;
+        for queue in self.queues.of_list(queues) {
             while let Some(want) = wants.get(open) {
                 if lists[open].len() >= usize::from(want.count) {
                     open += 1;
@@ -32,22 +56,22 @@ impl Core {
                         budget -= 1;
                         if budget == 0 {
                             if lists.iter().all(Vec::is_empty) {
-                                return Ok(Ok(Answer::Again));
+                                return Ok(Progress::Again);
                             }
                             // Less than was asked for, though the queue was not seen empty: whoever still waits
                             // should look again.
-                            self.rings(&queue);
-                            return Ok(Ok(Answer::Jobs(lists)));
+                            self.notify(&queue);
+                            return Ok(Progress::Done(lists));
                         }
                     }
                 }
             }
         }
-        Ok(Ok(Answer::Jobs(lists)))
+        Ok(Progress::Done(lists))
     }
 
     /// The first entry of a queue.
-    fn head(&mut self, queue: &Queue) -> Result<Option<(u64, Entry)>, Fatal> {
+    pub fn head(&mut self, queue: &Queue) -> Result<Option<(u64, Entry)>, Fatal> {
         self.refill_ready(queue)?;
         Ok(self.queues.get(queue).and_then(|state| state.front()))
     }
@@ -65,8 +89,8 @@ impl Core {
         entry.tries = entry.tries.saturating_sub(1);
         let receipt = self.next_seq();
         let due = now.saturating_add(micros(want.ttr));
-        self.run((due, receipt), queue, entry);
-        Core::show(queue, &entry, record, receipt, now)
+        self.start_ttr((due, receipt), queue, entry);
+        WriterState::show(queue, &entry, record, receipt, now)
     }
 
     /// Takes the first entry out, on disk too.
@@ -78,35 +102,14 @@ impl Core {
     }
 
     /// Takes the first entry out because what it stands for is gone, has expired, or cannot be read.
-    pub(super) fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Micros) {
+    pub fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Micros) {
         let Some(entry) = self.pop(queue) else { return };
         match found {
-            // The record is this entry's own, and its life has ended.
+            // The record is this entry's own, and its ttl has ended.
             Some(Ok(_)) => self.txn.delete_job(self.job_key(queue, entry.id)),
-            Some(Err(reason)) => Core::log_corrupt(queue, entry.id, &reason),
+            Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
             None => {}
         }
         self.queues.note_idle(queue, now);
-    }
-
-    /// Takes back jobs of hand-overs that still stand.
-    pub(super) fn give_back(&mut self, jobs: &[(JobRef, u64)]) -> Step {
-        let limit = self.windows.ready;
-        // Each goes before all others, so the last goes first.
-        for (job, receipt) in jobs.iter().rev() {
-            if self.timers.running(job).is_none_or(|(_, seq)| seq != *receipt) {
-                continue;
-            }
-            let Some((timer, mut entry)) = self.timers.stop(job) else { continue };
-            self.txn.delete(Space::Running, codec::timer_key(timer));
-            entry.tries = entry.tries.saturating_add(1);
-            let state = self.queue(&job.queue);
-            state.timers = state.timers.saturating_sub(1);
-            let seq = state.push_front(entry, limit);
-            let key = codec::list_key(&state.key, seq);
-            self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
-            self.ring.insert(job.queue.clone());
-        }
-        Ok(Ok(Answer::Done))
     }
 }
