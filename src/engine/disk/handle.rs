@@ -56,8 +56,8 @@ impl Handle {
         self.ask(Check).await
     }
 
-    /// Has the writer look whether it is told to end, also if it is poisoned. When the queue is full it will look
-    /// by itself.
+    /// Wakes the writer, so that it notices that it was told to end; also a poisoned one. When the queue is full it
+    /// is awake.
     pub fn wake(&self) {
         let _ = self.ops.send(boxed(Call::new(Check).0));
     }

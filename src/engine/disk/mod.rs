@@ -90,9 +90,10 @@ pub struct DiskOptions {
     pub clock: Arc<dyn Clock>,
     /// How many calls may wait for the writer; the next gets [`Error::Overloaded`].
     pub waiting: usize,
-    /// How many ready jobs of each queue are kept in memory (48 bytes each).
+    /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
+    /// given back.
     pub ready_window: usize,
-    /// How many delayed jobs are kept in memory (about 120 bytes each).
+    /// How many delayed jobs are kept in memory (about 150 bytes each).
     pub delayed_window: usize,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
@@ -218,7 +219,7 @@ impl DiskEngine {
     /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. The
     /// process should end: what is on the disk can be told only by opening it anew.
     pub async fn poisoned(&self) -> String {
-        self.handle.poison.thrown().await
+        self.handle.poison.poisoned().await
     }
 
     /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this

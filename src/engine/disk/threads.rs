@@ -46,9 +46,9 @@ struct Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.poison.throw(format!("the thread {} panicked", self.name));
+            self.poison.set(format!("the thread {} panicked", self.name));
         } else if !self.stop.told() {
-            self.poison.throw(format!("the thread {} ended before it was told to", self.name));
+            self.poison.set(format!("the thread {} ended before it was told to", self.name));
         }
     }
 }
@@ -74,12 +74,12 @@ mod tests {
     use crate::error::Error;
 
     /// Why the store is poisoned after a thread with this body has ended.
-    fn reason_after(told: bool, body: fn()) -> Option<String> {
+    fn reason_after(name: &'static str, told: bool, body: fn()) -> Option<String> {
         let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
         if told {
             stop.tell();
         }
-        let thread = spawn("disk-test", &stop, &poison, body).unwrap(); // the machine has room for a thread
+        let thread = spawn(name, &stop, &poison, body).unwrap(); // the machine has room for a thread
         let _ = thread.join();
         match poison.error() {
             Some(Error::Poisoned(reason)) => Some(reason),
@@ -90,16 +90,18 @@ mod tests {
 
     #[test]
     fn a_thread_that_dies_poisons_the_store_and_one_that_was_told_to_end_does_not() {
-        let panicked = Some("the thread disk-test panicked".to_owned());
-        assert_eq!(reason_after(false, || panic!("on purpose")), panicked, "after a panic");
-        assert_eq!(
-            reason_after(true, || panic!("on purpose")),
-            panicked,
-            "after a panic while it should end"
-        );
-        let ended = Some("the thread disk-test ended before it was told to".to_owned());
-        assert_eq!(reason_after(false, || ()), ended, "after an end that nobody asked for");
-        assert_eq!(reason_after(true, || ()), None, "after an end that was asked for");
+        for name in ["disk-writer", "disk-sweep", "disk-sync"] {
+            let panicked = Some(format!("the thread {name} panicked"));
+            assert_eq!(reason_after(name, false, || panic!("on purpose")), panicked, "after a panic");
+            assert_eq!(
+                reason_after(name, true, || panic!("on purpose")),
+                panicked,
+                "after a panic at the end"
+            );
+            let ended = Some(format!("the thread {name} ended before it was told to"));
+            assert_eq!(reason_after(name, false, || ()), ended, "after an end that nobody asked for");
+            assert_eq!(reason_after(name, true, || ()), None, "after an end that was asked for");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ const COMPACTION_REST: u32 = 19;
 pub fn sync(store: &Store, stop: &Stop, poison: &Poison) {
     while !stop.told_within(Duration::from_secs(1)) {
         if let Err(e) = store.sync() {
-            poison.throw(format!("a sync failed: {}", describe(&e)));
+            poison.set(format!("a sync failed: {}", describe(&e)));
             return;
         }
     }
@@ -50,7 +50,7 @@ pub fn sweep(store: &Store, handle: &Handle, stop: &Stop, every: Duration) {
         compacted = match work(store, &swept.upkeep) {
             Ok(compacted) => compacted,
             Err(Fatal(e)) => {
-                handle.poison.throw(format!("a compaction failed: {e}"));
+                handle.poison.set(format!("a compaction failed: {e}"));
                 return;
             }
         };
@@ -74,7 +74,38 @@ fn work(store: &Store, upkeep: &Upkeep) -> Result<Vec<Space>, Fatal> {
     let compact = if can_compact { upkeep.compact.clone() } else { Vec::new() };
     compact.iter().try_for_each(|space| store.compact(*space))?;
     if upkeep.rests || !compact.is_empty() {
-        store.let_go()?;
+        store.delete_replaced()?;
     }
     Ok(compact)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::engine::batch::{self, Bound};
+    use crate::engine::disk::op::Op;
+    use crate::engine::disk::state::clock::PoolClock;
+    use crate::engine::disk::threads;
+
+    #[test]
+    fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let store = Store::open(dir.path()).unwrap(); // new directory
+        let (ops, calls) = batch::channel::<Op>(1, Bound { items: 1, bytes: 1 });
+        let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
+        let handle = Handle { ops, poison: Arc::default(), clock };
+        let (stop, poison) = (Arc::<Stop>::default(), handle.poison.clone());
+        let told = stop.clone();
+        // Nobody serves its calls.
+        drop(calls);
+        let body = move || sweep(&store, &handle, &told, Duration::ZERO);
+        let thread = threads::spawn("disk-sweep", &stop, &poison, body).unwrap(); // there is room for a thread
+        assert!(thread.join().is_ok(), "it should end, not panic");
+        let reason = poison.check().map_err(|e| e.to_string());
+        let expected = "the store has failed and takes no more requests: the thread disk-sweep ended before it was told to";
+        assert_eq!(reason, Err(expected.to_owned()));
+    }
 }

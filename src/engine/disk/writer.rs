@@ -39,12 +39,12 @@ impl Writer {
             }
         }
         self.poison.check().ok()?;
-        self.last().map_err(|fatal| self.poison.throw(fatal.0)).ok()
+        self.last().map_err(|fatal| self.poison.set(fatal.0)).ok()
     }
 
     /// The last commit, synced in either mode.
     fn last(&mut self) -> Result<u64, Fatal> {
-        if self.state.untidy() {
+        if self.state.should_write_out() {
             // The next start need not replay it.
             self.state.txn.settle(true)?;
             self.state.txn.store().write_out()?;
@@ -61,7 +61,7 @@ impl Writer {
             if self.poison.check().is_ok() {
                 must_last |= op.must_last();
                 if let Err(Fatal(reason)) = op.run(&mut self.state) {
-                    self.poison.throw(reason);
+                    self.poison.set(reason);
                 }
             }
         }
@@ -79,7 +79,7 @@ impl Writer {
         if self.poison.check().is_ok() {
             let sync = std::mem::take(&mut self.state.must_sync) || (self.sync && must_last);
             if let Err(Fatal(reason)) = self.state.txn.settle(sync) {
-                self.poison.throw(reason);
+                self.poison.set(reason);
             }
         }
     }

@@ -11,19 +11,19 @@ const GARBAGE_AT_REST: u64 = 2 << 20;
 /// the clock is written all the time.
 const REST: u64 = 64 << 10;
 /// Once so many bytes were written since memory was last written out, it is written out at the next rest.
-const UNTIDY: u64 = 4 << 20;
+const WRITE_OUT: u64 = 4 << 20;
 
-/// What is known of the garbage on disk.
+/// The garbage on disk, as far as it was counted.
 #[derive(Debug, Default)]
 pub struct Garbage {
     /// Deletions per keyspace since it was compacted; at the start what they left behind.
     entries: PerSpace,
     /// What `entries` was when a compaction was last asked for: what came later may not be seen by it.
     asked: PerSpace,
-    /// What [`Txn::written`](crate::engine::disk::store::Txn::written) said when upkeep was last asked for, and
-    /// when writing out was.
-    looked: u64,
-    written_out: u64,
+    /// What [`Txn::written`](crate::engine::disk::store::Txn::written) said when upkeep was last asked for,
+    asked_at: u64,
+    /// and when upkeep last said that memory is to be written out.
+    written_out_at: u64,
 }
 
 /// Work on the files, beside the writer.
@@ -31,9 +31,9 @@ pub struct Garbage {
 pub struct Upkeep {
     /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
     pub write_out: bool,
-    /// Keyspaces whose garbage outweighs what lives in them. They are asked for again until they are reported.
+    /// Keyspaces of which most is garbage. They are asked for again until they are reported as compacted.
     pub compact: Vec<Space>,
-    /// Whether the store rests: then nobody but upkeep has replaced files deleted.
+    /// Whether the store rests: then only upkeep has replaced files deleted.
     pub rests: bool,
 }
 
@@ -58,7 +58,7 @@ impl WriterState {
             *total += new;
         }
         let written = self.txn.written();
-        let rests = written - std::mem::replace(&mut self.garbage.looked, written) < REST;
+        let rests = written - std::mem::replace(&mut self.garbage.asked_at, written) < REST;
         let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
         let mut compact = Vec::new();
         for (space, live) in self.live() {
@@ -75,16 +75,16 @@ impl WriterState {
                 compact.push(space);
             }
         }
-        let write_out = !compact.is_empty() || (rests && self.untidy());
+        let write_out = !compact.is_empty() || (rests && self.should_write_out());
         if write_out {
-            self.garbage.written_out = written;
+            self.garbage.written_out_at = written;
         }
         Upkeep { write_out, compact, rests }
     }
 
-    /// Whether much was written since memory was last written out, or that left an older journal behind.
-    pub fn untidy(&self) -> bool {
-        self.txn.written() - self.garbage.written_out >= UNTIDY || self.txn.store().journals() > 1
+    /// Whether much was written since memory was last written out, or an older journal is left.
+    pub fn should_write_out(&self) -> bool {
+        self.txn.written() - self.garbage.written_out_at >= WRITE_OUT || self.txn.store().journals() > 1
     }
 
     /// How many entries live, in each keyspace that is worth a compaction.

@@ -1,4 +1,4 @@
-//! Two small tables of named records, whole in memory: what a record means is known to who keeps it here. The
+//! Two small tables of named records, whole in memory: what a record means is its owner's business. The
 //! writer changes them together with the disk; anybody may read.
 
 use std::collections::BTreeMap;

@@ -24,7 +24,7 @@ impl fmt::Display for Malformed {
 
 /// The name of the number in `meta` below which all numbers may be in use.
 pub const META_SEQ: &[u8] = b"seq";
-/// The name of the latest time in `meta` that the store is known to have seen.
+/// The name of the time in `meta` that the pool's clock has reached.
 pub const META_CLOCK: &[u8] = b"clock";
 /// The name of the id in `meta` above which no stored job's is.
 pub const META_NEWEST: &[u8] = b"newest";
@@ -66,14 +66,14 @@ pub enum Location {
 pub struct Record {
     pub location: Location,
     pub generation: u64,
-    /// When its life ends; `None` is never.
+    /// When its ttl ends; `None` is never.
     pub expires: Option<Micros>,
     pub attributes: Attributes,
     pub body: Bytes,
 }
 
 impl Record {
-    /// Whether its life has ended.
+    /// Whether its ttl has ended.
     pub fn expired(&self, now: Micros) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }
@@ -284,7 +284,7 @@ pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     out.put_u64(due);
     out.put_u64(seq);
     out.put_u64(record.generation);
-    // 0 is "never": a life that ends at the epoch ends a millisecond later instead, and is over all the same.
+    // 0 is "never": a ttl that ends at the epoch ends a microsecond later instead, and is over all the same.
     out.put_u64(record.expires.map_or(0, |at| at.max(1)));
     out.put_u32(record.attributes.len() as u32);
     for (k, v) in &record.attributes {
