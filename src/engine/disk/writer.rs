@@ -69,7 +69,7 @@ impl Writer {
         for mut op in self.group.drain(..) {
             op.answer(&self.poison);
         }
-        for queue in self.state.notify.drain() {
+        for queue in self.state.to_notify.drain() {
             self.notifiers.ring(&queue);
         }
     }

@@ -47,7 +47,7 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         newest_mark: newest,
         next_due: Arc::default(),
         garbage: Garbage::default(),
-        notify: Default::default(),
+        to_notify: Default::default(),
         must_sync: false,
     };
     for item in store.all(Space::Queues) {

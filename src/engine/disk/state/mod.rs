@@ -71,7 +71,7 @@ pub struct WriterState {
     pub next_due: Arc<NextDue>,
     pub garbage: Garbage,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
-    pub notify: HashSet<Queue>,
+    pub to_notify: HashSet<Queue>,
     /// Whether this group must be synced in any case.
     pub must_sync: bool,
 }
@@ -143,8 +143,8 @@ impl WriterState {
 
     /// Once this is committed, the consumers of the queue are told that it may have jobs.
     pub fn notify(&mut self, queue: &Queue) {
-        if !self.notify.contains(queue) {
-            self.notify.insert(queue.clone());
+        if !self.to_notify.contains(queue) {
+            self.to_notify.insert(queue.clone());
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the writer keeps in memory of each queue: the first ready entries, and how many there are. The disk
-//! holds all of them; this is a window on it that only moves forward, so that nobody scans through the
-//! remains of what was deleted. Changes memory only: the steps write the same change to the disk.
+//! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
+//! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
 
 use std::collections::{HashMap, VecDeque};
 
