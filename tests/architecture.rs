@@ -102,6 +102,15 @@ fn only_the_disk_engine_knows_fjall() {
 }
 
 #[test]
+fn every_thread_is_watched() {
+    hold(
+        "only src/engine/disk/threads.rs starts a thread, and watches it",
+        &["src/engine/disk/threads.rs"],
+        |line| line.contains("thread::Builder") || line.contains("thread::spawn"),
+    );
+}
+
+#[test]
 fn only_metrics_names_a_metric() {
     hold("only src/metrics.rs names a metric", &["src/metrics.rs"], |line| {
         line.contains("infra") && line.contains('"')
@@ -141,6 +150,9 @@ fn imports_point_one_way() {
         ("src/job.rs", &["engine", "http", "server", "dispatch", "admin", "config", "metrics"]),
         ("src/error.rs", &["engine", "http", "server", "dispatch", "admin", "config", "metrics"]),
         ("src/engine/", &["http", "server", "dispatch", "pump", "config"]),
+        ("src/engine/disk/", &["admin"]),
+        ("src/engine/disk/store/", &["engine::disk::state", "engine::disk::op", "engine::disk::handle"]),
+        ("src/engine/disk/state/", &["engine::disk::op", "engine::disk::step", "engine::disk::handle"]),
         ("src/admin/", &["http", "server", "dispatch", "pump", "config"]),
         ("src/dispatch", &["http", "server", "pump", "config"]),
         ("src/pump.rs", &["http", "server", "dispatch", "config"]),

@@ -2,6 +2,7 @@
 //! twice.
 
 mod disk_common;
+mod support;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

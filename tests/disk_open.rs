@@ -1,16 +1,19 @@
 //! Opening what should not be opened, and what a damaged or failing disk must and must not do.
 
 mod disk_common;
+mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use disk_common::*;
 use dormouse::clock::{Clock, ManualClock};
 use dormouse::engine::Engine;
-use dormouse::engine::disk::{DiskEngine, OpenError};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError};
 use dormouse::error::Error;
 use dormouse::job::NewJob;
 
@@ -193,13 +196,48 @@ async fn no_flipped_bytes_are_served_as_a_body() {
     assert!(refused > 0 && corrupt > 0, "refused {refused}, corrupt {corrupt}, without effect {whole}");
 }
 
+/// Panics in the writer thread once it is told to.
+#[derive(Debug, Default)]
+struct FaultyClock {
+    panics: AtomicBool,
+}
+
+impl Clock for FaultyClock {
+    fn now_micros(&self) -> u64 {
+        let writer = std::thread::current().name() == Some("disk-writer");
+        assert!(!writer || !self.panics.load(Ordering::SeqCst), "on purpose");
+        START * 1000
+    }
+}
+
+#[tokio::test]
+async fn a_panic_of_the_writer_poisons_the_store() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), Arc::new(FaultyClock::default()));
+    let engine =
+        DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("an empty directory opens");
+    let q = queue("q");
+    engine.publish(vec![job(&q, 0)]).await.expect("published");
+    clock.panics.store(true, Ordering::SeqCst);
+    // Whoever is in the group that panics, and whoever comes later.
+    let answers = tokio::join!(engine.publish(vec![job(&q, 1)]), engine.size(&q), engine.check());
+    for (call, e) in [("publish", answers.0.err()), ("size", answers.1.err()), ("check", answers.2.err())] {
+        assert!(matches!(e, Some(Error::Poisoned(_))), "{call} should answer Poisoned, and answers {e:?}");
+    }
+    let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
+    assert_eq!(reason.expect("poisoned() returns"), "the thread disk-writer panicked");
+    engine.close().await;
+    clock.panics.store(false, Ordering::SeqCst);
+    let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock)).expect("the directory is free");
+    assert_eq!(engine.size(&q).await.expect("size"), 1, "the answered job is there, no other");
+}
+
 const CHILD: &str = "DISK_OPEN_FULL_DIR";
 
 /// Runs in a process of its own that may not write files beyond 64 MiB, as on a full disk.
 #[tokio::test]
 async fn child_full_disk() {
     let Some(path) = std::env::var_os(CHILD) else { return };
-    let clock = std::sync::Arc::new(ManualClock::new(START));
+    let clock = Arc::new(ManualClock::new(START));
     let engine = open(Path::new(&path), &clock);
     let q = queue("q");
     engine.publish(vec![job(&q, 0)]).await.expect("there is room for one");

@@ -1,6 +1,7 @@
 //! Space comes back: what nobody consumes, what was acked in its queue, and queues used once.
 
 mod disk_common;
+mod support;
 
 use std::path::Path;
 use std::sync::Arc;

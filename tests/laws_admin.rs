@@ -6,6 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
+use dormouse::admin::disk::DiskAdmin;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use support::admin::{AdminStage, AnyAdminStage, MemoryAdmin};
@@ -22,7 +23,8 @@ async fn disk() -> impl AdminStage {
     let (clock, dir) = (manual_clock(), TempDir::new().expect("a temporary directory"));
     let options = DiskOptions::new(dir.path().join("jobs"), clock.clone());
     let engine = DiskEngine::open(options).expect("an empty directory opens");
-    AnyAdminStage::new(engine.admin_store(), Some(clock), (engine, dir))
+    let store = DiskAdmin::new(&engine).expect("an empty store is read");
+    AnyAdminStage::new(Arc::new(store), Some(clock), (engine, dir))
 }
 
 async fn redis() -> impl AdminStage {

@@ -1,24 +1,24 @@
 //! Tokens and limits on local disk, in the directory of the default pool. Reads are from memory; each change
 //! is on disk before it is answered. Counters are in memory only and begin anew with the process. Knows the
-//! disk engine's writer, not its store.
+//! bytes of a token and of a limit (docs/disk-format.md draws them); where they lie is the disk engine's.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
 use super::{AdminStore, Direction, Limit, Scope, TokenKey};
 use crate::clock::Millis;
-use crate::engine::disk::{AdminOp, Answer, Handle, Op, Tokens};
-use crate::error::Result;
+use crate::engine::disk::{Change, DiskEngine, Records, Table};
+use crate::error::{Error, Result};
+use crate::name::{Namespace, PoolName, Token};
 
-/// The admin store of a disk engine; made by its `admin_store`.
+/// Tokens and limits in the directory of a disk engine.
 #[derive(Debug)]
 pub struct DiskAdmin {
-    handle: Handle,
-    tokens: Arc<Mutex<Tokens>>,
+    records: Records,
     counters: Mutex<Counters>,
 }
 
@@ -49,61 +49,122 @@ impl Counters {
 }
 
 impl DiskAdmin {
-    pub(crate) fn new(handle: Handle, tokens: Arc<Mutex<Tokens>>) -> DiskAdmin {
-        DiskAdmin { handle, tokens, counters: Mutex::default() }
+    /// Fails when what is stored cannot be read.
+    pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
+        let admin = DiskAdmin { records: engine.records(), counters: Mutex::default() };
+        admin
+            .records
+            .read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))??;
+        admin.all_limits()?;
+        Ok(admin)
     }
 
-    /// Makes a change; answers whether it was one.
-    async fn change(&self, op: AdminOp) -> Result<bool> {
-        match self.handle.ask(Op::Admin(op)).await? {
-            Answer::Changed(changed) => Ok(changed),
-            other => Err(Handle::unexpected(&other)),
-        }
+    async fn change(&self, table: Table, key: &TokenKey, change: Change) -> Result<bool> {
+        self.records.change(vec![(table, key_of(key), change)]).await
     }
+
+    fn all_limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
+        let read = |(key, value): (&Bytes, &Bytes)| Ok((read_key(key)?, read_limit(value)?));
+        self.records.read(Table::Limits, |rows| rows.iter().map(read).collect())?
+    }
+}
+
+/// Pool and namespace with their lengths: how the keys of all tokens of a scope begin.
+fn scope_key(scope: &Scope) -> Vec<u8> {
+    let mut out = Vec::new();
+    for name in [scope.pool.as_str(), scope.namespace.as_str()] {
+        // A name is at most 255 bytes: name.rs holds that.
+        out.put_u8(name.len() as u8);
+        out.put_slice(name.as_bytes());
+    }
+    out
+}
+
+/// The key of `tokens` and `limits`: the scope, then the token.
+fn key_of(key: &TokenKey) -> Bytes {
+    let mut out = scope_key(&key.scope);
+    out.put_slice(key.token.reveal().as_bytes());
+    out.into()
+}
+
+/// Reads [`key_of`]. The error does not show the key: it may be a secret.
+fn read_key(key: &[u8]) -> Result<TokenKey> {
+    fn name<'a>(key: &mut &'a [u8]) -> Option<&'a str> {
+        let (len, rest) = key.split_first()?;
+        let (name, rest) = rest.split_at_checked(usize::from(*len))?;
+        *key = rest;
+        std::str::from_utf8(name).ok()
+    }
+    fn read(mut key: &[u8]) -> Option<TokenKey> {
+        let pool = PoolName::parse(name(&mut key)?).ok()?;
+        let namespace = Namespace::parse(name(&mut key)?).ok()?;
+        let token = Token::new(std::str::from_utf8(key).ok()?)?;
+        Some(TokenKey { scope: Scope { pool, namespace }, token })
+    }
+    read(key).ok_or_else(|| Error::Corrupt("a token's key cannot be read".to_owned()))
+}
+
+/// The value of `limits`: read, write, interval.
+fn limit_value(limit: Limit) -> Bytes {
+    let mut out = Vec::with_capacity(24);
+    for number in [limit.read, limit.write, limit.interval] {
+        out.put_i64(number);
+    }
+    out.into()
+}
+
+/// Reads [`limit_value`].
+fn read_limit(mut value: &[u8]) -> Result<Limit> {
+    if value.len() != 24 {
+        return Err(Error::Corrupt("a token's limit cannot be read".to_owned()));
+    }
+    Ok(Limit { read: value.get_i64(), write: value.get_i64(), interval: value.get_i64() })
 }
 
 #[async_trait]
 impl AdminStore for DiskAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
-        self.handle.poison.check()?;
-        let all = self.tokens.lock();
-        let of_scope = all.tokens.iter().filter(|(key, _)| key.scope == *scope);
-        Ok(of_scope.map(|(key, description)| (key.token.reveal().to_owned(), description.clone())).collect())
+        let prefix = Bytes::from(scope_key(scope));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        self.records.read(Table::Tokens, |rows| {
+            let of_scope = rows.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+            of_scope.map(|(key, description)| (text(&key[prefix.len()..]), text(description))).collect()
+        })
     }
 
     async fn has_token(&self, key: &TokenKey) -> Result<bool> {
-        self.handle.poison.check()?;
-        Ok(self.tokens.lock().tokens.contains_key(key))
+        let key = key_of(key);
+        self.records.read(Table::Tokens, |rows| rows.contains_key(&key))
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
-        self.change(AdminOp::AddToken(key.clone(), description.to_owned())).await
+        let description = Bytes::copy_from_slice(description.as_bytes());
+        self.change(Table::Tokens, key, Change::Add(description)).await
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
-        self.change(AdminOp::RemoveToken(key.clone())).await.map(drop)
+        let delete = |table| (table, key_of(key), Change::Delete);
+        self.records.change(vec![delete(Table::Tokens), delete(Table::Limits)]).await.map(drop)
     }
 
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
-        self.handle.poison.check()?;
-        Ok(self.tokens.lock().limits.iter().map(|(key, limit)| (key.clone(), *limit)).collect())
+        self.all_limits()
     }
 
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
-        self.change(AdminOp::AddLimit(key.clone(), limit)).await
+        self.change(Table::Limits, key, Change::Add(limit_value(limit))).await
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
-        self.change(AdminOp::SetLimit(key.clone(), limit)).await.map(drop)
+        self.change(Table::Limits, key, Change::Put(limit_value(limit))).await.map(drop)
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        self.change(AdminOp::RemoveLimit(key.clone())).await.map(drop)
+        self.change(Table::Limits, key, Change::Delete).await.map(drop)
     }
 
     async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64> {
-        self.handle.poison.check()?;
-        let now = self.handle.clock.now();
+        let now = self.records.now()?;
         let mut counters = self.counters.lock();
         counters.clean(now);
         let interval = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
@@ -117,8 +178,7 @@ impl AdminStore for DiskAdmin {
     }
 
     async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()> {
-        self.handle.poison.check()?;
-        let now = self.handle.clock.now();
+        let now = self.records.now()?;
         if let Some(counter) = self.counters.lock().all.get_mut(&(key.clone(), direction))
             && counter.ends > now
         {
@@ -128,6 +188,32 @@ impl AdminStore for DiskAdmin {
     }
 
     async fn check(&self) -> Result<()> {
-        self.handle.tell(Op::Check).await
+        self.records.check().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn tokens_and_limits_survive(pool in "[a-z]{1,9}", ns in "[a-z]{1,9}", token in ".{1,40}", n: [i64; 3]) {
+            let scope = Scope {
+                pool: PoolName::parse(&pool).unwrap(), // the pattern makes names
+                namespace: Namespace::parse(&ns).unwrap(),
+            };
+            let key = TokenKey { scope, token: Token::new(&token).unwrap() }; // not empty
+            prop_assert_eq!(read_key(&key_of(&key)).unwrap(), key);
+            let limit = Limit { read: n[0], write: n[1], interval: n[2] };
+            prop_assert_eq!(read_limit(&limit_value(limit)).unwrap(), limit);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+            let _ = read_key(&bytes);
+            prop_assert_eq!(read_limit(&bytes).is_ok(), bytes.len() == 24);
+        }
     }
 }

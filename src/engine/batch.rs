@@ -50,50 +50,73 @@ impl<Rep> Reply<Rep> {
     }
 }
 
-/// The side that calls.
-#[derive(Debug)]
-pub struct Caller<Req, Rep> {
-    calls: mpsc::Sender<Call<Req, Rep>>,
+impl<Req: Weigh, Rep> Weigh for Call<Req, Rep> {
+    fn items(&self) -> usize {
+        self.request.items()
+    }
+
+    fn bytes(&self) -> usize {
+        self.request.bytes()
+    }
 }
 
-impl<Req, Rep> Clone for Caller<Req, Rep> {
+/// The side that calls.
+#[derive(Debug)]
+pub struct Sender<T> {
+    calls: mpsc::Sender<T>,
+}
+
+/// A [`Sender`] of calls that all have the same type of reply.
+pub type Caller<Req, Rep> = Sender<Call<Req, Rep>>;
+
+impl<T> Clone for Sender<T> {
     fn clone(&self) -> Self {
-        Caller { calls: self.calls.clone() }
+        Sender { calls: self.calls.clone() }
+    }
+}
+
+impl<T> Sender<T> {
+    /// Queues a call that carries its own reply. [`Error::Overloaded`] when the queue is full,
+    /// [`Error::Closed`] when nobody serves it any more.
+    pub fn send(&self, call: T) -> Result<()> {
+        self.calls.try_send(call).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Error::Closed,
+        })
     }
 }
 
 impl<Req, Rep> Caller<Req, Rep> {
-    /// Queues the call and waits for its answer. [`Error::Overloaded`] when the queue is full,
-    /// [`Error::Closed`] when nobody serves it any more.
+    /// Queues the call as [`send`](Sender::send) does, and waits for its answer.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
-        match self.calls.try_send(Call { request, reply }) {
-            Ok(()) => answer.await.unwrap_or(Err(Error::Closed)),
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Error::Overloaded),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err(Error::Closed),
-        }
+        self.send(Call { request, reply })?;
+        answer.await.unwrap_or(Err(Error::Closed))
     }
 }
 
 /// The side that serves.
 #[derive(Debug)]
-pub struct Calls<Req, Rep> {
-    calls: mpsc::Receiver<Call<Req, Rep>>,
+pub struct Batches<T> {
+    calls: mpsc::Receiver<T>,
     /// Did not fit into the last batch, so it opens the next.
-    held: Option<Call<Req, Rep>>,
+    held: Option<T>,
     bound: Bound,
 }
 
+/// [`Batches`] of calls that all have the same type of reply.
+pub type Calls<Req, Rep> = Batches<Call<Req, Rep>>;
+
 /// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
-pub fn channel<Req: Weigh, Rep>(capacity: usize, bound: Bound) -> (Caller<Req, Rep>, Calls<Req, Rep>) {
+pub fn channel<T: Weigh>(capacity: usize, bound: Bound) -> (Sender<T>, Batches<T>) {
     let (tx, rx) = mpsc::channel(capacity);
-    (Caller { calls: tx }, Calls { calls: rx, held: None, bound })
+    (Sender { calls: tx }, Batches { calls: rx, held: None, bound })
 }
 
-impl<Req: Weigh, Rep> Calls<Req, Rep> {
+impl<T: Weigh> Batches<T> {
     /// Waits for a call, and takes with it all that wait already, up to the bound. `None` when every caller
     /// is gone. Cancel-safe: a call taken is a call returned.
-    pub async fn next(&mut self) -> Option<Vec<Call<Req, Rep>>> {
+    pub async fn next(&mut self) -> Option<Vec<T>> {
         let first = match self.held.take() {
             Some(call) => call,
             None => self.calls.recv().await?,
@@ -102,7 +125,7 @@ impl<Req: Weigh, Rep> Calls<Req, Rep> {
     }
 
     /// The same, for a thread of its own.
-    pub fn blocking_next(&mut self) -> Option<Vec<Call<Req, Rep>>> {
+    pub fn blocking_next(&mut self) -> Option<Vec<T>> {
         let first = match self.held.take() {
             Some(call) => call,
             None => self.calls.blocking_recv()?,
@@ -110,12 +133,12 @@ impl<Req: Weigh, Rep> Calls<Req, Rep> {
         Some(self.gather(first))
     }
 
-    fn gather(&mut self, first: Call<Req, Rep>) -> Vec<Call<Req, Rep>> {
-        let (mut items, mut bytes) = (first.request.items(), first.request.bytes());
+    fn gather(&mut self, first: T) -> Vec<T> {
+        let (mut items, mut bytes) = (first.items(), first.bytes());
         let mut batch = vec![first];
         while let Ok(call) = self.calls.try_recv() {
-            items += call.request.items();
-            bytes += call.request.bytes();
+            items += call.items();
+            bytes += call.bytes();
             if items > self.bound.items || bytes > self.bound.bytes {
                 self.held = Some(call);
                 break;
@@ -148,7 +171,7 @@ mod tests {
 
     #[tokio::test]
     async fn calls_that_wait_go_together_up_to_the_bound() {
-        let (caller, mut calls) = channel::<Jobs, ()>(16, BOUND);
+        let (caller, mut calls) = channel::<Call<Jobs, ()>>(16, BOUND);
         let waiting: Vec<_> = [1, 2, 3, 9]
             .map(|n| {
                 let caller = caller.clone();
@@ -172,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_a_closed_one_says_so() {
-        let (caller, mut calls) = channel::<Jobs, ()>(1, BOUND);
+        let (caller, mut calls) = channel::<Call<Jobs, ()>>(1, BOUND);
         let first = tokio::spawn({
             let caller = caller.clone();
             async move { caller.call(Jobs(1)).await }

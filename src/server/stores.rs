@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::ServerError;
 use crate::admin::AdminStore;
+use crate::admin::disk::DiskAdmin;
 use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
 use crate::config::{Config, PoolConfig, Secret, SyncMode};
@@ -81,7 +82,7 @@ pub async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn Adm
             }
             Ok(Arc::new(RedisAdmin::connect(&address).await.map_err(|e| failed(&e))?))
         }
-        (None, Some(disk)) => Ok(disk.admin_store()),
+        (None, Some(disk)) => Ok(Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?)),
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
     }
 }

@@ -1,4 +1,4 @@
-//! What the tests of the disk engine share: names, jobs, a runtime, a copy of a directory.
+//! What the tests of the disk engine share: jobs by number, opening, a copy of a directory.
 #![allow(dead_code)] // each test binary uses a part
 
 use std::num::NonZeroU16;
@@ -10,15 +10,12 @@ use dormouse::clock::ManualClock;
 use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Namespace, Queue, QueueName};
+use dormouse::name::Queue;
+
+pub use crate::support::stage::{consume, queue};
 
 /// When virtual time begins.
 pub const START: u64 = 1_000_000;
-
-pub fn queue(name: &str) -> Queue {
-    let namespace = Namespace::parse("ns").expect("a literal");
-    Queue { namespace, name: QueueName::parse(name).expect("a literal") }
-}
 
 /// Id number `n`, published at the start.
 pub fn id(n: u64) -> JobId {
@@ -29,7 +26,7 @@ pub fn job_ref(queue: &Queue, n: u64) -> JobRef {
     JobRef { queue: queue.clone(), id: id(n) }
 }
 
-/// A job that is ready at once, lives forever, and has one try.
+/// A job that is ready at once, never expires, and has one try.
 pub fn job(queue: &Queue, n: u64) -> NewJob {
     NewJob {
         queue: queue.clone(),
@@ -58,8 +55,8 @@ pub fn clock() -> Arc<ManualClock> {
 
 /// Hands out up to `count` jobs of one queue.
 pub async fn take(engine: &DiskEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
-    let consumed = engine.consume(&queue.clone().into(), &vec![ttr; count.into()]).await;
-    consumed.expect("consume should answer").jobs
+    let jobs = consume(engine, &queue.clone().into(), &vec![ttr; count.into()]).await;
+    jobs.expect("consume should answer")
 }
 
 /// Copies a directory while it is in use, as a crash would leave it.

@@ -28,6 +28,8 @@ pub struct ModelEngine {
     armed: Notify,
     /// Jobs due at the same time become ready in the order their timers were armed, not in publish order.
     ties_by_arming: bool,
+    /// Timers of expired jobs stay until they are due, and are pumped.
+    expired_timers_stay: bool,
 }
 
 #[derive(Debug, Default)]
@@ -75,6 +77,10 @@ impl Place {
 }
 
 impl Stored {
+    fn expired(&self, now: Millis) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+
     fn read(&self, now: Millis, tries_left: u16, receipt: u64) -> Job {
         let kept = self.job.id.is_versioned();
         Job {
@@ -97,8 +103,8 @@ impl State {
     }
 
     /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
-    fn expire(&mut self, now: Millis) {
-        self.jobs.retain(|_, stored| stored.expires.is_none_or(|at| now < at));
+    fn expire(&mut self, now: Millis, timers_stay: bool) {
+        self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.place.due().is_some()));
     }
 
     fn insert(&mut self, job: NewJob, now: Millis) {
@@ -113,8 +119,13 @@ impl State {
         self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
     }
 
-    fn has(&self, job: &NewJob) -> bool {
-        self.jobs.contains_key(&(job.queue.clone(), job.id))
+    /// The job by name, unless it has expired.
+    fn find(&self, queue: &Queue, id: JobId, now: Millis) -> Option<&Stored> {
+        self.jobs.get(&(queue.clone(), id)).filter(|stored| !stored.expired(now))
+    }
+
+    fn has(&self, job: &NewJob, now: Millis) -> bool {
+        self.find(&job.queue, job.id, now).is_some()
     }
 
     /// The jobs of a queue whose place `rank` gives a rank, lowest rank first.
@@ -155,12 +166,19 @@ impl ModelEngine {
             notifiers: Notifiers::default(),
             armed: Notify::new(),
             ties_by_arming: false,
+            expired_timers_stay: false,
         }
     }
 
     /// A model of stores with [`Traits::ties_by_arming`](super::stage::Traits).
     pub fn with_ties_by_arming(self, ties_by_arming: bool) -> ModelEngine {
         ModelEngine { ties_by_arming, ..self }
+    }
+
+    /// A model of stores that find out only when a timer is due that its job has expired: until then the timer
+    /// counts in `stats`, and a pump that ends it counts it as moved.
+    pub fn with_expired_timers(self) -> ModelEngine {
+        ModelEngine { expired_timers_stay: true, ..self }
     }
 
     /// The state as of now, with the expired gone.
@@ -170,7 +188,7 @@ impl ModelEngine {
             return Err(Error::Closed);
         }
         let now = self.clock.now();
-        state.expire(now);
+        state.expire(now, self.expired_timers_stay);
         Ok((state, now))
     }
 }
@@ -187,7 +205,10 @@ impl Engine for ModelEngine {
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
         let (mut state, now) = self.open()?;
-        if jobs.iter().any(|job| state.has(job)) {
+        let twice = |(at, job): (usize, &NewJob)| {
+            jobs[..at].iter().any(|other| other.id == job.id && other.queue == job.queue)
+        };
+        if jobs.iter().any(|job| state.has(job, now)) || jobs.iter().enumerate().any(twice) {
             return Err(taken());
         }
         let queues: Vec<Queue> = jobs.iter().map(|job| job.queue.clone()).collect();
@@ -202,7 +223,7 @@ impl Engine for ModelEngine {
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
         let (mut state, now) = self.open()?;
-        if state.has(&new) {
+        if state.has(&new, now) && (old.id != new.id || old.queue != new.queue) {
             return Err(taken());
         }
         let queue = new.queue.clone();
@@ -269,7 +290,7 @@ impl Engine for ModelEngine {
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         let (state, now) = self.open()?;
-        Ok(state.jobs.get(&(job.queue.clone(), job.id)).map(|stored| stored.read(now, 0, 0)))
+        Ok(state.find(&job.queue, job.id, now).map(|stored| stored.read(now, 0, 0)))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -332,6 +353,8 @@ impl Engine for ModelEngine {
             let stored = state.get(queue, *id);
             if stored.tries > 0 {
                 stored.place = Place::Ready { place };
+            } else if stored.expired(now) {
+                state.jobs.remove(&(queue.clone(), *id));
             } else {
                 stored.place = Place::Dead { place };
                 stored.expires = None;

@@ -2,44 +2,87 @@
 
 use std::sync::Arc;
 
-use super::op::{Answer, Op};
+use tokio::sync::oneshot;
+
+use super::op::{Call, Op};
 use super::poison::Poison;
+use super::state::WriterState;
 use super::state::clock::PoolClock;
-use crate::engine::batch::Caller;
+use super::step::{Outcome, Step};
+use crate::clock::Micros;
+use crate::engine::batch;
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    pub(super) caller: Caller<Op, Answer>,
+    pub ops: batch::Sender<Op>,
     pub poison: Arc<Poison>,
     pub clock: PoolClock,
 }
 
+/// Does nothing: answers when the writer is alive.
+struct Check;
+
+impl Step for Check {
+    type Reply = ();
+    const MUST_LAST: bool = false;
+
+    fn run(self, _: &mut WriterState, _: Micros) -> Outcome<()> {
+        Ok(())
+    }
+}
+
 impl Handle {
     /// Asks for one step. Once the store is poisoned that is the answer to everything.
-    pub async fn ask(&self, op: Op) -> Result<Answer> {
+    pub async fn ask<S: Step>(&self, step: S) -> Result<S::Reply> {
+        self.ask_as(boxed, step).await
+    }
+
+    /// Asks for one step of a verb that has a kind of [`Op`] to itself.
+    pub async fn ask_as<S: Step>(&self, op: impl FnOnce(Call<S>) -> Op, step: S) -> Result<S::Reply> {
+        let answer = self.send(op, step)?.await;
+        self.received(answer)
+    }
+
+    /// As [`ask`](Handle::ask), for a thread that may block.
+    pub fn ask_blocking<S: Step>(&self, step: S) -> Result<S::Reply> {
+        let answer = self.send(boxed, step)?.blocking_recv();
+        self.received(answer)
+    }
+
+    /// Answers when the writer is alive.
+    pub async fn check(&self) -> Result<()> {
+        self.ask(Check).await
+    }
+
+    /// Wakes the writer, so that it notices that it was told to end; also a poisoned one. When the queue is full it
+    /// is awake.
+    pub fn wake(&self) {
+        let _ = self.ops.send(boxed(Call::new(Check).0));
+    }
+
+    fn send<S: Step>(
+        &self,
+        op: impl FnOnce(Call<S>) -> Op,
+        step: S,
+    ) -> Result<oneshot::Receiver<Result<S::Reply>>> {
         self.poison.check()?;
-        let answer = self.caller.call(op).await;
-        match answer {
-            // The writer may have died rather than been closed.
-            Err(Error::Closed) => Err(self.poison.error().unwrap_or(Error::Closed)),
-            answer => answer,
-        }
+        let (call, answer) = Call::new(step);
+        self.ops.send(op(call)).map_err(|e| self.or_poisoned(e))?;
+        Ok(answer)
     }
 
-    /// Asks for one step that answers nothing.
-    pub async fn tell(&self, op: Op) -> Result<()> {
-        self.ask(op).await.map(drop)
+    fn received<T>(&self, answer: std::result::Result<Result<T>, oneshot::error::RecvError>) -> Result<T> {
+        answer.unwrap_or(Err(Error::Closed)).map_err(|e| self.or_poisoned(e))
     }
 
-    /// Asks the writer to end after what waits already. A poisoned one must hear this too.
-    pub async fn close(&self) -> Result<()> {
-        self.caller.call(Op::Close).await.map(drop)
+    /// The writer may have died rather than been closed.
+    fn or_poisoned(&self, e: Error) -> Error {
+        if matches!(e, Error::Closed) { self.poison.error().unwrap_or(e) } else { e }
     }
+}
 
-    /// For an answer that does not fit the question: a fault of this program.
-    pub fn unexpected(answer: &Answer) -> Error {
-        Error::refused(format!("the writer gave an answer to another question: {answer:?}"))
-    }
+fn boxed<S: Step>(call: Call<S>) -> Op {
+    Op::Other(Box::new(call))
 }

@@ -1,53 +1,74 @@
-//! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP and no
-//! other engine; only store.rs and files.rs beneath it know the database.
+//! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP, no tokens
+//! and no other engine; only [`store`] beneath it knows the database.
 //!
-//! Every call becomes an [`op`] that the [`writer`] takes, in groups: it changes its state in memory
-//! ([`core`]) and a transaction ([`store`]) together, commits and syncs once for the group, and then answers.
-//! What is in memory is a window on what is on disk: the first ready jobs of each queue ([`queues`]), the
-//! earliest delayed jobs and all running ones ([`timers`]); [`load`] rebuilds it. What the bytes look like is
-//! [`codec`]'s alone; docs/disk-format.md draws them and says why they are so.
+//! - A call is a [`step::Step`], one per verb, each in a file that is named as in the Redis engine. It travels
+//!   as an [`op`] through the [`handle`] to the [`writer`] thread.
+//! - The writer takes calls in groups. Each step changes the [`state`] in memory and a transaction of the
+//!   [`store`] together; the group is committed and synced once, and then answered.
+//! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
+//!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
+//! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
+//! - [`upkeep`] sweeps, compacts and syncs beside the writer. [`threads`] watches all of these threads.
 
+mod ack;
 mod consume;
 mod dead_letter;
+mod destroy;
+mod give_back;
 mod handle;
 mod op;
+mod peek;
 mod poison;
 mod publish;
 mod pump;
+mod records;
 mod state;
+mod stats;
+mod step;
 mod store;
 mod sweep;
-mod tokens;
+mod threads;
+mod upkeep;
 mod writer;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use self::op::Report;
+use self::ack::Ack;
+use self::consume::Consume;
+use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
+use self::destroy::Destroy;
+use self::give_back::GiveBack;
+use self::handle::Handle;
+use self::op::Op;
+use self::peek::{Peek, PeekJob};
+use self::publish::{Publish, Republish};
+use self::pump::Pump;
+use self::state::tables::Tables;
+use self::state::{Windows, load};
+use self::stats::{ListQueues, ReadStats, Size};
+use self::step::{Progress, Step};
+use self::store::open;
 use self::store::open::Mark;
 pub use self::store::open::OpenError;
-use self::store::upkeep::Task;
-use self::store::{open, upkeep};
+use self::sweep::{Position, Report, Sweep};
+use self::threads::Stop;
 use self::writer::Writer;
 use super::batch::{self, Bound};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
-use crate::admin::disk::DiskAdmin;
 use crate::clock::{Clock, Millis};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
 
-pub(crate) use self::handle::Handle;
-pub(crate) use self::op::{AdminOp, Answer, Op};
-pub(crate) use self::tokens::Tokens;
+pub(crate) use self::records::{Change, Records, Table};
 
 /// When what was written reaches the disk itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,9 +90,10 @@ pub struct DiskOptions {
     pub clock: Arc<dyn Clock>,
     /// How many calls may wait for the writer; the next gets [`Error::Overloaded`].
     pub waiting: usize,
-    /// How many ready jobs of each queue are kept in memory (48 bytes each).
+    /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
+    /// given back.
     pub ready_window: usize,
-    /// How many delayed jobs are kept in memory (about 120 bytes each).
+    /// How many delayed jobs are kept in memory (about 150 bytes each).
     pub delayed_window: usize,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
@@ -101,19 +123,20 @@ impl DiskOptions {
 /// One group: large enough that a sync is shared by many, small enough that the first need not wait long.
 const GROUP: Bound = Bound { items: 2048, bytes: 8 << 20 };
 
-/// The engine. Dropping it ends its threads; [`close`](Engine::close) does so in order.
+/// The engine. Dropping it ends its threads; [`close`](Engine::close) does so without blocking the runtime.
 #[derive(Debug)]
 pub struct DiskEngine {
     handle: Handle,
     notifiers: Arc<Notifiers>,
     next_due: Arc<NextDue>,
-    tokens: Arc<Mutex<Tokens>>,
+    tables: Arc<Mutex<Tables>>,
+    stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
 }
 
 #[derive(Debug)]
 struct Threads {
-    upkeep: Vec<Task>,
+    upkeep: Vec<JoinHandle<()>>,
     writer: Option<JoinHandle<Option<u64>>>,
     /// Held until the database is closed.
     mark: Option<Mark>,
@@ -122,12 +145,11 @@ struct Threads {
 impl Threads {
     /// Waits for all to end: the writer when its last call is served.
     fn join(&mut self) {
-        for task in &mut self.upkeep {
-            task.end();
+        for thread in self.upkeep.drain(..) {
+            // A panic was logged, and has poisoned the store.
+            let _ = thread.join();
         }
-        self.upkeep.clear();
         let Some(writer) = self.writer.take() else { return };
-        // It poisoned the store if it died of a panic.
         let last = writer.join().ok().flatten();
         if let (Some(number), Some(mut mark)) = (last, self.mark.take())
             && let Err(e) = mark.close(number)
@@ -142,55 +164,94 @@ impl DiskEngine {
     /// jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
         let (store, mark) = open::open(&options.path)?;
-        let windows = state::Windows {
+        let windows = Windows {
             ready: options.ready_window.max(1),
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
         };
-        let core = open::load(store.clone(), options.clock, windows)
+        let state = load::load(store.clone(), options.clock, windows)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
-        let (caller, calls) = batch::channel(options.waiting, GROUP);
-        let handle = Handle { caller, poison: Arc::default(), clock: core.clock.clone() };
-        let (notifiers, next_due, tokens) = (Arc::default(), core.next_due.clone(), core.tokens.clone());
-        let writer = Writer {
-            core,
+        let (ops, calls) = batch::channel(options.waiting, GROUP);
+        let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
+        // From here on whoever returns early drops the engine, and that ends the threads.
+        let engine = DiskEngine {
+            handle: handle.clone(),
+            notifiers: Arc::default(),
+            next_due: state.next_due.clone(),
+            tables: state.tables.clone(),
+            stop: Arc::default(),
+            threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
+        };
+        let mut writer = Writer {
+            state,
             calls,
+            group: Vec::new(),
+            stop: engine.stop.clone(),
             poison: handle.poison.clone(),
-            notifiers: Arc::clone(&notifiers),
+            notifiers: engine.notifiers.clone(),
             sync: options.sync == Sync::Always,
         };
-        let io = |e| OpenError::Io(options.path.clone(), e);
-        let writer = std::thread::Builder::new()
-            .name("disk-writer".to_owned())
-            .spawn(move || writer.run())
-            .map_err(io)?;
-        let mut threads = Threads { upkeep: Vec::new(), writer: Some(writer), mark: Some(mark) };
-        if options.sync == Sync::EverySecond {
-            threads.upkeep.push(upkeep::syncer(store.clone(), handle.poison.clone()).map_err(io)?);
-        }
-        if options.upkeep {
-            threads.upkeep.push(upkeep::sweeper(store, handle.clone(), options.upkeep_every).map_err(io)?);
-        }
-        let threads = Arc::new(Mutex::new(threads));
-        Ok(Arc::new(DiskEngine { handle, notifiers, next_due, tokens, threads }))
+        let (stop, poison) = (engine.stop.clone(), handle.poison.clone());
+        let start = || -> std::io::Result<()> {
+            let mut threads = engine.threads.lock();
+            threads.writer = Some(threads::spawn("disk-writer", &stop, &poison, move || writer.run())?);
+            if options.sync == Sync::EverySecond {
+                let (store, told, poison) = (store.clone(), stop.clone(), poison.clone());
+                let syncer = move || upkeep::sync(&store, &told, &poison);
+                threads.upkeep.push(threads::spawn("disk-sync", &stop, &handle.poison, syncer)?);
+            }
+            if options.upkeep {
+                let (told, every) = (stop.clone(), options.upkeep_every);
+                let sweeper = move || upkeep::sweep(&store, &handle, &told, every);
+                threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweeper)?);
+            }
+            Ok(())
+        };
+        start().map_err(|e| OpenError::Io(options.path, e))?;
+        Ok(Arc::new(engine))
     }
 
-    /// Tokens and limits, in the same directory.
-    pub fn admin_store(&self) -> Arc<DiskAdmin> {
-        Arc::new(DiskAdmin::new(self.handle.clone(), self.tokens.clone()))
+    /// Tables in the same directory, for tokens and limits.
+    pub(crate) fn records(&self) -> Records {
+        Records { handle: self.handle.clone(), tables: self.tables.clone() }
     }
 
-    /// Returns when a write or a sync has failed, and says why. The process should end: what is on the disk
-    /// can be told only by opening it anew.
+    /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. The
+    /// process should end: what is on the disk can be told only by opening it anew.
     pub async fn poisoned(&self) -> String {
-        self.handle.poison.thrown().await
+        self.handle.poison.poisoned().await
     }
 
-    /// Sweeps once from where the last sweep ended to the end: takes out jobs whose life has ended and
-    /// entries that stand for nothing. The engine does this by itself; this is for tests.
+    /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this
+    /// by itself; this is for tests.
     pub async fn sweep(&self) -> Result<()> {
-        while !upkeep::step(&self.handle, Report::default()).await?.done {}
-        Ok(())
+        let mut from = Position::default();
+        loop {
+            let swept = self.handle.ask(Sweep { from, report: Report::default() }).await?;
+            if swept.done {
+                return Ok(());
+            }
+            from = swept.next;
+        }
+    }
+
+    /// Asks for one step after the other until `limit` is reached or there is no more to do. Answers how many.
+    async fn in_steps<S: Step<Reply = Taken>>(&self, limit: u64, step: impl Fn(u64) -> S) -> Result<u64> {
+        let mut done = 0;
+        while done < limit {
+            let taken = self.handle.ask(step(limit - done)).await?;
+            done += taken.jobs;
+            if !taken.more {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Tells all threads to end; the writer serves first what waits already.
+    fn end(&self) {
+        self.stop.tell();
+        self.handle.wake();
     }
 }
 
@@ -201,84 +262,67 @@ impl Engine for DiskEngine {
     }
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        self.handle.tell(Op::Publish(jobs)).await
+        self.handle.ask_as(Op::Publish, Publish(jobs)).await
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        self.handle.tell(Op::Republish(old, Box::new(new))).await
+        self.handle.ask(Republish { old, new }).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        match self.handle.ask(Op::Consume(queues.clone(), ttrs.to_vec())).await? {
-            Answer::Consumed(consumed) => Ok(consumed),
-            other => Err(Handle::unexpected(&other)),
-        }
+        let step = Consume { queues: queues.clone(), ttrs: ttrs.to_vec() };
+        self.handle.ask_as(Op::Consume, step).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         let jobs = jobs.into_iter().map(|job| (JobRef { queue: job.queue, id: job.id }, job.receipt));
-        self.handle.tell(Op::GiveBack(jobs.collect())).await
+        self.handle.ask(GiveBack(jobs.collect())).await
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
-        self.handle.tell(Op::Ack(job)).await
+        self.handle.ask_as(Op::Ack, Ack(job)).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         loop {
-            match self.handle.ask(Op::Peek(queue.clone())).await? {
-                Answer::Job(job) => return Ok(job),
-                Answer::Again => {}
-                other => return Err(Handle::unexpected(&other)),
+            if let Progress::Done(job) = self.handle.ask(Peek(queue.clone())).await? {
+                return Ok(job);
             }
         }
     }
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        match self.handle.ask(Op::PeekJob(job.clone())).await? {
-            Answer::Job(job) => Ok(job),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(PeekJob(job.clone())).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
-        match self.handle.ask(Op::Size(queue.clone())).await? {
-            Answer::Count(size) => Ok(size),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(Size(queue.clone())).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        let mut at = None;
+        let mut from = None;
         loop {
-            match self.handle.ask(Op::Destroy(queue.clone(), at)).await? {
-                Answer::Destroying(None) => return Ok(()),
-                Answer::Destroying(rest) => at = rest,
-                other => return Err(Handle::unexpected(&other)),
+            from = self.handle.ask(Destroy { queue: queue.clone(), from }).await?;
+            if from.is_none() {
+                return Ok(());
             }
         }
     }
 
     async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        match self.handle.ask(Op::DeadLetter(queue.clone())).await? {
-            Answer::DeadLetter(dead) => Ok(dead),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(ReadDeadLetter(queue.clone())).await
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        self.in_steps(limit, |left| Op::Respawn(queue.clone(), left, ttl)).await
+        self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
-        self.in_steps(limit, |left| Op::DeleteDead(queue.clone(), left)).await
+        self.in_steps(limit, |limit| DeleteDead { queue: queue.clone(), limit }).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
-        match self.handle.ask(Op::Pump(limit)).await? {
-            Answer::Pumped(pumped) => Ok(pumped),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(Pump(limit)).await
     }
 
     async fn due_earlier(&self) {
@@ -286,17 +330,11 @@ impl Engine for DiskEngine {
     }
 
     async fn queues(&self) -> Result<Vec<Queue>> {
-        match self.handle.ask(Op::Queues).await? {
-            Answer::Queues(queues) => Ok(queues),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(ListQueues).await
     }
 
     async fn stats(&self) -> Result<Stats> {
-        match self.handle.ask(Op::Stats).await? {
-            Answer::Stats(stats) => Ok(*stats),
-            other => Err(Handle::unexpected(&other)),
-        }
+        self.handle.ask(ReadStats).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -307,14 +345,11 @@ impl Engine for DiskEngine {
     fn watch(&self, _: &Queue) {}
 
     async fn check(&self) -> Result<()> {
-        self.handle.tell(Op::Check).await
+        self.handle.check().await
     }
 
     async fn close(&self) {
-        // An error says that it is closed or poisoned already.
-        while let Err(Error::Overloaded) = self.handle.close().await {
-            tokio::task::yield_now().await;
-        }
+        self.end();
         let threads = Arc::clone(&self.threads);
         // Blocks for the last sync, and for a compaction that has begun.
         let _ = tokio::task::spawn_blocking(move || threads.lock().join()).await;
@@ -322,33 +357,10 @@ impl Engine for DiskEngine {
 }
 
 impl Drop for DiskEngine {
-    /// Closes as [`close`](Engine::close) does, without the runtime: the admin store may live on, so the writer
-    /// would not end by itself.
+    /// Closes as [`close`](Engine::close) does, without the runtime. Whoever reads and changes
+    /// [`Records`] may live on, so the writer would not end by itself.
     fn drop(&mut self) {
-        let mut idle = Context::from_waker(Waker::noop());
-        // The first poll hands the call over; the answer is not waited for, the thread's end is.
-        while let Poll::Ready(Err(Error::Overloaded)) = std::pin::pin!(self.handle.close()).poll(&mut idle) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.end();
         self.threads.lock().join();
-    }
-}
-
-impl DiskEngine {
-    /// Asks for a step until `limit` is reached or there is no more to do. Answers how many.
-    async fn in_steps(&self, limit: u64, op: impl Fn(u64) -> Op) -> Result<u64> {
-        let mut done = 0;
-        while done < limit {
-            match self.handle.ask(op(limit - done)).await? {
-                Answer::Some(count, more) => {
-                    done += count;
-                    if !more {
-                        break;
-                    }
-                }
-                other => return Err(Handle::unexpected(&other)),
-            }
-        }
-        Ok(done)
     }
 }

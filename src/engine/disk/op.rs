@@ -1,155 +1,138 @@
-//! What callers ask of the writer thread, and what it answers. Each [`Op`] is one atomic step of bounded
-//! work; where a method of the engine may need more, the caller asks again.
+//! A call on its way through the writer thread: the step that it asks for, then the answer that waits for the
+//! commit. The verbs of the hot path travel as they are, all others in a box.
 
-use std::time::Duration;
+use tokio::sync::oneshot;
 
-use bytes::Bytes;
-
-use super::store::Space;
-use crate::admin::{Limit, TokenKey};
+use super::ack::Ack;
+use super::consume::Consume;
+use super::poison::Poison;
+use super::publish::Publish;
+use super::state::WriterState;
+use super::step::{Failure, Step};
+use super::store::Fatal;
 use crate::engine::batch::Weigh;
-use crate::engine::{Consumed, DeadLetter, Pumped, Stats};
-use crate::job::{Job, JobRef, NewJob};
-use crate::name::{Queue, QueueList};
+use crate::error::{Error, Result};
 
-/// The most entries that one op touches beyond what it hands out, so that others interleave.
-pub const STEP: usize = 1000;
-/// The most bytes of records that one op rewrites.
-pub const STEP_BYTES: usize = 8 << 20;
-
-/// One step.
-#[derive(Debug)]
+/// One call of any verb.
 pub enum Op {
-    Publish(Vec<NewJob>),
-    Republish(JobRef, Box<NewJob>),
-    Consume(QueueList, Vec<Duration>),
-    /// Jobs with their receipts.
-    GiveBack(Vec<(JobRef, u64)>),
-    Ack(JobRef),
-    Peek(Queue),
-    PeekJob(JobRef),
-    Size(Queue),
-    Destroy(Queue, Option<Destroying>),
-    DeadLetter(Queue),
-    Respawn(Queue, u64, Option<Duration>),
-    DeleteDead(Queue, u64),
-    Pump(usize),
-    Queues,
-    Stats,
-    /// Does nothing; answers when the writer is alive.
-    Check,
-    /// One step of the sweep; hands in what became of what the last one asked for.
-    Sweep(Report),
-    Admin(AdminOp),
-    Close,
+    Publish(Call<Publish>),
+    Consume(Call<Consume>),
+    Ack(Call<Ack>),
+    Other(Box<dyn Pending>),
 }
 
 impl Op {
-    /// Whether a power cut must not take back what was answered. A hand-over or a move that is taken back is
-    /// done again: the job comes once more, as it may at any time.
-    pub fn must_last(&self) -> bool {
+    fn pending(&self) -> &dyn Pending {
         match self {
-            Op::Publish(_) | Op::Republish(..) | Op::Ack(_) | Op::Destroy(..) => true,
-            Op::Respawn(..) | Op::DeleteDead(..) | Op::Admin(_) | Op::Close => true,
-            Op::Consume(..) | Op::GiveBack(_) | Op::Pump(_) | Op::Sweep(_) => false,
-            Op::Peek(_) | Op::PeekJob(_) | Op::Size(_) | Op::DeadLetter(_) => false,
-            Op::Queues | Op::Stats | Op::Check => false,
+            Op::Publish(call) => call,
+            Op::Consume(call) => call,
+            Op::Ack(call) => call,
+            Op::Other(call) => &**call,
         }
+    }
+
+    fn pending_mut(&mut self) -> &mut dyn Pending {
+        match self {
+            Op::Publish(call) => call,
+            Op::Consume(call) => call,
+            Op::Ack(call) => call,
+            Op::Other(call) => &mut **call,
+        }
+    }
+
+    /// See [`Step::MUST_LAST`].
+    pub fn must_last(&self) -> bool {
+        self.pending().must_last()
+    }
+
+    /// Runs the step and keeps its answer.
+    pub fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal> {
+        self.pending_mut().run(state)
+    }
+
+    /// Sends the answer, or the poison's error if the store is poisoned by now.
+    pub fn answer(&mut self, poison: &Poison) {
+        self.pending_mut().answer(poison);
     }
 }
 
-/// How far a destroy has come.
-#[derive(Clone, Copy, Debug)]
-pub struct Destroying {
-    /// Everything up to this number is done with.
-    pub after: u64,
-    /// Jobs that became ready later have larger numbers.
-    pub last: u64,
-}
-
-/// A change of tokens or limits.
-#[derive(Debug)]
-pub enum AdminOp {
-    AddToken(TokenKey, String),
-    RemoveToken(TokenKey),
-    AddLimit(TokenKey, Limit),
-    SetLimit(TokenKey, Limit),
-    RemoveLimit(TokenKey),
-}
-
-/// What a step did.
-#[derive(Debug)]
-pub enum Answer {
-    Done,
-    Consumed(Consumed),
-    Job(Option<Job>),
-    Count(u64),
-    /// How many, and whether there may be more.
-    Some(u64, bool),
-    /// Nothing to show yet: ask again.
-    Again,
-    Destroying(Option<Destroying>),
-    DeadLetter(DeadLetter),
-    Pumped(Pumped),
-    Queues(Vec<Queue>),
-    Stats(Box<Stats>),
-    Swept(Swept),
-    /// Whether anything changed.
-    Changed(bool),
-}
-
-/// What a step of the sweep did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Swept {
-    /// Whether it came to the end; the next one begins anew.
-    pub done: bool,
-    /// How many entries and queues it took out.
-    pub removed: usize,
-    /// What the caller should do now.
-    pub upkeep: Upkeep,
-}
-
-/// Work on the files, beside the writer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Upkeep {
-    /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
-    pub write_out: bool,
-    /// Keyspaces whose garbage outweighs what lives in them. They are asked for again until they are reported.
-    pub compact: Vec<Space>,
-    /// Whether the store rests: then nobody but upkeep has replaced files deleted.
-    pub rests: bool,
-}
-
-/// What became of the work on the files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Keyspaces that were compacted.
-    pub compacted: Vec<Space>,
-    /// Whether it is too soon after the last compaction for one that has live entries to rewrite.
-    pub too_soon: bool,
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Op(..)")
+    }
 }
 
 impl Weigh for Op {
     fn items(&self) -> usize {
-        match self {
-            Op::Publish(jobs) => jobs.len(),
-            Op::Consume(_, ttrs) => ttrs.len(),
-            Op::GiveBack(jobs) => jobs.len(),
-            Op::Pump(limit) => (*limit).min(STEP),
-            Op::Destroy(..) | Op::Respawn(..) | Op::DeleteDead(..) => STEP,
-            _ => 1,
-        }
+        self.pending().items()
     }
 
     fn bytes(&self) -> usize {
-        let body = |job: &NewJob| job.body.len();
-        match self {
-            Op::Publish(jobs) => jobs.iter().map(body).sum(),
-            Op::Republish(_, job) => body(job),
-            _ => 0,
-        }
+        self.pending().bytes()
     }
 }
 
-/// Where a walk over keys goes on.
-pub type Cursor = Option<Bytes>;
+/// What the writer does with a call, whatever its verb.
+pub trait Pending: Send {
+    fn items(&self) -> usize;
+    fn bytes(&self) -> usize;
+    fn must_last(&self) -> bool;
+    fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal>;
+    fn answer(&mut self, poison: &Poison);
+}
+
+/// Where the answer goes.
+type Reply<S> = oneshot::Sender<Result<<S as Step>::Reply>>;
+
+/// One call of one verb.
+pub enum Call<S: Step> {
+    Asked(S, Reply<S>),
+    /// The step was run, and is not committed yet.
+    Run(Result<S::Reply>, Reply<S>),
+    Answered,
+}
+
+impl<S: Step> Call<S> {
+    /// A call, and where its answer will be.
+    pub fn new(step: S) -> (Call<S>, oneshot::Receiver<Result<S::Reply>>) {
+        let (reply, answer) = oneshot::channel();
+        (Call::Asked(step, reply), answer)
+    }
+}
+
+impl<S: Step> Pending for Call<S> {
+    fn items(&self) -> usize {
+        if let Call::Asked(step, _) = self { step.items() } else { 0 }
+    }
+
+    fn bytes(&self) -> usize {
+        if let Call::Asked(step, _) = self { step.bytes() } else { 0 }
+    }
+
+    fn must_last(&self) -> bool {
+        S::MUST_LAST
+    }
+
+    fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal> {
+        let Call::Asked(step, reply) = std::mem::replace(self, Call::Answered) else { return Ok(()) };
+        let outcome = state.begin_step().map_err(Failure::Fatal).and_then(|now| step.run(state, now));
+        let (answer, result) = match outcome {
+            Ok(answer) => (Ok(answer), Ok(())),
+            Err(Failure::Refused(e)) => (Err(e), Ok(())),
+            Err(Failure::Fatal(fatal)) => (Err(Error::Poisoned(fatal.0.clone())), Err(fatal)),
+        };
+        *self = Call::Run(answer, reply);
+        result
+    }
+
+    fn answer(&mut self, poison: &Poison) {
+        let (answer, reply) = match std::mem::replace(self, Call::Answered) {
+            Call::Run(answer, reply) => (answer, reply),
+            // Not run, because the store was poisoned already.
+            Call::Asked(_, reply) => (Err(Error::Closed), reply),
+            Call::Answered => return,
+        };
+        // The caller may have left.
+        let _ = reply.send(poison.error().map_or(answer, Err));
+    }
+}

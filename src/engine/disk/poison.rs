@@ -1,6 +1,6 @@
-//! The one-way switch that a failed write or sync throws: from then on the store answers nothing but
-//! [`Error::Poisoned`], since nobody can say what is on the disk. Shared by the writer, its threads and every
-//! caller.
+//! The state of a store that has failed: after a failed write or sync, or the death of a thread, the store answers
+//! nothing but [`Error::Poisoned`], since nobody can say what is on the disk. Shared by the engine's threads and
+//! every caller.
 
 use std::sync::OnceLock;
 
@@ -8,42 +8,42 @@ use tokio::sync::Notify;
 
 use crate::error::{Error, Result};
 
-/// Why the store no longer answers, once it does not.
+/// Why the store is poisoned, once it is.
 #[derive(Debug, Default)]
 pub struct Poison {
     reason: OnceLock<String>,
-    thrown: Notify,
+    poisoned: Notify,
 }
 
 impl Poison {
-    /// Throws it. Only the first reason is kept, and logged.
-    pub fn throw(&self, reason: impl Into<String>) {
+    /// Poisons the store. Only the first reason is kept, and logged.
+    pub fn set(&self, reason: impl Into<String>) {
         let reason = reason.into();
         if self.reason.set(reason.clone()).is_ok() {
             tracing::error!(%reason, "the disk store has failed and takes no more requests");
-            self.thrown.notify_waiters();
+            self.poisoned.notify_waiters();
         }
     }
 
-    /// The error that every call gets now, if it was thrown.
+    /// The error that every call gets now, if the store is poisoned.
     pub fn error(&self) -> Option<Error> {
         self.reason.get().map(|reason| Error::Poisoned(reason.clone()))
     }
 
-    /// `Err` once it was thrown.
+    /// `Err` once the store is poisoned.
     pub fn check(&self) -> Result<()> {
         self.error().map_or(Ok(()), Err)
     }
 
-    /// Waits until it is thrown, and says why.
-    pub async fn thrown(&self) -> String {
+    /// Waits until the store is poisoned, and says why.
+    pub async fn poisoned(&self) -> String {
         loop {
-            // Registers before it looks: a throw in between is not missed.
-            let thrown = self.thrown.notified();
+            // Registered before the reason is read: one in between is not missed.
+            let poisoned = self.poisoned.notified();
             if let Some(reason) = self.reason.get() {
                 return reason.clone();
             }
-            thrown.await;
+            poisoned.await;
         }
     }
 }

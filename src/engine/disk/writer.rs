@@ -1,117 +1,86 @@
-//! The writer thread: takes calls in groups, does them in order, commits once, syncs once if anything in the
-//! group must survive a power cut, and only then answers and rings. The one place where the store is written.
+//! The writer thread: takes calls in groups, runs their steps in order, commits once, syncs once if anything in
+//! the group must survive a power cut, and only then answers and notifies. The one place where the store is
+//! written.
 
 use std::sync::Arc;
 
-use super::op::{Answer, Op};
+use super::op::Op;
 use super::poison::Poison;
-use super::state::{Core, META_CLOSED};
+use super::state::WriterState;
+use super::store::codec::META_CLOSED;
 use super::store::{Fatal, Space};
-use crate::engine::batch::{Call, Calls, Reply};
+use super::threads::Stop;
+use crate::engine::batch::Batches;
 use crate::engine::notifier::Notifiers;
-use crate::error::{Error, Result};
 
 /// What the thread works with.
-#[derive(Debug)]
 pub struct Writer {
-    pub core: Core,
-    pub calls: Calls<Op, Answer>,
+    pub state: WriterState,
+    pub calls: Batches<Op>,
+    /// The calls that are served together. It belongs to the writer, so that the callers of a group whose step
+    /// panics are told of it after the store was poisoned.
+    pub group: Vec<Op>,
+    pub stop: Arc<Stop>,
     pub poison: Arc<Poison>,
     pub notifiers: Arc<Notifiers>,
     /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
 
-/// Poisons the store if the thread dies of a panic: nobody would answer any more.
-struct Alive<'a>(&'a Poison);
-
-impl Drop for Alive<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.throw("the writer thread has died");
-        }
-    }
-}
-
 impl Writer {
-    /// Serves until it is closed or every caller is gone. Answers the number that the last commit left in
-    /// `meta`, if the store is in order.
-    pub fn run(mut self) -> Option<u64> {
-        let poison = self.poison.clone();
-        let _alive = Alive(&poison);
+    /// Serves until it is told to end, and then what waits already. Answers the number that the last commit left
+    /// in `meta`, if the store is in order.
+    pub fn run(&mut self) -> Option<u64> {
         while let Some(group) = self.calls.blocking_next() {
-            self.serve(group);
-        }
-        poison.check().ok()?;
-        match self.last() {
-            Ok(number) => Some(number),
-            Err(Fatal(reason)) => {
-                poison.throw(reason);
-                None
+            self.group = group;
+            self.serve();
+            if self.stop.told() {
+                self.calls.close();
             }
         }
+        self.poison.check().ok()?;
+        self.last().map_err(|fatal| self.poison.set(fatal.0)).ok()
     }
 
     /// The last commit, synced in either mode.
     fn last(&mut self) -> Result<u64, Fatal> {
-        if self.core.untidy() {
+        if self.state.should_write_out() {
             // The next start need not replay it.
-            self.core.txn.settle(true)?;
-            self.core.txn.store().write_out()?;
+            self.state.txn.settle(true)?;
+            self.state.txn.store().write_out()?;
         }
-        let number = self.core.next_seq();
-        self.core.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
-        self.core.txn.settle(true)?;
+        let number = self.state.next_seq();
+        self.state.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
+        self.state.txn.settle(true)?;
         Ok(number)
     }
 
-    fn serve(&mut self, group: Vec<Call<Op, Answer>>) {
-        let mut waiting = Vec::with_capacity(group.len());
-        let (mut closing, mut must_last) = (false, false);
-        for call in group {
-            let (op, reply) = call.split();
-            closing |= matches!(op, Op::Close);
-            must_last |= op.must_last();
-            let answer = match self.poison.error() {
-                Some(poisoned) => Err(poisoned),
-                None => self.core.apply(op).unwrap_or_else(|fatal| Err(self.fail(fatal))),
-            };
-            waiting.push((reply, answer));
+    fn serve(&mut self) {
+        let mut must_last = false;
+        for op in &mut self.group {
+            if self.poison.check().is_ok() {
+                must_last |= op.must_last();
+                if let Err(Fatal(reason)) = op.run(&mut self.state) {
+                    self.poison.set(reason);
+                }
+            }
         }
         self.settle(must_last);
-        self.answer(waiting);
-        self.announce();
-        if closing {
-            self.calls.close();
+        for mut op in self.group.drain(..) {
+            op.answer(&self.poison);
+        }
+        for queue in self.state.to_notify.drain() {
+            self.notifiers.notify(&queue);
         }
     }
 
     /// Makes what was done durable: for the process always, for the machine where that was asked for.
     fn settle(&mut self, must_last: bool) {
         if self.poison.check().is_ok() {
-            let sync = std::mem::take(&mut self.core.must_sync) || (self.sync && must_last);
-            if let Err(fatal) = self.core.txn.settle(sync) {
-                self.fail(fatal);
+            let sync = std::mem::take(&mut self.state.must_sync) || (self.sync && must_last);
+            if let Err(Fatal(reason)) = self.state.txn.settle(sync) {
+                self.poison.set(reason);
             }
-        }
-    }
-
-    fn fail(&self, Fatal(reason): Fatal) -> Error {
-        self.poison.throw(reason);
-        self.poison.error().unwrap_or(Error::Closed)
-    }
-
-    fn answer(&self, waiting: Vec<(Reply<Answer>, Result<Answer>)>) {
-        for (reply, answer) in waiting {
-            // A caller that has left needs no answer.
-            let _ = reply.send(self.poison.error().map_or(answer, Err));
-        }
-    }
-
-    /// Tells who waits for ready jobs.
-    fn announce(&mut self) {
-        for queue in self.core.ring.drain() {
-            self.notifiers.notify(&queue);
         }
     }
 }

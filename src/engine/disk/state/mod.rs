@@ -1,9 +1,12 @@
-//! The state that the writer thread owns, and the moves that several steps share: numbers, ready lists,
-//! records. Memory changes at once, the disk when the transaction is settled; if that fails the store is
-//! poisoned and memory no longer matters. No thread and no channel here.
+//! What the writer thread owns, and the moves that several verbs share: numbers, ready lists, records. Memory
+//! changes at once, the disk when the transaction is settled; if that fails the store is poisoned and memory no
+//! longer matters. Knows no verb, no thread and no channel.
 
 pub mod clock;
+pub mod garbage;
+pub mod load;
 pub mod queues;
+pub mod tables;
 pub mod timers;
 
 use std::collections::HashSet;
@@ -12,39 +15,28 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use self::clock::PoolClock;
+use self::garbage::Garbage;
+use self::queues::{QueueState, Queues};
+use self::tables::Tables;
+use self::timers::Timers;
 use crate::clock::{Micros, Millis};
-use crate::engine::disk::op::{Answer, Op};
-use crate::engine::disk::store::codec::{self, Entry, Place, Record, TimerKey};
+use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
 use crate::engine::disk::store::{Fatal, Found, Space, Txn};
-use crate::engine::disk::sweep::Sweep;
-use crate::engine::disk::tokens::Tokens;
 use crate::engine::next_due::NextDue;
-use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef};
+use crate::error::Error;
+use crate::job::{Job, JobId};
 use crate::name::Queue;
-use clock::PoolClock;
-use queues::{QueueState, Queues};
-use timers::Timers;
 
-/// The name of the number in `meta` below which all numbers may be in use.
-pub const META_SEQ: &[u8] = b"seq";
-/// The name of the latest time in `meta` that the store is known to have seen.
-pub const META_CLOCK: &[u8] = b"clock";
-/// The name of the id in `meta` above which no stored job's is.
-pub const META_NEWEST: &[u8] = b"newest";
-/// The name of the number in `meta` that the last orderly close took.
-pub const META_CLOSED: &[u8] = b"closed";
-/// Numbers begin here: far above what giving back counts down from it.
-pub const FIRST_SEQ: u64 = 1 << 48;
 /// How many numbers are reserved at once: one write of `meta` for so many.
 const SEQ_BLOCK: u64 = 1 << 20;
 /// How far ahead of the newest id the one in `meta` is written, in milliseconds.
 const NEWEST_AHEAD: Millis = 1000;
 /// How often the time is written, in microseconds of the pool's clock.
 const CLOCK_EVERY: Micros = 1_000_000;
-
-/// What a step did, or why the store must be poisoned.
-pub type Step = std::result::Result<Result<Answer>, Fatal>;
+/// How many delayed jobs are read from the disk at a time, however many memory takes: a millisecond or two, in
+/// which nobody else is served.
+const READ_DELAYED: usize = 2048;
 
 /// Bounds of what is kept in memory. Tests make them small.
 #[derive(Clone, Copy, Debug)]
@@ -57,62 +49,44 @@ pub struct Windows {
     pub idle: Duration,
 }
 
-/// Everything.
+/// Everything that the writer thread reads and changes.
 #[derive(Debug)]
-pub struct Core {
-    pub(in crate::engine::disk) txn: Txn,
-    pub(in crate::engine::disk) clock: PoolClock,
-    pub(in crate::engine::disk) windows: Windows,
-    pub(in crate::engine::disk) queues: Queues,
-    pub(in crate::engine::disk) timers: Timers,
-    pub(in crate::engine::disk) tokens: Arc<Mutex<Tokens>>,
+pub struct WriterState {
+    pub txn: Txn,
+    pub clock: PoolClock,
+    pub windows: Windows,
+    pub queues: Queues,
+    pub timers: Timers,
+    /// Read by others too, changed by the writer alone.
+    pub tables: Arc<Mutex<Tables>>,
     /// The next number, and the first that is not reserved.
-    pub(in crate::engine::disk) seq: (u64, u64),
+    pub seq: (u64, u64),
     /// The time in `meta`.
-    pub(in crate::engine::disk) clock_mark: Micros,
+    pub clock_mark: Micros,
     /// No stored job has a larger id, neither by what this process has stored nor by what `meta` says.
-    pub(in crate::engine::disk) newest: JobId,
+    pub newest: JobId,
     /// The id in `meta`, ahead of the former: one write of `meta` for all ids of a second.
-    pub(in crate::engine::disk) newest_mark: JobId,
+    pub newest_mark: JobId,
     /// Who tells the pump that a timer was set earlier than it knows.
-    pub(in crate::engine::disk) next_due: Arc<NextDue>,
-    pub(in crate::engine::disk) sweep: Sweep,
-    /// Queues that got ready jobs, for the bells.
-    pub ring: HashSet<Queue>,
+    pub next_due: Arc<NextDue>,
+    pub garbage: Garbage,
+    /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
+    pub to_notify: HashSet<Queue>,
     /// Whether this group must be synced in any case.
     pub must_sync: bool,
 }
 
-impl Core {
-    /// Does one step.
-    pub fn apply(&mut self, op: Op) -> Step {
+impl WriterState {
+    /// Before each step: bounds the batch and notes the time. Answers the time of the step.
+    pub fn begin_step(&mut self) -> Result<Micros, Fatal> {
         self.txn.relieve()?;
         let now = self.clock.now_micros();
         self.mark_clock(now, CLOCK_EVERY);
-        match op {
-            Op::Publish(jobs) => self.publish(jobs, now),
-            Op::Republish(old, new) => self.republish(&old, *new, now),
-            Op::Consume(queues, wants) => self.consume(&queues, &wants, now),
-            Op::GiveBack(jobs) => self.give_back(&jobs),
-            Op::Ack(job) => self.ack(&job, now).map(|()| Ok(Answer::Done)),
-            Op::Peek(queue) => self.peek(&queue, now),
-            Op::PeekJob(job) => self.peek_job(&job, now),
-            Op::Size(queue) => Ok(Ok(Answer::Count(self.queues.get(&queue).map_or(0, |q| q.ready)))),
-            Op::Destroy(queue, at) => self.destroy(&queue, at, now),
-            Op::DeadLetter(queue) => self.dead_letter(&queue),
-            Op::Respawn(queue, limit, ttl) => self.respawn(&queue, limit, ttl, now),
-            Op::DeleteDead(queue, limit) => self.delete_dead(&queue, limit, now),
-            Op::Pump(limit) => self.pump(limit, now),
-            Op::Queues => Ok(Ok(Answer::Queues(self.queue_names()))),
-            Op::Stats => self.stats(),
-            Op::Check | Op::Close => Ok(Ok(Answer::Done)),
-            Op::Sweep(report) => self.sweep(&report, now),
-            Op::Admin(op) => Ok(Ok(Answer::Changed(self.admin(op)))),
-        }
+        Ok(now)
     }
 
     /// A number never used before.
-    pub(in crate::engine::disk) fn next_seq(&mut self) -> u64 {
+    pub fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
             self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
@@ -122,7 +96,7 @@ impl Core {
     }
 
     /// Notes that a job of this id is stored by this transaction.
-    pub(in crate::engine::disk) fn note_id(&mut self, id: JobId) {
+    pub fn note_id(&mut self, id: JobId) {
         self.newest = self.newest.max(id);
         if id > self.newest_mark {
             self.newest_mark = codec::id_after(id, NEWEST_AHEAD);
@@ -131,7 +105,7 @@ impl Core {
     }
 
     /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
-    pub(in crate::engine::disk) fn mark_clock(&mut self, now: Micros, every: Micros) {
+    pub fn mark_clock(&mut self, now: Micros, every: Micros) {
         if now >= self.clock_mark.saturating_add(every) {
             self.clock_mark = now;
             self.txn.put(Space::Meta, META_CLOCK, now.to_be_bytes());
@@ -139,19 +113,18 @@ impl Core {
     }
 
     /// The queue, made and written down if it is new.
-    pub(in crate::engine::disk) fn queue(&mut self, queue: &Queue) -> &mut QueueState {
+    pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
         if self.queues.get(queue).is_none() {
             let low = self.next_seq();
             let state = QueueState::new(queue, low);
             self.txn.put(Space::Queues, &state.key, []);
             self.queues.insert(queue.clone(), state);
         }
-        // Just made, if it was not there.
-        self.queues.get_mut(queue).expect("the queue is known")
+        self.queues.get_mut(queue).expect("it was inserted, if it was not there")
     }
 
     /// The key of a job's record.
-    pub(in crate::engine::disk) fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
+    pub fn job_key(&self, queue: &Queue, id: JobId) -> Vec<u8> {
         match self.queues.get(queue) {
             Some(state) => codec::job_key(&state.key, id),
             None => codec::job_key(&codec::queue_key(queue), id),
@@ -159,25 +132,26 @@ impl Core {
     }
 
     /// Adds a job at the end of its queue's ready list, under a number never used before.
-    pub(in crate::engine::disk) fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
+    pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
-        self.rings(queue);
+        self.notify(queue);
     }
 
-    /// Once this is committed, the bells tell of the queue.
-    pub(in crate::engine::disk) fn rings(&mut self, queue: &Queue) {
-        if !self.ring.contains(queue) {
-            self.ring.insert(queue.clone());
+    /// Once this is committed, the consumers of the queue are told that it may have jobs.
+    pub fn notify(&mut self, queue: &Queue) {
+        if !self.to_notify.contains(queue) {
+            self.to_notify.insert(queue.clone());
         }
     }
 
     /// Reads the window of a queue from the disk, if it has run out and there is more.
-    pub(in crate::engine::disk) fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
-        let Some((key, from)) = self.queues.get(queue).and_then(|s| Some((s.key.clone(), s.wants()?))) else {
+    pub fn refill_ready(&mut self, queue: &Queue) -> Result<(), Fatal> {
+        let Some((key, from)) = self.queues.get(queue).and_then(|s| Some((s.key.clone(), s.refill_from()?)))
+        else {
             return Ok(());
         };
         self.txn.flush()?;
@@ -190,8 +164,29 @@ impl Core {
         Ok(())
     }
 
+    /// Reads the earliest delayed jobs from the disk, if memory has run out of them and there are more.
+    pub fn refill_delayed(&mut self) -> Result<(), Fatal> {
+        let Some(from) = self.timers.refill_from() else { return Ok(()) };
+        self.txn.flush()?;
+        let limit = self.windows.delayed.min(READ_DELAYED);
+        let mut read = Vec::new();
+        let mut horizon = None;
+        for item in self.txn.store().range(Space::Delayed, codec::timer_key(from)..) {
+            let (key, value) = item?;
+            let key = codec::read_timer_key(&key)?;
+            if read.len() == limit {
+                horizon = Some(key);
+                break;
+            }
+            let (queue, entry) = codec::split_timer_value(&value)?;
+            read.push((key, self.queues.shared(codec::read_queue_key(queue)?), entry));
+        }
+        self.timers.refill(read, horizon);
+        Ok(())
+    }
+
     /// Up to `limit` entries of a list, numbered `from` to `to`. What is not committed is not seen.
-    pub(in crate::engine::disk) fn read_list(
+    pub fn read_list(
         &self,
         space: Space,
         queue: &[u8],
@@ -216,89 +211,39 @@ impl Core {
     }
 
     /// The record that an entry stands for. `None` when the entry stands for nothing any more.
-    pub(in crate::engine::disk) fn read_entry(
-        &self,
-        queue: &Queue,
-        entry: &Entry,
-    ) -> Result<Option<std::result::Result<Record, String>>, Fatal> {
+    pub fn read_entry(&self, queue: &Queue, entry: &Entry) -> Result<Option<Result<Record, String>>, Fatal> {
         Ok(match self.txn.job(&self.job_key(queue, entry.id))? {
-            Found::Record(record) if record.birth == entry.birth => Some(Ok(record)),
+            Found::Record(record) if record.generation == entry.generation => Some(Ok(record)),
             Found::Record(_) | Found::Nothing => None,
             Found::Corrupt(reason) => Some(Err(reason)),
         })
     }
 
-    /// Deletes a job in whatever state; an unknown one is fine.
-    pub(in crate::engine::disk) fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
-        let key = self.job_key(&job.queue, job.id);
-        if let Some((timer, _)) = self.timers.stop(job) {
-            self.txn.delete(Space::Running, codec::timer_key(timer));
-            self.txn.delete_job(key);
-            self.timer_gone(&job.queue, now);
-            return Ok(());
-        }
-        match self.txn.job(&key)? {
-            Found::Nothing => return Ok(()),
-            // Where it is cannot be told; whatever entry it has stands for nothing from now on.
-            Found::Corrupt(_) => {}
-            Found::Record(record) => self.leave(&job.queue, &record, now),
-        }
-        self.txn.delete_job(key);
-        Ok(())
-    }
-
-    /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
-    /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
-    fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
-        match record.place {
-            Place::Delayed(timer) => {
-                if self.timers.undelay(timer) {
-                    self.txn.delete(Space::Delayed, codec::timer_key(timer));
-                    self.timer_gone(queue, now);
-                }
-            }
-            Place::Dead(seq) => {
-                let Some(state) = self.queues.get_mut(queue) else { return };
-                state.dead = state.dead.saturating_sub(1);
-                self.txn.delete(Space::Dead, codec::list_key(&state.key, seq));
-            }
-            Place::Ready(seq) => {
-                let Some(state) = self.queues.get_mut(queue) else { return };
-                if state.find(seq).is_some_and(|entry| entry.birth == record.birth) {
-                    state.remove(seq);
-                    self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
-                }
-            }
-        }
-        self.queues.note_idle(queue, now);
-    }
-
-    /// A timer of this queue was taken out.
-    pub(in crate::engine::disk) fn timer_gone(&mut self, queue: &Queue, now: Micros) {
+    /// A timer of this queue has ended. The job goes on to a list, so the queue is not empty for that.
+    pub fn timer_passed(&mut self, queue: &Queue) {
         if let Some(state) = self.queues.get_mut(queue) {
             state.timers = state.timers.saturating_sub(1);
         }
+    }
+
+    /// A timer of this queue was taken out together with its job.
+    pub fn timer_gone(&mut self, queue: &Queue, now: Micros) {
+        self.timer_passed(queue);
         self.queues.note_idle(queue, now);
     }
 
     /// Sets the timer of a job that was handed out.
-    pub(in crate::engine::disk) fn run(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
+    pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         let state = self.queue(queue);
         state.timers += 1;
         let value = codec::timer_value(&state.key, &entry);
         self.txn.put(Space::Running, codec::timer_key(timer), value);
-        self.timers.run(timer, queue.clone(), entry);
+        self.timers.start(timer, queue.clone(), entry);
         self.next_due.stored(timer.0);
     }
 
     /// What a reader gets to see.
-    pub(in crate::engine::disk) fn show(
-        queue: &Queue,
-        entry: &Entry,
-        record: Record,
-        receipt: u64,
-        now: Micros,
-    ) -> Job {
+    pub fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Micros) -> Job {
         Job {
             queue: queue.clone(),
             id: entry.id,
@@ -312,12 +257,12 @@ impl Core {
     }
 
     /// Logs a job that cannot be read. Its record stays, so that peeking at it says what is wrong.
-    pub(in crate::engine::disk) fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
+    pub fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
         tracing::error!(%queue, job = %id, reason, "a stored job cannot be read and is passed over");
     }
 
     /// The same as an error.
-    pub(in crate::engine::disk) fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
+    pub fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
         Error::Corrupt(format!("job {id} of {queue}: {reason}"))
     }
 }

@@ -1,6 +1,6 @@
 //! What the writer keeps in memory of each queue: the first ready entries, and how many there are. The disk
-//! holds all of them; this is a window on it that only moves forward, so that nobody scans through the
-//! remains of what was deleted. Changes memory only: the steps write the same change to the disk.
+//! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
+//! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -93,11 +93,11 @@ impl QueueState {
     }
 
     /// Where to read on, when the window is empty and the disk is not.
-    pub fn wants(&self) -> Option<u64> {
+    pub fn refill_from(&self) -> Option<u64> {
         (self.window.is_empty() && self.more).then_some(self.from)
     }
 
-    /// Takes what was read from the disk at [`wants`](QueueState::wants). `more` may be there.
+    /// Takes what was read from the disk from [`refill_from`](QueueState::refill_from) on. `more` may be there.
     pub fn refill(&mut self, entries: Vec<(u64, Entry)>, more: bool) {
         if let Some((last, _)) = entries.last() {
             self.from = last + 1;
@@ -114,7 +114,7 @@ impl QueueState {
         self.low = first - 1;
     }
 
-    /// The numbers of the window's entries in `range`, with their entries.
+    /// The entry at this number, if the window has it.
     pub fn find(&self, seq: u64) -> Option<Entry> {
         let at = self.window.binary_search_by_key(&seq, |(s, _)| *s).ok()?;
         Some(self.window[at].1)
@@ -157,19 +157,19 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// One that is known.
+    /// One of them.
     pub fn get(&self, queue: &Queue) -> Option<&QueueState> {
         self.all.get(queue)
     }
 
-    /// One that is known, to change.
+    /// One of them, to change.
     pub fn get_mut(&mut self, queue: &Queue) -> Option<&mut QueueState> {
         self.all.get_mut(queue)
     }
 
     /// The same names, but of the strings that are kept already: saves memory while timers are loaded.
     pub fn shared(&self, queue: Queue) -> Queue {
-        self.all.get_key_value(&queue).map_or(queue, |(known, _)| known.clone())
+        self.all.get_key_value(&queue).map_or(queue, |(kept, _)| kept.clone())
     }
 
     /// Adds one.
@@ -177,9 +177,16 @@ impl Queues {
         self.all.entry(queue).or_insert(state)
     }
 
-    /// Those of the list that are known.
-    pub fn known(&self, list: &QueueList) -> Vec<Queue> {
+    /// Those of the list that are there.
+    pub fn of_list(&self, list: &QueueList) -> Vec<Queue> {
         list.queues().filter(|queue| self.all.contains_key(queue)).collect()
+    }
+
+    /// Their names, sorted.
+    pub fn names(&self) -> Vec<Queue> {
+        let mut names: Vec<Queue> = self.all.keys().cloned().collect();
+        names.sort_unstable();
+        names
     }
 
     /// All.
@@ -199,9 +206,9 @@ impl Queues {
         }
     }
 
-    /// Forgets one queue that was put aside as empty before `since` and is still empty; answers its name.
-    /// `None` when there is none left to look at.
-    pub fn forget(&mut self, since: Micros) -> Option<Option<(Queue, QueueState)>> {
+    /// Checks one queue that was empty before `since`: forgets and answers it if it still is, and else answers
+    /// `Some(None)`. `None` when there is none left to check.
+    pub fn forget(&mut self, since: Micros) -> Option<Option<QueueState>> {
         if self.idle.front()?.0 > since {
             return None;
         }
@@ -211,6 +218,6 @@ impl Queues {
         if !state.is_empty() {
             return Some(None);
         }
-        self.all.remove(&queue).map(|state| Some((queue, state)))
+        Some(self.all.remove(&queue))
     }
 }

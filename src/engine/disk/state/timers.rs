@@ -47,7 +47,7 @@ impl Timers {
     }
 
     /// Forgets a delayed job. `false` when it is not delayed any more: the pump takes jobs from memory only and
-    /// in order, so whatever is below the horizon is in memory or gone, and whatever is above still sleeps.
+    /// in order, so whatever is below the horizon is in memory or gone, and whatever is above is delayed still.
     pub fn undelay(&mut self, key: TimerKey) -> bool {
         let was = match self.horizon {
             Some(horizon) if key >= horizon => true,
@@ -58,11 +58,11 @@ impl Timers {
     }
 
     /// Where to read on, when memory has run out of delayed jobs and the disk has not.
-    pub fn wants(&self) -> Option<TimerKey> {
+    pub fn refill_from(&self) -> Option<TimerKey> {
         if self.delayed.is_empty() { self.horizon } else { None }
     }
 
-    /// Takes what was read from the disk at [`wants`](Timers::wants), and where to read on after it.
+    /// Takes what was read from the disk from [`refill_from`](Timers::refill_from) on, and where to read on after it.
     pub fn refill(&mut self, read: Vec<(TimerKey, Queue, Entry)>, horizon: Option<TimerKey>) {
         self.delayed = read.into_iter().map(|(key, queue, entry)| (key, (queue, entry))).collect();
         self.horizon = horizon;
@@ -75,7 +75,7 @@ impl Timers {
     }
 
     /// Adds a running job.
-    pub fn run(&mut self, key: TimerKey, queue: Queue, entry: Entry) {
+    pub fn start(&mut self, key: TimerKey, queue: Queue, entry: Entry) {
         self.by_job.insert(JobRef { queue: queue.clone(), id: entry.id }, key);
         self.running.insert(key, (queue, entry));
     }
@@ -91,7 +91,7 @@ impl Timers {
         self.running.remove(&key).map(|(_, entry)| (key, entry))
     }
 
-    /// The earliest timer. Delayed jobs must not be [wanting](Timers::wants).
+    /// The earliest timer. Only when there is nothing to [read on](Timers::refill_from).
     pub fn next(&self) -> Option<TimerKey> {
         let delayed = self.delayed.first_key_value().map(|(key, _)| *key);
         let running = self.running.first_key_value().map(|(key, _)| *key);

@@ -22,6 +22,17 @@ impl fmt::Display for Malformed {
     }
 }
 
+/// The name of the number in `meta` below which all numbers may be in use.
+pub const META_SEQ: &[u8] = b"seq";
+/// The name of the time in `meta` that the pool's clock has reached.
+pub const META_CLOCK: &[u8] = b"clock";
+/// The name of the id in `meta` above which no stored job's is.
+pub const META_NEWEST: &[u8] = b"newest";
+/// The name of the number in `meta` that the last orderly close took.
+pub const META_CLOSED: &[u8] = b"closed";
+/// Numbers begin here: far above what giving back counts down from it.
+pub const FIRST_SEQ: u64 = 1 << 48;
+
 type Result<T> = std::result::Result<T, Malformed>;
 
 /// Orders timers: when it is due, then the number it got when it was set, so that jobs due at one moment
@@ -29,19 +40,19 @@ type Result<T> = std::result::Result<T, Malformed>;
 pub type TimerKey = (Micros, u64);
 
 /// What every list and timer holds of a job. An entry stands for a job only while the stored record has the
-/// same `birth`: an id may be acked and published again, and the old entry must not hand out the new job.
+/// same `generation`: an id may be acked and published again, and the old entry must not hand out the new job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub id: JobId,
     /// How many times the job may still be handed out.
     pub tries: u16,
     /// The number that the publish took; never used twice.
-    pub birth: u64,
+    pub generation: u64,
 }
 
 /// Where a job was when its record was last written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// In the ready list at this number, at least at first.
     Ready(u64),
     /// Delayed until this timer, at least at first.
@@ -53,16 +64,16 @@ pub enum Place {
 /// A job as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    pub place: Place,
-    pub birth: u64,
-    /// When its life ends; `None` is never.
+    pub location: Location,
+    pub generation: u64,
+    /// When its ttl ends; `None` is never.
     pub expires: Option<Micros>,
     pub attributes: Attributes,
     pub body: Bytes,
 }
 
 impl Record {
-    /// Whether its life has ended.
+    /// Whether its ttl has ended.
     pub fn expired(&self, now: Micros) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }
@@ -125,7 +136,7 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Result<Entry> {
-        Ok(Entry { id: self.id()?, tries: self.u16()?, birth: self.u64()? })
+        Ok(Entry { id: self.id()?, tries: self.u16()?, generation: self.u64()? })
     }
 
     fn end(self) -> Result<()> {
@@ -147,7 +158,7 @@ fn put_id(out: &mut Vec<u8>, id: JobId) {
 fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
     put_id(out, entry.id);
     out.put_u16(entry.tries);
-    out.put_u64(entry.birth);
+    out.put_u64(entry.generation);
 }
 
 /// The prefix of all keys of a queue. No queue's prefix begins another's, since lengths come first.
@@ -189,14 +200,14 @@ pub fn split_list_key(key: &[u8]) -> Result<(&[u8], u64)> {
     Ok((queue, u64::from_be_bytes(*seq)))
 }
 
-/// The value of `ready` and `dead` at number `seq`. A job's first entry has its birth for a number, and does
+/// The value of `ready` and `dead` at number `seq`. A job's first entry has its generation for a number, and does
 /// not repeat it.
 pub fn list_value(seq: u64, entry: &Entry) -> Vec<u8> {
     let mut out = Vec::with_capacity(27);
     put_id(&mut out, entry.id);
     out.put_u16(entry.tries);
-    if entry.birth != seq {
-        out.put_u64(entry.birth);
+    if entry.generation != seq {
+        out.put_u64(entry.generation);
     }
     out
 }
@@ -205,8 +216,8 @@ pub fn list_value(seq: u64, entry: &Entry) -> Vec<u8> {
 pub fn read_list_value(seq: u64, value: &[u8]) -> Result<Entry> {
     let mut r = Reader(value);
     let (id, tries) = (r.id()?, r.u16()?);
-    let birth = if r.0.is_empty() { seq } else { r.u64()? };
-    r.end().map(|()| Entry { id, tries, birth })
+    let generation = if r.0.is_empty() { seq } else { r.u64()? };
+    r.end().map(|()| Entry { id, tries, generation })
 }
 
 /// `delayed` and `running`: when due, then the number.
@@ -264,16 +275,16 @@ pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     let attributes: usize = record.attributes.iter().map(|(k, v)| 8 + k.len() + v.len()).sum();
     let mut out = Vec::with_capacity(8 + 17 + 16 + 4 + attributes + record.body.len());
     out.put_u64(0);
-    let (tag, due, seq) = match record.place {
-        Place::Ready(seq) => (0, 0, seq),
-        Place::Delayed((due, seq)) => (1, due, seq),
-        Place::Dead(seq) => (2, 0, seq),
+    let (tag, due, seq) = match record.location {
+        Location::Ready(seq) => (0, 0, seq),
+        Location::Delayed((due, seq)) => (1, due, seq),
+        Location::Dead(seq) => (2, 0, seq),
     };
     out.put_u8(tag);
     out.put_u64(due);
     out.put_u64(seq);
-    out.put_u64(record.birth);
-    // 0 is "never": a life that ends at the epoch ends a millisecond later instead, and is over all the same.
+    out.put_u64(record.generation);
+    // 0 is "never": a ttl that ends at the epoch ends a microsecond later instead, and is over all the same.
     out.put_u64(record.expires.map_or(0, |at| at.max(1)));
     out.put_u32(record.attributes.len() as u32);
     for (k, v) in &record.attributes {
@@ -299,13 +310,13 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
         return Err(Malformed("the checksum does not match"));
     }
     let (tag, due, seq) = (r.u8()?, r.u64()?, r.u64()?);
-    let place = match tag {
-        0 => Place::Ready(seq),
-        1 => Place::Delayed((due, seq)),
-        2 => Place::Dead(seq),
-        _ => return Err(Malformed("no such place")),
+    let location = match tag {
+        0 => Location::Ready(seq),
+        1 => Location::Delayed((due, seq)),
+        2 => Location::Dead(seq),
+        _ => return Err(Malformed("no such location")),
     };
-    let birth = r.u64()?;
+    let generation = r.u64()?;
     let expires = Some(r.u64()?).filter(|at| *at > 0);
     let count = r.u32()?;
     let mut attributes = Attributes::new();
@@ -313,35 +324,7 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
         let (k, v) = (r.long()?, r.long()?);
         attributes.insert(k, v);
     }
-    Ok(Record { place, birth, expires, attributes, body: Bytes::copy_from_slice(r.0) })
-}
-
-/// `tokens` and `limits`: pool and namespace with their lengths, then the token.
-pub fn token_key(pool: &str, namespace: &str, token: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(2 + pool.len() + namespace.len() + token.len());
-    put_short(&mut out, pool);
-    put_short(&mut out, namespace);
-    out.put_slice(token.as_bytes());
-    out
-}
-
-/// Splits [`token_key`].
-pub fn split_token_key(key: &[u8]) -> Result<(&str, &str, &str)> {
-    let mut r = Reader(key);
-    let (pool, namespace) = (r.short()?, r.short()?);
-    Ok((pool, namespace, std::str::from_utf8(r.0).map_err(|_| Malformed("not UTF-8"))?))
-}
-
-/// The value of `limits`: read, write, interval.
-pub fn limit_value(numbers: [i64; 3]) -> Vec<u8> {
-    numbers.map(i64::to_be_bytes).concat()
-}
-
-/// Reads [`limit_value`].
-pub fn read_limit_value(value: &[u8]) -> Result<[i64; 3]> {
-    let mut r = Reader(value);
-    let numbers = [r.u64()?, r.u64()?, r.u64()?].map(|n| n as i64);
-    r.end().map(|()| numbers)
+    Ok(Record { location, generation, expires, attributes, body: Bytes::copy_from_slice(r.0) })
 }
 
 #[cfg(test)]
@@ -361,20 +344,24 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        (ids(), any::<u16>(), any::<u64>()).prop_map(|(id, tries, birth)| Entry { id, tries, birth })
+        (ids(), any::<u16>(), any::<u64>()).prop_map(|(id, tries, generation)| Entry {
+            id,
+            tries,
+            generation,
+        })
     }
 
     fn records() -> impl Strategy<Value = Record> {
-        let place = prop_oneof![
-            any::<u64>().prop_map(Place::Ready),
-            any::<(u64, u64)>().prop_map(Place::Delayed),
-            any::<u64>().prop_map(Place::Dead),
+        let location = prop_oneof![
+            any::<u64>().prop_map(Location::Ready),
+            any::<(u64, u64)>().prop_map(Location::Delayed),
+            any::<u64>().prop_map(Location::Dead),
         ];
         let attributes = proptest::collection::btree_map(".{0,8}", ".{0,8}", 0..4);
-        (place, any::<u64>(), proptest::option::of(1u64..), attributes, any::<Vec<u8>>()).prop_map(
-            |(place, birth, expires, attributes, body)| Record {
-                place,
-                birth,
+        (location, any::<u64>(), proptest::option::of(1u64..), attributes, any::<Vec<u8>>()).prop_map(
+            |(location, generation, expires, attributes, body)| Record {
+                location,
+                generation,
                 expires,
                 attributes,
                 body: body.into(),
@@ -391,7 +378,7 @@ mod tests {
             prop_assert_eq!(split_list_key(&listed), Ok((&prefix[..], seq)));
             prop_assert_eq!(split_timer_value(&timed), Ok((&prefix[..], entry)));
             prop_assert_eq!(read_list_value(seq, &list_value(seq, &entry)), Ok(entry));
-            let first = Entry { birth: seq, ..entry };
+            let first = Entry { generation: seq, ..entry };
             prop_assert_eq!(read_list_value(seq, &list_value(seq, &first)), Ok(first));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
         }
@@ -439,16 +426,7 @@ mod tests {
             let _ = split_list_key(&bytes);
             let _ = read_list_value(7, &bytes);
             let _ = split_timer_value(&bytes);
-            let _ = split_token_key(&bytes);
-            let _ = read_limit_value(&bytes);
             prop_assert!(read_record(&bytes, &bytes).is_err(), "random bytes are no record");
-        }
-
-        #[test]
-        fn tokens_and_limits_survive(pool in "[a-z]{1,9}", ns in "[a-z]{1,9}", token in ".{1,40}", n: [i64; 3]) {
-            let key = token_key(&pool, &ns, &token);
-            prop_assert_eq!(split_token_key(&key), Ok((&*pool, &*ns, &*token)));
-            prop_assert_eq!(read_limit_value(&limit_value(n)), Ok(n));
         }
     }
 }

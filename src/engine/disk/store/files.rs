@@ -1,5 +1,5 @@
-//! The files beneath the store: writes memory out as tables, compacts, and has fjall delete what it has
-//! replaced. For the upkeep thread, except for the figures. Reads and writes no entry; those are store.rs's.
+//! The files of the database: writes memory out as tables, compacts, and has fjall delete the files that it has
+//! replaced. For the thread that sweeps, except for the figures. Reads and writes no entry: the parent module does.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use fjall::{Keyspace, PersistMode};
 
 use super::{Fatal, Space, Store};
 
-/// How often, and how many times at most, [`Store::write_out`] looks whether it is done: three seconds in all.
-const WRITE_OUT_LOOK: Duration = Duration::from_millis(5);
-const WRITE_OUT_LOOKS: u32 = 600;
+/// How often, and how many times at most, [`Store::write_out`] checks whether it is done: three seconds in all.
+const WRITE_OUT_CHECK: Duration = Duration::from_millis(5);
+const WRITE_OUT_CHECKS: u32 = 600;
 /// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
 const NO_KEY: [u8; 1] = [0];
 /// Where fjall keeps a keyspace's tables, in the keyspace's directory.
 const TABLES: &str = "tables";
 
 impl Store {
-    /// How many journals there are: one, and older ones that are needed still or were not yet looked at.
+    /// How many journals there are: one, and older ones that are still needed or were not yet checked.
     pub fn journals(&self) -> usize {
         self.db.journal_count()
     }
@@ -48,30 +48,30 @@ impl Store {
         for keyspace in &self.spaces {
             keyspace.rotate_memtable()?;
         }
-        for _ in 0..WRITE_OUT_LOOKS {
-            // Fails when a worker has: nobody would write out any more.
+        for _ in 0..WRITE_OUT_CHECKS {
+            // Fails when a worker of fjall has failed: nobody would write out any more.
             self.db.persist(PersistMode::Buffer)?;
             if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
                 return Ok(true);
             }
-            std::thread::sleep(WRITE_OUT_LOOK);
+            std::thread::sleep(WRITE_OUT_CHECK);
         }
         Ok(false)
     }
 
     /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the tables are large. The
-    /// old tables take their space until [`let_go`](Store::let_go).
+    /// old tables take their space until [`delete_replaced`](Store::delete_replaced).
     pub fn compact(&self, space: Space) -> Result<(), Fatal> {
         Ok(self.space(space).major_compact()?)
     }
 
     /// Has the files deleted whose tables a compaction has replaced, if there are any: one of ours, or one that
-    /// fjall did by itself. fjall keeps them for those who may still read them, and looks again only when a
+    /// fjall did by itself. fjall keeps them for those who may still read them, and checks again only when a
     /// memtable is written out: at rest that would be never.
-    pub fn let_go(&self) -> Result<(), Fatal> {
+    pub fn delete_replaced(&self) -> Result<(), Fatal> {
         if self.spaces.iter().any(has_replaced) {
             let smallest = self.space(Space::Meta);
-            // What fjall keeps is what was current at the last write before it looks.
+            // fjall keeps what was current at the last write before it checks.
             smallest.remove(NO_KEY)?;
             smallest.rotate_memtable()?;
         }
@@ -80,7 +80,7 @@ impl Store {
 }
 
 /// Whether a keyspace has files that are no tables of it any more. One whose table is being made counts too:
-/// then letting go does nothing. So does a directory that cannot be listed now: upkeep looks again.
+/// then deleting does nothing. One whose directory cannot be listed counts as having none: upkeep asks again.
 fn has_replaced(keyspace: &Keyspace) -> bool {
     let Ok(files) = std::fs::read_dir(keyspace.path().join(TABLES)) else { return false };
     // In this order, so that a table that is finished between the two is not taken for a replaced one.
@@ -105,7 +105,7 @@ mod tests {
             if is_so() {
                 return;
             }
-            std::thread::sleep(WRITE_OUT_LOOK);
+            std::thread::sleep(WRITE_OUT_CHECK);
         }
         panic!("{what}: it is not so after half a minute");
     }
@@ -130,12 +130,12 @@ mod tests {
         assert_eq!(store.items(Space::Ready), 0, "all was deleted, and the compaction knows");
         let (files_left, tables) = files(&store);
         assert_eq!(tables, 0, "there is nothing to keep a table for");
-        assert!(files_left > 0, "fjall deletes replaced tables at once: let_go is needed no more");
-        store.let_go().unwrap();
+        assert!(files_left > 0, "fjall deletes replaced tables at once: delete_replaced is needed no more");
+        store.delete_replaced().unwrap();
         eventually("the files of replaced tables are deleted", || files(&store) == (0, 0));
-        // It comes to an end: the tables that letting go makes do not ask for the next.
-        eventually("letting go leaves nothing to let go of", || {
-            store.let_go().unwrap();
+        // It comes to an end: the tables that this makes do not ask for the next call.
+        eventually("deleting replaced files leaves nothing to delete", || {
+            store.delete_replaced().unwrap();
             !store.spaces.iter().any(has_replaced)
         });
     }

@@ -1,10 +1,9 @@
 //! The fjall database: its keyspaces, and the transaction through which the writer thread reads and writes.
-//! Only this file and files.rs know fjall. Knows keys and values as bytes; what they mean is codec.rs's.
+//! Only this folder knows fjall. This file knows keys and values as bytes; what they mean is known to codec.rs.
 
 pub mod codec;
 mod files;
 pub mod open;
-pub mod upkeep;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -90,8 +89,8 @@ pub enum Found {
 /// The open database. Clones share it; it closes with the last clone.
 #[derive(Clone)]
 pub struct Store {
-    pub(in crate::engine::disk) db: Database,
-    pub(in crate::engine::disk) spaces: [Keyspace; 9],
+    db: Database,
+    spaces: [Keyspace; 9],
 }
 
 impl std::fmt::Debug for Store {
@@ -133,7 +132,7 @@ impl Store {
         Ok(Store { db, spaces })
     }
 
-    pub(in crate::engine::disk) fn space(&self, space: Space) -> &Keyspace {
+    fn space(&self, space: Space) -> &Keyspace {
         // ALL lists the spaces in the order of the enum, which `store_order` in the tests holds.
         &self.spaces[space as usize]
     }
@@ -146,6 +145,11 @@ impl Store {
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
         Ok(self.space(space).get(key)?)
+    }
+
+    /// Reads a number of `meta`.
+    pub fn number(&self, name: &[u8]) -> Result<Option<u64>, Fatal> {
+        Ok(self.get(Space::Meta, name)?.map(|value| codec::read_number(&value)).transpose()?)
     }
 
     /// Walks a range of committed keys.

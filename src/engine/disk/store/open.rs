@@ -1,24 +1,11 @@
-//! Opening: finds out whose directory it is, locks it, opens the database, and rebuilds what the writer keeps
-//! in memory from one walk over the keys of each list.
+//! Opening: finds out whose directory it is, locks it, and opens the database.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use super::codec;
-use super::{Fatal, Space, Store, Txn, describe};
-use crate::clock::Clock;
-use crate::engine::disk::state::clock::PoolClock;
-use crate::engine::disk::state::queues::{QueueState, Queues};
-use crate::engine::disk::state::timers::Timers;
-use crate::engine::disk::state::{Core, FIRST_SEQ, META_CLOCK, META_CLOSED, META_NEWEST, META_SEQ, Windows};
-use crate::engine::disk::tokens::Tokens;
-use crate::job::JobId;
-use crate::name::Queue;
+use super::codec::META_CLOSED;
+use super::{Fatal, Store, describe};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 const MARK: &str = "dormouse";
@@ -46,7 +33,7 @@ pub enum OpenError {
 
 /// The mark in an open directory: who holds it holds the directory.
 #[derive(Debug)]
-pub(in crate::engine::disk) struct Mark {
+pub struct Mark {
     file: File,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
@@ -64,14 +51,14 @@ impl Mark {
     }
 
     /// Notes what the last commit was: a journal that ends before it has lost something.
-    pub(in crate::engine::disk) fn close(&mut self, number: u64) -> std::io::Result<()> {
+    pub fn close(&mut self, number: u64) -> std::io::Result<()> {
         self.closed = Some(number);
         self.write()
     }
 }
 
 /// Opens `path`, made if it is not there.
-pub(in crate::engine::disk) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
+pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     std::fs::create_dir_all(path).map_err(io)?;
     let mut mark = mark(path)?;
@@ -87,7 +74,7 @@ pub(in crate::engine::disk) fn open(path: &Path) -> Result<(Store, Mark), OpenEr
     })?;
     if let Some(number) = mark.closed {
         let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
-        let found = number_in(&store, META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
+        let found = store.number(META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
         if found != Some(number) {
             return Err(damaged("its last commits are missing".to_owned()));
         }
@@ -95,10 +82,6 @@ pub(in crate::engine::disk) fn open(path: &Path) -> Result<(Store, Mark), OpenEr
         mark.write().map_err(io)?;
     }
     Ok((store, mark))
-}
-
-fn number_in(store: &Store, key: &[u8]) -> Result<Option<u64>, Fatal> {
-    Ok(store.get(Space::Meta, key)?.map(|value| codec::read_number(&value)).transpose()?)
 }
 
 /// Locks and reads the mark, or makes it in an empty directory.
@@ -138,116 +121,4 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     let closed = text.ends_with('\n').then(|| lines.next()).flatten();
     mark.closed = closed.and_then(|line| line.strip_prefix("closed ")?.parse().ok());
     Ok(mark)
-}
-
-/// Rebuilds the writer's state.
-pub(in crate::engine::disk) fn load(
-    store: Store,
-    clock: Arc<dyn Clock>,
-    windows: Windows,
-) -> Result<Core, Fatal> {
-    let seq = number_in(&store, META_SEQ)?.unwrap_or(FIRST_SEQ);
-    let clock_mark = number_in(&store, META_CLOCK)?.unwrap_or(0);
-    let clock = PoolClock::new(clock, clock_mark);
-    if clock.ahead() > 0 {
-        let ahead_ms = clock.ahead() / 1000;
-        tracing::warn!(
-            ahead_ms,
-            "the machine's clock is behind the store's; the store's goes on from where it was"
-        );
-    }
-    let newest = match store.get(Space::Meta, META_NEWEST)? {
-        Some(value) => codec::read_newest(&value)?,
-        None => JobId::from_bytes([0; 16], false),
-    };
-    let tokens = Arc::new(Mutex::new(Tokens::load(&store)?));
-    let mut core = Core {
-        txn: Txn::new(store.clone()),
-        clock,
-        windows,
-        queues: Queues::default(),
-        timers: Timers::default(),
-        tokens,
-        seq: (seq, seq),
-        clock_mark,
-        newest,
-        newest_mark: newest,
-        next_due: Arc::default(),
-        sweep: Default::default(),
-        ring: Default::default(),
-        must_sync: false,
-    };
-    for item in store.all(Space::Queues) {
-        let queue = codec::read_queue_key(&item?.0)?;
-        let low = core.next_seq();
-        let state = QueueState::new(&queue, low);
-        core.queues.insert(queue, state);
-    }
-    count_list(&mut core, &store, Space::Ready, |q, count, first| q.recover(count, first))?;
-    count_list(&mut core, &store, Space::Dead, |q, count, first| {
-        q.dead = count;
-        q.dead_from = first;
-    })?;
-    load_timers(&mut core, &store)?;
-    core.count_garbage();
-    let now = core.clock.now_micros();
-    for queue in core.queue_names() {
-        core.queues.note_idle(&queue, now);
-    }
-    Ok(core)
-}
-
-/// Counts the entries of each queue in a list, and notes the number of the first.
-fn count_list(
-    core: &mut Core,
-    store: &Store,
-    space: Space,
-    done: impl Fn(&mut QueueState, u64, u64),
-) -> Result<(), Fatal> {
-    let mut run: Option<(Vec<u8>, u64, u64)> = None;
-    let end = |core: &mut Core, run: Option<(Vec<u8>, u64, u64)>| -> Result<(), Fatal> {
-        if let Some((prefix, count, first)) = run {
-            let queue = codec::read_queue_key(&prefix)?;
-            done(core.queue(&queue), count, first);
-        }
-        Ok(())
-    };
-    for key in store.keys(space) {
-        let key = key?;
-        let (prefix, seq) = codec::split_list_key(&key)?;
-        match &mut run {
-            Some((same, count, _)) if same == prefix => *count += 1,
-            _ => end(core, run.replace((prefix.to_vec(), 1, seq)))?,
-        }
-    }
-    end(core, run)
-}
-
-/// Counts the timers of each queue, and takes the running ones into memory.
-fn load_timers(core: &mut Core, store: &Store) -> Result<(), Fatal> {
-    let mut delayed = 0;
-    // By prefix: nothing is allocated for a timer of a queue that was met before.
-    let mut queues: HashMap<Vec<u8>, (Queue, u64)> = HashMap::new();
-    for space in [Space::Delayed, Space::Running] {
-        for item in store.all(space) {
-            let (key, value) = item?;
-            let (prefix, entry) = codec::split_timer_value(&value)?;
-            if !queues.contains_key(prefix) {
-                let queue = core.queues.shared(codec::read_queue_key(prefix)?);
-                queues.insert(prefix.to_vec(), (queue, 0));
-            }
-            let Some((queue, count)) = queues.get_mut(prefix) else { continue };
-            *count += 1;
-            if space == Space::Running {
-                core.timers.run(codec::read_timer_key(&key)?, queue.clone(), entry);
-            } else {
-                delayed += 1;
-            }
-        }
-    }
-    for (queue, count) in queues.into_values() {
-        core.queue(&queue).timers = count;
-    }
-    core.timers.recover(delayed);
-    core.refill_delayed()
 }

@@ -1,0 +1,68 @@
+//! Ack: deletes a job in whatever state it is.
+
+use super::state::WriterState;
+use super::step::{Outcome, Step};
+use super::store::codec::{self, Location, Record};
+use super::store::{Fatal, Found, Space};
+use crate::clock::Micros;
+use crate::job::JobRef;
+use crate::name::Queue;
+
+/// Deletes a job.
+pub struct Ack(pub JobRef);
+
+impl Step for Ack {
+    type Reply = ();
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+        Ok(state.ack(&self.0, now)?)
+    }
+}
+
+impl WriterState {
+    /// Deletes a job in whatever state; an unknown one is fine.
+    pub fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
+        let key = self.job_key(&job.queue, job.id);
+        if let Some((timer, _)) = self.timers.stop(job) {
+            self.txn.delete(Space::Running, codec::timer_key(timer));
+            self.txn.delete_job(key);
+            self.timer_gone(&job.queue, now);
+            return Ok(());
+        }
+        match self.txn.job(&key)? {
+            Found::Nothing => return Ok(()),
+            // Where it is cannot be told; whatever entry it has stands for nothing from now on.
+            Found::Corrupt(_) => {}
+            Found::Record(record) => self.leave(&job.queue, &record, now),
+        }
+        self.txn.delete_job(key);
+        Ok(())
+    }
+
+    /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
+    /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
+    fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
+        match record.location {
+            Location::Delayed(timer) => {
+                if self.timers.undelay(timer) {
+                    self.txn.delete(Space::Delayed, codec::timer_key(timer));
+                    self.timer_gone(queue, now);
+                }
+            }
+            Location::Dead(seq) => {
+                let Some(state) = self.queues.get_mut(queue) else { return };
+                state.dead = state.dead.saturating_sub(1);
+                self.txn.delete(Space::Dead, codec::list_key(&state.key, seq));
+            }
+            Location::Ready(seq) => {
+                let Some(state) = self.queues.get_mut(queue) else { return };
+                if state.find(seq).is_some_and(|entry| entry.generation == record.generation) {
+                    state.remove(seq);
+                    self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
+                }
+            }
+        }
+        self.queues.note_idle(queue, now);
+    }
+}

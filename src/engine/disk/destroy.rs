@@ -1,0 +1,55 @@
+//! Destroy: deletes the ready jobs of a queue, in steps.
+
+use super::state::WriterState;
+use super::step::{Outcome, STEP_ENTRIES, Step};
+use super::store::{Found, Space, codec};
+use crate::clock::Micros;
+use crate::name::Queue;
+
+/// Deletes the ready jobs of a queue: those that were ready at the first step.
+pub struct Destroy {
+    pub queue: Queue,
+    /// Where the last step ended.
+    pub from: Option<Rest>,
+}
+
+/// What is left of a destroy.
+#[derive(Clone, Copy, Debug)]
+pub struct Rest {
+    /// Everything up to this number is done with.
+    after: u64,
+    /// Jobs that became ready later have larger numbers.
+    last: u64,
+}
+
+impl Step for Destroy {
+    /// `None` when all is done.
+    type Reply = Option<Rest>;
+    const MUST_LAST: bool = true;
+
+    fn items(&self) -> usize {
+        STEP_ENTRIES
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Rest>> {
+        let Destroy { queue, from } = self;
+        let Some(key) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(None) };
+        let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1 });
+        state.txn.flush()?;
+        let run = state.read_list(Space::Ready, &key, from.after + 1, from.last, STEP_ENTRIES)?;
+        let Some((after, _)) = run.last().copied() else { return Ok(None) };
+        for (seq, entry) in &run {
+            state.txn.delete(Space::Ready, codec::list_key(&key, *seq));
+            let job = codec::job_key(&key, entry.id);
+            if matches!(state.txn.job(&job)?, Found::Record(record) if record.generation == entry.generation)
+            {
+                state.txn.delete_job(job);
+            }
+        }
+        if let Some(q) = state.queues.get_mut(&queue) {
+            q.remove_run(from.after, after, run.len() as u64);
+        }
+        state.queues.note_idle(&queue, now);
+        Ok((run.len() == STEP_ENTRIES).then_some(Rest { after, ..from }))
+    }
+}

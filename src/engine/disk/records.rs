@@ -1,0 +1,89 @@
+//! Small tables of named records, for who keeps something beside the jobs: read from memory, changed through the
+//! writer thread. Knows nothing of what a record means.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::handle::Handle;
+use super::state::WriterState;
+pub use super::state::tables::Table;
+use super::state::tables::{Rows, Tables};
+use super::step::{Outcome, Step};
+use crate::clock::{Micros, Millis};
+use crate::error::Result;
+
+/// The tables of an open engine. `Debug` shows neither keys nor values.
+#[derive(Clone, Debug)]
+pub struct Records {
+    pub(super) handle: Handle,
+    pub(super) tables: Arc<Mutex<Tables>>,
+}
+
+/// What to do to one record.
+pub enum Change {
+    /// Stores it, whether or not there is one.
+    Put(Bytes),
+    /// Stores it if there is none.
+    Add(Bytes),
+    Delete,
+}
+
+/// Changes records, all in one step.
+struct ChangeRecords(Vec<(Table, Bytes, Change)>);
+
+impl Step for ChangeRecords {
+    /// Whether anything was changed.
+    type Reply = bool;
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<bool> {
+        let mut tables = state.tables.lock();
+        let mut changed = false;
+        for (table, key, change) in self.0 {
+            let rows = tables.rows_mut(table);
+            let there = rows.contains_key(&key);
+            match change {
+                Change::Add(_) if there => continue,
+                Change::Delete if !there => continue,
+                Change::Delete => {
+                    state.txn.delete(table.space(), &key);
+                    rows.remove(&key);
+                }
+                Change::Put(value) | Change::Add(value) => {
+                    state.txn.put(table.space(), &key, &value);
+                    rows.insert(key, value);
+                }
+            }
+            changed = true;
+        }
+        // Synced in either mode.
+        state.must_sync |= changed;
+        Ok(changed)
+    }
+}
+
+impl Records {
+    /// Reads a table. A change is seen a moment before it is answered.
+    pub fn read<T>(&self, table: Table, read: impl FnOnce(&Rows) -> T) -> Result<T> {
+        self.handle.poison.check()?;
+        Ok(read(self.tables.lock().rows(table)))
+    }
+
+    /// Makes changes in one step, and answers once they are on disk whether anything was changed.
+    pub async fn change(&self, changes: Vec<(Table, Bytes, Change)>) -> Result<bool> {
+        self.handle.ask(ChangeRecords(changes)).await
+    }
+
+    /// The pool's clock. Fails once the store is poisoned.
+    pub fn now(&self) -> Result<Millis> {
+        self.handle.poison.check()?;
+        Ok(self.handle.clock.now())
+    }
+
+    /// Whether the store would take a change now.
+    pub async fn check(&self) -> Result<()> {
+        self.handle.check().await
+    }
+}

@@ -1,0 +1,104 @@
+//! How much garbage lies in each keyspace, and what upkeep should do about it. Knows sizes, and no job.
+
+use super::WriterState;
+use crate::engine::disk::store::{PerSpace, Space};
+
+/// A keyspace is not compacted for fewer bytes of garbage than this while the store is busy,
+const GARBAGE: u64 = 64 << 20;
+/// and for fewer than this while it rests.
+const GARBAGE_AT_REST: u64 = 2 << 20;
+/// The store rests when fewer bytes than this were written since upkeep was last asked for. Not none, because
+/// the clock is written all the time.
+const REST: u64 = 64 << 10;
+/// Once so many bytes were written since memory was last written out, it is written out at the next rest.
+const WRITE_OUT: u64 = 4 << 20;
+
+/// The garbage on disk, as far as it was counted.
+#[derive(Debug, Default)]
+pub struct Garbage {
+    /// Deletions per keyspace since it was compacted; at the start what they left behind.
+    entries: PerSpace,
+    /// What `entries` was when a compaction was last asked for: what came later may not be seen by it.
+    asked: PerSpace,
+    /// What [`Txn::written`](crate::engine::disk::store::Txn::written) said when upkeep was last asked for,
+    asked_at: u64,
+    /// and when upkeep last said that memory is to be written out.
+    written_out_at: u64,
+}
+
+/// Work on the files, beside the writer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Upkeep {
+    /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
+    pub write_out: bool,
+    /// Keyspaces of which most is garbage. They are asked for again until they are reported as compacted.
+    pub compact: Vec<Space>,
+    /// Whether the store rests: then only upkeep has replaced files deleted.
+    pub rests: bool,
+}
+
+impl WriterState {
+    /// At the start: everything stored that does not live is garbage, whoever left it behind.
+    pub fn count_garbage(&mut self) {
+        for (space, live) in self.live() {
+            self.garbage.entries[space as usize] = self.txn.store().items(space).saturating_sub(live);
+        }
+    }
+
+    /// A keyspace was compacted.
+    pub fn compacted(&mut self, space: Space) {
+        let asked = std::mem::take(&mut self.garbage.asked[space as usize]);
+        let entries = &mut self.garbage.entries[space as usize];
+        *entries = entries.saturating_sub(asked);
+    }
+
+    /// What to do about the garbage now. `too_soon` is whether the last compaction ended just now.
+    pub fn upkeep(&mut self, too_soon: bool) -> Upkeep {
+        for (total, new) in self.garbage.entries.iter_mut().zip(self.txn.take_deleted()) {
+            *total += new;
+        }
+        let written = self.txn.written();
+        let rests = written - std::mem::replace(&mut self.garbage.asked_at, written) < REST;
+        let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
+        let mut compact = Vec::new();
+        for (space, live) in self.live() {
+            let garbage = self.garbage.entries[space as usize];
+            // Where nothing lives nothing is rewritten, and it is never too soon.
+            if garbage == 0 || garbage / 2 < live || (too_soon && live > 0) {
+                continue;
+            }
+            // Bytes, for a thousand entries may be nothing or a gigabyte; those that were never written out are
+            // none. What is deleted and what lives are taken to be of one size.
+            let share = garbage as f64 / (garbage + live) as f64;
+            if self.txn.store().table_bytes(space) as f64 * share >= least as f64 {
+                self.garbage.asked[space as usize] = garbage;
+                compact.push(space);
+            }
+        }
+        let write_out = !compact.is_empty() || (rests && self.should_write_out());
+        if write_out {
+            self.garbage.written_out_at = written;
+        }
+        Upkeep { write_out, compact, rests }
+    }
+
+    /// Whether much was written since memory was last written out, or an older journal is left.
+    pub fn should_write_out(&self) -> bool {
+        self.txn.written() - self.garbage.written_out_at >= WRITE_OUT || self.txn.store().journals() > 1
+    }
+
+    /// How many entries live, in each keyspace that is worth a compaction.
+    fn live(&self) -> [(Space, u64); 6] {
+        let (ready, dead) =
+            self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
+        let timers = self.timers.len();
+        [
+            (Space::Jobs, ready + dead + timers),
+            (Space::Ready, ready),
+            (Space::Running, timers),
+            (Space::Delayed, timers),
+            (Space::Dead, dead),
+            (Space::Queues, self.queues.iter().count() as u64),
+        ]
+    }
+}

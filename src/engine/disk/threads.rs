@@ -1,0 +1,119 @@
+//! The engine's own threads: how they are started, told to end, and watched. A thread that panics, or ends
+//! before it was told to, poisons the store. Knows nothing of what a thread does.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::poison::Poison;
+
+/// Tells every thread of one engine to end.
+#[derive(Debug, Default)]
+pub struct Stop {
+    told: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    /// Tells them.
+    pub fn tell(&self) {
+        *self.told.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether they were told.
+    pub fn told(&self) -> bool {
+        *self.told.lock()
+    }
+
+    /// Waits for `time`, or until they are told. Answers whether they were.
+    pub fn told_within(&self, time: Duration) -> bool {
+        let mut told = self.told.lock();
+        self.changed.wait_while_for(&mut told, |told| !*told, time);
+        *told
+    }
+}
+
+/// Lives as long as its thread.
+struct Watch {
+    name: &'static str,
+    stop: Arc<Stop>,
+    poison: Arc<Poison>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.poison.set(format!("the thread {} panicked", self.name));
+        } else if !self.stop.told() {
+            self.poison.set(format!("the thread {} ended before it was told to", self.name));
+        }
+    }
+}
+
+/// Starts a thread that runs `body` and is watched.
+pub fn spawn<T: Send + 'static>(
+    name: &'static str,
+    stop: &Arc<Stop>,
+    poison: &Arc<Poison>,
+    mut body: impl FnMut() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    let watch = Watch { name, stop: stop.clone(), poison: poison.clone() };
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // Goes before `body` does: whoever waits for an answer that `body` holds finds the store poisoned.
+        let _watch = watch;
+        body()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    /// Why the store is poisoned after a thread with this body has ended.
+    fn reason_after(name: &'static str, told: bool, body: fn()) -> Option<String> {
+        let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
+        if told {
+            stop.tell();
+        }
+        let thread = spawn(name, &stop, &poison, body).unwrap(); // the machine has room for a thread
+        let _ = thread.join();
+        match poison.error() {
+            Some(Error::Poisoned(reason)) => Some(reason),
+            None => None,
+            Some(other) => panic!("a poisoned store should say so, but says {other}"),
+        }
+    }
+
+    #[test]
+    fn a_thread_that_dies_poisons_the_store_and_one_that_was_told_to_end_does_not() {
+        for name in ["disk-writer", "disk-sweep", "disk-sync"] {
+            let panicked = Some(format!("the thread {name} panicked"));
+            assert_eq!(reason_after(name, false, || panic!("on purpose")), panicked, "after a panic");
+            assert_eq!(
+                reason_after(name, true, || panic!("on purpose")),
+                panicked,
+                "after a panic at the end"
+            );
+            let ended = Some(format!("the thread {name} ended before it was told to"));
+            assert_eq!(reason_after(name, false, || ()), ended, "after an end that nobody asked for");
+            assert_eq!(reason_after(name, true, || ()), None, "after an end that was asked for");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_hears_at_once_that_it_should_end() {
+        let stop = Arc::<Stop>::default();
+        assert!(!stop.told_within(Duration::from_millis(1)), "nobody told it, and it heard something");
+        let thread = spawn("disk-test", &stop, &Arc::default(), {
+            let stop = stop.clone();
+            move || stop.told_within(Duration::from_secs(3600))
+        });
+        stop.tell();
+        let told = thread.unwrap().join(); // the machine has room for a thread
+        assert!(matches!(told, Ok(true)), "told to end, and its wait says {told:?}");
+    }
+}
