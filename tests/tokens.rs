@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::admin::tokens::{CreateError, FRESH, GRACE, Tokens};
+use dormouse::admin::tokens::{CreateError, FRESH, GRACE, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
@@ -17,13 +17,13 @@ use tokio::task::JoinHandle;
 struct Server {
     store: Arc<MemoryAdmin>,
     clock: Arc<ManualClock>,
-    tokens: Arc<Tokens>,
+    tokens: Arc<TokenManager>,
 }
 
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let tokens = Arc::new(Tokens::new(store.clone(), clock.clone()));
+    let tokens = Arc::new(TokenManager::new(store.clone(), clock.clone()));
     Server { store, clock, tokens }
 }
 
