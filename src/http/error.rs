@@ -10,6 +10,7 @@ use super::outage::Trouble;
 use super::reply;
 use crate::dispatch::ConsumeError;
 use crate::error::Error;
+use crate::name::NameError;
 
 /// An answer that is not what was asked for.
 #[derive(Debug)]
@@ -22,7 +23,30 @@ pub enum ApiError {
     Ours(StatusCode, &'static str, Option<Arc<Error>>),
 }
 
+/// Where a name stood that is none. lmstfy's texts differ.
+#[derive(Debug, Clone, Copy)]
+pub enum NameIn {
+    /// The namespace of a queue.
+    Namespace,
+    /// The queue.
+    Queue,
+    /// The namespace of a token, on the admin port.
+    TokenPath,
+}
+
 impl ApiError {
+    /// 400 for a name that is none.
+    pub const fn bad_name(place: NameIn, error: NameError) -> ApiError {
+        ApiError::bad(match (place, error) {
+            (NameIn::Namespace | NameIn::Queue, NameError::TooLong) => "namespace or queue name too long",
+            (NameIn::TokenPath, NameError::TooLong) => "the namespace name was too long",
+            (NameIn::Namespace | NameIn::TokenPath, NameError::Forbidden) => {
+                "namespace name contains forbidden characters"
+            }
+            (NameIn::Queue, NameError::Forbidden) => "queue name contains forbidden characters",
+        })
+    }
+
     /// 400.
     pub const fn bad(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::BAD_REQUEST, text)

@@ -9,6 +9,8 @@ use serde::{Serialize, Serializer};
 
 use crate::job::{Attributes, Job};
 
+/// The type of plain text.
+pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 
 /// A JSON answer.
