@@ -113,7 +113,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints with one line end, and nothing for nothing. A reader that has left is no error of ours.
+/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
 fn print_line(text: &str) {
     use std::io::Write;
     let text = text.trim_end();
@@ -193,8 +193,8 @@ fn encode(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Sends the call. Answers the status and the body, whatever the status. No redirect is followed and no proxy
-/// used: tokens go to the server that was named.
+/// Sends the call. Answers the status and the body, also for an error status. Follows no redirect and uses no
+/// proxy, so that tokens go to the named server only.
 fn send(
     host: &str,
     authorization: Option<String>,

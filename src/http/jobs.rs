@@ -1,4 +1,4 @@
-//! The public API: each handler extracts, makes one call, and answers.
+//! The handlers of the public API. Each one extracts, makes one call, and replies.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ pub async fn republish(
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
-/// Takes the request apart, so that a parked poll keeps nothing of it that it does not need.
+/// Extracts the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
 pub async fn consume(
     State(state): State<Arc<AppState>>,
     auth: AuthorizedConsume,
@@ -157,9 +157,9 @@ pub async fn consume(
     }
 }
 
-/// What a parked consumer gets; `None` when it has left, and no answer will reach it. If there was a delivery
-/// all the same, its jobs go back as it is dropped here. Boxed: a parked poll then holds this and no room for
-/// anything else.
+/// What a waiting consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all
+/// the same is dropped here, which gives its jobs back. Boxed, so that a consumer that waits holds this future
+/// only, and no room for the handler's later steps.
 fn unless_gone(
     consume: impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static,
     peer: Peer,
@@ -179,14 +179,12 @@ fn handed_out(delivery: Delivery, count: u16) -> Response {
         [job] if count == 1 => reply::json(StatusCode::OK, &JobReply::consumed(job)),
         jobs => reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>()),
     };
-    // The jobs are the consumer's once hyper has asked for the body. If the connection ends before, the body
-    // is dropped, and the delivery with it.
     answer.map(|body| super::delivered::until_sent(body, delivery))
 }
 
 /// `DELETE /api/:namespace/:queue/job/:job_id`
 pub async fn ack(auth: Authorized) -> HandlerResult {
-    // What cannot be an id was never a job: acking it is as fine as acking any unknown one.
+    // A text that cannot be an id names no job, and acking an unknown job succeeds.
     if let Some(id) = auth.job_id {
         auth.pool.engine.ack(JobRef { queue: auth.queue, id }).await?;
     }
@@ -356,7 +354,7 @@ fn new_job(
     }
 }
 
-/// The most attributes of a job, and how much of a name and a value is kept, in bytes.
+/// The most attributes of a job; and how many bytes of an attribute's name and value are kept.
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_ATTRIBUTE_NAME: usize = 32;
 const MAX_ATTRIBUTE_VALUE: usize = 128;

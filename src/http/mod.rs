@@ -1,5 +1,6 @@
-//! The two ports: routes, what handlers share, and nothing about how a store works. Only this folder knows
-//! axum.
+//! The two HTTP ports: their routes, and the state that handlers share. Only this folder knows axum and hyper. It
+//! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
+//! `admin`.
 
 mod body;
 pub mod connection;
@@ -40,10 +41,10 @@ use crate::process::tasks::{Failure, Tasks};
 /// What a handler returns.
 type HandlerResult = Result<Response, ApiError>;
 
-/// How much the bodies of all bulks that are under way may take, in KiB: eight of the largest.
+/// How much memory the bodies of all bulks may take together, in KiB: room for eight of the largest.
 pub const BULK_ROOM: usize = 8 * 65 * 1024;
 
-/// A pool, as requests see it.
+/// What requests need of a pool.
 #[derive(Debug)]
 pub struct PoolState {
     pub name: PoolName,
@@ -53,7 +54,7 @@ pub struct PoolState {
     pub ids: JobIds,
 }
 
-/// What publish and consume take where the caller says nothing.
+/// What publish and consume take for parameters that are not given.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// Seconds; 0 is forever.
@@ -142,7 +143,7 @@ pub fn api(state: Arc<AppState>) -> Router {
     finish(routes, state)
 }
 
-/// The admin port. With accounts, the routes that hand out or change rights ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.
 pub fn admin(state: Arc<AppState>) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
