@@ -17,8 +17,8 @@
 //!
 //! `main → server → {http, dispatch, pump, concrete engines}`, `http → {dispatch, engine trait, admin,
 //! metrics} → {job, name, error}`. Only [`server`] names a concrete engine; only [`http`] knows
-//! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric; only
-//! [`process::tasks`] starts tasks. tests/architecture.rs lists what each module may import, and checks it.
+//! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric.
+//! tests/architecture.rs lists what each module may import, and checks it.
 
 pub mod admin;
 pub mod clock;

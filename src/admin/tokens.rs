@@ -108,7 +108,7 @@ impl TokenManager {
         }
     }
 
-    /// Creates a token: the chosen one, or a new ULID. It is good on this server at once. Errors when the
+    /// Creates a token: the chosen one, or a new ULID. This server accepts it at once. Errors when the
     /// chosen one is too short or exists, and when the store fails.
     pub async fn create(
         &self,
@@ -206,7 +206,7 @@ impl TokenManager {
     fn log_outage(&self, answer: &Result<bool>) {
         match (answer, self.away.swap(answer.is_err(), Ordering::SeqCst)) {
             (Err(e), false) => {
-                tracing::error!(error = %e, "tokens cannot be checked; those accepted lately stay good");
+                tracing::error!(error = %e, "tokens cannot be checked; those that were accepted lately still are");
             }
             (Ok(_), true) => tracing::info!("tokens can be checked again"),
             _ => {}

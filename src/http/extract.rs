@@ -20,7 +20,7 @@ const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token no
 const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
 
 /// What the metrics and the log may say of a request. The namespace is set only after the token was accepted,
-/// so that strangers cannot fill the metrics with names.
+/// so that clients without a token cannot fill the metrics with names.
 #[derive(Debug, Default)]
 pub struct Labels {
     accepted: OnceLock<(PoolName, Namespace)>,

@@ -359,7 +359,7 @@ const MAX_ATTRIBUTES: usize = 16;
 const MAX_ATTRIBUTE_NAME: usize = 32;
 const MAX_ATTRIBUTE_VALUE: usize = 128;
 
-/// The `Job-Attr-*` headers, when the caller asks for versioned jobs.
+/// The `Job-Attr-*` headers, when the client asks for versioned jobs.
 fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
     let versioned =
         headers.get("enable-job-version").is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));

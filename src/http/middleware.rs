@@ -211,6 +211,6 @@ mod tests {
     async fn a_panic_in_a_handler_is_answered() {
         let handler = async { panic!("the test says so") };
         let response = catch_panic(Box::pin(handler)).await;
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "what the caller sees");
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "the status of the response");
     }
 }

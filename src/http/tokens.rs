@@ -59,7 +59,7 @@ pub async fn list_tokens(
     let asked = Query(&query).get("pool").unwrap_or_default();
     let pool = state.pool_name(&asked)?;
     let tokens = state.tokens.list(&Scope { pool, namespace: namespace(&namespace_text)? }).await?;
-    // A caller that named the pool gets tokens that name it too.
+    // If the request names the pool, the tokens in the response name it too.
     let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
     let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
     Ok(reply::indented(StatusCode::OK, &Tokens { tokens }))
@@ -150,7 +150,7 @@ pub async fn add_limit(
     match state.throttle.add(&key, limit).await {
         Ok(()) => Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit })),
         Err(LimitError::Exists) => {
-            // The recorded answer of lmstfy, status included, though the fault is the caller's.
+            // lmstfy's status, as recorded, although the fault is the client's.
             let text = format!("throttler token({}) has already exists", key.token.reveal());
             Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
