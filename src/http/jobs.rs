@@ -1,7 +1,6 @@
 //! The handlers of the public API. Each one extracts, makes one call, and replies.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -18,7 +17,7 @@ use super::error::ApiError;
 use super::extract::{Anonymous, Authorized, AuthorizedConsume};
 use super::params::{self, Life, Query};
 use super::reply::{self, JobReply};
-use super::{AppState, HandlerResult, PoolState};
+use super::{App, AppState, HandlerResult, PoolState};
 use crate::admin::limits::{Admission, Pass};
 use crate::admin::{Direction, TokenKey};
 use crate::dispatch::{ConsumeError, Delivery};
@@ -66,11 +65,7 @@ struct Respawned {
 }
 
 /// `PUT /api/:namespace/:queue`
-pub async fn publish(
-    State(state): State<Arc<AppState>>,
-    auth: Authorized,
-    request: Request,
-) -> HandlerResult {
+pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, Direction::Write).await?;
     let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
     auth.pool.engine.publish(vec![new]).await?;
@@ -79,11 +74,7 @@ pub async fn publish(
 }
 
 /// `PUT /api/:namespace/:queue/bulk`
-pub async fn publish_bulk(
-    State(state): State<Arc<AppState>>,
-    auth: Authorized,
-    request: Request,
-) -> HandlerResult {
+pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, Direction::Write).await?;
     let life = params::life(query(&request), &state.defaults)?;
     let attributes = attributes(request.headers())?;
@@ -120,11 +111,7 @@ fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
 }
 
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
-pub async fn republish(
-    State(state): State<Arc<AppState>>,
-    auth: Authorized,
-    request: Request,
-) -> HandlerResult {
+pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let queue = auth.queue.clone();
     let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
     match auth.job_id {
@@ -138,7 +125,7 @@ pub async fn republish(
 ///
 /// Extracts the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
 pub async fn consume(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     auth: AuthorizedConsume,
     Extension(peer): Extension<Peer>,
     RawQuery(query): RawQuery,
@@ -240,11 +227,7 @@ pub async fn dead_letter(auth: Authorized) -> HandlerResult {
 }
 
 /// `PUT /api/:namespace/:queue/deadletter`
-pub async fn respawn(
-    State(state): State<Arc<AppState>>,
-    auth: Authorized,
-    RawQuery(query): RawQuery,
-) -> HandlerResult {
+pub async fn respawn(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let limit = params::limit(query)?;
     let ttl = params::respawn_ttl(query, &state.defaults)?;
@@ -275,12 +258,11 @@ async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Res
         ApiError::logged(error)
     })?;
     match admission {
-        Admission::Admitted(pass) => {
-            if pass.counts() {
-                state.outages.counted();
-            }
-            return Ok(Counted { pass: Some(pass), tasks: state.tasks.clone() });
+        Admission::Admitted(pass) if pass.counts() => {
+            state.outages.counted();
+            return Ok(Counted(Some((pass, state.tasks.clone()))));
         }
+        Admission::Admitted(_) => return Ok(Counted(None)),
         Admission::OverLimit => state.outages.counted(),
     }
     let action = match direction {
@@ -292,24 +274,21 @@ async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Res
     Err(ApiError::Limited(format!("token({token}) {action} reach the limit rate, please retry later")))
 }
 
-/// A request that counts against its token's limit. Dropped, it is taken out of the count again: the request
-/// did not end in 200 or 201, or its client left.
-struct Counted {
-    pass: Option<Pass>,
-    tasks: Tasks,
-}
+/// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
+/// in 200 or 201, or its client left.
+struct Counted(Option<(Pass, Tasks)>);
 
 impl Counted {
     /// The request did what it was counted for.
     fn keep(mut self) {
-        self.pass = None;
+        self.0 = None;
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let Some(pass) = self.pass.take().filter(Pass::counts) else { return };
-        self.tasks.spawn(async move {
+        let Some((pass, tasks)) = self.0.take() else { return };
+        tasks.spawn(async move {
             if let Err(error) = pass.give_back().await {
                 tracing::warn!(%error, "a request could not be given back to its token's limit");
             }

@@ -20,10 +20,10 @@ use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use ulid::Ulid;
 
-use super::AppState;
 use super::connection::Peer;
 use super::extract::Labels;
 use super::reply;
+use super::{App, AppState};
 
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
@@ -32,11 +32,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Gives the response its id, logs and counts it. Not an `async fn`: its future would keep the
 /// request twice, and there is one for every parked poll.
-pub fn observe(
-    State(state): State<Arc<AppState>>,
-    mut request: Request,
-    next: Next,
-) -> impl Future<Output = Response> + Send {
+pub fn observe(State(state): App, mut request: Request, next: Next) -> impl Future<Output = Response> + Send {
     let began = Instant::now();
     let labels = Arc::new(Labels::default());
     request.extensions_mut().insert(labels.clone());
@@ -117,7 +113,7 @@ fn method_label(method: &Method) -> &str {
 }
 
 /// Refuses a request without a valid account, if accounts are configured.
-pub async fn basic_auth(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+pub async fn basic_auth(State(state): App, request: Request, next: Next) -> Response {
     if state.accounts.is_empty() || allowed(&state, &request) {
         return next.run(request).await;
     }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
+use axum::extract::State;
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
@@ -38,6 +39,8 @@ use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::process::tasks::{Failure, Tasks};
 
+/// How a handler takes the state.
+type App = State<Arc<AppState>>;
 /// What a handler returns.
 type HandlerResult = Result<Response, ApiError>;
 

@@ -1,7 +1,6 @@
 //! The admin port's handlers for operators: what the server says of itself, and the access log's switch.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use serde::Serialize;
 use super::error::ApiError;
 use super::params::Query;
 use super::reply::{self, TEXT};
-use super::{AppState, HandlerResult};
+use super::{App, AppState, HandlerResult};
 use crate::error::Result;
 use crate::name::PoolName;
 
@@ -27,7 +26,7 @@ pub async fn ping() -> Response {
 }
 
 /// `GET /ready`: whether load balancers should send requests here.
-pub async fn ready(State(state): State<Arc<AppState>>) -> Response {
+pub async fn ready(State(state): App) -> Response {
     #[derive(Serialize)]
     struct Ready {
         ready: bool,
@@ -62,7 +61,7 @@ async fn store_problem(name: &str, check: impl Future<Output = Result<()>>) -> O
 }
 
 /// `GET /pools`
-pub async fn pools(State(state): State<Arc<AppState>>) -> Response {
+pub async fn pools(State(state): App) -> Response {
     let names: Vec<&str> = state.pools.keys().map(PoolName::as_str).collect();
     reply::indented(StatusCode::OK, &names)
 }
@@ -73,7 +72,7 @@ pub async fn version() -> Response {
 }
 
 /// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
-pub async fn info(State(state): State<Arc<AppState>>, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let query = query.unwrap_or_default();
     let name = Query(&query).get("pool").filter(|name| !name.is_empty()).unwrap_or("default".into());
     let Some(pool) = PoolName::parse(&name).ok().and_then(|name| state.pools.get(&name)) else {
@@ -88,7 +87,7 @@ pub async fn info(State(state): State<Arc<AppState>>, RawQuery(query): RawQuery)
 }
 
 /// `GET /metrics`
-pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
+pub async fn metrics(State(state): App) -> Response {
     let mut sizes = Vec::new();
     for pool in state.pools.values() {
         match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
@@ -123,12 +122,12 @@ fn access_log_status(enabled: bool) -> Response {
 }
 
 /// `GET /accesslog`
-pub async fn get_access_log(State(state): State<Arc<AppState>>) -> Response {
+pub async fn get_access_log(State(state): App) -> Response {
     access_log_status(state.access_log.load(Ordering::Relaxed))
 }
 
 /// `POST /accesslog?status=enable|disable`
-pub async fn set_access_log(State(state): State<Arc<AppState>>, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn set_access_log(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
         Some("enable") => true,
         Some("disable") => false,

@@ -14,7 +14,7 @@ use super::body::read_body;
 use super::error::{ApiError, NameIn};
 use super::params::Query;
 use super::reply::{self, TEXT};
-use super::{AppState, HandlerResult};
+use super::{App, AppState, HandlerResult};
 use crate::admin::limits::{LimitError, validate};
 use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
 use crate::admin::{Limit, Scope, TokenKey};
@@ -47,7 +47,7 @@ impl AppState {
 
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path(namespace_text): Path<String>,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
@@ -67,7 +67,7 @@ pub async fn list_tokens(
 
 /// `POST /token/:namespace?description&pool&token`, in the query or as a form.
 pub async fn create_token(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path(namespace_text): Path<String>,
     request: Request,
 ) -> HandlerResult {
@@ -114,7 +114,7 @@ pub async fn create_token(
 
 /// `DELETE /token/:namespace/:token`
 pub async fn delete_token(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
@@ -130,10 +130,7 @@ struct LimitReply {
 }
 
 /// `GET /token/:namespace/:token/limit`
-pub async fn get_limit(
-    State(state): State<Arc<AppState>>,
-    Path((namespace, token)): Path<(String, String)>,
-) -> HandlerResult {
+pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String, String)>) -> HandlerResult {
     Ok(match state.throttle.get(&state.token_key(&namespace, &token)?).await? {
         Some(limit) => reply::json(StatusCode::OK, &limit),
         None => reply::json(StatusCode::NOT_FOUND, &()),
@@ -142,7 +139,7 @@ pub async fn get_limit(
 
 /// `POST /token/:namespace/:token/limit`: only where there is none yet.
 pub async fn add_limit(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
@@ -160,7 +157,7 @@ pub async fn add_limit(
 
 /// `PUT /token/:namespace/:token/limit`
 pub async fn set_limit(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
@@ -172,7 +169,7 @@ pub async fn set_limit(
 
 /// `DELETE /token/:namespace/:token/limit`
 pub async fn remove_limit(
-    State(state): State<Arc<AppState>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
 ) -> HandlerResult {
     state.throttle.remove(&state.token_key(&namespace, &token)?).await?;
@@ -180,7 +177,7 @@ pub async fn remove_limit(
 }
 
 /// `GET /limits?force_update`
-pub async fn list_limits(State(state): State<Arc<AppState>>, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn list_limits(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     #[derive(Serialize)]
     struct TokenLimit {
         namespace: String,
