@@ -1,6 +1,6 @@
-//! Time as a value: milliseconds since the Unix epoch where people and jobs meet it, microseconds where
-//! timers count, and clocks that tell them. The disk engine takes its clock from here, so that tests run in
-//! virtual time. A Redis pool's clock is the Redis's own.
+//! Points in time as plain numbers, and clocks. Jobs and people get milliseconds since the Unix epoch, timers
+//! count in microseconds. The disk engine takes its clock as an argument, so that tests run in virtual time. A
+//! Redis pool uses the clock of its Redis.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,24 +11,25 @@ pub type Millis = u64;
 /// Microseconds since the Unix epoch.
 pub type Micros = u64;
 
-/// So long, for a timer: rounded up, since nothing may be early.
+/// A duration in microseconds, rounded up, since nothing may be early.
 pub fn micros(time: Duration) -> Micros {
     Micros::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(Micros::MAX)
 }
 
 /// Tells the time. Must not go backwards.
 pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
-    /// Now, to the microsecond: a timer in whole milliseconds would have to be rounded up to be never early,
-    /// and would be late by that much.
+    /// Now, in microseconds. Timers in whole milliseconds would be rounded up, since nothing may be early, and jobs
+    /// would be late by up to a millisecond.
     fn now_micros(&self) -> Micros;
 
-    /// Now.
+    /// Now, in milliseconds.
     fn now(&self) -> Millis {
         self.now_micros() / 1000
     }
 }
 
-/// The machine's clock, held where it was while the machine sets it back.
+/// The machine's clock. When the machine's time is set back, this clock stands still until the time is reached
+/// again.
 #[derive(Debug, Default)]
 pub struct SystemClock {
     last: AtomicU64,

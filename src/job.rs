@@ -37,8 +37,8 @@ impl JobId {
         JobId { ulid, versioned }
     }
 
-    /// Reads 26 characters of canonical ULID, or 27 with the version digit in front. Anything else is no id
-    /// that a server of either kind has ever given out.
+    /// Reads 26 characters of canonical ULID, or 27 with the version digit in front. No server, ours or lmstfy's,
+    /// has given out any other text as an id.
     pub fn parse(s: &str) -> Option<JobId> {
         let (versioned, text) = match s.len() {
             26 => (false, s),
@@ -46,7 +46,7 @@ impl JobId {
             _ => return None,
         };
         let ulid = Ulid::from_string(text).ok()?;
-        // The decoder forgives lower case; the stores do not.
+        // The decoder accepts lower case; ids in the stores are upper case.
         (ulid.to_string() == text).then_some(JobId { ulid: ulid.0, versioned })
     }
 
@@ -80,7 +80,7 @@ impl fmt::Display for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [0u8; 27];
         text[0] = VERSION_WITH_ATTRIBUTES;
-        // 26 bytes of room is what a ULID takes, so this cannot fail.
+        // A ULID takes 26 bytes, so this cannot fail.
         Ulid(self.ulid).array_to_str((&mut text[1..]).try_into().expect("26 bytes"));
         let from = usize::from(!self.versioned);
         f.write_str(std::str::from_utf8(&text[from..]).expect("base 32 is ASCII"))

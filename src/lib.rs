@@ -1,13 +1,13 @@
 //! Dormouse: a delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a
 //! time, and come back if the worker dies. It speaks lmstfy's HTTP API.
 //!
-//! # The house
+//! # Modules
 //!
 //! - [`name`], [`job`], [`error`], [`clock`]: plain values that everybody may use.
-//! - [`config`]: every key, once. [`process`]: its log, pid file, open files and version.
+//! - [`config`]: every key, once. [`process`]: its log, pid file, open files, tasks and version.
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
-//! - [`dispatch`]: long polls: parks consumers and hands jobs over. [`pump`]: moves due jobs.
+//! - [`dispatch`]: long polls: consumers wait here until they get jobs. [`pump`]: moves due jobs.
 //! - [`admin`]: tokens and limits: their rules, and where they are kept.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.
@@ -17,8 +17,8 @@
 //!
 //! `main → server → {http, dispatch, pump, concrete engines}`, `http → {dispatch, engine trait, admin,
 //! metrics} → {job, name, error}`. Only [`server`] names a concrete engine; only [`http`] knows
-//! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric. A test holds
-//! these sentences (tests/architecture.rs).
+//! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric.
+//! tests/architecture.rs lists what each module may import, and checks it.
 
 pub mod admin;
 pub mod clock;

@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel};
+use dormouse::process::log;
 use dormouse::process::version::Version;
 use dormouse::server::{self, Options, ServerError};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Thousands of parked connections hold buffers that they hardly touch: this one keeps them off the pages.
+/// Each connection has buffers that a waiting consumer hardly touches. This allocator lays them out so that the
+/// untouched pages take no memory.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -26,15 +28,15 @@ struct Args {
     /// Print the version
     #[arg(short = 'v', long = "version")]
     version: bool,
-    /// Accept every token, and none: for development only (-sv)
+    /// Do not check tokens, for development only: any token opens every namespace, and so does no token (-sv)
     #[arg(long = "sv")]
     skip_verification: bool,
     /// Write the process id to this file, and remove it at the end
     #[arg(short = 'p', long = "pid-file", value_name = "FILE")]
     pid_file: Option<PathBuf>,
     /// Log lines as severe as this say where in the code they come from (-bt)
-    #[arg(long = "bt", value_name = "LEVEL", default_value = "warn")]
-    backtrace: String,
+    #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
+    backtrace: LogLevel,
 }
 
 /// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
@@ -58,15 +60,12 @@ fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(2, &error),
     };
-    let Some(backtrace) = log_level(&args.backtrace) else {
-        return fail(2, &format!("-bt {}: no such log level", args.backtrace));
-    };
     let dir = config.log_dir.as_deref();
-    let logs = match dormouse::process::log::setup(dir, config.log_format, config.log_level, backtrace) {
+    let logs = match log::setup(dir, config.log_format, config.log_level, args.backtrace) {
         Ok(logs) => logs,
         Err(error) => return fail(2, &error),
     };
-    dormouse::process::log::log_panics();
+    log::log_panics();
     let options =
         Options { skip_verification: args.skip_verification, demo: file.is_none(), pid_file: args.pid_file };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -85,31 +84,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Resolves at the first signal that ends the process. SIGUSR1 opens the logs anew.
-fn signals(logs: dormouse::process::log::Logs) -> std::io::Result<impl Future<Output = ()>> {
+/// Resolves at the first signal that ends the process. Until then SIGUSR1 opens the logs anew.
+fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = ()>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;
     let mut usr1 = signal(SignalKind::user_defined1())?;
-    tokio::spawn(async move {
-        while usr1.recv().await.is_some() {
-            logs.reopen();
-        }
-    });
     Ok(async move {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-            _ = hup.recv() => {}
+        loop {
+            tokio::select! {
+                _ = term.recv() => return,
+                _ = int.recv() => return,
+                _ = hup.recv() => return,
+                Some(()) = usr1.recv() => logs.reopen(),
+            }
         }
     })
-}
-
-fn log_level(text: &str) -> Option<LogLevel> {
-    use serde::de::IntoDeserializer;
-    use serde::de::value::{Error, StrDeserializer};
-    let text: StrDeserializer<'_, Error> = text.into_deserializer();
-    serde::Deserialize::deserialize(text).ok()
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {

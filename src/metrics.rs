@@ -1,18 +1,18 @@
-//! Every metric family, declared once; its help text is its documentation. The names, labels and buckets that
-//! dashboards of lmstfy read are kept; `dormouse_*` are our own. Nobody else names a metric.
+//! The metric families. Each is declared in one place: its field, kind, name and labels, with the help text as
+//! its doc comment. Exceptions are the gauges for figures of a store's own, whose names the stores choose.
+//! `infra_lmstfy_*` have the names, labels and buckets that dashboards of lmstfy read; `dormouse_*` are our own.
+//! Takes plain values and names, and knows no engine and no HTTP types.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, TextEncoder, exponential_buckets,
 };
 
-use crate::admin::Scope;
-use crate::engine::Stats;
 use crate::name::{Namespace, PoolName, Queue};
 
 /// How many queues get time series of their own. Queues beyond it share one, so that a queue per job (fire
@@ -23,69 +23,158 @@ const OTHER: &str = "(other)";
 
 const POOL: &[&str] = &["pool"];
 const QUEUE: &[&str] = &["pool", "namespace", "queue"];
+const STEP: &[&str] = &["node", "command", "status"];
 
-/// All families, and the registry that they are scraped from.
-#[derive(Debug)]
-pub struct Metrics {
-    registry: Registry,
-    http_latency: HistogramVec,
-    http_codes: IntCounterVec,
-    rate_limit: IntCounterVec,
-    parked_polls: IntGauge,
-    /// The engines' families.
-    pub engine: EngineMetrics,
+/// Declares a struct of families, one line each: the help, then `field: Kind = name, labels, kind's options;`.
+macro_rules! families {
+    ($(#[$doc:meta])* $families:ident {
+        $(#[doc = $help:literal] $field:ident: $kind:ty = $name:literal, $labels:expr $(, $options:expr)?;)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        struct $families { $(#[doc = $help] $field: $kind,)* }
+
+        impl $families {
+            fn register(registry: &Registry) -> $families {
+                $families {
+                    $($field: register(registry, <$kind>::declare($name, $help.trim(), $labels, ($($options)?))),)*
+                }
+            }
+        }
+    };
 }
 
-/// What [`Metered`](crate::engine::metered::Metered) records, and the sizes that a scrape asks for.
-#[derive(Debug)]
-pub struct EngineMetrics {
-    publish_jobs: IntCounterVec,
-    consume_jobs: IntCounterVec,
-    consume_multi_jobs: IntCounterVec,
-    pool_add_jobs: IntCounterVec,
-    pool_get_jobs: IntCounterVec,
-    pool_delete_jobs: IntCounterVec,
-    timer_add_jobs: IntCounterVec,
-    timer_due_jobs: IntCounterVec,
-    timer_full_batches: IntCounterVec,
-    queue_direct_push_jobs: IntCounterVec,
-    queue_pop_jobs: IntCounterVec,
-    deadletter_respawn_jobs: IntCounterVec,
-    given_back_jobs: IntCounterVec,
-    publish_queue_jobs: IntCounterVec,
-    consume_queue_jobs: IntCounterVec,
-    job_elapsed_ms: HistogramVec,
-    job_ack_elapsed_ms: HistogramVec,
-    latency: HistogramVec,
-    qps: IntCounterVec,
-    timer_sizes: IntGaugeVec,
-    queue_sizes: IntGaugeVec,
-    deadletter_sizes: IntGaugeVec,
-    store: RwLock<Vec<(&'static str, GaugeVec)>>,
-    registry: Registry,
-    named: Mutex<HashSet<Queue>>,
+/// Declares counters by pool, one line each: the help, then `field = name;`. One pool's counters are looked up
+/// once, so that counting is fast.
+macro_rules! pool_counters {
+    ($(#[doc = $help:literal] $field:ident = $name:literal;)*) => {
+        families! {
+            /// Counters by pool.
+            PoolFamilies { $(#[doc = $help] $field: IntCounterVec = $name, POOL;)* }
+        }
+
+        /// One pool's counters.
+        #[derive(Debug)]
+        pub struct PoolMetrics { $(#[doc = $help] pub $field: IntCounter,)* }
+
+        impl PoolFamilies {
+            fn of(&self, pool: &PoolName) -> PoolMetrics {
+                PoolMetrics { $($field: self.$field.with_label_values(&[pool.as_str()]),)* }
+            }
+        }
+    };
 }
 
-/// One pool's counters: looked up once, counted often.
-#[derive(Debug)]
-pub struct PoolMetrics {
-    pub publish_jobs: IntCounter,
-    pub consume_jobs: IntCounter,
-    pub consume_multi_jobs: IntCounter,
-    pub pool_add_jobs: IntCounter,
-    pub pool_get_jobs: IntCounter,
-    pub pool_delete_jobs: IntCounter,
-    pub timer_add_jobs: IntCounter,
-    pub timer_due_jobs: IntCounter,
-    pub timer_full_batches: IntCounter,
-    pub queue_direct_push_jobs: IntCounter,
-    pub queue_pop_jobs: IntCounter,
-    pub deadletter_respawn_jobs: IntCounter,
-    pub given_back_jobs: IntCounter,
+pool_counters! {
+    /// Jobs published.
+    publish_jobs = "infra_lmstfy_redis_publish_jobs";
+    /// Jobs handed out.
+    consume_jobs = "infra_lmstfy_redis_consume_jobs";
+    /// Jobs handed out to consumers of several queues.
+    consume_multi_jobs = "infra_lmstfy_redis_consume_multi_jobs";
+    /// Jobs stored.
+    pool_add_jobs = "infra_lmstfy_redis_pool_add_jobs";
+    /// Jobs read.
+    pool_get_jobs = "infra_lmstfy_redis_pool_get_jobs";
+    /// Jobs acked.
+    pool_delete_jobs = "infra_lmstfy_redis_pool_delete_jobs";
+    /// Timers set, for a delay or a ttr.
+    timer_add_jobs = "infra_lmstfy_redis_timer_add_jobs";
+    /// Timers that came due.
+    timer_due_jobs = "infra_lmstfy_redis_timer_due_jobs";
+    /// Pumps that moved as much as one may.
+    timer_full_batches = "infra_lmstfy_redis_timer_full_batches";
+    /// Jobs published without a delay.
+    queue_direct_push_jobs = "infra_lmstfy_redis_queue_direct_push_jobs";
+    /// Jobs taken from ready queues.
+    queue_pop_jobs = "infra_lmstfy_redis_queue_pop_jobs";
+    /// Jobs respawned from dead letters.
+    deadletter_respawn_jobs = "infra_lmstfy_redis_deadletter_respawn_jobs";
+    /// Jobs given back because their consumer had left.
+    given_back_jobs = "dormouse_given_back_jobs";
+}
+
+families! {
+    /// What is told of requests.
+    HttpFamilies {
+        /// How long requests took, long polls included.
+        latency: HistogramVec =
+            "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets(2.5, 9);
+        /// Answers by status code.
+        codes: IntCounterVec =
+            "infra_lmstfy_http_http_codes", &["pool", "namespace", "api", "method", "code"];
+        /// Requests refused by a token's limit; the token is shown as a hash.
+        rate_limit: IntCounterVec =
+            "infra_lmstfy_http_rate_limit", &["pool", "namespace", "token", "action"];
+        /// Consumers waiting in long polls.
+        parked_polls: IntGauge = "dormouse_parked_polls", &[];
+    }
+}
+
+families! {
+    /// What is told of queues, of sizes, and of the steps of stores.
+    StoreFamilies {
+        /// Jobs published, by queue.
+        publish_queue_jobs: IntCounterVec = "infra_lmstfy_redis_publish_queue_jobs", QUEUE;
+        /// Jobs handed out, by queue.
+        consume_queue_jobs: IntCounterVec = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
+        /// From publish to hand-over, milliseconds.
+        job_elapsed_ms: HistogramVec = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        /// From publish to ack, milliseconds.
+        job_ack_elapsed_ms: HistogramVec = "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        /// How long the store took for one step, milliseconds.
+        latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets(3.5, 7);
+        /// Steps that the store was asked for.
+        qps: IntCounterVec = "infra_lmstfy_redis_qps", STEP;
+        /// Delayed and running jobs.
+        timer_sizes: IntGaugeVec = "infra_lmstfy_redis_timer_sizes", POOL;
+        /// Ready jobs.
+        queue_sizes: IntGaugeVec = "infra_lmstfy_redis_queue_sizes", QUEUE;
+        /// Dead jobs.
+        deadletter_sizes: IntGaugeVec = "infra_lmstfy_redis_deadletter_sizes", QUEUE;
+    }
+}
+
+/// A kind of family.
+trait Family: Sized {
+    type Options;
+    fn declare(name: &str, help: &str, labels: &[&str], options: Self::Options) -> prometheus::Result<Self>;
+}
+
+/// The buckets of a histogram begin at 15; how much larger each is than the one before, and how many there are.
+struct Buckets(f64, usize);
+
+impl Family for HistogramVec {
+    type Options = Buckets;
+    fn declare(name: &str, help: &str, labels: &[&str], buckets: Buckets) -> prometheus::Result<Self> {
+        let buckets = exponential_buckets(15.0, buckets.0, buckets.1)?;
+        HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels)
+    }
+}
+
+impl Family for IntCounterVec {
+    type Options = ();
+    fn declare(name: &str, help: &str, labels: &[&str], (): ()) -> prometheus::Result<Self> {
+        IntCounterVec::new(Opts::new(name, help), labels)
+    }
+}
+
+impl Family for IntGaugeVec {
+    type Options = ();
+    fn declare(name: &str, help: &str, labels: &[&str], (): ()) -> prometheus::Result<Self> {
+        IntGaugeVec::new(Opts::new(name, help), labels)
+    }
+}
+
+impl Family for IntGauge {
+    type Options = ();
+    fn declare(name: &str, help: &str, _none: &[&str], (): ()) -> prometheus::Result<Self> {
+        IntGauge::new(name, help)
+    }
 }
 
 fn register<C: Collector + Clone + 'static>(registry: &Registry, family: prometheus::Result<C>) -> C {
-    // Names are literals in this file, each declared once, which the test below holds.
+    // Names are literals in this file and in the engines. Every test that starts a server checks them.
     let family = family.expect("a metric's name and labels are well-formed");
     registry.register(Box::new(family.clone())).expect("a metric is declared once");
     family
@@ -95,82 +184,91 @@ fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
+/// All families, and the registry that they are scraped from.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    http: HttpFamilies,
+    /// What engines do.
+    pub engine: EngineMetrics,
+    /// The gauges for figures of a store's own, by their names.
+    figures: Mutex<HashMap<&'static str, GaugeVec>>,
+}
+
 impl Default for Metrics {
     fn default() -> Metrics {
         let registry = Registry::new();
-        let r = &registry;
-        let opts = |name: &str, help: &str| Opts::new(name, help).namespace("infra").subsystem("lmstfy_http");
-        let latency = HistogramOpts {
-            common_opts: opts("latency_milliseconds", "How long requests took, long polls included."),
-            buckets: exponential_buckets(15.0, 2.5, 9).expect("15 and 2.5 make buckets"),
+        let http = HttpFamilies::register(&registry);
+        let engine = EngineMetrics {
+            pools: PoolFamilies::register(&registry),
+            stores: StoreFamilies::register(&registry),
+            named: Mutex::default(),
         };
-        Metrics {
-            http_latency: register(r, HistogramVec::new(latency, &["pool", "namespace", "api", "method"])),
-            http_codes: register(
-                r,
-                IntCounterVec::new(
-                    opts("http_codes", "Answers by status code."),
-                    &["pool", "namespace", "api", "method", "code"],
-                ),
-            ),
-            rate_limit: register(
-                r,
-                IntCounterVec::new(
-                    opts("rate_limit", "Requests refused by a token's limit; the token is shown as a hash."),
-                    &["pool", "namespace", "token", "action"],
-                ),
-            ),
-            parked_polls: register(
-                r,
-                IntGauge::new("dormouse_parked_polls", "Consumers waiting in long polls."),
-            ),
-            engine: EngineMetrics::new(&registry),
-            registry,
-        }
+        Metrics { registry, http, engine, figures: Mutex::default() }
     }
 }
 
 impl Metrics {
-    /// A request was answered. `known` are its pool and namespace, once they are known to be real.
+    /// A request was answered. `accepted` are its pool and namespace if its token was accepted.
     pub fn request(
         &self,
-        known: Option<&(PoolName, Namespace)>,
+        accepted: Option<&(PoolName, Namespace)>,
         method: &str,
         route: &str,
         status: u16,
         took: Duration,
     ) {
-        let (pool, namespace) = known.map_or(("", ""), |(pool, ns)| (pool.as_str(), ns.as_str()));
+        let (pool, namespace) = accepted.map_or(("", ""), |(pool, ns)| (pool.as_str(), ns.as_str()));
         let api = pattern(route);
-        self.http_latency.with_label_values(&[pool, namespace, &api, method]).observe(ms(took));
+        self.http.latency.with_label_values(&[pool, namespace, &api, method]).observe(ms(took));
         let code = status.to_string();
-        self.http_codes.with_label_values(&[pool, namespace, &api, method, &code]).inc();
+        self.http.codes.with_label_values(&[pool, namespace, &api, method, &code]).inc();
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
-    pub fn limited(&self, scope: &Scope, token: &str, action: &str) {
+    pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &str, action: &str) {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         token.hash(&mut hasher);
         let token = format!("{:08x}", hasher.finish() as u32);
-        let labels = [scope.pool.as_str(), scope.namespace.as_str(), &token, action];
-        self.rate_limit.with_label_values(&labels).inc();
+        self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
     }
 
     /// How many consumers wait now.
     pub fn parked(&self, polls: usize) {
-        self.parked_polls.set(polls as i64);
-    }
-
-    /// What a pool's store holds now. Queues that are gone are no longer shown.
-    pub fn sizes(&self, pool: &PoolName, stats: &Stats) {
-        self.engine.sizes(pool.as_str(), stats);
+        self.http.parked_polls.set(polls as i64);
     }
 
     /// Before a scrape sets the sizes anew: forgets those of queues that are gone.
     pub fn forget_sizes(&self) {
-        self.engine.queue_sizes.reset();
-        self.engine.deadletter_sizes.reset();
+        self.engine.stores.queue_sizes.reset();
+        self.engine.stores.deadletter_sizes.reset();
+    }
+
+    /// What a pool's store holds now: jobs with a timer, and each queue's ready and dead jobs.
+    pub fn sizes<'a>(
+        &self,
+        pool: &PoolName,
+        timers: u64,
+        queues: impl IntoIterator<Item = (&'a Queue, u64, u64)>,
+    ) {
+        let stores = &self.engine.stores;
+        stores.timer_sizes.with_label_values(&[pool.as_str()]).set(timers as i64);
+        for (queue, ready, dead) in queues.into_iter().take(MOST_QUEUES) {
+            let labels = [pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
+            stores.queue_sizes.with_label_values(&labels).set(ready as i64);
+            stores.deadletter_sizes.with_label_values(&labels).set(dead as i64);
+        }
+    }
+
+    /// A figure that only one kind of store has. Its gauge is declared when it first comes.
+    pub fn store_figure(&self, pool: &PoolName, name: &'static str, value: f64) {
+        let mut figures = self.figures.lock();
+        let gauge = figures.entry(name).or_insert_with(|| {
+            let opts = Opts::new(format!("infra_lmstfy_redis_{name}"), "A figure of the store itself.");
+            register(&self.registry, GaugeVec::new(opts, POOL))
+        });
+        gauge.with_label_values(&[pool.as_str()]).set(value);
     }
 
     /// Everything, in Prometheus's text format.
@@ -189,116 +287,48 @@ fn pattern(route: &str) -> String {
     route.replace('{', ":").replace('}', "")
 }
 
-impl EngineMetrics {
-    fn new(r: &Registry) -> EngineMetrics {
-        let opts =
-            |name: &str, help: &str| Opts::new(name, help).namespace("infra").subsystem("lmstfy_redis");
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            register(r, IntCounterVec::new(opts(name, help), labels))
-        };
-        let gauge =
-            |name: &str, help: &str, labels: &[&str]| register(r, IntGaugeVec::new(opts(name, help), labels));
-        let histogram = |name: &str, help: &str, labels: &[&str]| {
-            let buckets = exponential_buckets(15.0, 3.5, 7).expect("15 and 3.5 make buckets");
-            register(r, HistogramVec::new(HistogramOpts { common_opts: opts(name, help), buckets }, labels))
-        };
-        EngineMetrics {
-            publish_jobs: counter("publish_jobs", "Jobs published.", POOL),
-            consume_jobs: counter("consume_jobs", "Jobs handed out.", POOL),
-            consume_multi_jobs: counter(
-                "consume_multi_jobs",
-                "Jobs handed out to consumers of several queues.",
-                POOL,
-            ),
-            pool_add_jobs: counter("pool_add_jobs", "Jobs stored.", POOL),
-            pool_get_jobs: counter("pool_get_jobs", "Jobs read.", POOL),
-            pool_delete_jobs: counter("pool_delete_jobs", "Jobs acked.", POOL),
-            timer_add_jobs: counter("timer_add_jobs", "Timers set, for a delay or a ttr.", POOL),
-            timer_due_jobs: counter("timer_due_jobs", "Timers that came due.", POOL),
-            timer_full_batches: counter("timer_full_batches", "Pumps that moved as much as one may.", POOL),
-            queue_direct_push_jobs: counter(
-                "queue_direct_push_jobs",
-                "Jobs published without a delay.",
-                POOL,
-            ),
-            queue_pop_jobs: counter("queue_pop_jobs", "Jobs taken from ready queues.", POOL),
-            deadletter_respawn_jobs: counter(
-                "deadletter_respawn_jobs",
-                "Jobs respawned from dead letters.",
-                POOL,
-            ),
-            given_back_jobs: register(
-                r,
-                IntCounterVec::new(
-                    Opts::new("dormouse_given_back_jobs", "Jobs given back because their consumer had left."),
-                    POOL,
-                ),
-            ),
-            publish_queue_jobs: counter("publish_queue_jobs", "Jobs published, by queue.", QUEUE),
-            consume_queue_jobs: counter("consume_queue_jobs", "Jobs handed out, by queue.", QUEUE),
-            job_elapsed_ms: histogram("job_elapsed_ms", "From publish to hand-over, milliseconds.", QUEUE),
-            job_ack_elapsed_ms: histogram("job_ack_elapsed_ms", "From publish to ack, milliseconds.", QUEUE),
-            latency: histogram(
-                "latency",
-                "How long the store took for one step, milliseconds.",
-                &["node", "command", "status"],
-            ),
-            qps: counter("qps", "Steps that the store was asked for.", &["node", "command", "status"]),
-            timer_sizes: gauge("timer_sizes", "Delayed and running jobs.", POOL),
-            queue_sizes: gauge("queue_sizes", "Ready jobs.", QUEUE),
-            deadletter_sizes: gauge("deadletter_sizes", "Dead jobs.", QUEUE),
-            store: RwLock::default(),
-            registry: r.clone(),
-            named: Mutex::default(),
-        }
-    }
+/// What [`Metered`](crate::engine::metered::Metered) records.
+#[derive(Debug)]
+pub struct EngineMetrics {
+    pools: PoolFamilies,
+    stores: StoreFamilies,
+    /// The queues that have time series of their own.
+    named: Mutex<HashSet<Queue>>,
+}
 
+impl EngineMetrics {
     /// A pool's counters.
     pub fn pool(&self, pool: &PoolName) -> PoolMetrics {
-        let of = |family: &IntCounterVec| family.with_label_values(&[pool.as_str()]);
-        PoolMetrics {
-            publish_jobs: of(&self.publish_jobs),
-            consume_jobs: of(&self.consume_jobs),
-            consume_multi_jobs: of(&self.consume_multi_jobs),
-            pool_add_jobs: of(&self.pool_add_jobs),
-            pool_get_jobs: of(&self.pool_get_jobs),
-            pool_delete_jobs: of(&self.pool_delete_jobs),
-            timer_add_jobs: of(&self.timer_add_jobs),
-            timer_due_jobs: of(&self.timer_due_jobs),
-            timer_full_batches: of(&self.timer_full_batches),
-            queue_direct_push_jobs: of(&self.queue_direct_push_jobs),
-            queue_pop_jobs: of(&self.queue_pop_jobs),
-            deadletter_respawn_jobs: of(&self.deadletter_respawn_jobs),
-            given_back_jobs: of(&self.given_back_jobs),
-        }
+        self.pools.of(pool)
     }
 
     /// `jobs` were published to a queue.
     pub fn published(&self, pool: &str, queue: &Queue, jobs: usize) {
         let (namespace, name) = self.labels(queue);
-        self.publish_queue_jobs.with_label_values(&[pool, namespace, name]).inc_by(jobs as u64);
+        self.stores.publish_queue_jobs.with_label_values(&[pool, namespace, name]).inc_by(jobs as u64);
     }
 
     /// A job of this age was handed out.
     pub fn consumed(&self, pool: &str, queue: &Queue, elapsed: Duration) {
         let (namespace, name) = self.labels(queue);
-        self.consume_queue_jobs.with_label_values(&[pool, namespace, name]).inc();
-        self.job_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
+        self.stores.consume_queue_jobs.with_label_values(&[pool, namespace, name]).inc();
+        self.stores.job_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
     }
 
     /// A job of this age was acked.
     pub fn acked(&self, pool: &str, queue: &Queue, elapsed: Duration) {
         let (namespace, name) = self.labels(queue);
-        self.job_ack_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
+        self.stores.job_ack_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
     }
 
     /// A step of the store, and whether it went well.
     pub fn step(&self, pool: &str, command: &str, ok: bool, took: Duration) {
         let status = if ok { "ok" } else { "error" };
-        self.latency.with_label_values(&[pool, command, status]).observe(ms(took));
-        self.qps.with_label_values(&[pool, command, status]).inc();
+        self.stores.latency.with_label_values(&[pool, command, status]).observe(ms(took));
+        self.stores.qps.with_label_values(&[pool, command, status]).inc();
     }
 
+    /// The labels of a queue: its own while there is room, those of all others after that.
     fn labels<'a>(&self, queue: &'a Queue) -> (&'a str, &'a str) {
         let mut named = self.named.lock();
         if named.contains(queue) || (named.len() < MOST_QUEUES && named.insert(queue.clone())) {
@@ -307,40 +337,11 @@ impl EngineMetrics {
             (OTHER, OTHER)
         }
     }
-
-    fn sizes(&self, pool: &str, stats: &Stats) {
-        self.timer_sizes.with_label_values(&[pool]).set(stats.timers as i64);
-        for size in stats.queues.iter().take(MOST_QUEUES) {
-            let labels = [pool, size.queue.namespace.as_str(), size.queue.name.as_str()];
-            self.queue_sizes.with_label_values(&labels).set(size.ready as i64);
-            self.deadletter_sizes.with_label_values(&labels).set(size.dead as i64);
-        }
-        for (name, value) in &stats.gauges {
-            self.store_gauge(name).with_label_values(&[pool]).set(*value);
-        }
-    }
-
-    /// The gauge of one of the store's own figures, declared when a store first has it.
-    fn store_gauge(&self, name: &'static str) -> GaugeVec {
-        if let Some((_, gauge)) = self.store.read().iter().find(|(known, _)| *known == name) {
-            return gauge.clone();
-        }
-        let mut store = self.store.write();
-        if let Some((_, gauge)) = store.iter().find(|(known, _)| *known == name) {
-            return gauge.clone();
-        }
-        let opts =
-            Opts::new(name, "A figure of the store itself.").namespace("infra").subsystem("lmstfy_redis");
-        let gauge = register(&self.registry, GaugeVec::new(opts, POOL));
-        store.push((name, gauge.clone()));
-        gauge
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::QueueSize;
     use crate::name::QueueName;
 
     fn queue(name: &str) -> Queue {
@@ -357,8 +358,8 @@ mod tests {
         metrics.request(None, "GET", "/api/{namespace}/{queue}/job/{job_id}", 200, Duration::from_millis(3));
         metrics.engine.pool(&pool).publish_jobs.inc();
         metrics.engine.published("default", &queue("q"), 2);
-        let queues = vec![QueueSize { queue: queue("q"), ready: 4, dead: 5 }];
-        metrics.sizes(&pool, &Stats { timers: 3, queues, gauges: vec![("used_mem_bytes", 6.0)] });
+        metrics.sizes(&pool, 3, [(&queue("q"), 4, 5)]);
+        metrics.store_figure(&pool, "used_mem_bytes", 6.0);
         let text = String::from_utf8(metrics.text()).expect("it is text");
         for line in [
             r#"infra_lmstfy_http_http_codes{api="/api/:namespace/:queue/job/:job_id",code="200",method="GET",namespace="",pool=""} 1"#,
@@ -389,9 +390,8 @@ mod tests {
     #[test]
     fn a_refused_token_is_not_shown() {
         let metrics = Metrics::default();
-        let scope =
-            Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("ns").expect("a literal") };
-        metrics.limited(&scope, "01SECRETSECRET", "produce");
+        let namespace = Namespace::parse("ns").expect("a literal");
+        metrics.limited(&PoolName::default_pool(), &namespace, "01SECRETSECRET", "produce");
         let text = String::from_utf8(metrics.text()).expect("it is text");
         assert!(text.contains("infra_lmstfy_http_rate_limit") && !text.contains("SECRET"), "{text}");
     }

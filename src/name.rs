@@ -1,5 +1,5 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName` or `Token` that exists is valid:
-//! nothing behind the edge looks at its characters again. Knows nothing of HTTP or of any store.
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName` or `Token` that exists is valid, so no
+//! other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ macro_rules! name {
 }
 
 name!(
-    /// A tenant: queues and tokens belong to one.
+    /// A tenant: each queue and each token belongs to one.
     Namespace
 );
 name!(
@@ -92,7 +92,7 @@ impl QueueName {
     }
 }
 
-/// The name of the pool that every token without a `pool:` prefix means.
+/// The name of the pool of every token without a `pool:` prefix.
 pub const DEFAULT_POOL: &str = "default";
 
 impl PoolName {
@@ -106,7 +106,7 @@ impl PoolName {
         check(s).map(PoolName)
     }
 
-    /// Whether this is the pool that tokens without a prefix mean.
+    /// Whether this is the pool of tokens without a prefix.
     pub fn is_default(&self) -> bool {
         &*self.0 == DEFAULT_POOL
     }
@@ -134,7 +134,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A queue with its namespace: what jobs are stored under.
+/// A queue with its namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Queue {
     pub namespace: Namespace,
@@ -147,7 +147,7 @@ impl fmt::Display for Queue {
     }
 }
 
-/// One or more queues of one namespace, first is served first.
+/// One or more queues of one namespace. The first has priority.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct QueueList {
     namespace: Namespace,

@@ -1,5 +1,5 @@
 //! Moves due jobs. One task per store: it sleeps until the next job is due, or until this process stores one
-//! that is due earlier, and while more is due it goes on without pause. Knows no queue and no consumer.
+//! that is due earlier. While more jobs are due it does not pause. Knows no queue and no consumer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::engine::Engine;
 
-/// From one pump to the next, unless more is due already: bounds the calls per second that a trickle of jobs
-/// costs, and adds at most this to their lateness.
+/// The shortest time from one pump to the next, unless more is due already. It bounds the calls per second when
+/// jobs come due one by one, and makes them late by at most this much.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// After a failure the pump waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                     tracing::info!(pool, "the pump works again");
                 }
                 if pumped.next.is_zero() && pumped.moved > 0 {
-                    // More is due. Other tasks get their turn, the store gets no pause.
+                    // More is due: pump again, after other tasks had their turn.
                     tokio::task::yield_now().await;
                     continue;
                 }
@@ -46,13 +46,13 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                 pause
             }
         };
-        // Not by the runtime's timers: they count in whole milliseconds and round up, which would make every
-        // job late by up to two.
+        // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to
+        // two milliseconds.
         let due = Instant::now() + wait;
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            // While the store is away nothing can be stored either, so only the retry counts.
+            // While the store is away nothing can be stored either, so only the retry wakes the pump.
             () = engine.due_earlier(), if retry.is_none() => {}
             _ = Timer::at(due) => {}
         }

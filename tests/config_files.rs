@@ -52,6 +52,23 @@ fn no_key_is_missing_from_the_commented_configuration_and_the_docs() {
 }
 
 #[test]
+fn the_docs_say_the_defaults() {
+    let file = std::fs::read_to_string("config/dormouse.toml").expect("config/dormouse.toml");
+    let docs = std::fs::read_to_string("docs/configuration.md").expect("docs/configuration.md");
+    let mut seen = 0;
+    for line in file.lines().take_while(|line| !line.starts_with('[')) {
+        let Some((key, rest)) = line.split_once(" = ") else { continue };
+        let value = rest.split('#').next().unwrap_or_default().trim().trim_matches('"');
+        let value = if value.is_empty() { "empty".to_owned() } else { format!("`{value}`") };
+        let row = docs.lines().find(|row| row.starts_with(&format!("| `{key}` |"))).unwrap_or_default();
+        let default = row.split('|').nth(3).unwrap_or_default().trim();
+        assert_eq!(default, value, "the default of {key}; left: docs/configuration.md, right: the file");
+        seen += 1;
+    }
+    assert!(seen > 10, "only {seen} keys were compared: the test looks at the wrong lines");
+}
+
+#[test]
 fn the_configuration_of_docker_compose_keeps_all_on_one_redis() {
     let config = load("config/redis.toml");
     let redis = Some("redis:6379");

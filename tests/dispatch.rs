@@ -9,6 +9,7 @@ use std::time::Duration;
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request};
 use dormouse::engine::Engine;
 use dormouse::name::QueueList;
+use dormouse::process::tasks::Failure;
 use support::gated::Gated;
 use support::model::ModelEngine;
 use support::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
@@ -37,7 +38,7 @@ impl Setup {
             engine.silence();
         }
         let parked = Arc::new(ParkedPolls::new(room));
-        let dispatcher = Dispatcher::start(engine.clone(), parked.clone());
+        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), Failure::default());
         let stage = VirtualStage::new(engine.clone(), clock, ());
         Setup { engine, dispatcher, parked, stage }
     }

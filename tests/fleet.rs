@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use reqwest::Client;
 use serde_json::Value;
-use support::house::{House, send};
 use support::process::Process;
 use support::redis_server::RedisServer;
+use support::server::{TestServer, send};
 use tempfile::TempDir;
 
 /// What a test as a whole may take; it usually needs a tenth of it.
@@ -180,14 +180,14 @@ fn keys(redis: &RedisServer, pattern: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_and_lmstfy_hand_each_job_out_once() {
     let redis = RedisServer::start();
-    let houses = House::two_on(&redis).await;
-    let token = houses[0].token(Lmstfy::NS).await;
+    let servers = TestServer::two_on(&redis).await;
+    let token = servers[0].token(Lmstfy::NS).await;
     let (seen, stop) = (Seen::default(), Arc::new(AtomicBool::new(false)));
     let theirs = serve_as_lmstfy(&redis, &seen, &stop);
     let mut ours = Vec::new();
-    for (house, by) in houses.iter().zip(["first", "second"]) {
+    for (server, by) in servers.iter().zip(["first", "second"]) {
         for _ in 0..2 {
-            let url = house.url("/api/shop/q");
+            let url = server.url("/api/shop/q");
             ours.push(tokio::spawn(consume_over_http(url, token.clone(), seen.clone(), stop.clone(), by)));
         }
     }
@@ -196,7 +196,7 @@ async fn two_servers_and_lmstfy_hand_each_job_out_once() {
         let delay = u32::from(i % 3 == 0);
         lmstfy.publish("q", delay, 1, &format!("theirs {i}"));
         let path = format!("/api/shop/q?delay={delay}&tries=1");
-        send(houses[i % 2].api("PUT", &path, &token).body(format!("ours {i}"))).await.expect(201);
+        send(servers[i % 2].api("PUT", &path, &token).body(format!("ours {i}"))).await.expect(201);
     }
     until("600 jobs", || count(&seen) == 600).await;
     stop.store(true, Ordering::SeqCst);
@@ -220,18 +220,18 @@ const STATES: [&str; 3] = ["delayed", "ready", "running"];
 #[tokio::test(flavor = "multi_thread")]
 async fn lmstfy_takes_over_what_our_server_left() {
     let redis = RedisServer::start();
-    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
-    let token = house.token(Lmstfy::NS).await;
+    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let token = server.token(Lmstfy::NS).await;
     let put = async |path: &str, body: &str| {
-        send(house.api("PUT", path, &token).body(body.to_owned())).await.expect(201)
+        send(server.api("PUT", path, &token).body(body.to_owned())).await.expect(201)
     };
     put("/api/shop/q?tries=2", "running").await;
-    send(house.api("GET", "/api/shop/q?ttr=1", &token)).await.expect(200);
+    send(server.api("GET", "/api/shop/q?ttr=1", &token)).await.expect(200);
     put("/api/shop/dying", "dead").await;
-    send(house.api("GET", "/api/shop/dying?ttr=1", &token)).await.expect(200);
+    send(server.api("GET", "/api/shop/dying?ttr=1", &token)).await.expect(200);
     put("/api/shop/q", "ready").await;
     put("/api/shop/q?delay=1", "delayed").await;
-    house.stop().await;
+    server.stop().await;
     let (mut lmstfy, mut got) = (Lmstfy::new(&redis), BTreeSet::new());
     until("the take-over", || {
         lmstfy.pump();
@@ -261,18 +261,18 @@ async fn our_server_takes_over_what_lmstfy_left() {
     lmstfy.ack("q2", &acked);
     drop(lmstfy);
 
-    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
-    let token = house.token(Lmstfy::NS).await;
+    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let token = server.token(Lmstfy::NS).await;
     let mut got = BTreeSet::new();
     for _ in 0..3 {
-        let job = send(house.api("GET", "/api/shop/q2,q?timeout=10&ttr=600", &token)).await.expect(200);
+        let job = send(server.api("GET", "/api/shop/q2,q?timeout=10&ttr=600", &token)).await.expect(200);
         let body = String::from_utf8(job.data()).expect("text");
-        send(house.api("DELETE", &format!("/api/shop/q/job/{}", job.job_id()), &token)).await.expect(204);
+        send(server.api("DELETE", &format!("/api/shop/q/job/{}", job.job_id()), &token)).await.expect(204);
         assert!(got.insert(body.clone()), "{body} came twice");
     }
     assert_eq!(got.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
     let dead =
-        async || send(house.api("GET", "/api/shop/dying/deadletter/size", "")).await.json["size"].clone();
+        async || send(server.api("GET", "/api/shop/dying/deadletter/size", "")).await.json["size"].clone();
     let began = Instant::now();
     while dead().await != 1 {
         assert!(began.elapsed() < PATIENCE, "the dying job never died");
@@ -408,5 +408,5 @@ async fn what_was_answered_survives_kill_9_on_disk() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_answered_survives_kill_9_on_redis() {
     let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());
-    survives_kill_9(&dir, &House::redis_toml(&redis)).await;
+    survives_kill_9(&dir, &TestServer::redis_toml(&redis)).await;
 }

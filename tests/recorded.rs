@@ -4,24 +4,24 @@ mod support;
 
 use std::path::Path;
 
-use support::house::{House, Keep};
 use support::recorded::{Expected, play_all, play_all_but};
 use support::redis_server::RedisServer;
+use support::server::{Keep, TestServer};
 use tempfile::TempDir;
 
-/// Where a house whose default pool moves answers otherwise than lmstfy did with its one pool: it has two.
+/// Where a server whose default pool moves answers otherwise than lmstfy did with its one pool: it has two.
 const TWO_POOLS: Expected = ("admin-pools", 0, r#"["bigger","default"]"#);
 
 #[tokio::test]
 async fn on_disk() {
-    play_all(House::disk().await).await;
+    play_all(TestServer::disk().await).await;
 }
 
 #[tokio::test]
 async fn on_redis() {
     let redis = RedisServer::start();
     let toml = format!("[Pool.default]\nAddr = {0:?}\n[AdminRedis]\nAddr = {0:?}\n", redis.addr());
-    play_all(House::from_toml(&toml, vec![Box::new(redis)]).await).await;
+    play_all(TestServer::from_toml(&toml, vec![Box::new(redis)]).await).await;
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn from_disk_to_a_redis() {
 /// Plays on a default pool that migrates to the other one.
 async fn moving([old, new]: [String; 2], admin: &str, keep: Keep) {
     let toml = format!("[Pool.default]\nMigrateTo = \"bigger\"\n{old}[Pool.bigger]\n{new}{admin}");
-    play_all_but(House::from_toml(&toml, keep).await, &[TWO_POOLS]).await;
+    play_all_but(TestServer::from_toml(&toml, keep).await, &[TWO_POOLS]).await;
 }
 
 fn dir() -> TempDir {

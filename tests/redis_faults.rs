@@ -15,6 +15,7 @@ use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobIds, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use dormouse::process::tasks::Failure;
 use redis::Commands;
 use support::notified::Notified;
 use support::redis_server::RedisServer;
@@ -249,7 +250,7 @@ async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_chec
 async fn a_consumer_that_left_loses_nothing() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let dispatcher = Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100)));
+    let dispatcher = Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100)), Failure::default());
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
     let mut taken = 0;
     for _ in 0..50 {

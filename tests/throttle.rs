@@ -27,7 +27,7 @@ fn server() -> Server {
 }
 
 async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass> {
-    match s.throttle.admit(key, direction).await.expect("memory") {
+    match s.throttle.admit(key, direction).await.expect("the store in memory answers") {
         Admission::Admitted(pass) => Some(pass),
         Admission::OverLimit => None,
     }
@@ -36,7 +36,7 @@ async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass>
 #[tokio::test]
 async fn a_token_without_a_limit_costs_no_call() {
     let s = server();
-    s.throttle.refresh().await.expect("memory");
+    s.throttle.refresh().await.expect("the store in memory answers");
     let before = s.store.calls();
     for direction in [Read, Write] {
         let pass = admit(&s, &token("p", "ns", "t"), direction).await.expect("there is no limit");
@@ -49,8 +49,8 @@ async fn a_token_without_a_limit_costs_no_call() {
 async fn each_direction_has_its_limit_and_each_token_its_own() {
     let s = server();
     let (a, b) = (token("p", "ns", "a"), token("p", "ns", "b"));
-    s.throttle.add(&a, limit(2, 0, 10)).await.expect("memory");
-    s.throttle.add(&b, limit(1, 3, 10)).await.expect("memory");
+    s.throttle.add(&a, limit(2, 0, 10)).await.expect("the store in memory answers");
+    s.throttle.add(&b, limit(1, 3, 10)).await.expect("the store in memory answers");
     for (key, direction, most) in [(&a, Read, 2), (&b, Read, 1), (&b, Write, 3)] {
         for n in 1..=most {
             assert!(admit(&s, key, direction).await.is_some(), "{n} of {most} {direction:?}");
@@ -68,13 +68,13 @@ async fn each_direction_has_its_limit_and_each_token_its_own() {
 async fn what_is_given_back_can_be_had_again() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.throttle.add(&key, limit(2, 2, 10)).await.expect("memory");
+    s.throttle.add(&key, limit(2, 2, 10)).await.expect("the store in memory answers");
     let first = admit(&s, &key, Read).await.expect("the first of two");
     let _second = admit(&s, &key, Read).await.expect("the second of two");
     for _ in 0..50 {
         assert!(admit(&s, &key, Read).await.is_none(), "over the limit");
     }
-    first.give_back().await.expect("memory");
+    first.give_back().await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "the refused ones are not counted");
     assert!(admit(&s, &key, Read).await.is_none(), "one was given back, not more");
 }
@@ -83,11 +83,11 @@ async fn what_is_given_back_can_be_had_again() {
 async fn a_pass_older_than_its_counter_makes_no_room_in_the_next() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.throttle.add(&key, limit(1, 1, 10)).await.expect("memory");
+    s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     let old = admit(&s, &key, Read).await.expect("the first");
     s.clock.advance(Duration::from_secs(10));
     assert!(admit(&s, &key, Read).await.is_some(), "a new interval");
-    old.give_back().await.expect("memory");
+    old.give_back().await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_none(), "the old pass was of the old interval");
 }
 
@@ -95,7 +95,7 @@ async fn a_pass_older_than_its_counter_makes_no_room_in_the_next() {
 async fn servers_share_the_counters() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.throttle.add(&key, limit(3, 3, 10)).await.expect("memory");
+    s.throttle.add(&key, limit(3, 3, 10)).await.expect("the store in memory answers");
     let other = Server {
         store: s.store.clone(),
         clock: s.clock.clone(),
@@ -113,12 +113,12 @@ async fn servers_share_the_counters() {
 async fn a_limit_of_another_server_is_seen_within_its_refresh() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.throttle.refresh().await.expect("memory");
+    s.throttle.refresh().await.expect("the store in memory answers");
     let fresh = tokio::spawn({
         let throttle = s.throttle.clone();
         async move { throttle.keep_fresh().await }
     });
-    s.store.set_limit(&key, limit(1, 1, 10)).await.expect("memory");
+    s.store.set_limit(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "not seen yet");
     tokio::time::sleep(REFRESH + Duration::from_millis(1)).await;
     assert!(admit(&s, &key, Read).await.is_some(), "the first that is counted");
@@ -127,7 +127,7 @@ async fn a_limit_of_another_server_is_seen_within_its_refresh() {
     tokio::time::sleep(REFRESH).await;
     s.store.fail(false);
     assert!(admit(&s, &key, Read).await.is_none(), "a failed refresh keeps the limits");
-    s.store.remove_limit(&key).await.expect("memory");
+    s.store.remove_limit(&key).await.expect("the store in memory answers");
     tokio::time::sleep(REFRESH).await;
     assert!(admit(&s, &key, Read).await.is_some(), "seen to be gone");
     fresh.abort();
@@ -137,22 +137,30 @@ async fn a_limit_of_another_server_is_seen_within_its_refresh() {
 async fn changes_here_count_at_once() {
     let s = server();
     let (key, other) = (token("p", "ns", "t"), token("o", "ns", "t"));
-    assert_eq!(s.throttle.list(false).await.expect("memory"), [], "none yet");
-    s.throttle.add(&key, limit(1, 1, 10)).await.expect("memory");
+    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), [], "none yet");
+    s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     let again = s.throttle.add(&key, limit(9, 9, 9)).await;
     assert!(matches!(again, Err(LimitError::Exists)), "there is one: {again:?}");
-    assert_eq!(s.throttle.get(&key).await.expect("memory"), Some(limit(1, 1, 10)), "the first stays");
-    s.throttle.set(&key, limit(2, 2, 10)).await.expect("memory");
-    s.throttle.set(&other, limit(3, 3, 3)).await.expect("memory");
+    assert_eq!(
+        s.throttle.get(&key).await.expect("the store in memory answers"),
+        Some(limit(1, 1, 10)),
+        "the first stays"
+    );
+    s.throttle.set(&key, limit(2, 2, 10)).await.expect("the store in memory answers");
+    s.throttle.set(&other, limit(3, 3, 3)).await.expect("the store in memory answers");
     let both = [(other, limit(3, 3, 3)), (key.clone(), limit(2, 2, 10))];
-    assert_eq!(s.throttle.list(false).await.expect("memory"), both, "sorted by token");
+    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), both, "sorted by token");
     assert!(admit(&s, &key, Read).await.is_some() && admit(&s, &key, Read).await.is_some(), "two");
     assert!(admit(&s, &key, Read).await.is_none(), "not three");
-    s.throttle.remove(&key).await.expect("memory");
+    s.throttle.remove(&key).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "no limit any more");
-    s.store.set_limit(&key, limit(7, 7, 7)).await.expect("memory");
-    assert_eq!(s.throttle.list(false).await.expect("memory"), both[..1], "as last read");
-    assert_eq!(s.throttle.list(true).await.expect("memory").len(), 2, "as the store has it");
+    s.store.set_limit(&key, limit(7, 7, 7)).await.expect("the store in memory answers");
+    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), both[..1], "as last read");
+    assert_eq!(
+        s.throttle.list(true).await.expect("the store in memory answers").len(),
+        2,
+        "as the store has it"
+    );
 }
 
 #[tokio::test]
@@ -165,7 +173,7 @@ async fn a_limit_that_limits_nothing_is_refused() {
     }
     let empty = s.throttle.set(&key, limit(0, 0, 1)).await;
     assert!(matches!(empty, Err(LimitError::Empty)), "both are 0: {empty:?}");
-    assert_eq!(s.throttle.list(true).await.expect("memory"), [], "nothing was stored");
+    assert_eq!(s.throttle.list(true).await.expect("the store in memory answers"), [], "nothing was stored");
     for good in [limit(0, 1, 1), limit(-1, 0, MAX_INTERVAL), limit(i64::MAX, 1, 1)] {
         s.throttle.set(&key, good).await.unwrap_or_else(|e| panic!("{good:?} is a limit: {e}"));
     }
@@ -176,14 +184,14 @@ async fn a_stored_limit_that_makes_no_sense_lets_all_in() {
     let s = server();
     let key = token("p", "ns", "t");
     for odd in [limit(-5, -5, 10), limit(1, 1, 0), limit(1, 1, i64::MIN)] {
-        s.store.set_limit(&key, odd).await.expect("memory");
-        s.throttle.refresh().await.expect("memory");
+        s.store.set_limit(&key, odd).await.expect("the store in memory answers");
+        s.throttle.refresh().await.expect("the store in memory answers");
         for _ in 0..3 {
             assert!(admit(&s, &key, Read).await.is_some(), "{odd:?} is no limit");
         }
     }
-    s.store.set_limit(&key, limit(1, 1, i64::MAX)).await.expect("memory");
-    s.throttle.refresh().await.expect("memory");
+    s.store.set_limit(&key, limit(1, 1, i64::MAX)).await.expect("the store in memory answers");
+    s.throttle.refresh().await.expect("the store in memory answers");
     assert!(admit(&s, &key, Write).await.is_some(), "one");
     assert!(admit(&s, &key, Write).await.is_none(), "and no more for a very long time");
 }
@@ -196,8 +204,8 @@ async fn without_the_store_a_limited_request_fails() {
     let unknown = s.throttle.admit(&key, Read).await;
     assert!(matches!(unknown, Err(Error::Away(_))), "the limits were never read: {unknown:?}");
     s.store.fail(false);
-    s.throttle.add(&key, limit(1, 1, 10)).await.expect("memory");
-    s.throttle.refresh().await.expect("memory");
+    s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
+    s.throttle.refresh().await.expect("the store in memory answers");
     s.store.fail(true);
     let counted = s.throttle.admit(&key, Read).await;
     assert!(matches!(counted, Err(Error::Away(_))), "it cannot be counted: {counted:?}");

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::admin::tokens::{CreateError, FRESH, GRACE, Tokens};
+use dormouse::admin::tokens::{CreateError, FRESH, GRACE, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
@@ -17,13 +17,13 @@ use tokio::task::JoinHandle;
 struct Server {
     store: Arc<MemoryAdmin>,
     clock: Arc<ManualClock>,
-    tokens: Arc<Tokens>,
+    tokens: Arc<TokenManager>,
 }
 
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let tokens = Arc::new(Tokens::new(store.clone(), clock.clone()));
+    let tokens = Arc::new(TokenManager::new(store.clone(), clock.clone()));
     Server { store, clock, tokens }
 }
 
@@ -33,14 +33,14 @@ const MS: Duration = Duration::from_millis(1);
 async fn a_known_token_costs_one_question_until_it_is_stale() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.store.add_token(&key, "d").await.expect("memory");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let before = s.store.calls();
     for _ in 0..10 {
-        assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+        assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
     }
     assert_eq!(s.store.calls() - before, 1, "ten checks, one question");
     s.clock.advance(FRESH);
-    assert!(s.tokens.check(&key).await.expect("memory"), "it is still there");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it is still there");
     assert_eq!(s.store.calls() - before, 2, "asked again when stale");
 }
 
@@ -48,13 +48,13 @@ async fn a_known_token_costs_one_question_until_it_is_stale() {
 async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.store.add_token(&key, "d").await.expect("memory");
-    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
-    s.store.remove_token(&key).await.expect("memory");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
+    s.store.remove_token(&key).await.expect("the store in memory answers");
     s.clock.advance(FRESH - MS);
-    assert!(s.tokens.check(&key).await.expect("memory"), "believed for half a second");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "believed for half a second");
     s.clock.advance(MS);
-    assert!(!s.tokens.check(&key).await.expect("memory"), "and no longer");
+    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "and no longer");
 }
 
 #[tokio::test]
@@ -63,12 +63,13 @@ async fn what_this_server_creates_and_deletes_counts_at_once() {
     let scope = scope("p", "ns");
     let chosen = Token::new("a-token-of-20-chars-").expect("not empty");
     let key = token("p", "ns", chosen.reveal());
-    assert!(!s.tokens.check(&key).await.expect("memory"), "not created yet");
-    let made = s.tokens.create(&scope, Some(chosen.clone()), "mine").await.expect("memory");
+    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "not created yet");
+    let made =
+        s.tokens.create(&scope, Some(chosen.clone()), "mine").await.expect("the store in memory answers");
     assert_eq!(made, chosen, "the chosen one");
-    assert!(s.tokens.check(&key).await.expect("memory"), "created");
-    s.tokens.delete(&key).await.expect("memory");
-    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "created");
+    s.tokens.delete(&key).await.expect("the store in memory answers");
+    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "deleted");
 }
 
 /// A check in a task of its own, which has begun.
@@ -92,20 +93,32 @@ async fn a_question_from_before_a_change_does_not_cover_it() {
     let create = || s.tokens.create(&key.scope, Some(key.token.clone()), "d");
     for deletes in [true, false] {
         if deletes {
-            create().await.expect("memory");
+            create().await.expect("the store in memory answers");
         }
         // The old answer is on its way while the token is deleted, or created.
         let held = s.store.hold_answers().await;
         let old = begin_check(&s, &key).await;
         match deletes {
-            true => s.tokens.delete(&key).await.expect("memory"),
-            false => drop(create().await.expect("memory")),
+            true => s.tokens.delete(&key).await.expect("the store in memory answers"),
+            false => drop(create().await.expect("the store in memory answers")),
         }
         let new = begin_check(&s, &key).await;
         drop(held);
-        assert_eq!(end_check(old).await.expect("memory"), deletes, "what was so when it was asked");
-        assert_eq!(end_check(new).await.expect("memory"), !deletes, "what was so when it was asked");
-        assert_eq!(s.tokens.check(&key).await.expect("memory"), !deletes, "nothing old was kept");
+        assert_eq!(
+            end_check(old).await.expect("the store in memory answers"),
+            deletes,
+            "what was so when it was asked"
+        );
+        assert_eq!(
+            end_check(new).await.expect("the store in memory answers"),
+            !deletes,
+            "what was so when it was asked"
+        );
+        assert_eq!(
+            s.tokens.check(&key).await.expect("the store in memory answers"),
+            !deletes,
+            "nothing old was kept"
+        );
     }
 }
 
@@ -113,13 +126,13 @@ async fn a_question_from_before_a_change_does_not_cover_it() {
 async fn an_old_answer_that_comes_last_is_not_kept() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.store.add_token(&key, "d").await.expect("memory");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let held = s.store.hold_answers().await;
     let old = begin_check(&s, &key).await;
-    s.tokens.delete(&key).await.expect("memory");
+    s.tokens.delete(&key).await.expect("the store in memory answers");
     drop(held);
-    assert!(end_check(old).await.expect("memory"), "what was so when it was asked");
-    assert!(!s.tokens.check(&key).await.expect("memory"), "deleted since");
+    assert!(end_check(old).await.expect("the store in memory answers"), "what was so when it was asked");
+    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "deleted since");
 }
 
 #[tokio::test]
@@ -127,7 +140,7 @@ async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
     let s = server();
     let ns = scope("p", "ns");
     let [a, b] = [s.tokens.create(&ns, None, "a").await, s.tokens.create(&ns, None, "b").await]
-        .map(|made| made.expect("memory"));
+        .map(|made| made.expect("the store in memory answers"));
     assert!(a != b && a.reveal().len() == 26, "two different ULIDs");
     let short = s.tokens.create(&ns, Token::new("nineteen-characters"), "c").await;
     assert!(matches!(short, Err(CreateError::TooShort)), "19 characters: {short:?}");
@@ -135,7 +148,7 @@ async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
     assert!(matches!(taken, Err(CreateError::Taken)), "it exists: {taken:?}");
     let elsewhere = s.tokens.create(&scope("p", "other"), Some(a.clone()), "elsewhere").await;
     assert!(elsewhere.is_ok(), "another namespace has its own tokens: {elsewhere:?}");
-    let list = s.tokens.list(&ns).await.expect("memory");
+    let list = s.tokens.list(&ns).await.expect("the store in memory answers");
     let expected = [(a.reveal().to_string(), "a".to_string()), (b.reveal().to_string(), "b".to_string())];
     assert_eq!(list, expected.into(), "both with their descriptions");
 }
@@ -143,12 +156,12 @@ async fn a_new_token_is_a_fresh_ulid_and_a_chosen_one_is_checked() {
 #[tokio::test]
 async fn a_token_opens_its_own_scope_only() {
     let s = server();
-    s.store.add_token(&token("p", "ns", "ab"), "d").await.expect("memory");
-    assert!(s.tokens.check(&token("p", "ns", "ab")).await.expect("memory"), "its own");
+    s.store.add_token(&token("p", "ns", "ab"), "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&token("p", "ns", "ab")).await.expect("the store in memory answers"), "its own");
     for other in
         [token("p", "nsa", "b"), token("pns", "a", "b"), token("p", "ns", "a"), token("q", "ns", "ab")]
     {
-        assert!(!s.tokens.check(&other).await.expect("memory"), "not {:?}", other.scope);
+        assert!(!s.tokens.check(&other).await.expect("the store in memory answers"), "not {:?}", other.scope);
     }
 }
 
@@ -158,7 +171,7 @@ async fn concurrent_checks_of_one_token_ask_once() {
     for (text, good) in [("good", true), ("bad", false)] {
         let key = token("p", "ns", text);
         if good {
-            s.store.add_token(&key, "d").await.expect("memory");
+            s.store.add_token(&key, "d").await.expect("the store in memory answers");
         }
         let before = s.store.calls();
         let held = s.store.hold().await;
@@ -168,7 +181,7 @@ async fn concurrent_checks_of_one_token_ask_once() {
         }
         drop(held);
         for check in checks {
-            assert_eq!(end_check(check).await.expect("memory"), good, "{text}");
+            assert_eq!(end_check(check).await.expect("the store in memory answers"), good, "{text}");
         }
         assert_eq!(s.store.calls() - before, 1, "fifty {text} checks, one question");
     }
@@ -178,20 +191,20 @@ async fn concurrent_checks_of_one_token_ask_once() {
 async fn a_check_whose_caller_left_does_not_leave_others_waiting() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.store.add_token(&key, "d").await.expect("memory");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
     let held = s.store.hold().await;
     let (asks, waits) = (begin_check(&s, &key).await, begin_check(&s, &key).await);
     asks.abort();
     drop(held);
-    assert!(end_check(waits).await.expect("memory"), "the follower asked in its place");
+    assert!(end_check(waits).await.expect("the store in memory answers"), "the follower asked in its place");
 }
 
 #[tokio::test]
 async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
     let s = server();
     let (key, unknown) = (token("p", "ns", "t"), token("p", "ns", "u"));
-    s.store.add_token(&key, "d").await.expect("memory");
-    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
     s.store.fail(true);
     s.clock.advance(FRESH);
     assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
@@ -203,15 +216,15 @@ async fn while_the_store_is_away_good_tokens_stay_good_for_an_hour() {
     let answer = s.tokens.check(&key).await;
     assert!(matches!(answer, Err(Error::Away(_))), "the hour has ended: {answer:?}");
     s.store.fail(false);
-    assert!(s.tokens.check(&key).await.expect("memory"), "the store is back");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "the store is back");
 }
 
 #[tokio::test]
 async fn while_the_store_is_away_few_requests_wait_for_it() {
     let s = server();
     let key = token("p", "ns", "t");
-    s.store.add_token(&key, "d").await.expect("memory");
-    assert!(s.tokens.check(&key).await.expect("memory"), "it was added");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
     s.store.fail(true);
     s.clock.advance(FRESH);
     let before = s.store.calls();
@@ -232,7 +245,7 @@ async fn while_the_store_is_away_few_requests_wait_for_it() {
 async fn debug_shows_no_token() {
     let s = server();
     let key = token("p", "ns", "SECRET");
-    s.store.add_token(&key, "d").await.expect("memory");
-    s.tokens.check(&key).await.expect("memory");
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    s.tokens.check(&key).await.expect("the store in memory answers");
     assert!(!format!("{:?} {key:?}", s.tokens).contains("SECRET"), "Debug shows the secret");
 }

@@ -5,17 +5,17 @@ mod support;
 use std::time::Duration;
 
 use reqwest::Client;
-use support::house::{House, PATIENCE, send};
 use support::process::Process;
 use support::redis_server::RedisServer;
+use support::server::{PATIENCE, TestServer, send};
 use tempfile::TempDir;
 
-/// A house on a Redis that the test keeps in its hands.
-async fn house() -> (House, RedisServer, String) {
+/// A server on a Redis that the test keeps in its hands.
+async fn server() -> (TestServer, RedisServer, String) {
     let redis = RedisServer::start_with(None, &["--appendfsync", "always"]);
-    let house = House::from_toml(&House::redis_toml(&redis), vec![]).await;
-    let token = house.token("ns").await;
-    (house, redis, token)
+    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let token = server.token("ns").await;
+    (server, redis, token)
 }
 
 /// Asks until the answer has this status.
@@ -30,10 +30,10 @@ async fn until(status: u16, ask: impl Fn() -> reqwest::RequestBuilder) {
 
 #[tokio::test]
 async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there() {
-    let (house, mut redis, token) = house().await;
+    let (server, mut redis, token) = server().await;
     for i in 0..20 {
         let path = format!("/api/ns/q?delay={}", i % 2);
-        send(house.api("PUT", &path, &token).body(i.to_string())).await.expect(201);
+        send(server.api("PUT", &path, &token).body(i.to_string())).await.expect(201);
     }
     redis.kill();
     let store = [
@@ -53,20 +53,20 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
         ("GET", "/api/ns/q/deadletter/size"),
     ];
     for (method, path) in store {
-        let answer = send(house.api(method, path, &token)).await;
+        let answer = send(server.api(method, path, &token)).await;
         assert!((500..600).contains(&answer.status), "{method} {path}: {answer:?}");
         assert_eq!(answer.json["error"].as_str(), Some("internal error"), "{method} {path} tells no inside");
     }
-    let bulk = send(house.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await;
+    let bulk = send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await;
     assert!(bulk.status >= 500, "{bulk:?}");
-    let unknown = send(house.api("GET", "/api/ns/q", "nobody-knows-this-token")).await;
+    let unknown = send(server.api("GET", "/api/ns/q", "nobody-knows-this-token")).await;
     assert!(unknown.status >= 500, "a token that cannot be checked is not a wrong one: {unknown:?}");
     // What needs no store, and what is the caller's fault, is as always.
-    send(house.api("GET", "/ping", "")).await.expect(200);
-    send(house.api("PUT", "/api/ns/q?tries=0", &token).body("x")).await.expect(400);
-    send(house.operate("GET", "/ping")).await.expect(200);
-    send(house.operate("GET", "/metrics")).await.expect(200);
-    let ready = send(house.operate("GET", "/ready")).await.expect(503);
+    send(server.api("GET", "/ping", "")).await.expect(200);
+    send(server.api("PUT", "/api/ns/q?tries=0", &token).body("x")).await.expect(400);
+    send(server.operate("GET", "/ping")).await.expect(200);
+    send(server.operate("GET", "/metrics")).await.expect(200);
+    let ready = send(server.operate("GET", "/ready")).await.expect(503);
     assert!(ready.json["reason"].as_str().is_some_and(|why| why.contains("pool default")), "{}", ready.text);
     for (method, path) in [
         ("GET", "/token/ns"),
@@ -74,46 +74,46 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
         ("GET", "/info"),
         ("GET", "/limits?force_update=1"),
     ] {
-        let answer = send(house.operate(method, path)).await;
+        let answer = send(server.operate(method, path)).await;
         assert!(answer.status >= 500, "admin {method} {path}: {answer:?}");
     }
     redis.restart();
-    until(200, || house.operate("GET", "/ready")).await;
+    until(200, || server.operate("GET", "/ready")).await;
     let mut got = Vec::new();
     while got.len() < 20 {
         // It was said to be ready, so nobody hears of the outage any more.
-        let job = send(house.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await.expect(200);
+        let job = send(server.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await.expect(200);
         got.push(String::from_utf8(job.data()).expect("text").parse::<u32>().expect("a number"));
     }
     got.sort_unstable();
     assert_eq!(got, (0..20).collect::<Vec<_>>(), "each of the jobs that were answered 201, once");
-    send(house.api("GET", "/api/ns/q", &token)).await.expect(404);
+    send(server.api("GET", "/api/ns/q", &token)).await.expect(404);
 }
 
 #[tokio::test]
 async fn ready_says_yes_only_when_requests_work_again() {
-    let (house, mut redis, token) = house().await;
+    let (server, mut redis, token) = server().await;
     redis.kill();
     // Long enough for the lanes' pauses between two attempts to reach a second.
     let away = async {
         for _ in 0..40 {
-            send(house.api("PUT", "/api/ns/q", &token).body("x")).await;
+            send(server.api("PUT", "/api/ns/q", &token).body("x")).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(PATIENCE, away).await.expect("no hang");
     redis.restart();
-    until(200, || house.operate("GET", "/ready")).await;
-    send(house.api("PUT", "/api/ns/q", &token).body("x")).await.expect(201);
-    send(house.api("GET", "/api/ns/q", &token)).await.expect(200);
+    until(200, || server.operate("GET", "/ready")).await;
+    send(server.api("PUT", "/api/ns/q", &token).body("x")).await.expect(201);
+    send(server.api("GET", "/api/ns/q", &token)).await.expect(200);
 }
 
 #[tokio::test]
 async fn a_parked_poll_outlives_an_outage_or_hears_of_it_and_the_next_is_woken() {
-    let (house, mut redis, token) = house().await;
-    let poll = tokio::spawn(send(house.api("GET", "/api/ns/q?timeout=3", &token)));
+    let (server, mut redis, token) = server().await;
+    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=3", &token)));
     let parked = async {
-        while !send(house.operate("GET", "/metrics")).await.text.contains("\ndormouse_parked_polls 1\n") {
+        while !send(server.operate("GET", "/metrics")).await.text.contains("\ndormouse_parked_polls 1\n") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -121,9 +121,9 @@ async fn a_parked_poll_outlives_an_outage_or_hears_of_it_and_the_next_is_woken()
     redis.restart();
     let answer = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic");
     assert!(answer.status == 404 || answer.status >= 500, "nothing was published: {answer:?}");
-    until(201, || house.api("PUT", "/api/ns/other", &token).body("x")).await;
-    let poll = tokio::spawn(send(house.api("GET", "/api/ns/q?timeout=15", &token)));
-    until(201, || house.api("PUT", "/api/ns/q?delay=1", &token).body("woken")).await;
+    until(201, || server.api("PUT", "/api/ns/other", &token).body("x")).await;
+    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=15", &token)));
+    until(201, || server.api("PUT", "/api/ns/q?delay=1", &token).body("woken")).await;
     let job = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic").expect(200);
     assert_eq!(job.data(), b"woken");
 }

@@ -1,11 +1,11 @@
-//! How many requests a token may make. Limits live in the admin store, and so do the counters, which all
-//! servers share: one for consumes and one for publishes, each counting until its interval ends. Limits are
-//! kept in memory and read again every [`REFRESH`]; a request of a token without a limit costs no look in the
-//! store. Knows nothing of HTTP. Never logs a token.
+//! How many requests a token may make. Limits and counters are kept in the admin store, so all servers share them.
+//! A token has one counter for consumes and one for publishes; each counts until its interval ends. The limits
+//! are also kept in memory and read again every [`REFRESH`], so a request of a token without a limit does not ask
+//! the store. Knows nothing of HTTP. No token is logged.
 //!
 //! A refused request is not counted: the count that refused it is taken back at once. So the counter is the
-//! number of requests that were let in and have not been given back, and giving one back always makes room
-//! for one. (lmstfy leaves refused requests in the counter, where they eat what others give back.)
+//! number of requests that were admitted and not given back, and each one given back makes room for another.
+//! (lmstfy leaves refused requests in the counter, so there a request that is given back may make no room.)
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,13 +41,13 @@ pub enum LimitError {
 #[derive(Debug)]
 #[must_use]
 pub enum Admission {
-    /// It may. Give the pass back when the request did not do what it was counted for.
+    /// It may. Give the pass back if the request does not do what it was counted for.
     Admitted(Pass),
     /// Its token has made as many as it may, until the interval ends.
     OverLimit,
 }
 
-/// A request that was let in. Dropped, it stays counted.
+/// A request that was admitted. If the pass is dropped, the request stays counted.
 #[derive(Debug)]
 pub struct Pass {
     counted: Option<Counted>,
@@ -58,7 +58,7 @@ struct Counted {
     throttle: Arc<Throttle>,
     key: TokenKey,
     direction: Direction,
-    /// The counter has ended by then, whenever it began.
+    /// By then the counter has ended, whenever it began.
     ends: Millis,
 }
 
@@ -67,10 +67,10 @@ struct Counted {
 pub struct Throttle {
     store: Arc<dyn AdminStore>,
     clock: Arc<dyn Clock>,
-    /// As last read. `None` until the store has answered once: no limit is known is not that there is none.
+    /// As last read. `None` until the store has answered once: until then nobody knows whether there are limits.
     limits: RwLock<Option<HashMap<TokenKey, Limit>>>,
-    /// Held from before the store is read or changed until `limits` shows it, so that an old reading never
-    /// covers a newer change.
+    /// Held from before the store is read or changed until `limits` shows it, so that what was read before a change
+    /// does not overwrite the change.
     changing: Mutex<()>,
     /// The last reading failed: one log line an outage.
     away: AtomicBool,
@@ -88,10 +88,10 @@ impl Throttle {
         })
     }
 
-    /// Lets a request in or refuses it. Errors when the store fails: a limit that cannot be counted is not
-    /// open to all. A caller that drops the future leaves the request counted or not, until the interval ends.
+    /// Admits a request or refuses it. Errors when the store fails: without a count nothing is admitted. If the
+    /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
-        let Some(limit) = self.known(key).await? else {
+        let Some(limit) = self.limit_of(key).await? else {
             return Ok(Admission::Admitted(Pass { counted: None }));
         };
         let most = match direction {
@@ -132,8 +132,7 @@ impl Throttle {
         Ok(())
     }
 
-    /// Reads all limits every [`REFRESH`], for ever. A failure leaves the last ones in place, and the next
-    /// round tries again.
+    /// Reads all limits every [`REFRESH`], for ever. After a failure the last ones stay, and it tries again.
     pub async fn keep_fresh(&self) {
         loop {
             tokio::time::sleep(REFRESH).await;
@@ -158,7 +157,7 @@ impl Throttle {
     /// A token's limit, as the store has it now.
     pub async fn get(&self, key: &TokenKey) -> Result<Option<Limit>> {
         self.refresh().await?;
-        self.known(key).await
+        self.limit_of(key).await
     }
 
     /// Stores a limit for a token that has none.
@@ -190,7 +189,7 @@ impl Throttle {
     }
 
     /// The limit in memory; reads the store first if that was never done.
-    async fn known(&self, key: &TokenKey) -> Result<Option<Limit>> {
+    async fn limit_of(&self, key: &TokenKey) -> Result<Option<Limit>> {
         self.load().await?;
         Ok(self.limits.read().as_ref().and_then(|limits| limits.get(key).copied()))
     }
@@ -200,7 +199,7 @@ impl Throttle {
         if missing() {
             let _changing = self.changing.lock().await;
             if missing() {
-                self.read().await?; // nobody did while we waited for the lock
+                self.read().await?; // nobody has read them while this call waited for the lock
             }
         }
         Ok(())
@@ -223,11 +222,11 @@ impl Pass {
         self.counted.is_some()
     }
 
-    /// Takes the count back, when there was one and its counter may still run.
+    /// Takes the request out of the count, if it was counted and its counter may still run.
     pub async fn give_back(self) -> Result<()> {
         let Some(Counted { throttle, key, direction, ends }) = self.counted else { return Ok(()) };
         if throttle.clock.now() >= ends {
-            return Ok(()); // a long poll outlived its counter; the next one must not pay for it
+            return Ok(()); // the count ended during a long poll; the next counter did not count this request
         }
         throttle.store.uncount(&key, direction).await
     }

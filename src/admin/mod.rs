@@ -1,5 +1,6 @@
-//! Where tokens and limits are kept, apart from any job: a Redis in lmstfy's layout, shared by a fleet, or the
-//! disk of the default pool. Knows the bytes, not the rules: token.rs and throttle.rs know those.
+//! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], and the two stores that
+//! keep them: a Redis in lmstfy's layout, which several servers share, or the disk of the default pool. Knows
+//! nothing of HTTP.
 
 pub mod disk;
 pub mod limits;
@@ -83,7 +84,7 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Adds one to a counter, which begins at 0 and ends `interval` after its first count. Answers the count.
     async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64>;
 
-    /// Takes one back from a counter that has not ended, but never below zero: that would be credit.
+    /// Subtracts one from a counter that has not ended. The counter does not go below zero.
     async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()>;
 
     /// Whether the store answers.

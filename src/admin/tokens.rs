@@ -1,17 +1,18 @@
-//! Who may enter which namespace. Tokens live in the admin store; what it said lately is kept in memory, so
-//! that a request rarely costs a look there. Knows nothing of HTTP. Never logs a token.
+//! Which token opens which namespace. Tokens are kept in the admin store. The tokens that it accepted lately are
+//! kept in memory, so most requests do not ask the store. Knows nothing of HTTP. No token is logged.
 //!
-//! Only tokens that the store knows are kept, and they are asked for again after [`FRESH`]. So a token that
-//! was deleted on any server is refused by every server within a second, and guesses use no memory.
+//! An accepted token is asked for again after [`FRESH`], so a token that was deleted on one server is refused by
+//! every server within a second. A refused token is not kept, so guesses use no memory.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use quick_cache::sync::{Cache, DefaultLifecycle, GuardResult, PlaceholderGuard};
+use quick_cache::{DefaultHashBuilder, UnitWeighter};
 use ulid::Ulid;
 
 use super::{AdminStore, Scope, TokenKey};
@@ -19,15 +20,15 @@ use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
 
-/// How long the store's yes is believed, counted from when it was asked.
+/// How long a yes of the store is believed, counted from when it was asked.
 pub const FRESH: Duration = Duration::from_millis(500);
-/// How long a token stays good while the store is away, counted from its last yes. Nobody can revoke a token
-/// without the store either.
+/// How long a token stays accepted while the store is away, counted from its last yes. Without the store nobody
+/// can delete a token either.
 pub const GRACE: Duration = Duration::from_secs(3600);
 /// The shortest token that an operator may choose, in bytes.
 pub const MIN_CHOSEN: usize = 20;
-/// How many tokens are kept.
-const KEPT: usize = 100_000;
+/// About how many accepted tokens are kept in memory.
+const MOST_ACCEPTED: usize = 100_000;
 
 /// Reads `[pool:]token` as a client shows it, into the pool's name and the secret, either of which may turn out
 /// to be none. What stands before the first colon is the pool; without one, or with nothing before it, it is
@@ -58,56 +59,56 @@ pub enum CreateError {
 }
 
 /// The tokens of all namespaces.
-pub struct Tokens {
+pub struct TokenManager {
     store: Arc<dyn AdminStore>,
     clock: Arc<dyn Clock>,
-    known: Mutex<Known>,
-}
-
-/// What is known without asking.
-#[derive(Default)]
-struct Known {
-    good: HashMap<TokenKey, Good>,
-    /// Questions on their way to the store. Who comes meanwhile waits for the same answer.
-    asking: HashMap<TokenKey, watch::Receiver<Option<Answer>>>,
+    /// Tokens that the store has said yes to. A no is not kept.
+    accepted: Cache<TokenKey, Accepted>,
+    /// Questions on their way to the store. Who has the same question meanwhile waits for the same answer. The
+    /// capacity is 0, so no answer stays.
+    questions: Cache<TokenKey, Answer>,
+    /// Held while an answer is taken in, and while a token that was created or deleted is forgotten.
+    changing: Mutex<()>,
     /// The last question was not answered.
-    away: bool,
+    away: AtomicBool,
 }
 
-/// A token that the store knew.
+/// A token that the store has said yes to.
 #[derive(Clone, Copy)]
-struct Good {
+struct Accepted {
     /// When the store was asked that said yes.
     confirmed: Millis,
     /// When the store was last asked; later than `confirmed` while it is away.
     asked: Millis,
 }
 
-/// What one question brought, for all who wait for it.
+/// The answer to a question, for all who wait for it.
 type Answer = Result<bool, Arc<Error>>;
 
-/// What a check does next.
-enum Turn<'a> {
-    Known,
-    Wait(watch::Receiver<Option<Answer>>),
-    Ask(Question<'a>),
-}
+/// The right to ask the store about a token. Dropped without an answer, it passes to one who waits for it.
+type Question<'a> = PlaceholderGuard<
+    'a,
+    TokenKey,
+    Answer,
+    UnitWeighter,
+    DefaultHashBuilder,
+    DefaultLifecycle<TokenKey, Answer>,
+>;
 
-/// The right and the duty to ask. Dropped without an answer, its followers begin anew.
-struct Question<'a> {
-    tokens: &'a Tokens,
-    key: &'a TokenKey,
-    answer: watch::Sender<Option<Answer>>,
-    asked: Millis,
-}
-
-impl Tokens {
+impl TokenManager {
     /// Tokens of `store`; `clock` tells how old an answer is.
-    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>) -> Tokens {
-        Tokens { store, clock, known: Mutex::default() }
+    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>) -> TokenManager {
+        TokenManager {
+            store,
+            clock,
+            accepted: Cache::new(MOST_ACCEPTED),
+            questions: Cache::new(0),
+            changing: Mutex::default(),
+            away: AtomicBool::new(false),
+        }
     }
 
-    /// Creates a token: the chosen one, or a new ULID. It is good on this server at once. Errors when the
+    /// Creates a token: the chosen one, or a new ULID. This server accepts it at once. Errors when the
     /// chosen one is too short or exists, and when the store fails.
     pub async fn create(
         &self,
@@ -143,136 +144,73 @@ impl Tokens {
         removed
     }
 
-    /// Whether the token opens its scope. While the store is away, a token that was good within [`GRACE`]
+    /// Whether the token opens its scope. While the store is away, a token that was accepted within [`GRACE`]
     /// still does, and others get the error.
     pub async fn check(&self, key: &TokenKey) -> Result<bool> {
-        loop {
-            match self.turn(key) {
-                Turn::Known => return Ok(true),
-                Turn::Wait(mut answer) => {
-                    // An error: who asked has left without an answer, so somebody else must ask.
-                    if let Ok(answer) = answer.wait_for(Option::is_some).await {
-                        return match &*answer {
-                            Some(Ok(good)) => Ok(*good),
-                            Some(Err(e)) => Err(again(e)),
-                            None => continue, // not after wait_for
-                        };
-                    }
-                }
-                Turn::Ask(question) => {
-                    let answer = self.store.has_token(key).await;
-                    return question.conclude(answer).map_err(|e| again(&e));
-                }
-            }
-        }
-    }
-
-    fn turn<'a>(&'a self, key: &'a TokenKey) -> Turn<'a> {
         let now = self.clock.now();
-        let mut known = self.known.lock();
-        let good = known.good.get(key).copied();
-        if good.is_some_and(|good| within(now, good.asked, FRESH) && within(now, good.confirmed, GRACE)) {
-            return Turn::Known;
+        let accepted = self.accepted.get(key).filter(|last| within(now, last.confirmed, GRACE));
+        if accepted.is_some_and(|last| within(now, last.asked, FRESH)) {
+            return Ok(true);
         }
-        if let Some(answer) = known.asking.get(key) {
-            // While the store is away, one request at a time waits to hear so, not all.
-            if known.away && good.is_some_and(|good| within(now, good.confirmed, GRACE)) {
-                return Turn::Known;
-            }
-            return Turn::Wait(answer.clone());
-        }
-        let (answer, follow) = watch::channel(None);
-        known.asking.insert(key.clone(), follow);
-        Turn::Ask(Question { tokens: self, key, answer, asked: now })
-    }
-
-    /// What was known, or is being asked, may no longer be so.
-    fn forget(&self, key: &TokenKey) {
-        let mut known = self.known.lock();
-        known.good.remove(key);
-        known.asking.remove(key);
-    }
-}
-
-impl Question<'_> {
-    /// Keeps the answer and passes it on.
-    fn conclude(self, answer: Result<bool>) -> Answer {
-        let now = self.tokens.clock.now();
-        let mut known = self.tokens.known.lock();
-        known.note(&answer);
-        // A token created or deleted meanwhile: the answer may be from before, so nothing is kept.
-        let current = known.asking.get(self.key).is_some_and(|other| self.answers(other));
-        let answer = match answer {
-            Ok(true) if current => {
-                known.make_room(now);
-                known.good.insert(self.key.clone(), Good { confirmed: self.asked, asked: self.asked });
-                Ok(true)
-            }
-            Ok(false) if current => {
-                known.good.remove(self.key);
-                Ok(false)
-            }
-            Ok(good) => Ok(good),
-            Err(e) => match known.good.get_mut(self.key) {
-                Some(good) if current && within(now, good.confirmed, GRACE) => {
-                    good.asked = now;
-                    Ok(true)
+        // While the store is away, one request at a time waits to hear so, not all.
+        let wait = accepted.is_none() || !self.away.load(Ordering::SeqCst);
+        let question = match self.questions.get_value_or_guard(key, Some(Duration::ZERO)) {
+            GuardResult::Guard(question) => question,
+            GuardResult::Timeout if !wait => return Ok(true),
+            GuardResult::Timeout | GuardResult::Value(_) => {
+                match self.questions.get_value_or_guard_async(key).await {
+                    Ok(answer) => return answer.map_err(|e| again(&e)),
+                    Err(question) => question,
                 }
-                _ => Err(Arc::new(e)),
-            },
+            }
         };
-        drop(known);
-        self.answer.send_replace(Some(answer.clone()));
+        self.ask(key, question).await.map_err(|e| again(&e))
+    }
+
+    /// Asks the store, keeps its answer, and gives it to all who wait for it.
+    async fn ask(&self, key: &TokenKey, question: Question<'_>) -> Answer {
+        let asked = self.clock.now();
+        let answer = self.store.has_token(key).await;
+        self.log_outage(&answer);
+        let now = self.clock.now();
+        let _changing = self.changing.lock();
+        let keep = match answer {
+            Ok(true) => Some(Accepted { confirmed: asked, asked }),
+            Ok(false) => None,
+            Err(_) => self
+                .accepted
+                .peek(key)
+                .filter(|last| within(now, last.confirmed, GRACE))
+                .map(|last| Accepted { asked: now, ..last }),
+        };
+        let answer = if keep.is_some() { Ok(true) } else { answer.map_err(Arc::new) };
+        // An error means that the token was created or deleted meanwhile. The answer may be from before that, so
+        // it is not kept.
+        if question.insert(answer.clone()).is_ok() {
+            match keep {
+                Some(accepted) => self.accepted.insert(key.clone(), accepted),
+                None => drop(self.accepted.remove(key)),
+            }
+        }
         answer
     }
 
-    fn answers(&self, follower: &watch::Receiver<Option<Answer>>) -> bool {
-        follower.same_channel(&self.answer.subscribe())
+    /// The token was created or deleted here. What was kept, or is being asked, may no longer be so.
+    fn forget(&self, key: &TokenKey) {
+        let _changing = self.changing.lock();
+        self.questions.remove(key);
+        self.accepted.remove(key);
     }
-}
 
-impl Drop for Question<'_> {
-    fn drop(&mut self) {
-        let mut known = self.tokens.known.lock();
-        if known.asking.get(self.key).is_some_and(|other| self.answers(other)) {
-            known.asking.remove(self.key);
-        }
-    }
-}
-
-impl Known {
     /// Logs when the store goes away and when it is back, once each.
-    fn note(&mut self, answer: &Result<bool>) {
-        match (answer, self.away) {
-            (Err(e), false) => tracing::error!(error = %e, "tokens cannot be checked; known ones stay good"),
+    fn log_outage(&self, answer: &Result<bool>) {
+        match (answer, self.away.swap(answer.is_err(), Ordering::SeqCst)) {
+            (Err(e), false) => {
+                tracing::error!(error = %e, "tokens cannot be checked; those that were accepted lately still are");
+            }
             (Ok(_), true) => tracing::info!("tokens can be checked again"),
             _ => {}
         }
-        self.away = answer.is_err();
-    }
-
-    /// Keeps the map in its bound: at the bound the half that was confirmed longest ago goes.
-    fn make_room(&mut self, now: Millis) {
-        if self.good.len() < KEPT {
-            return;
-        }
-        self.good.retain(|_, good| within(now, good.confirmed, GRACE));
-        if self.good.len() < KEPT {
-            return;
-        }
-        let mut ages: Vec<Millis> = self.good.values().map(|good| good.confirmed).collect();
-        let (_, median, _) = ages.select_nth_unstable(KEPT / 2);
-        let median = *median;
-        let older = self.good.values().filter(|good| good.confirmed < median).count();
-        let mut equal = KEPT / 2 - older; // how many of the median's own age go too
-        self.good.retain(|_, good| match good.confirmed.cmp(&median) {
-            Ordering::Less => false,
-            Ordering::Equal if equal > 0 => {
-                equal -= 1;
-                false
-            }
-            _ => true,
-        });
     }
 }
 
@@ -292,9 +230,9 @@ fn again(e: &Error) -> Error {
     }
 }
 
-impl fmt::Debug for Tokens {
+impl fmt::Debug for TokenManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("TokenManager").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -318,18 +256,16 @@ mod tests {
     }
 
     #[test]
-    fn the_map_stays_in_its_bound_and_keeps_the_youngest() {
-        let mut known = Known::default();
+    fn the_accepted_tokens_stay_in_their_bound() {
+        let accepted = Cache::<TokenKey, Accepted>::new(MOST_ACCEPTED);
         let namespace = crate::name::Namespace::parse("ns").expect("a name");
         let scope = Scope { pool: PoolName::default_pool(), namespace };
-        for i in 0..(KEPT as Millis) {
+        for i in 0..2 * MOST_ACCEPTED as Millis {
             let token = Token::new(&i.to_string()).expect("not empty");
-            let good = Good { confirmed: i / 10_000, asked: i };
-            known.good.insert(TokenKey { scope: scope.clone(), token }, good);
+            accepted.insert(TokenKey { scope: scope.clone(), token }, Accepted { confirmed: i, asked: i });
         }
-        known.make_room(20);
-        assert_eq!(known.good.len(), KEPT / 2, "half goes");
-        let oldest = known.good.values().map(|good| good.confirmed).min();
-        assert_eq!(oldest, Some(5), "the older half");
+        let kept = accepted.len();
+        let bound = MOST_ACCEPTED / 2..=MOST_ACCEPTED + MOST_ACCEPTED / 100;
+        assert!(bound.contains(&kept), "{kept} tokens are kept, {MOST_ACCEPTED} were expected");
     }
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
+use percent_encoding::{AsciiSet, utf8_percent_encode};
 
 /// How long the server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest answer that is read, in bytes: a list of hundreds of thousands of tokens.
 const MAX_ANSWER: u64 = 64 << 20;
 /// Holds `user:password` when `-u` is not given.
@@ -112,7 +113,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints with one line end, and nothing for nothing. A reader that has left is no error of ours.
+/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
 fn print_line(text: &str) {
     use std::io::Write;
     let text = text.trim_end();
@@ -187,18 +188,13 @@ fn with_query(path: String, pairs: &[(&str, &str)]) -> String {
 
 /// Percent-encodes everything but the unreserved characters of RFC 3986.
 fn encode(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte.into()),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
+    const RESERVED: &AsciiSet =
+        &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Sends the call. Answers the status and the body, whatever the status. No redirect is followed and no proxy
-/// used: tokens go to the server that was named.
+/// Sends the call. Answers the status and the body, also for an error status. Follows no redirect and uses no
+/// proxy, so that tokens go to the named server only.
 fn send(
     host: &str,
     authorization: Option<String>,
@@ -208,7 +204,7 @@ fn send(
         .http_status_as_error(false)
         .max_redirects(0)
         .proxy(None)
-        .timeout_global(Some(PATIENCE))
+        .timeout_global(Some(TIMEOUT))
         .build()
         .into();
     let url = format!("http://{host}{}", call.path);

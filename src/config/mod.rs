@@ -1,6 +1,7 @@
-//! The configuration: every key once, with its default. lmstfy's TOML loads unchanged (keys in any case, as
-//! there); what lmstfy does not know is Dormouse's own and says so. The environment overrides the file:
-//! `DORMOUSE_PORT`, `DORMOUSE_POOL_DEFAULT_ADDR`. Reads files and variables, opens nothing else.
+//! The configuration. Each key is declared here, with its spelling, its meaning and its default. lmstfy's TOML
+//! loads unchanged, with keys in any case. Keys that lmstfy does not have are marked as Dormouse's own. Environment
+//! variables override the file: `DORMOUSE_PORT`, `DORMOUSE_POOL_DEFAULT_ADDR`. Reads that one file and nothing else;
+//! the variables are an argument.
 
 mod source;
 mod validate;
@@ -8,8 +9,9 @@ mod validate;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use config::{File, FileFormat, Source, ValueKind};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use self::source::{Tree, from_env, spelled};
 
@@ -23,101 +25,106 @@ pub const DEFAULT_DATA: &str = "dormouse-data";
 #[error("{0}")]
 pub struct ConfigError(String);
 
-/// Everything that can be set.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "PascalCase", deny_unknown_fields, default)]
-pub struct Config {
-    /// Address of the public port.
-    pub host: String,
-    /// The public port; 0 takes a free one.
-    pub port: u16,
-    /// Address of the admin port.
-    pub admin_host: String,
-    /// The admin port; 0 takes a free one.
-    pub admin_port: u16,
-    /// `trace`, `debug`, `info`, `warn` or `warning`, `error`, `fatal`, `panic`.
-    pub log_level: LogLevel,
-    /// A directory for `access.log` and `error.log`; without it both go to standard error.
-    pub log_dir: Option<PathBuf>,
-    /// `text` or `json`.
-    pub log_format: LogFormat,
-    /// Whether each request is logged. Can be switched at run time on the admin port.
-    pub enable_access_log: bool,
-    /// Default `ttl` of a publish, in seconds; 0 is forever.
-    #[serde(rename = "TTLSecond")]
-    pub ttl_second: u32,
-    /// Default `delay` of a publish, in seconds.
-    pub delay_second: u32,
-    /// Default `tries` of a publish.
-    pub tries_num: u16,
-    /// Default `ttr` of a consume, in seconds.
-    #[serde(rename = "TTRSecond")]
-    pub ttr_second: u32,
-    /// Default `timeout` of a consume, in seconds.
-    pub timeout_second: u32,
-    /// Users of the admin port; with any, its token, limit and access log routes ask for basic auth.
-    pub accounts: BTreeMap<String, Secret>,
-    /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are there.
-    pub admin_redis: Option<PoolConfig>,
-    /// The pools, by name. There must be one called `default`.
-    pub pool: BTreeMap<String, PoolConfig>,
-    /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
-    pub allow_unsafe_redis: bool,
-    /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503.
-    pub max_parked_polls: usize,
-    /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted.
-    pub max_connections: usize,
+/// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field,
+/// type and default. `KEYS` are the spellings.
+macro_rules! table {
+    ($(#[$table_doc:meta])* $table:ident {
+        $($(#[$doc:meta])* $key:literal $field:ident: $type:ty = $default:expr;)*
+    }) => {
+        $(#[$table_doc])*
+        #[derive(Debug, Clone, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $table { $($(#[$doc])* #[serde(rename = $key)] pub $field: $type,)* }
+
+        impl $table {
+            const KEYS: &[&str] = &[$($key),*];
+        }
+
+        impl Default for $table {
+            fn default() -> $table {
+                $table { $($field: $default,)* }
+            }
+        }
+    };
 }
 
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            host: "127.0.0.1".into(),
-            port: 7777,
-            admin_host: "127.0.0.1".into(),
-            admin_port: 7778,
-            log_level: LogLevel::Info,
-            log_dir: None,
-            log_format: LogFormat::Text,
-            enable_access_log: false,
-            ttl_second: 24 * 60 * 60,
-            delay_second: 0,
-            tries_num: 1,
-            ttr_second: 120,
-            timeout_second: 0,
-            accounts: BTreeMap::new(),
-            admin_redis: None,
-            pool: BTreeMap::new(),
-            allow_unsafe_redis: false,
-            max_parked_polls: 100_000,
-            max_connections: 200_000,
-        }
+table! {
+    /// Everything that can be set.
+    Config {
+        /// Address of the public port.
+        "Host" host: String = "127.0.0.1".into();
+        /// The public port; 0 takes a free one.
+        "Port" port: u16 = 7777;
+        /// Address of the admin port.
+        "AdminHost" admin_host: String = "127.0.0.1".into();
+        /// The admin port; 0 takes a free one.
+        "AdminPort" admin_port: u16 = 7778;
+        /// `trace`, `debug`, `info`, `warn` or `warning`, `error`, `fatal`, `panic`.
+        "LogLevel" log_level: LogLevel = LogLevel::Info;
+        /// A directory for `access.log` and `error.log`; without it both go to standard error.
+        #[serde(deserialize_with = "unless_empty")]
+        "LogDir" log_dir: Option<PathBuf> = None;
+        /// `text` or `json`.
+        "LogFormat" log_format: LogFormat = LogFormat::Text;
+        /// Whether each request is logged. Can be switched at run time on the admin port.
+        "EnableAccessLog" enable_access_log: bool = false;
+        /// Default `ttl` of a publish, in seconds; 0 is forever.
+        "TTLSecond" ttl_second: u32 = 24 * 60 * 60;
+        /// Default `delay` of a publish, in seconds.
+        "DelaySecond" delay_second: u32 = 0;
+        /// Default `tries` of a publish.
+        "TriesNum" tries_num: u16 = 1;
+        /// Default `ttr` of a consume, in seconds.
+        "TTRSecond" ttr_second: u32 = 120;
+        /// Default `timeout` of a consume, in seconds.
+        "TimeoutSecond" timeout_second: u32 = 0;
+        /// Users of the admin port; with any, its token, limit and access log routes ask for basic auth.
+        "Accounts" accounts: BTreeMap<String, Secret> = BTreeMap::new();
+        /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
+        /// there.
+        "AdminRedis" admin_redis: Option<PoolConfig> = None;
+        /// The pools, by name. There must be one called `default`.
+        "Pool" pool: BTreeMap<String, PoolConfig> = BTreeMap::new();
+        /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
+        "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
+        /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503.
+        "MaxParkedPolls" max_parked_polls: usize = 100_000;
+        /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted.
+        "MaxConnections" max_connections: usize = 200_000;
     }
 }
 
-/// A store: `Addr` names a Redis, `Path` a directory.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", deny_unknown_fields, default)]
-pub struct PoolConfig {
-    /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
-    pub addr: Option<String>,
-    /// The Redis's password.
-    pub password: Option<Secret>,
-    /// The Redis database.
-    #[serde(rename = "DB")]
-    pub db: i64,
-    /// lmstfy's connections per Redis. Dormouse needs a handful and takes this as a cap on them.
-    pub pool_size: Option<usize>,
-    /// The name under which Sentinels know the master.
-    pub master_name: Option<String>,
-    /// The Sentinels' own password.
-    pub sentinel_password: Option<Secret>,
-    /// The pool that publishes go to, while this one is drained.
-    pub migrate_to: Option<String>,
-    /// Dormouse's own. A directory that this pool keeps its jobs in.
-    pub path: Option<PathBuf>,
-    /// Dormouse's own. When a disk pool writes through to the disk: `always` before it answers, or `everysec`.
-    pub sync: SyncMode,
+table! {
+    /// A store: `Addr` names a Redis, `Path` a directory.
+    PoolConfig {
+        /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
+        "Addr" addr: Option<String> = None;
+        /// The Redis's password.
+        "Password" password: Option<Secret> = None;
+        /// The Redis database.
+        "DB" db: i64 = 0;
+        /// lmstfy's connections per Redis. Dormouse needs a handful and takes this as a cap on them.
+        "PoolSize" pool_size: Option<usize> = None;
+        /// The name under which Sentinels know the master.
+        #[serde(deserialize_with = "unless_empty")]
+        "MasterName" master_name: Option<String> = None;
+        /// The Sentinels' own password.
+        "SentinelPassword" sentinel_password: Option<Secret> = None;
+        /// The pool that publishes go to, while this one is drained.
+        #[serde(deserialize_with = "unless_empty")]
+        "MigrateTo" migrate_to: Option<String> = None;
+        /// Dormouse's own. A directory that this pool keeps its jobs in.
+        "Path" path: Option<PathBuf> = None;
+        /// Dormouse's own. When a disk pool writes through to the disk: `always` before it answers, or
+        /// `everysec`.
+        "Sync" sync: SyncMode = SyncMode::Always;
+    }
+}
+
+/// A key that is set to the empty text is not set, as in lmstfy.
+fn unless_empty<'de, D: Deserializer<'de>, T: From<String>>(value: D) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(value)?;
+    Ok((!text.is_empty()).then(|| text.into()))
 }
 
 /// When a disk pool syncs.
@@ -131,16 +138,18 @@ pub enum SyncMode {
     EverySec,
 }
 
-/// How much is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+/// How much is logged. In the configuration and on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     Trace,
     Debug,
     Info,
     #[serde(alias = "warning")]
+    #[value(alias = "warning")]
     Warn,
     #[serde(alias = "fatal", alias = "panic")]
+    #[value(aliases = ["fatal", "panic"])]
     Error,
 }
 
@@ -152,7 +161,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Text that no log and no error shows.
+/// A text that no log and no error shows.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -212,8 +221,7 @@ impl Config {
     }
 }
 
-/// Library errors may run over lines; ours do not. They also quote the line of the file that is wrong, which
-/// may hold a password.
+/// A library's error in one line, without the line of the file that it quotes: that may contain a password.
 fn one_line(error: &config::ConfigError) -> String {
     let text = error.to_string();
     let quoted = |line: &&str| {

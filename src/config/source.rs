@@ -1,38 +1,13 @@
-//! Where keys come from: a file's tree with every key in its own spelling, and the environment's variables as
-//! such a tree. Knows the keys' names and not what they mean.
+//! The two sources of the configuration, as trees of keys: the file's tree with every key in its declared
+//! spelling, and the environment variables as such a tree. Knows the spellings of the keys, not their meaning.
 
 use config::{Map, Source, Value, ValueKind};
 
-use super::ConfigError;
+use super::{Config, ConfigError, PoolConfig};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: token-cli's.
 const ENV_NOT_KEYS: [&str; 1] = ["DORMOUSE_ADMIN_AUTH"];
-
-/// The spelling of every key, so that any case is understood: of the top level, and of a pool.
-const TOP_KEYS: [&str; 19] = [
-    "Host",
-    "Port",
-    "AdminHost",
-    "AdminPort",
-    "LogLevel",
-    "LogDir",
-    "LogFormat",
-    "EnableAccessLog",
-    "TTLSecond",
-    "DelaySecond",
-    "TriesNum",
-    "TTRSecond",
-    "TimeoutSecond",
-    "Accounts",
-    "AdminRedis",
-    "Pool",
-    "AllowUnsafeRedis",
-    "MaxParkedPolls",
-    "MaxConnections",
-];
-const POOL_KEYS: [&str; 9] =
-    ["Addr", "Password", "DB", "PoolSize", "MasterName", "SentinelPassword", "MigrateTo", "Path", "Sync"];
 
 /// A tree of keys as a source of the configuration.
 #[derive(Debug, Clone)]
@@ -48,7 +23,7 @@ impl Source for Tree {
     }
 }
 
-/// Gives every key its own spelling; unknown ones stay as they are, to be refused by name.
+/// Gives every key its declared spelling. Unknown keys stay as they are; the error about them names them.
 pub fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
     fn table(value: &mut Value, each: impl Fn(&mut Map<String, Value>)) {
         if let ValueKind::Table(map) = &mut value.kind {
@@ -58,36 +33,24 @@ pub fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
     fn rename(map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
         map.into_iter()
             .map(|(k, v)| {
-                let spelling = keys.iter().find(|known| known.eq_ignore_ascii_case(&k));
+                let spelling = keys.iter().find(|key| key.eq_ignore_ascii_case(&k));
                 (spelling.map_or(k, |s| (*s).to_owned()), v)
             })
             .collect()
     }
-    // A key without a value there means its default: an empty LogDir is none.
-    fn without_empty(map: &mut Map<String, Value>, keys: &[&str]) {
-        map.retain(|k, v| {
-            !(keys.contains(&k.as_str()) && matches!(&v.kind, ValueKind::String(s) if s.is_empty()))
-        });
-    }
-    let pool = |value: &mut Value| {
-        table(value, |map| {
-            *map = rename(std::mem::take(map), &POOL_KEYS);
-            without_empty(map, &["MigrateTo", "MasterName"]);
-        });
-    };
-    let mut tree = rename(tree, &TOP_KEYS);
+    let pool = |value: &mut Value| table(value, |map| *map = rename(std::mem::take(map), PoolConfig::KEYS));
+    let mut tree = rename(tree, Config::KEYS);
     if let Some(admin) = tree.get_mut("AdminRedis") {
         pool(admin);
     }
     if let Some(pools) = tree.get_mut("Pool") {
         table(pools, |map| map.values_mut().for_each(&pool));
     }
-    without_empty(&mut tree, &["LogDir"]);
     tree
 }
 
 /// `DORMOUSE_A_B` to the tree that `A.B` names. Words of a key may be apart: `ADMIN_PORT` is `AdminPort`. `pools`
-/// are the names in the file, which a variable cannot spell. Variables of others are left alone.
+/// are the names in the file, which a variable cannot spell. Variables without our prefix are ignored.
 pub fn from_env(
     env: impl IntoIterator<Item = (String, String)>,
     pools: &[String],
@@ -95,7 +58,7 @@ pub fn from_env(
     fn joined(words: &str) -> String {
         words.replace('_', "")
     }
-    fn known<'a>(keys: &[&'a str], words: &str) -> Option<&'a str> {
+    fn spelling<'a>(keys: &[&'a str], words: &str) -> Option<&'a str> {
         keys.iter().find(|key| key.eq_ignore_ascii_case(&joined(words))).copied()
     }
     fn insert(tree: &mut Map<String, Value>, path: &[&str], value: String) {
@@ -128,7 +91,7 @@ pub fn from_env(
             // The name ends where a key begins; names may have underscores too, so the longest key wins.
             let (name, key) = rest
                 .match_indices('_')
-                .find_map(|(at, _)| known(&POOL_KEYS, &rest[at + 1..]).map(|key| (&rest[..at], key)))
+                .find_map(|(at, _)| spelling(PoolConfig::KEYS, &rest[at + 1..]).map(|key| (&rest[..at], key)))
                 .ok_or_else(unknown)?;
             let spelling = pools.iter().find(|p| p.replace('-', "_").eq_ignore_ascii_case(name));
             let name = spelling.cloned().unwrap_or_else(|| name.to_ascii_lowercase());
@@ -136,13 +99,13 @@ pub fn from_env(
         } else if let Some(key) = words
             .strip_prefix("ADMINREDIS_")
             .or_else(|| words.strip_prefix("ADMIN_REDIS_"))
-            .map(|rest| known(&POOL_KEYS, rest).ok_or_else(unknown))
+            .map(|rest| spelling(PoolConfig::KEYS, rest).ok_or_else(unknown))
         {
             insert(&mut tree, &["AdminRedis", key?], value);
         } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
             insert(&mut tree, &["Accounts", &user.to_ascii_lowercase()], value);
         } else {
-            insert(&mut tree, &[known(&TOP_KEYS, words).ok_or_else(unknown)?], value);
+            insert(&mut tree, &[spelling(Config::KEYS, words).ok_or_else(unknown)?], value);
         }
     }
     Ok(tree)

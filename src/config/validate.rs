@@ -1,5 +1,5 @@
-//! What a configuration must be to start a server: each error is one line that says what to change. Looks at
-//! nothing outside of it.
+//! Whether a server can start with a configuration. Each error is one line that says what to change. Checks only
+//! the configuration itself, no file and no store.
 
 use std::path::Path;
 
@@ -73,8 +73,8 @@ impl Config {
 }
 
 impl PoolConfig {
-    fn validate(&self, place: &str) -> Result<(), ConfigError> {
-        let err = |line: &str| Err(ConfigError(format!("{place}: {line}")));
+    fn validate(&self, section: &str) -> Result<(), ConfigError> {
+        let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
         match (&self.addr, &self.path) {
             (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
             (None, None) => return err("neither Addr (a Redis) nor Path (a directory) is set"),

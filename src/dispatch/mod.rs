@@ -38,11 +38,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 pub use self::delivery::Delivery;
 use self::delivery::GiveBack;
@@ -53,6 +51,7 @@ use crate::engine::{Consumed, Engine};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
+use crate::process::tasks::{Failure, Tasks};
 
 /// How long after a failed fetch its queues are notified again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -99,16 +98,18 @@ pub struct Dispatcher {
     fetches: Semaphore,
     closing: CancellationToken,
     /// Fetches and retries, so that a stop can wait for them.
-    tasks: TaskTracker,
-    /// Engines notify from threads of their own.
-    runtime: Handle,
+    tasks: Tasks,
+    /// The task that gives jobs back.
+    giving_back: Tasks,
     this: Weak<Dispatcher>,
 }
 
 impl Dispatcher {
-    /// A dispatcher over `engine`, in the current runtime.
-    pub fn start(engine: Arc<dyn Engine>, parked: Arc<ParkedPolls>) -> Arc<Dispatcher> {
-        let (give_back, giving_back) = GiveBack::new(engine.clone());
+    /// A dispatcher over `engine`, in the current runtime. A task of it that dies is reported to `failure`.
+    pub fn start(engine: Arc<dyn Engine>, parked: Arc<ParkedPolls>, failure: Failure) -> Arc<Dispatcher> {
+        let (give_back, run) = GiveBack::new(engine.clone());
+        let giving_back = Tasks::new(failure.clone());
+        giving_back.spawn_essential("giving jobs back", run);
         let dispatcher = Arc::new_cyclic(|this| Dispatcher {
             engine,
             parked,
@@ -117,11 +118,10 @@ impl Dispatcher {
             give_back,
             fetches: Semaphore::new(MAX_FETCHES),
             closing: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            runtime: Handle::current(),
+            tasks: Tasks::new(failure),
+            giving_back,
             this: this.clone(),
         });
-        dispatcher.runtime.spawn(giving_back);
         let notifier: Arc<dyn Notifier> = dispatcher.clone();
         dispatcher.engine.attach(Arc::downgrade(&notifier));
         dispatcher
@@ -187,9 +187,10 @@ impl Dispatcher {
     /// After [`close`](Dispatcher::close): returns when no fetch is under way and every job that nobody took
     /// has been given back, so that the engine can be closed.
     pub async fn settled(&self) {
-        self.tasks.close();
-        self.tasks.wait().await;
+        self.tasks.stop();
+        self.tasks.ended().await;
         self.give_back.flush().await;
+        self.giving_back.stop();
     }
 
     fn nothing(&self) -> Delivery {
@@ -237,7 +238,7 @@ impl Dispatcher {
     fn start_fetch(&self, queues: QueueList) {
         // `None` only while the last reference is dropped: nobody waits any more.
         if let Some(this) = self.this.upgrade() {
-            self.tasks.spawn_on(this.fetch(queues), &self.runtime);
+            self.tasks.spawn(this.fetch(queues));
         }
     }
 
@@ -360,7 +361,7 @@ impl Dispatcher {
                 dispatcher.start_fetches(lists.wake(queue));
             }
         };
-        self.tasks.spawn_on(retry, &self.runtime);
+        self.tasks.spawn(retry);
     }
 
     /// Takes an empty list away.

@@ -12,12 +12,12 @@ use super::error::ApiError;
 
 /// How long a sender may pause within a body.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
-/// How long a whole body may take: one that trickles would keep its room from others for ever.
+/// How long a whole body may take. A bulk that comes byte by byte would keep others' room for ever.
 const BODY_TIME: Duration = Duration::from_secs(300);
 const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
-/// A whole body of at most `most` bytes. One that is too large is not kept; the layer reads its rest away. 413 when it is
-/// too large, 408 when it stops coming or takes longer than [`BODY_TIME`], 400 when it breaks off.
+/// Reads a whole body of at most `most` bytes. 413 if it is larger (the middleware reads the rest away), 408 if it
+/// stops coming or takes longer than [`BODY_TIME`], 400 if it breaks off.
 pub async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> Result<Bytes, ApiError> {
     let declared = hyper::body::Body::size_hint(&body).exact();
     if declared.is_some_and(|size| size > most as u64) {
@@ -27,8 +27,8 @@ pub async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> 
     let mut whole = BytesMut::new();
     let end = Instant::now() + BODY_TIME;
     loop {
-        let patience = end.min(Instant::now() + BODY_PAUSE);
-        let frame = timeout_at(patience, body.frame()).await.map_err(|_| BODY_STALLED)?;
+        let deadline = end.min(Instant::now() + BODY_PAUSE);
+        let frame = timeout_at(deadline, body.frame()).await.map_err(|_| BODY_STALLED)?;
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::bad("failed to read body"))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_trickles_is_given_up() {
+    async fn a_body_that_comes_too_slowly_is_given_up() {
         for (pause, longest) in [(BODY_PAUSE / 2, BODY_TIME), (BODY_PAUSE * 2, BODY_PAUSE)] {
             let began = Instant::now();
             let read = read_body(Trickle::body(pause), 1 << 20, "too large").await;

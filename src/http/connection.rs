@@ -15,13 +15,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tower::Service;
 
+use crate::process::tasks::Tasks;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 4096;
 /// The most bytes that a request's line and headers may take.
 const MAX_HEAD: usize = 64 * 1024;
 /// How long a connection may take to send a request's head, or stay idle between two.
@@ -42,7 +45,7 @@ pub struct Peer {
 impl Peer {
     /// Whether it has closed the connection, as far as the kernel knows now.
     pub fn is_gone(&self) -> bool {
-        match self.look() {
+        match self.peek() {
             Ok(read) => read == 0,
             Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
         }
@@ -52,13 +55,13 @@ impl Peer {
     /// of 8 KiB ready to read into, for every poll that is parked.
     pub async fn gone(&self) {
         loop {
-            let looked = match self.stream.readable().await {
-                Ok(()) => self.stream.try_io(Interest::READABLE, || self.look()),
+            let peeked = match self.stream.readable().await {
+                Ok(()) => self.stream.try_io(Interest::READABLE, || self.peek()),
                 Err(error) => Err(error),
             };
-            match looked {
+            match peeked {
                 Ok(0) => return,
-                // It has sent its next request already, and nobody can see past that.
+                // It has sent its next request already. What comes after that cannot be peeked at.
                 Ok(_) => std::future::pending().await,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(_) => return,
@@ -66,45 +69,43 @@ impl Peer {
         }
     }
 
-    /// How much could be read now: 0 is the end.
-    fn look(&self) -> io::Result<usize> {
+    /// How many bytes can be read now, 0 or 1. 0 is the end of the stream.
+    fn peek(&self) -> io::Result<usize> {
         let mut byte = [0u8; 1];
         let (_, read) = recv(&*self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
         Ok(read)
     }
 }
 
-/// Serves `routes` on `listener` until `stop`; then takes no more connections, lets each finish the request
-/// that it is in, and returns. At most `most` connections at a time: further ones wait in the listen queue.
-pub async fn serve(listener: TcpListener, routes: Router, most: usize, stop: CancellationToken) {
-    let places = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
-    let connections = TaskTracker::new();
-    loop {
-        let place = tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            place = places.clone().acquire_owned() => place,
-        };
+/// Binds a `host:port` and listens there.
+pub async fn listen(name: &str) -> io::Result<TcpListener> {
+    let addr = lookup_host(name).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
+/// finishes the request that it is in, and ends. At most `most` connections at a time: further ones wait in the
+/// listen queue.
+pub async fn serve(listener: TcpListener, routes: Router, most: usize, tasks: Tasks) {
+    let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let stop = tasks.stopping();
+    let accept = async || {
         // Nobody closes the semaphore.
-        let Ok(place) = place else { break };
-        let accepted = tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
-        };
+        let permit = permits.clone().acquire_owned().await.ok()?;
+        Some((permit, listener.accept().await))
+    };
+    while let Some(Some((permit, accepted))) = stop.run_until_cancelled(accept()).await {
         match accepted {
-            Ok((stream, addr)) => {
-                connections.spawn(connection(stream, addr, routes.clone(), stop.clone(), place));
-            }
+            Ok((stream, addr)) => tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit)),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 sleep(ACCEPT_PAUSE).await;
             }
         }
     }
-    drop(listener);
-    connections.close();
-    connections.wait().await;
 }
 
 /// Serves one connection. Not an `async fn`: its future would keep every argument twice, and there is one for
@@ -114,7 +115,7 @@ fn connection(
     addr: SocketAddr,
     routes: Router,
     stop: CancellationToken,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = ()> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
@@ -128,13 +129,13 @@ fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        // Who waits for long watches its peer itself.
+        // A handler that waits for long watches its peer itself.
         .half_close(true)
-        .serve_connection(TokioIo::new(Shared::new(stream)), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(SharedStream::new(stream)), TowerToHyperService::new(service));
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {
-        let _place = place;
+        let _permit = permit;
         // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
         tokio::select! {
             _ = connection.as_mut() => return,
@@ -144,16 +145,16 @@ fn connection(
     }
 }
 
-/// A stream that two may hold: hyper, which reads and writes, and [`Peer`], which looks.
-struct Shared {
+/// A stream with two owners: hyper reads and writes it, and [`Peer`] peeks at it.
+struct SharedStream {
     stream: Arc<TcpStream>,
     /// Runs while an answer cannot be written.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Shared {
-    fn new(stream: Arc<TcpStream>) -> Shared {
-        Shared { stream, stalled: None }
+impl SharedStream {
+    fn new(stream: Arc<TcpStream>) -> SharedStream {
+        SharedStream { stream, stalled: None }
     }
 
     /// Writes as much as the kernel takes. Fails when it takes nothing for [`WRITE_STALL`].
@@ -177,7 +178,7 @@ impl Shared {
     }
 }
 
-impl AsyncRead for Shared {
+impl AsyncRead for SharedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
@@ -191,7 +192,7 @@ impl AsyncRead for Shared {
     }
 }
 
-impl AsyncWrite for Shared {
+impl AsyncWrite for SharedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_with(cx, |stream| stream.try_write(buf))
     }
@@ -230,7 +231,7 @@ mod tests {
         let address = listener.local_addr().expect("it is bound");
         let _peer = TcpStream::connect(address).await.expect("it listens");
         let (stream, _) = listener.accept().await.expect("it is connected");
-        let mut stream = Shared::new(Arc::new(stream));
+        let mut stream = SharedStream::new(Arc::new(stream));
         let began = Instant::now();
         // Far more than the kernel keeps for both ends.
         let written = stream.write_all(&vec![0; 64 << 20]).await;

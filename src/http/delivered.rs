@@ -1,5 +1,5 @@
-//! The last step of a hand-over: an answer's body that holds the delivery until hyper asks for the bytes. If
-//! the connection ends before, the delivery is dropped untaken, and its jobs go back to their queue.
+//! A response body that owns a delivery until hyper asks for the bytes: from then on the jobs are the consumer's.
+//! If the connection ends before, the delivery is dropped and gives its jobs back to their queue.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

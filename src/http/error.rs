@@ -1,5 +1,5 @@
-//! What a request can be refused with. The only table from our errors to statuses. What is our own fault
-//! travels with the answer to where it is logged, once.
+//! The errors that requests are answered with. This is the only table from our errors to statuses and texts. An
+//! error that is our own fault travels with the response to the middleware, which logs it once.
 
 use std::sync::Arc;
 
@@ -10,19 +10,43 @@ use super::outage::Trouble;
 use super::reply;
 use crate::dispatch::ConsumeError;
 use crate::error::Error;
+use crate::name::NameError;
 
-/// An answer that is not what was asked for.
+/// Why a request gets an error response.
 #[derive(Debug)]
 pub enum ApiError {
-    /// The caller's fault: `{"error": ..}`.
+    /// The client's fault: `{"error": ..}`.
     Refused(StatusCode, &'static str),
     /// Over the token's limit: `{"msg": ..}`.
     Limited(String),
-    /// Our own fault, and what it was where nobody has logged it yet.
+    /// Our own fault, with the error unless it was logged already.
     Ours(StatusCode, &'static str, Option<Arc<Error>>),
 }
 
+/// Where an invalid name stood. lmstfy's error texts differ by place.
+#[derive(Debug, Clone, Copy)]
+pub enum NameIn {
+    /// The namespace of a queue.
+    Namespace,
+    /// The queue.
+    Queue,
+    /// The namespace of a token, on the admin port.
+    TokenPath,
+}
+
 impl ApiError {
+    /// 400 for an invalid name.
+    pub const fn bad_name(place: NameIn, error: NameError) -> ApiError {
+        ApiError::bad(match (place, error) {
+            (NameIn::Namespace | NameIn::Queue, NameError::TooLong) => "namespace or queue name too long",
+            (NameIn::TokenPath, NameError::TooLong) => "the namespace name was too long",
+            (NameIn::Namespace | NameIn::TokenPath, NameError::Forbidden) => {
+                "namespace name contains forbidden characters"
+            }
+            (NameIn::Queue, NameError::Forbidden) => "queue name contains forbidden characters",
+        })
+    }
+
     /// 400.
     pub const fn bad(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::BAD_REQUEST, text)
@@ -33,7 +57,7 @@ impl ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }
 
-    /// A failure that was logged where it happened.
+    /// An error that was logged where it happened.
     pub fn logged(error: Error) -> ApiError {
         match store(Arc::new(error)) {
             ApiError::Ours(status, text, _) => ApiError::Ours(status, text, None),

@@ -1,5 +1,5 @@
-//! Extractors: who calls, for which queue, in which pool. They check in lmstfy's order: names (400), pool
-//! (404), token (401). A handler that runs has valid names and a good token.
+//! Extractors: whose request it is, for which queue, in which pool. They check in lmstfy's order: names (400),
+//! pool (404), token (401). A handler that runs has valid names and a token that was accepted.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,92 +7,92 @@ use axum::extract::{FromRequestParts, RawPathParams};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 
-use super::error::ApiError;
+use super::error::{ApiError, NameIn};
 use super::params::Query;
-use super::{Pool, State};
+use super::{AppState, PoolState};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey};
 use crate::job::JobId;
 use crate::name::{NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 
-const TOO_LONG: ApiError = ApiError::bad("namespace or queue name too long");
-const BAD_NAMESPACE: ApiError = ApiError::bad("namespace name contains forbidden characters");
-const BAD_QUEUE: ApiError = ApiError::bad("queue name contains forbidden characters");
 const NO_POOL: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "pool not found");
 const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token not found");
 const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
 
-/// What the layer's metrics and log may say of a request: set once the names are known to be good, so that
-/// strangers cannot fill the metrics with names.
+/// What the metrics and the log may say of a request. The namespace is set only after the token was accepted,
+/// so that clients without a token cannot fill the metrics with names.
 #[derive(Debug, Default)]
 pub struct Labels {
-    known: OnceLock<(PoolName, Namespace)>,
+    accepted: OnceLock<(PoolName, Namespace)>,
     pool: OnceLock<PoolName>,
 }
 
 impl Labels {
-    /// The pool that the request is for: one of the configured ones, whoever asks.
+    /// The configured pool that the request names, whether or not its token is accepted.
     pub fn pool(&self) -> Option<&PoolName> {
         self.pool.get()
     }
 
-    /// The pool and namespace, when known.
-    pub fn get(&self) -> Option<&(PoolName, Namespace)> {
-        self.known.get()
+    /// The pool and namespace, after the token was accepted.
+    pub fn accepted(&self) -> Option<&(PoolName, Namespace)> {
+        self.accepted.get()
     }
 }
 
-/// A caller with a good token, and the queue it means.
-pub struct Caller {
-    pub pool: Arc<Pool>,
+/// A request for one queue, with a token that was accepted.
+pub struct Authorized {
+    pub pool: Arc<PoolState>,
     pub key: TokenKey,
     pub queue: Queue,
     /// What stands after `/job/`; `None` when it is no id that was ever given out.
     pub job_id: Option<JobId>,
 }
 
-/// A caller with a good token that consumes from one or more queues.
-pub struct ConsumeCaller {
-    pub pool: Arc<Pool>,
+/// A consume from one or more queues, with a token that was accepted.
+pub struct AuthorizedConsume {
+    pub pool: Arc<PoolState>,
     pub key: TokenKey,
     pub queues: QueueList,
 }
 
-/// A caller of the routes that need no token.
-pub struct Anyone {
-    pub pool: Arc<Pool>,
+/// A request for one queue on a route that needs no token.
+pub struct Anonymous {
+    pub pool: Arc<PoolState>,
     pub queue: Queue,
 }
 
-impl FromRequestParts<Arc<State>> for Caller {
+impl FromRequestParts<Arc<AppState>> for Authorized {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<State>) -> Result<Caller, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Authorized, ApiError> {
         let path = Path::read(parts).await?;
         let queue = path.queue()?;
         let (pool, key) = authenticate(parts, state, &queue.namespace).await?;
-        Ok(Caller { pool, key, queue, job_id: JobId::parse(&path.job_id) })
+        Ok(Authorized { pool, key, queue, job_id: JobId::parse(&path.job_id) })
     }
 }
 
-impl FromRequestParts<Arc<State>> for ConsumeCaller {
+impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<State>) -> Result<ConsumeCaller, ApiError> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<AuthorizedConsume, ApiError> {
         let path = Path::read(parts).await?;
         let queues = path.queues()?;
         let (pool, key) = authenticate(parts, state, queues.namespace()).await?;
-        Ok(ConsumeCaller { pool, key, queues })
+        Ok(AuthorizedConsume { pool, key, queues })
     }
 }
 
-impl FromRequestParts<Arc<State>> for Anyone {
+impl FromRequestParts<Arc<AppState>> for Anonymous {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &Arc<State>) -> Result<Anyone, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Anonymous, ApiError> {
         let queue = Path::read(parts).await?.queue()?;
         let (pool, _) = pool_and_token(parts, state)?;
-        Ok(Anyone { pool, queue })
+        Ok(Anonymous { pool, queue })
     }
 }
 
@@ -107,7 +107,9 @@ struct Path {
 impl Path {
     async fn read(parts: &mut Parts) -> Result<Path, ApiError> {
         // Refuses what is not UTF-8 once decoded, and so no name.
-        let params = RawPathParams::from_request_parts(parts, &()).await.map_err(|_| BAD_QUEUE)?;
+        let params = RawPathParams::from_request_parts(parts, &())
+            .await
+            .map_err(|_| bad_queue(NameError::Forbidden))?;
         let mut path = Path::default();
         for (name, value) in &params {
             match name {
@@ -120,34 +122,34 @@ impl Path {
         Ok(path)
     }
 
+    fn namespace(&self) -> Result<Namespace, ApiError> {
+        Namespace::parse(&self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
+    }
+
     fn queue(&self) -> Result<Queue, ApiError> {
-        let namespace = Namespace::parse(&self.namespace);
         let name = QueueName::parse(&self.queue);
-        match (namespace, name) {
-            (Ok(namespace), Ok(name)) => Ok(Queue { namespace, name }),
-            (Err(NameError::TooLong), _) | (_, Err(NameError::TooLong)) => Err(TOO_LONG),
-            (Err(NameError::Forbidden), _) => Err(BAD_NAMESPACE),
-            (_, Err(NameError::Forbidden)) => Err(BAD_QUEUE),
+        // Both lengths are checked before any characters.
+        if name == Err(NameError::TooLong) {
+            return Err(bad_queue(NameError::TooLong));
         }
+        Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
     }
 
     fn queues(&self) -> Result<QueueList, ApiError> {
-        let namespace = Namespace::parse(&self.namespace).map_err(|e| match e {
-            NameError::TooLong => TOO_LONG,
-            NameError::Forbidden => BAD_NAMESPACE,
-        })?;
-        let names: Result<Vec<QueueName>, NameError> =
-            self.queue.split(',').filter(|name| !name.is_empty()).map(QueueName::parse_for_consume).collect();
-        let names = names.map_err(|e| match e {
-            NameError::TooLong => TOO_LONG,
-            NameError::Forbidden => BAD_QUEUE,
-        })?;
+        let namespace = self.namespace()?;
+        let names = self.queue.split(',').filter(|name| !name.is_empty());
+        let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
+        let names = names.map_err(bad_queue)?;
         QueueList::new(namespace, names).ok_or(ApiError::bad("invalid queue name(s)"))
     }
 }
 
+const fn bad_queue(error: NameError) -> ApiError {
+    ApiError::bad_name(NameIn::Queue, error)
+}
+
 /// The pool that the token names, and the token's secret part, which may be missing.
-fn pool_and_token(parts: &Parts, state: &State) -> Result<(Arc<Pool>, Option<Token>), ApiError> {
+fn pool_and_token(parts: &Parts, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
     let header = parts.headers.get("x-token").and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
     let in_query;
     let raw = match header {
@@ -167,13 +169,13 @@ fn pool_and_token(parts: &Parts, state: &State) -> Result<(Arc<Pool>, Option<Tok
 
 async fn authenticate(
     parts: &Parts,
-    state: &State,
+    state: &AppState,
     namespace: &Namespace,
-) -> Result<(Arc<Pool>, TokenKey), ApiError> {
+) -> Result<(Arc<PoolState>, TokenKey), ApiError> {
     let (pool, token) = pool_and_token(parts, state)?;
     let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
     let key = if state.skip_verification {
-        // Any token will do, also none; limits still need a name for whom they count.
+        // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
         TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
@@ -183,7 +185,7 @@ async fn authenticate(
         key
     };
     if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
-        let _ = labels.known.set((pool.name.clone(), namespace.clone()));
+        let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
     }
     Ok((pool, key))
 }

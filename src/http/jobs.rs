@@ -1,11 +1,10 @@
-//! The public API: each handler extracts, makes one call, and answers.
+//! The handlers of the public API. Each one extracts, makes one call, and replies.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{RawQuery, Request, State as Shared};
+use axum::extract::{RawQuery, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
@@ -15,23 +14,22 @@ use serde_json::value::RawValue;
 use super::body::read_body;
 use super::connection::Peer;
 use super::error::ApiError;
-use super::extract::{Anyone, Caller, ConsumeCaller};
+use super::extract::{Anonymous, Authorized, AuthorizedConsume};
 use super::params::{self, Life, Query};
 use super::reply::{self, JobReply};
-use super::{Pool, State};
+use super::{App, AppState, HandlerResult, PoolState};
 use crate::admin::limits::{Admission, Pass};
 use crate::admin::{Direction, TokenKey};
 use crate::dispatch::{ConsumeError, Delivery};
 use crate::engine::MAX_PUBLISH;
 use crate::job::{Attributes, JobRef, NewJob};
 use crate::name::Queue;
+use crate::process::tasks::Tasks;
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;
 /// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
 const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
-
-type Answer = Result<Response, ApiError>;
 
 #[derive(Serialize)]
 struct Published {
@@ -67,31 +65,31 @@ struct Respawned {
 }
 
 /// `PUT /api/:namespace/:queue`
-pub async fn publish(Shared(state): Shared<Arc<State>>, caller: Caller, request: Request) -> Answer {
-    let counted = admitted(&state, &caller.key, Direction::Write).await?;
-    let (new, id) = read_job(&state, &caller.pool, caller.queue, request).await?;
-    caller.pool.engine.publish(vec![new]).await?;
+pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, Direction::Write).await?;
+    let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
+    auth.pool.engine.publish(vec![new]).await?;
     counted.keep();
     Ok(published(id))
 }
 
 /// `PUT /api/:namespace/:queue/bulk`
-pub async fn publish_bulk(Shared(state): Shared<Arc<State>>, caller: Caller, request: Request) -> Answer {
-    let counted = admitted(&state, &caller.key, Direction::Write).await?;
+pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, Direction::Write).await?;
     let life = params::life(query(&request), &state.defaults)?;
     let attributes = attributes(request.headers())?;
-    // A bulk may be large. When too many are, they wait for room before they are read. Nobody closes the
-    // semaphore, and no bulk needs more than there is.
+    // Bulks may be large, so there is room for a bounded number of bytes of them. A bulk waits for its room
+    // before its body is read. Nobody closes the semaphore, and no bulk needs more than there is.
     let size = hyper::body::Body::size_hint(request.body()).upper().map_or(MAX_BULK, |size| size as usize);
     let room = size.min(MAX_BULK).div_ceil(1024) as u32;
     let _room = state.bulk_room.acquire_many(room).await.map_err(|_| crate::error::Error::Closed)?;
     let body = read_body(request.into_body(), MAX_BULK, "body too large").await?;
     let new: Vec<NewJob> = split_bulk(&body)?
         .into_iter()
-        .map(|text| new_job(&caller.pool, caller.queue.clone(), text, life, attributes.clone()))
+        .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
         .collect();
     let job_ids = new.iter().map(|job| job.id.to_string()).collect();
-    caller.pool.engine.publish(new).await?;
+    auth.pool.engine.publish(new).await?;
     counted.keep();
     Ok(reply::json(StatusCode::CREATED, &BulkPublished { job_ids, msg: "published" }))
 }
@@ -113,30 +111,30 @@ fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
 }
 
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
-pub async fn republish(Shared(state): Shared<Arc<State>>, caller: Caller, request: Request) -> Answer {
-    let queue = caller.queue.clone();
-    let (new, id) = read_job(&state, &caller.pool, caller.queue, request).await?;
-    match caller.job_id {
-        Some(old) => caller.pool.engine.republish(JobRef { queue, id: old }, new).await?,
-        None => caller.pool.engine.publish(vec![new]).await?,
+pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let queue = auth.queue.clone();
+    let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
+    match auth.job_id {
+        Some(old) => auth.pool.engine.republish(JobRef { queue, id: old }, new).await?,
+        None => auth.pool.engine.publish(vec![new]).await?,
     }
     Ok(published(id))
 }
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
-/// Takes the request apart, so that a parked poll keeps nothing of it that it does not need.
+/// Extracts the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
 pub async fn consume(
-    Shared(state): Shared<Arc<State>>,
-    caller: ConsumeCaller,
+    State(state): App,
+    auth: AuthorizedConsume,
     Extension(peer): Extension<Peer>,
     RawQuery(query): RawQuery,
-) -> Answer {
-    let counted = admitted(&state, &caller.key, Direction::Read).await?;
+) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, Direction::Read).await?;
     let query = Query(query.as_deref().unwrap_or_default());
-    let request = params::consume(query, caller.queues, &state.defaults)?;
+    let request = params::consume(query, auth.queues, &state.defaults)?;
     let (count, patient) = (request.count, !request.timeout.is_zero());
-    let consume = caller.pool.dispatcher.consume(request);
+    let consume = auth.pool.dispatcher.consume(request);
     let delivery = if patient { unless_gone(consume, peer).await? } else { Some(consume.await?) };
     match delivery {
         Some(delivery) if !delivery.jobs().is_empty() => {
@@ -147,9 +145,9 @@ pub async fn consume(
     }
 }
 
-/// What a parked consumer gets; `None` when it has left, and no answer will reach it. If there was a delivery
-/// all the same, its jobs go back as it is dropped here. Boxed: a parked poll then holds this and no room for
-/// anything else.
+/// What a waiting consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all
+/// the same is dropped here, which gives its jobs back. Boxed, so that a consumer that waits holds this future
+/// only, and no room for the handler's later steps.
 fn unless_gone(
     consume: impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static,
     peer: Peer,
@@ -169,24 +167,22 @@ fn handed_out(delivery: Delivery, count: u16) -> Response {
         [job] if count == 1 => reply::json(StatusCode::OK, &JobReply::consumed(job)),
         jobs => reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>()),
     };
-    // The jobs are the consumer's once hyper has asked for the body. If the connection ends before, the body
-    // is dropped, and the delivery with it.
     answer.map(|body| super::delivered::until_sent(body, delivery))
 }
 
 /// `DELETE /api/:namespace/:queue/job/:job_id`
-pub async fn ack(caller: Caller) -> Answer {
-    // What cannot be an id was never a job: acking it is as fine as acking any unknown one.
-    if let Some(id) = caller.job_id {
-        caller.pool.engine.ack(JobRef { queue: caller.queue, id }).await?;
+pub async fn ack(auth: Authorized) -> HandlerResult {
+    // A text that cannot be an id names no job, and acking an unknown job succeeds.
+    if let Some(id) = auth.job_id {
+        auth.pool.engine.ack(JobRef { queue: auth.queue, id }).await?;
     }
     Ok(reply::no_content())
 }
 
 /// `GET /api/:namespace/:queue/job/:job_id`
-pub async fn peek_job(caller: Caller) -> Answer {
-    let found = match caller.job_id {
-        Some(id) => caller.pool.engine.peek_job(&JobRef { queue: caller.queue, id }).await?,
+pub async fn peek_job(auth: Authorized) -> HandlerResult {
+    let found = match auth.job_id {
+        Some(id) => auth.pool.engine.peek_job(&JobRef { queue: auth.queue, id }).await?,
         None => None,
     };
     Ok(match found {
@@ -196,54 +192,54 @@ pub async fn peek_job(caller: Caller) -> Answer {
 }
 
 /// `GET /api/:namespace/:queue/peek`
-pub async fn peek(caller: Caller) -> Answer {
-    Ok(match caller.pool.engine.peek(&caller.queue).await? {
+pub async fn peek(auth: Authorized) -> HandlerResult {
+    Ok(match auth.pool.engine.peek(&auth.queue).await? {
         Some(job) => reply::json(StatusCode::OK, &JobReply::peeked(&job)),
         None => reply::error(StatusCode::NOT_FOUND, "the queue is empty"),
     })
 }
 
 /// `GET /api/:namespace/:queue/size`
-pub async fn size(Anyone { pool, queue }: Anyone) -> Answer {
+pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
     Ok(size_of(&queue, pool.engine.size(&queue).await?))
 }
 
 /// `GET /api/:namespace/:queue/deadletter/size`
-pub async fn dead_letter_size(Anyone { pool, queue }: Anyone) -> Answer {
+pub async fn dead_letter_size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
     Ok(size_of(&queue, pool.engine.dead_letter(&queue).await?.size))
 }
 
 /// `DELETE /api/:namespace/:queue`
-pub async fn destroy(caller: Caller) -> Answer {
-    caller.pool.engine.destroy(&caller.queue).await?;
+pub async fn destroy(auth: Authorized) -> HandlerResult {
+    auth.pool.engine.destroy(&auth.queue).await?;
     Ok(reply::no_content())
 }
 
 /// `GET /api/:namespace/:queue/deadletter`
-pub async fn dead_letter(caller: Caller) -> Answer {
-    let dead = caller.pool.engine.dead_letter(&caller.queue).await?;
+pub async fn dead_letter(auth: Authorized) -> HandlerResult {
+    let dead = auth.pool.engine.dead_letter(&auth.queue).await?;
     let answer = DeadLetterReply {
         deadletter_head: dead.head.map(|id| id.to_string()).unwrap_or_default(),
         deadletter_size: dead.size,
-        namespace: caller.queue.namespace.as_str(),
-        queue: caller.queue.name.as_str(),
+        namespace: auth.queue.namespace.as_str(),
+        queue: auth.queue.name.as_str(),
     };
     Ok(reply::json(StatusCode::OK, &answer))
 }
 
 /// `PUT /api/:namespace/:queue/deadletter`
-pub async fn respawn(Shared(state): Shared<Arc<State>>, caller: Caller, RawQuery(query): RawQuery) -> Answer {
+pub async fn respawn(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let query = Query(query.as_deref().unwrap_or_default());
     let limit = params::limit(query)?;
     let ttl = params::respawn_ttl(query, &state.defaults)?;
-    let count = caller.pool.engine.respawn(&caller.queue, limit, ttl).await?;
+    let count = auth.pool.engine.respawn(&auth.queue, limit, ttl).await?;
     Ok(reply::json(StatusCode::OK, &Respawned { count, msg: "respawned" }))
 }
 
 /// `DELETE /api/:namespace/:queue/deadletter`
-pub async fn delete_dead(caller: Caller, RawQuery(query): RawQuery) -> Answer {
+pub async fn delete_dead(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let limit = params::limit(Query(query.as_deref().unwrap_or_default()))?;
-    caller.pool.engine.delete_dead(&caller.queue, limit).await?;
+    auth.pool.engine.delete_dead(&auth.queue, limit).await?;
     Ok(reply::no_content())
 }
 
@@ -257,18 +253,17 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 }
 
 /// Counts the request against its token's limit.
-async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
+async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
     let admission = state.throttle.admit(key, direction).await.map_err(|error| {
         state.outages.uncounted(&error);
         ApiError::logged(error)
     })?;
     match admission {
-        Admission::Admitted(pass) => {
-            if pass.counts() {
-                state.outages.counted();
-            }
-            return Ok(Counted(Some(pass)));
+        Admission::Admitted(pass) if pass.counts() => {
+            state.outages.counted();
+            return Ok(Counted(Some((pass, state.tasks.clone()))));
         }
+        Admission::Admitted(_) => return Ok(Counted(None)),
         Admission::OverLimit => state.outages.counted(),
     }
     let action = match direction {
@@ -276,13 +271,13 @@ async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result
         Direction::Write => "produce",
     };
     let token = key.token.reveal();
-    state.metrics.limited(&key.scope, token, action);
+    state.metrics.limited(&key.scope.pool, &key.scope.namespace, token, action);
     Err(ApiError::Limited(format!("token({token}) {action} reach the limit rate, please retry later")))
 }
 
-/// A request that counts against a limit. It is given back when it did not end in 200 or 201, or its caller
-/// left.
-struct Counted(Option<Pass>);
+/// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
+/// in 200 or 201, or its client left.
+struct Counted(Option<(Pass, Tasks)>);
 
 impl Counted {
     /// The request did what it was counted for.
@@ -293,8 +288,8 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let Some(pass) = self.0.take().filter(Pass::counts) else { return };
-        tokio::spawn(async move {
+        let Some((pass, tasks)) = self.0.take() else { return };
+        tasks.spawn(async move {
             if let Err(error) = pass.give_back().await {
                 tracing::warn!(%error, "a request could not be given back to its token's limit");
             }
@@ -308,8 +303,8 @@ fn query(request: &Request) -> Query<'_> {
 
 /// Reads a publish: parameters first, then attributes, then the body.
 async fn read_job(
-    state: &State,
-    pool: &Pool,
+    state: &AppState,
+    pool: &PoolState,
     queue: Queue,
     request: Request,
 ) -> Result<(NewJob, String), ApiError> {
@@ -321,7 +316,13 @@ async fn read_job(
     Ok((new, id))
 }
 
-fn new_job(pool: &Pool, queue: Queue, body: Bytes, life: Life, attributes: Option<Attributes>) -> NewJob {
+fn new_job(
+    pool: &PoolState,
+    queue: Queue,
+    body: Bytes,
+    life: Life,
+    attributes: Option<Attributes>,
+) -> NewJob {
     NewJob {
         queue,
         id: pool.ids.make(pool.engine.now(), life.delay_seconds, attributes.is_some()),
@@ -333,12 +334,12 @@ fn new_job(pool: &Pool, queue: Queue, body: Bytes, life: Life, attributes: Optio
     }
 }
 
-/// The most attributes of a job, and how much of a name and a value is kept, in bytes.
+/// The most attributes of a job; and how many bytes of an attribute's name and value are kept.
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_ATTRIBUTE_NAME: usize = 32;
 const MAX_ATTRIBUTE_VALUE: usize = 128;
 
-/// The `Job-Attr-*` headers, when the caller asks for versioned jobs.
+/// The `Job-Attr-*` headers, when the client asks for versioned jobs.
 fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
     let versioned =
         headers.get("enable-job-version").is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));

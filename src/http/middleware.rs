@@ -1,5 +1,5 @@
-//! What every request passes through: an id, the clock, the access log, the metrics; and basic auth for the
-//! guarded half of the admin port. Never logs a query or a header: tokens travel there.
+//! What every request passes through: it gets an id, is timed, logged and counted. And basic auth for the
+//! guarded half of the admin port. No query and no header is logged: they carry tokens.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
-use axum::extract::{MatchedPath, Request, State as Shared};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -20,49 +20,46 @@ use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use ulid::Ulid;
 
-use super::State;
 use super::connection::Peer;
 use super::extract::Labels;
 use super::reply;
+use super::{App, AppState};
 
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
 const DRAIN_BYTES: usize = 8 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Gives the answer its id, and tells log and metrics of it. Not an `async fn`: its future would keep the
+/// Gives the response its id, logs and counts it. Not an `async fn`: its future would keep the
 /// request twice, and there is one for every parked poll.
-pub fn observe(
-    Shared(state): Shared<Arc<State>>,
-    mut request: Request,
-    next: Next,
-) -> impl Future<Output = Response> + Send {
+pub fn observe(State(state): App, mut request: Request, next: Next) -> impl Future<Output = Response> + Send {
     let began = Instant::now();
     let labels = Arc::new(Labels::default());
     request.extensions_mut().insert(labels.clone());
     let log = state.access_log.load(Ordering::Relaxed).then(|| {
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
-        Box::new((peer, shown(request.uri().path())))
+        Box::new((peer, loggable(request.uri().path())))
     });
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    // Who waits to be asked for the body is not asked by being drained: the refusal is answer enough.
-    let waits = request.headers().get(header::EXPECT).is_some();
-    let leftover = (!waits && !request.body().is_end_stream()).then(Leftover::default);
-    if let Some(leftover) = &leftover {
-        request = request.map(|body| leftover.watch(body));
+    // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
+    // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
+    let holds_back = request.headers().get(header::EXPECT).is_some();
+    let unread = (!holds_back && !request.body().is_end_stream()).then(UnreadBody::default);
+    if let Some(unread) = &unread {
+        request = request.map(|body| unread.watch(body));
     }
-    let answer = unless_it_panics(Box::pin(next.run(request)));
+    let response = catch_panic(Box::pin(next.run(request)));
     async move {
-        let mut response = answer.await;
-        if let Some(leftover) = leftover {
-            Box::pin(leftover.drain()).await;
+        let mut response = response.await;
+        if let Some(unread) = unread {
+            Box::pin(unread.drain()).await;
         }
         state.outages.note(labels.pool(), &response);
         let took = began.elapsed();
         let status = response.status().as_u16();
         if let Some(route) = &route {
-            state.metrics.request(labels.get(), known(&method), route.as_str(), status, took);
+            state.metrics.request(labels.accepted(), method_label(&method), route.as_str(), status, took);
         }
         let id = Ulid::r#gen().to_string();
         if let Some((ip, path)) = log.as_deref() {
@@ -72,7 +69,7 @@ pub fn observe(
                 ip = ip.map(|ip| ip.to_string()),
                 method = method.as_str(),
                 path,
-                pool = labels.get().map(|(pool, _)| pool.as_str()),
+                pool = labels.accepted().map(|(pool, _)| pool.as_str()),
                 status,
                 latency_ms = took.as_millis() as u64,
                 "request"
@@ -85,11 +82,11 @@ pub fn observe(
     }
 }
 
-/// A panic in a handler is a bug of ours: its caller hears that, and the connection goes on.
-async fn unless_it_panics(mut answer: Pin<Box<impl Future<Output = Response>>>) -> Response {
+/// A panic in a handler is a bug of ours. The client gets an error, and the connection stays usable.
+async fn catch_panic(mut response: Pin<Box<impl Future<Output = Response>>>) -> Response {
     std::future::poll_fn(|cx| {
-        // What a handler leaves half done is its own: it is dropped with the request, and never polled again.
-        let polled = catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)));
+        // Unwind safe: after a panic the handler's future is dropped and never polled again.
+        let polled = catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx)));
         polled.unwrap_or_else(|_| {
             Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error"))
         })
@@ -97,16 +94,16 @@ async fn unless_it_panics(mut answer: Pin<Box<impl Future<Output = Response>>>) 
     .await
 }
 
-/// A path as the log may show it: on the admin port, tokens are a part of paths.
-fn shown(path: &str) -> String {
+/// A path as the log may show it: on the admin port, some paths contain a token.
+fn loggable(path: &str) -> String {
     match path.strip_prefix("/token/").and_then(|rest| rest.split_once('/')) {
         Some((namespace, _)) => format!("/token/{namespace}/.."),
         None => path.to_owned(),
     }
 }
 
-/// A method as a label. Clients make methods up; each would be time series of its own, for ever.
-fn known(method: &Method) -> &str {
+/// A method as a label. Clients can invent methods, and each label is a time series for ever, so those share one.
+fn method_label(method: &Method) -> &str {
     match *method {
         Method::GET | Method::PUT | Method::POST | Method::DELETE | Method::HEAD | Method::OPTIONS => {
             method.as_str()
@@ -115,8 +112,8 @@ fn known(method: &Method) -> &str {
     }
 }
 
-/// Lets through who has an account, when there are accounts.
-pub async fn basic_auth(Shared(state): Shared<Arc<State>>, request: Request, next: Next) -> Response {
+/// Refuses a request without a valid account, if accounts are configured.
+pub async fn basic_auth(State(state): App, request: Request, next: Next) -> Response {
     if state.accounts.is_empty() || allowed(&state, &request) {
         return next.run(request).await;
     }
@@ -127,24 +124,24 @@ pub async fn basic_auth(Shared(state): Shared<Arc<State>>, request: Request, nex
     response
 }
 
-fn allowed(state: &State, request: &Request) -> bool {
+fn allowed(state: &AppState, request: &Request) -> bool {
     let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
     let given = given.and_then(|v| v.strip_prefix("Basic ")).and_then(|v| STANDARD.decode(v.trim()).ok());
     let Some(given) = given else { return false };
-    // Every account is compared, in constant time, so that the time taken tells nothing.
+    // Every account is compared, in constant time, so that the time taken does not show how close a guess was.
     state.accounts.iter().fold(false, |ok, (user, password)| {
         let account = format!("{user}:{}", password.reveal());
         ok | bool::from(account.as_bytes().ct_eq(&given))
     })
 }
 
-/// Where a request's body ends up when its handler drops it unread.
+/// A request's body after its handler has dropped it without reading it to the end.
 #[derive(Clone, Default)]
-struct Leftover(Arc<Mutex<Option<Body>>>);
+struct UnreadBody(Arc<Mutex<Option<Body>>>);
 
-impl Leftover {
+impl UnreadBody {
     fn watch(&self, body: Body) -> Body {
-        Body::new(Watched { body: Some(body), leftover: self.clone() })
+        Body::new(Watched { body: Some(body), unread: self.clone() })
     }
 
     async fn drain(self) {
@@ -162,11 +159,11 @@ impl Leftover {
     }
 }
 
-/// A body that remembers that it was not read to its end.
+/// A body that moves into `unread` when it is dropped before its end.
 struct Watched {
     /// `Some` until the end was seen.
     body: Option<Body>,
-    leftover: Leftover,
+    unread: UnreadBody,
 }
 
 impl HttpBody for Watched {
@@ -197,7 +194,7 @@ impl HttpBody for Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.leftover.0.lock() = Some(body);
+            *self.unread.0.lock() = Some(body);
         }
     }
 }
@@ -209,7 +206,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_in_a_handler_is_answered() {
         let handler = async { panic!("the test says so") };
-        let response = unless_it_panics(Box::pin(handler)).await;
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "what the caller sees");
+        let response = catch_panic(Box::pin(handler)).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "the status of the response");
     }
 }

@@ -1,7 +1,7 @@
-//! The two ports: routes, what handlers share, and nothing about how a store works. Only this folder knows
-//! axum.
+//! The two HTTP ports: their routes, and the state that handlers share. Only this folder knows axum and hyper. It
+//! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
+//! `admin`.
 
-mod admin;
 mod body;
 pub mod connection;
 mod delivered;
@@ -9,36 +9,47 @@ mod error;
 mod extract;
 mod jobs;
 mod middleware;
+mod operations;
 mod outage;
 mod params;
 mod reply;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
+use axum::extract::State;
 use axum::middleware::from_fn_with_state;
+use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use self::error::ApiError;
 pub use self::outage::Outages;
 use crate::admin::limits::Throttle;
-use crate::admin::tokens::Tokens;
+use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::process::tasks::{Failure, Tasks};
 
-/// How much the bodies of all bulks that are under way may take, in KiB: eight of the largest.
+/// How a handler takes the state.
+type App = State<Arc<AppState>>;
+/// What a handler returns.
+type HandlerResult = Result<Response, ApiError>;
+
+/// How much memory the bodies of all bulks may take together, in KiB: room for eight of the largest.
 pub const BULK_ROOM: usize = 8 * 65 * 1024;
 
-/// A pool, as requests see it.
+/// What requests need of a pool.
 #[derive(Debug)]
-pub struct Pool {
+pub struct PoolState {
     pub name: PoolName,
     pub engine: Arc<dyn Engine>,
     pub dispatcher: Arc<Dispatcher>,
@@ -46,7 +57,7 @@ pub struct Pool {
     pub ids: JobIds,
 }
 
-/// What publish and consume take where the caller says nothing.
+/// What publish and consume take for parameters that are not given.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// Seconds; 0 is forever.
@@ -60,60 +71,63 @@ pub struct Defaults {
     pub timeout: u32,
 }
 
-/// What a server can do now, and why not.
-#[derive(Debug, Default)]
+/// Whether the server should get requests.
+#[derive(Debug)]
 pub struct Readiness {
     draining: AtomicBool,
-    failed: Mutex<Option<String>>,
+    failure: Failure,
 }
 
 impl Readiness {
-    /// The server goes down: load balancers should send no more.
+    /// Ready until `failure` is reported, or the server is told to stop.
+    pub fn new(failure: Failure) -> Readiness {
+        Readiness { draining: AtomicBool::new(false), failure }
+    }
+
+    /// The server stops: load balancers should send no more.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
     }
 
-    /// A part has failed for good.
-    pub fn fail(&self, why: String) {
-        self.failed.lock().get_or_insert(why);
-    }
-
     /// Why the server should get no requests now.
     pub fn problem(&self) -> Option<String> {
-        if self.draining.load(Ordering::SeqCst) {
-            return Some("the server is shutting down".into());
+        match self.failure.reason() {
+            Some(reason) => Some(reason.to_owned()),
+            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
+            None => None,
         }
-        self.failed.lock().clone()
     }
 }
 
 /// What every handler may use.
 #[derive(Debug)]
-pub struct State {
-    pub pools: BTreeMap<PoolName, Arc<Pool>>,
-    pub tokens: Arc<Tokens>,
+pub struct AppState {
+    pub pools: BTreeMap<PoolName, Arc<PoolState>>,
+    pub tokens: TokenManager,
     pub throttle: Arc<Throttle>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
     /// How many polls are parked, over all pools.
     pub parked: Arc<ParkedPolls>,
-    pub readiness: Arc<Readiness>,
+    pub readiness: Readiness,
     /// Which pools' requests fail now.
     pub outages: Outages,
-    /// Held while a scrape sets the sizes and writes them, so that another's do not come in between.
+    /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
     pub scrape: Mutex<()>,
-    /// `-sv`: every token is good.
+    /// `-sv`: every token is accepted.
     pub skip_verification: bool,
-    /// Who may use the guarded routes of the admin port; empty: everybody.
+    /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
     pub accounts: BTreeMap<String, Secret>,
-    /// Room for the bodies of bulks, in KiB: bounds the memory that they take together.
+    /// Room for the bodies of bulks, in KiB. It bounds the memory that they take together.
     pub bulk_room: Semaphore,
     /// Whether requests are logged.
     pub access_log: AtomicBool,
+    /// Where handlers start tasks that outlive their request.
+    pub tasks: Tasks,
 }
 
 /// The public port.
-pub fn api(state: Arc<State>) -> Router {
+pub fn api(state: Arc<AppState>) -> Router {
     let routes = Router::new()
         .route("/api/{namespace}/{queue}", only(put(jobs::publish).get(jobs::consume).delete(jobs::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(jobs::publish_bulk)))
@@ -128,45 +142,45 @@ pub fn api(state: Arc<State>) -> Router {
             only(get(jobs::dead_letter).put(jobs::respawn).delete(jobs::delete_dead)),
         )
         .route("/api/{namespace}/{queue}/deadletter/size", only(get(jobs::dead_letter_size)))
-        .route("/ping", only(get(admin::ping)));
+        .route("/ping", only(get(operations::ping)));
     finish(routes, state)
 }
 
-/// The admin port. With accounts, the routes that hand out or change rights ask for one.
-pub fn admin(state: Arc<State>) -> Router {
+/// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.
+pub fn admin(state: Arc<AppState>) -> Router {
     let guarded = Router::new()
-        .route("/token/{namespace}", only(get(admin::list_tokens).post(admin::create_token)))
-        .route("/token/{namespace}/{token}", only(delete(admin::delete_token)))
+        .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
+        .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
         .route(
             "/token/{namespace}/{token}/limit",
             only(
-                get(admin::get_limit)
-                    .post(admin::add_limit)
-                    .put(admin::set_limit)
-                    .delete(admin::remove_limit),
+                get(tokens::get_limit)
+                    .post(tokens::add_limit)
+                    .put(tokens::set_limit)
+                    .delete(tokens::remove_limit),
             ),
         )
-        .route("/limits", only(get(admin::list_limits)))
-        .route("/accesslog", only(post(admin::set_access_log)))
+        .route("/limits", only(get(tokens::list_limits)))
+        .route("/accesslog", only(post(operations::set_access_log)))
         .route_layer(from_fn_with_state(state.clone(), middleware::basic_auth));
     let open = Router::new()
-        .route("/pools", only(get(admin::pools)))
-        .route("/info", only(get(admin::info)))
-        .route("/version", only(get(admin::version)))
-        .route("/metrics", only(get(admin::metrics)))
-        .route("/accesslog", get(admin::get_access_log))
-        .route("/ping", only(get(admin::ping)))
-        .route("/ready", only(get(admin::ready)));
+        .route("/pools", only(get(operations::pools)))
+        .route("/info", only(get(operations::info)))
+        .route("/version", only(get(operations::version)))
+        .route("/metrics", only(get(operations::metrics)))
+        .route("/accesslog", get(operations::get_access_log))
+        .route("/ping", only(get(operations::ping)))
+        .route("/ready", only(get(operations::ready)));
     finish(guarded.merge(open), state)
 }
 
-/// A route's other methods are unknown to it, not forbidden: lmstfy answers 404 to both. HEAD is one of them:
-/// axum would run the GET handler for it, and a HEAD of a queue would take a job that nobody gets to see.
-fn only(methods: MethodRouter<Arc<State>>) -> MethodRouter<Arc<State>> {
+/// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET
+/// handler for it, and a HEAD of a queue would consume a job and send it to nobody.
+fn only(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
     methods.head(reply::not_found).fallback(reply::not_found)
 }
 
-fn finish(routes: Router<Arc<State>>, state: Arc<State>) -> Router {
+fn finish(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
     routes
         .fallback(reply::not_found)
         .layer(from_fn_with_state(state.clone(), middleware::observe))

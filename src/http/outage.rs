@@ -1,5 +1,5 @@
-//! One log line when a store's requests begin to fail, one when they work again: an outage under load must not
-//! fill the disk with logs. The stores are the pools, and the one that counts limits.
+//! Logs outages: one line when the requests to a store begin to fail, one when they work again. An outage under
+//! load must not fill the disk with logs. The stores are the pools, and the one that counts limits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::error::Error;
 use crate::name::PoolName;
 
-/// Travels with an answer that a store's failure caused, to where it is logged.
+/// An extension of a response that a store's failure caused. The middleware logs it.
 #[derive(Debug, Clone)]
 pub struct Trouble(pub Arc<Error>);
 
@@ -19,15 +19,15 @@ pub struct Trouble(pub Arc<Error>);
 #[derive(Debug, Default)]
 pub struct Outages {
     failing: Mutex<BTreeMap<PoolName, u64>>,
-    /// The same of requests that could not be counted against their limits.
+    /// How many requests could not be counted against their limits, in the outage that lasts now.
     uncounted: AtomicU64,
-    /// Whether there is any, so that the usual request takes no lock.
+    /// Whether `failing` has any, so that a request takes no lock while all is well.
     any: AtomicBool,
 }
 
 impl Outages {
-    /// An answer leaves. `pool` is known once the request's token named one; failures without are an
-    /// operator's, few, and logged each.
+    /// Takes note of a response. `pool` is the one that the request's token names. Requests without a pool are an
+    /// operator's: they are few, so each failure is logged.
     pub fn note(&self, pool: Option<&PoolName>, answer: &Response) {
         match (answer.extensions().get::<Trouble>(), pool) {
             (Some(Trouble(error)), None) => tracing::error!(%error, "a request failed"),
@@ -51,8 +51,8 @@ impl Outages {
         }
     }
 
-    /// A request failed since it could not be counted against its limit. A failure of its own: other tokens'
-    /// requests to the same pool go on.
+    /// A request failed because it could not be counted against its limit. This is not an outage of its pool:
+    /// requests of tokens without a limit still work.
     pub fn uncounted(&self, error: &Error) {
         if self.uncounted.fetch_add(1, Ordering::SeqCst) == 0 {
             tracing::error!(%error, "limits cannot be counted: requests with limits fail");

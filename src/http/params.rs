@@ -36,7 +36,7 @@ fn number<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// How a job is to live.
+/// When a new job is ready, how long it lives and how many tries it has.
 #[derive(Debug, Clone, Copy)]
 pub struct Life {
     pub delay_seconds: u32,
@@ -73,7 +73,7 @@ pub fn consume(
     Ok(dispatch::Request { queues, count, ttr, timeout })
 }
 
-/// A dead letter's `limit`: at least 1, and 1 when not said.
+/// The `limit` of a request to a dead letter: 1 if it is not given. 0 is refused.
 pub fn limit(query: Query<'_>) -> Result<u64, ApiError> {
     let limit: i64 = query.number("limit", 1, "invalid limit")?;
     if limit == 0 { Err(ApiError::bad("invalid limit")) } else { Ok(limit.unsigned_abs()) }

@@ -1,4 +1,4 @@
-//! Answers: JSON as lmstfy writes it, and the shapes of jobs.
+//! Responses: JSON as lmstfy writes it, and the JSON of a job.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -9,11 +9,13 @@ use serde::{Serialize, Serializer};
 
 use crate::job::{Attributes, Job};
 
+/// The type of plain text.
+pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 
 /// A JSON answer.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    // Our shapes have string keys and no failing serializers, so this cannot fail.
+    // What is serialized here has string keys and no failing serializers, so this cannot fail.
     raw_json(status, serde_json::to_vec(value).unwrap_or_default())
 }
 
@@ -93,7 +95,7 @@ pub struct JobReply<'a> {
 }
 
 impl<'a> JobReply<'a> {
-    /// A job that was looked at.
+    /// A job that was peeked at.
     pub fn peeked(job: &'a Job) -> JobReply<'a> {
         JobReply {
             attributes: &job.attributes,

@@ -1,5 +1,5 @@
-//! Where log lines go and how they look. Two logs, as in lmstfy: the access log and everything else
-//! (`error.log`). What is never logged: tokens, passwords, queries, bodies.
+//! Where log lines go and how they look. There are two logs, as in lmstfy: the access log (`access.log`) and the
+//! log of everything else (`error.log`). Tokens, passwords, queries and bodies must not be logged.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Opens the files by their names again, as SIGUSR1 asks. A file that cannot be opened goes on as it was.
+    /// Opens the files by their names again. If a file cannot be opened, its lines still go to the old one.
     pub fn reopen(&self) {
         for sink in &self.files {
             if let Err(error) = sink.reopen() {
@@ -51,13 +51,13 @@ pub fn setup(
     };
     let (level, backtrace) = (as_level(level), as_level(backtrace));
     let is_access = |meta: &Metadata<'_>| meta.target() == ACCESS;
-    // Libraries speak up from warnings on, and in full when everything is wanted.
-    let shown = move |meta: &Metadata<'_>| {
+    // Libraries log warnings and errors, and everything at the level `trace`.
+    let wanted = move |meta: &Metadata<'_>| {
         let ours = meta.target().starts_with("dormouse");
         *meta.level() <= level && (ours || level == Level::TRACE || *meta.level() <= Level::WARN)
     };
-    let plain = filter_fn(move |meta| !is_access(meta) && shown(meta) && *meta.level() > backtrace);
-    let located = filter_fn(move |meta| !is_access(meta) && shown(meta) && *meta.level() <= backtrace);
+    let plain = filter_fn(move |meta| !is_access(meta) && wanted(meta) && *meta.level() > backtrace);
+    let located = filter_fn(move |meta| !is_access(meta) && wanted(meta) && *meta.level() <= backtrace);
     let registry = Registry::default()
         .with(layer(format, errors.clone(), false).with_filter(plain))
         .with(layer(format, errors.clone(), true).with_filter(located))
@@ -67,7 +67,7 @@ pub fn setup(
     Ok(Logs { files: vec![errors, access] })
 }
 
-/// Panics become lines of the log too, so that they are found where everything else is.
+/// Writes panics to the log, too.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic.to_string();

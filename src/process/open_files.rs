@@ -1,4 +1,4 @@
-//! Limits of the process that thousands of parked consumers run into.
+//! The limit of open files. Each connection is one, so thousands of waiting consumers need a high limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -1,9 +1,10 @@
-//! The pid file: written once the server serves, so that one that fails to start leaves another's alone.
+//! The pid file. It is written when the server serves, so a server that fails to start does not overwrite the file
+//! of one that runs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file that holds this process's id; dropped, it is removed.
+/// A file that contains this process's id. Dropping this removes the file.
 #[derive(Debug)]
 pub struct PidFile(PathBuf);
 
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_with_the_server_unless_another_has_taken_it() {
+    fn it_is_removed_unless_another_server_has_overwritten_it() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("pid");
         let file = PidFile::write(&path).expect("it can be written");

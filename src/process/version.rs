@@ -1,4 +1,4 @@
-//! Which build this is, as `-v` and `GET /version` tell it.
+//! Which build this is, for `-v` and `GET /version`.
 
 use serde::Serialize;
 

@@ -1,6 +1,7 @@
-//! The composition root: builds stores, wrappers, dispatchers and state from the configuration, spawns every
-//! task, binds the ports, and takes all of it down again. The only room that names a concrete engine.
+//! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every
+//! task, opens the ports, and takes all of it down again. The only module that names a concrete engine.
 
+mod demo;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -12,42 +13,42 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::stores::{Stores, admin_store, open_stores};
-use crate::admin::Scope;
+use crate::admin::AdminStore;
 use crate::admin::limits::Throttle;
-use crate::admin::tokens::Tokens;
+use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
+use crate::http::{self, AppState, Defaults, Outages, PoolState, Readiness};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
-use crate::name::{Namespace, PoolName};
+use crate::name::PoolName;
 use crate::process::open_files;
 use crate::process::pid_file::PidFile;
+use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 4096;
-/// How long requests that are under way may still take once the server is told to stop. With what follows
-/// it stays below the five seconds that a stop may take.
+/// How many connections the admin port takes.
+const MAX_ADMIN_CONNECTIONS: usize = 1024;
+/// How long the requests that are under way may take to end, once the server is told to stop. Together with
+/// twice [`TIDY`] it is below the five seconds that a stop may take.
 const GRACE: Duration = Duration::from_millis(3500);
-/// How long the tasks that are left may take after that, and how long the stores after those.
+/// How long the other tasks may take to end after that, and how long the stores may take after the tasks.
 const TIDY: Duration = Duration::from_millis(500);
 
 /// What the command line says and the configuration does not.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Every token is good.
+    /// Every token is accepted.
     pub skip_verification: bool,
-    /// Started without a configuration: make a token for the `demo` namespace, and print what to try.
+    /// The server was started without a configuration: it makes a token for the `demo` namespace, and prints
+    /// what to try.
     pub demo: bool,
     /// Written once the server serves, removed at its end.
     pub pid_file: Option<PathBuf>,
@@ -77,13 +78,7 @@ pub async fn run(
         () = &mut stop => return Ok(()),
         server = Box::pin(Server::start(config, options)) => server?,
     };
-    let failed = server.failed.clone();
-    let problem = tokio::select! {
-        () = stop => None,
-        () = failed.cancelled() => server.state.readiness.problem(),
-    };
-    server.stop().await;
-    problem.map_or(Ok(()), |why| Err(ServerError::Failed(why)))
+    server.run(stop).await
 }
 
 /// A server that runs.
@@ -93,20 +88,17 @@ pub struct Server {
     pub api: SocketAddr,
     /// Where the admin port is.
     pub admin: SocketAddr,
-    state: Arc<State>,
+    state: Arc<AppState>,
     /// The stores, each once.
     engines: Vec<Arc<dyn Engine>>,
-    /// Ends the public port; what is under way goes on.
-    stop_api: CancellationToken,
-    api_tasks: TaskTracker,
-    /// Ends the admin port, which tells until the end that the server is not ready.
-    stop_admin: CancellationToken,
-    admin_tasks: TaskTracker,
-    /// Ends everything else.
-    stop_tasks: CancellationToken,
-    tasks: TaskTracker,
-    /// A part has failed for good; the readiness says which.
-    failed: CancellationToken,
+    /// The public port and its connections. They end first.
+    api_tasks: Tasks,
+    /// The admin port and its connections. They end later: until then `/ready` says that the server stops.
+    admin_tasks: Tasks,
+    /// All other tasks.
+    tasks: Tasks,
+    /// Reported by a part that cannot go on.
+    failure: Failure,
     pid_file: Option<PidFile>,
 }
 
@@ -115,10 +107,9 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         open_files::raise_open_files();
         // Ports first: a second server on the same machine then fails before it touches a store.
-        let listener = bind(&config.host, config.port, "DORMOUSE_PORT").await?;
-        let admin_listener = bind(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
-        let address = |l: &TcpListener| l.local_addr().map_err(|e| ServerError::Failed(e.to_string()));
-        let (api, admin) = (address(&listener)?, address(&admin_listener)?);
+        let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
+        let (admin_listener, admin) =
+            listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
         let metrics = Arc::new(Metrics::default());
         let mut stores = Stores::default();
@@ -133,104 +124,42 @@ impl Server {
                 return Err(error);
             }
         };
-        let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
-        let throttle = Throttle::new(store, Arc::new(SystemClock::default()));
-        let parked = Arc::new(ParkedPolls::new(config.max_parked_polls));
-        let readiness = Arc::new(Readiness::default());
 
-        let mut pools = BTreeMap::new();
-        for (name, engine) in &stores.engines {
-            let mut engine = engine.clone();
-            if let Some(to) = &config.pool[name.as_str()].migrate_to
-                && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
-            {
-                engine = Arc::new(Migration::new(engine, new.clone()));
-            }
-            let dispatcher = Dispatcher::start(engine.clone(), parked.clone());
-            let pool = Pool { name: name.clone(), engine, dispatcher, ids: JobIds::default() };
-            pools.insert(name.clone(), Arc::new(pool));
-        }
-        let state = Arc::new(State {
-            pools,
-            tokens,
-            throttle: throttle.clone(),
-            defaults: Defaults {
-                ttl: config.ttl_second,
-                delay: config.delay_second,
-                tries: config.tries_num,
-                ttr: config.ttr_second,
-                timeout: config.timeout_second,
-            },
-            metrics,
-            parked,
-            readiness: readiness.clone(),
-            outages: Outages::default(),
-            scrape: Mutex::default(),
-            skip_verification: options.skip_verification,
-            accounts: config.accounts.clone(),
-            bulk_room: Semaphore::new(http::BULK_ROOM),
-            access_log: AtomicBool::new(config.enable_access_log),
-        });
+        let failure = Failure::default();
+        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
+        let readiness = Readiness::new(failure.clone());
+        let state = Arc::new(app_state(&config, &options, &stores, store, metrics, readiness, tasks.clone()));
 
-        let [stop_api, stop_admin, stop_tasks, failed] = std::array::from_fn(|_| CancellationToken::new());
-        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| TaskTracker::new());
         for (name, engine) in &stores.engines {
-            let batch = stores.batches[name];
-            let pump = pump::run(engine.clone(), name.to_string(), batch, stop_tasks.clone());
-            watched(&tasks, format!("the pump of pool {name}"), &readiness, &failed, &stop_tasks, pump);
+            let pump =
+                pump::run(engine.clone(), name.to_string(), stores.batches[name], tasks.stopping().clone());
+            tasks.spawn_essential(format!("the pump of pool {name}"), pump);
         }
         for (name, disk) in stores.disks {
-            let (readiness, failed) = (readiness.clone(), failed.clone());
-            let stop = stop_tasks.clone();
+            let (failure, stop) = (failure.clone(), tasks.stopping().clone());
             tasks.spawn(async move {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    why = disk.poisoned() => {
-                        tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
-                        readiness.fail(format!("pool {name}: {why}"));
-                        failed.cancel();
-                    }
+                if let Some(why) = stop.run_until_cancelled(disk.poisoned()).await {
+                    tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
+                    failure.report(format!("pool {name}: {why}"));
                 }
             });
         }
-        let stop = stop_tasks.clone();
-        let refresh = async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = throttle.keep_fresh() => {}
-            }
-        };
-        watched(&tasks, "the refresh of limits".into(), &readiness, &failed, &stop_tasks, refresh);
-        let most = config.max_connections;
-        let api_port = http::connection::serve(listener, http::api(state.clone()), most, stop_api.clone());
-        watched(&api_tasks, "the public port".into(), &readiness, &failed, &stop_api, api_port);
-        let admin_port =
-            http::connection::serve(admin_listener, http::admin(state.clone()), 1024, stop_admin.clone());
-        watched(&admin_tasks, "the admin port".into(), &readiness, &failed, &stop_admin, admin_port);
+        let (throttle, stop) = (state.throttle.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the refresh of limits", async move {
+            stop.run_until_cancelled(throttle.keep_fresh()).await;
+        });
+        let serve = http::connection::serve;
+        let routes = http::api(state.clone());
+        let port = serve(api_listener, routes, config.max_connections, api_tasks.clone());
+        api_tasks.spawn_essential("the public port", port);
+        let port =
+            serve(admin_listener, http::admin(state.clone()), MAX_ADMIN_CONNECTIONS, admin_tasks.clone());
+        admin_tasks.spawn_essential("the admin port", port);
 
         let engines = stores.engines.into_values().collect();
-        let mut server = Server {
-            api,
-            admin,
-            state,
-            engines,
-            stop_api,
-            api_tasks,
-            stop_admin,
-            admin_tasks,
-            stop_tasks,
-            tasks,
-            failed,
-            pid_file: None,
-        };
-        let announced = match options.pid_file.as_deref().map(PidFile::write).transpose() {
-            Ok(file) => {
-                server.pid_file = file;
-                server.announce(&config, &options).await
-            }
-            Err(error) => Err(ServerError::Failed(error.to_string())),
-        };
-        match announced {
+        let mut server =
+            Server { api, admin, state, engines, api_tasks, admin_tasks, tasks, failure, pid_file: None };
+        match server.announce(&config, &options).await {
             Ok(()) => Ok(server),
             Err(error) => {
                 server.stop().await;
@@ -239,28 +168,37 @@ impl Server {
         }
     }
 
-    /// Takes no more requests, answers parked polls, finishes what is under way, closes the stores.
+    /// Serves until `stop` resolves or a part of the server fails for good, and stops then. The error says what
+    /// failed.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), ServerError> {
+        let failure = self.failure.clone();
+        let result = tokio::select! {
+            () = stop => Ok(()),
+            reason = failure.reported() => Err(ServerError::Failed(reason.to_owned())),
+        };
+        self.stop().await;
+        result
+    }
+
+    /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
     pub async fn stop(self) {
         tracing::info!("stopping");
         self.state.readiness.drain();
         for pool in self.state.pools.values() {
             pool.dispatcher.close();
         }
-        self.stop_api.cancel();
-        self.api_tasks.close();
-        if tokio::time::timeout(GRACE, self.api_tasks.wait()).await.is_err() {
+        self.api_tasks.stop();
+        if tokio::time::timeout(GRACE, self.api_tasks.ended()).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
         }
-        self.stop_admin.cancel();
-        self.admin_tasks.close();
-        self.stop_tasks.cancel();
-        self.tasks.close();
+        self.admin_tasks.stop();
+        self.tasks.stop();
         let settled = async {
             for pool in self.state.pools.values() {
                 pool.dispatcher.settled().await;
             }
         };
-        let tidy = async { tokio::join!(self.admin_tasks.wait(), self.tasks.wait(), settled) };
+        let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled) };
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
@@ -268,104 +206,132 @@ impl Server {
         tracing::info!("stopped");
     }
 
-    /// Says where it is and, to who started it without a configuration, what to try.
-    async fn announce(&self, config: &Config, options: &Options) -> Result<(), ServerError> {
+    /// Writes the pid file, logs the addresses, and prints what to try if there is no configuration.
+    async fn announce(&mut self, config: &Config, options: &Options) -> Result<(), ServerError> {
+        let file = options.pid_file.as_deref().map(PidFile::write).transpose();
+        self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
         tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
-        if !options.demo {
-            return Ok(());
+        if options.demo {
+            let token = demo::token(&self.state.tokens).await?;
+            demo::print(self.api, self.admin, &config.pool["default"], &token);
         }
-        let scope = Scope {
-            pool: PoolName::default_pool(),
-            namespace: Namespace::parse("demo").map_err(|e| ServerError::Failed(e.to_string()))?,
-        };
-        let failed = |e: crate::error::Error| ServerError::Failed(format!("the demo token: {e}"));
-        let known = self.state.tokens.list(&scope).await.map_err(failed)?;
-        let token = match known.into_keys().next() {
-            Some(token) => token,
-            None => match self.state.tokens.create(&scope, None, "demo").await {
-                Ok(token) => token.reveal().to_owned(),
-                Err(error) => return Err(ServerError::Failed(format!("the demo token: {error}"))),
-            },
-        };
-        let data = match config.pool["default"].path.as_deref() {
-            Some(path) => {
-                format!("jobs live in    {}", std::path::absolute(path).unwrap_or(path.into()).display())
-            }
-            None => "jobs live in    the Redis of pool default".into(),
-        };
-        let (api, admin) = (self.api, self.admin);
-        println!(
-            "\
-Dormouse {version} is up.
-  API             http://{api}
-  admin           http://{admin}
-  {data}
-
-Try it in another terminal:
-
-  # publish a job that is due in 2 seconds
-  curl -X PUT -H 'X-Token: {token}' 'http://{api}/api/demo/hello?delay=2&tries=3' -d 'good morning'
-
-  # wait for it, up to 5 seconds
-  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello?timeout=5&ttr=30'
-
-  # done with it: put its job_id here, or it comes back after 30 seconds
-  curl -i -X DELETE -H 'X-Token: {token}' 'http://{api}/api/demo/hello/job/JOB_ID'
-
-  # nothing is left: no job available
-  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'
-
-  # a token for a namespace of your own
-  curl -X POST 'http://{admin}/token/my-team?description=me'
-",
-            version = env!("CARGO_PKG_VERSION"),
-        );
         Ok(())
+    }
+}
+
+/// What the handlers use, and a dispatcher for each pool.
+fn app_state(
+    config: &Config,
+    options: &Options,
+    stores: &Stores,
+    store: Arc<dyn AdminStore>,
+    metrics: Arc<Metrics>,
+    readiness: Readiness,
+    tasks: Tasks,
+) -> AppState {
+    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls));
+    let pool = |name: &PoolName, engine: &Arc<dyn Engine>| {
+        let failure = tasks.failure().clone();
+        let mut engine = engine.clone();
+        if let Some(to) = &config.pool[name.as_str()].migrate_to
+            && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
+        {
+            engine = Arc::new(Migration::new(engine, new.clone()));
+        }
+        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, ids: JobIds::default() })
+    };
+    let pools: BTreeMap<_, _> =
+        stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
+    AppState {
+        pools,
+        tokens: TokenManager::new(store.clone(), Arc::new(SystemClock::default())),
+        throttle: Throttle::new(store, Arc::new(SystemClock::default())),
+        defaults: Defaults {
+            ttl: config.ttl_second,
+            delay: config.delay_second,
+            tries: config.tries_num,
+            ttr: config.ttr_second,
+            timeout: config.timeout_second,
+        },
+        metrics,
+        parked,
+        readiness,
+        outages: Outages::default(),
+        scrape: Mutex::default(),
+        skip_verification: options.skip_verification,
+        accounts: config.accounts.clone(),
+        bulk_room: Semaphore::new(http::BULK_ROOM),
+        access_log: AtomicBool::new(config.enable_access_log),
+        tasks,
     }
 }
 
 /// Closes stores, all at the same time, so that a stop takes no longer for many of them.
 async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>) {
-    let closing = TaskTracker::new();
+    let closing = Tasks::new(Failure::default());
     for engine in engines {
         closing.spawn(async move { engine.close().await });
     }
-    closing.close();
-    if tokio::time::timeout(TIDY, closing.wait()).await.is_err() {
+    closing.stop();
+    if tokio::time::timeout(TIDY, closing.ended()).await.is_err() {
         tracing::warn!(stores = closing.len(), "stores did not close in time");
     }
 }
 
-/// Spawns a task that must not end before it is told to: if it does, the server fails.
-fn watched(
-    tasks: &TaskTracker,
-    name: String,
-    readiness: &Arc<Readiness>,
-    failed: &CancellationToken,
-    stop: &CancellationToken,
-    work: impl Future<Output = ()> + Send + 'static,
-) {
-    let (readiness, failed, stop) = (readiness.clone(), failed.clone(), stop.clone());
-    let task = tasks.spawn(work);
-    tasks.spawn(async move {
-        let ended = task.await;
-        if !stop.is_cancelled() {
-            let how = if ended.is_err() { "panicked" } else { "ended" };
-            tracing::error!(task = name, how, "a task that the server needs is gone; the server ends");
-            readiness.fail(format!("{name} {how}"));
-            failed.cancel();
-        }
-    });
+/// Opens a port, and says which. `variable` is how to choose another one.
+async fn listen(
+    host: &str,
+    port: u16,
+    variable: &'static str,
+) -> Result<(TcpListener, SocketAddr), ServerError> {
+    let name = format!("{host}:{port}");
+    let listener = http::connection::listen(&name).await;
+    let listener = listener.map_err(|e| ServerError::Bind(name, e, variable))?;
+    let address = listener.local_addr().map_err(|e| ServerError::Failed(e.to_string()))?;
+    Ok((listener, address))
 }
 
-async fn bind(host: &str, port: u16, variable: &'static str) -> Result<TcpListener, ServerError> {
-    let named = format!("{host}:{port}");
-    let bind = async {
-        let addr = tokio::net::lookup_host(&named).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.set_reuseaddr(true)?;
-        socket.bind(addr)?;
-        socket.listen(BACKLOG)
-    };
-    bind.await.map_err(|e: io::Error| ServerError::Bind(named.clone(), e, variable))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    async fn get(port: SocketAddr, path: &str) -> (u16, String) {
+        let answer = reqwest::get(format!("http://{port}{path}")).await.expect("the port answers");
+        (answer.status().as_u16(), answer.text().await.expect("a body"))
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_ends_the_server_and_no_consumer_waits_on() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("jobs").display().to_string();
+        let env =
+            [("DORMOUSE_PORT", "0"), ("DORMOUSE_ADMIN_PORT", "0"), ("DORMOUSE_POOL_DEFAULT_PATH", &path)];
+        let env = env.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let config = Config::load(None, env).expect("a valid configuration");
+        let options = Options { skip_verification: true, ..Options::default() };
+        let server = Server::start(config, options).await.expect("the server starts");
+        let (api, admin, state) = (server.api, server.admin, server.state.clone());
+        assert_eq!(get(admin, "/ready").await.0, 200, "the server is ready");
+        let poll = tokio::spawn(async move { get(api, "/api/ns/q?timeout=600&token=any").await });
+        let parked = async {
+            while state.parked.count() == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, parked).await.expect("the consumer waits");
+
+        server.tasks.spawn_essential("the test's task", async { panic!("the test says so") });
+        let reason = tokio::time::timeout(PATIENCE, server.failure.reported()).await;
+        assert_eq!(reason.expect("the panic is noticed"), "the test's task panicked");
+        let (status, text) = get(admin, "/ready").await;
+        assert_eq!((status, text.contains("the test's task panicked")), (503, true), "/ready said {text}");
+        let ended = tokio::time::timeout(PATIENCE, server.run(std::future::pending())).await;
+        let error = ended.expect("the server ends by itself").expect_err("it ends with an error");
+        assert_eq!(error.to_string(), "the test's task panicked");
+        let (status, text) = tokio::time::timeout(PATIENCE, poll).await.expect("it was answered").unwrap();
+        assert_eq!(status, 404, "the consumer was answered with nothing, not {text}");
+    }
 }

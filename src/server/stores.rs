@@ -1,4 +1,5 @@
-//! Opens the stores that the configuration names: pools, and the place of tokens and limits. Spawns nothing.
+//! Opens the stores that the configuration names: those of the pools, and the one of tokens and limits. Starts no
+//! task of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,17 +17,17 @@ use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 
-/// How many due jobs one pump step moves: on Redis it bounds how long one script keeps the server busy, on
-/// disk how long one commit keeps the others waiting.
+/// How many due jobs one call of the pump moves. On Redis it bounds how long one script keeps the server busy, on
+/// disk how long other calls wait for one commit.
 const REDIS_PUMP: usize = 200;
 const DISK_PUMP: usize = 500;
 
-/// What the pools are built into.
+/// The stores of the pools.
 #[derive(Default)]
 pub struct Stores {
     /// Each store under its pool's name, metered.
     pub engines: BTreeMap<PoolName, Arc<dyn Engine>>,
-    /// How much one pump moves there.
+    /// How many due jobs one call of the pump moves there.
     pub batches: BTreeMap<PoolName, usize>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
 }
@@ -38,8 +39,8 @@ pub async fn open_stores(
     stores: &mut Stores,
 ) -> Result<(), ServerError> {
     for (name, pool) in &config.pool {
-        let place = format!("[Pool.{name}]");
-        let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
+        let section = format!("[Pool.{name}]");
+        let failed = |e: &dyn std::fmt::Display| ServerError::Pool(section.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
         let (engine, batch): (Arc<dyn Engine>, usize) = match &pool.path {
             Some(path) => {

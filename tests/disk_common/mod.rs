@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::ManualClock;
-use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::Queue;

@@ -3,10 +3,10 @@
 
 pub mod admin;
 pub mod gated;
-pub mod house;
 pub mod model;
 pub mod notified;
 pub mod process;
 pub mod recorded;
 pub mod redis_server;
+pub mod server;
 pub mod stage;

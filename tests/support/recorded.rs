@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::house::House;
+use super::server::TestServer;
 
 /// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
 /// once would keep a small machine too busy for that.
@@ -27,18 +27,18 @@ pub fn scenarios() -> Vec<Value> {
     serde_json::from_str(text).expect("the recordings are a JSON array")
 }
 
-/// A difference that a house must show: the scenario, the step, and the body in place of the recorded one, as
+/// A difference that a server must show: the scenario, the step, and the body in place of the recorded one, as
 /// JSON. The rest of that answer is compared as usual.
 pub type Expected = (&'static str, usize, &'static str);
 
 /// Plays all scenarios, many at a time, and panics with every answer that differs.
-pub async fn play_all(house: House) {
-    play_all_but(house, &[]).await;
+pub async fn play_all(server: TestServer) {
+    play_all_but(server, &[]).await;
 }
 
-/// The same for a house that must differ in these places, and in no others.
-pub async fn play_all_but(house: House, expected: &[Expected]) {
-    let house = Arc::new(house);
+/// The same for a server that must differ in these places, and in no others.
+pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
+    let server = Arc::new(server);
     let mut playing = JoinSet::new();
     let mut scenarios = scenarios();
     for (name, step, body) in expected {
@@ -49,10 +49,10 @@ pub async fn play_all_but(house: House, expected: &[Expected]) {
     }
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     for (i, scenario) in scenarios.into_iter().enumerate() {
-        let (house, turns) = (house.clone(), turns.clone());
+        let (server, turns) = (server.clone(), turns.clone());
         playing.spawn(async move {
             let _turn = turns.acquire_owned().await.expect("nobody closes it");
-            play(&house, &scenario, i).await
+            play(&server, &scenario, i).await
         });
     }
     let (mut wrong, mut count) = (Vec::new(), 0);
@@ -66,7 +66,7 @@ pub async fn play_all_but(house: House, expected: &[Expected]) {
 }
 
 struct Player<'a> {
-    house: &'a House,
+    server: &'a TestServer,
     vars: HashMap<String, String>,
     /// Ids in the order of their appearance.
     ids: Vec<String>,
@@ -83,15 +83,15 @@ struct Raw {
     took: Duration,
 }
 
-async fn play(house: &House, scenario: &Value, number: usize) -> Vec<String> {
+async fn play(server: &TestServer, scenario: &Value, number: usize) -> Vec<String> {
     let name = scenario["name"].as_str().unwrap_or_default();
     let tag = format!("{number}x{:x}", ulid::Ulid::r#gen().random() as u32);
-    let mut player = Player { house, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
+    let mut player = Player { server, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
     for (key, value) in [("ns", format!("ns{tag}")), ("q", format!("q{tag}")), ("tag", tag)] {
         player.vars.insert(key.into(), value);
     }
     if scenario["token"] != Value::Bool(false) {
-        let token = house.token(&player.vars["ns"]).await;
+        let token = server.token(&player.vars["ns"]).await;
         player.ids.push(token.clone());
         player.vars.insert("token".into(), token);
     }
@@ -139,7 +139,7 @@ impl Player<'_> {
         let parts = step["req"].as_array().expect("a step has a request");
         let admin = step["admin"] == Value::Bool(true);
         let path = self.fill(parts[1].as_str().expect("a path"));
-        let url = if admin { self.house.admin_url(&path) } else { self.house.url(&path) };
+        let url = if admin { self.server.admin_url(&path) } else { self.server.url(&path) };
         let method = parts[0].as_str().and_then(|m| m.parse().ok()).expect("a method");
         let mut request = reqwest::Client::new().request(method, url);
         for (name, value) in step["headers"].as_object().into_iter().flatten() {

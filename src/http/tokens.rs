@@ -1,153 +1,35 @@
-//! The admin port: tokens, limits, what the server knows of itself.
+//! The admin port's handlers for tokens and their limits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{FromRequest, Path, RawQuery, Request, State as Shared};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::extract::{FromRequest, Path, RawQuery, Request, State};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt, Limited};
+use bytes::Bytes;
 use serde::Serialize;
 
-use super::State;
-use super::error::ApiError;
+use super::body::read_body;
+use super::error::{ApiError, NameIn};
 use super::params::Query;
-use super::reply;
+use super::reply::{self, TEXT};
+use super::{App, AppState, HandlerResult};
 use crate::admin::limits::{LimitError, validate};
 use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
 use crate::admin::{Limit, Scope, TokenKey};
-use crate::name::{NameError, Namespace, PoolName, Token};
+use crate::name::{Namespace, PoolName, Token};
 
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
 const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
-/// The largest form or limit.
+/// The largest form, and the largest body of a limit.
 const MAX_FORM: usize = 64 * 1024;
-/// How long a pool may take to say that it is well.
-const CHECK_TIME: Duration = Duration::from_secs(1);
-
-type Answer = Result<Response, ApiError>;
-
-/// `GET /ping`, on both ports: the process answers.
-pub async fn ping() -> Response {
-    reply::message(StatusCode::OK, "pong")
-}
-
-/// `GET /ready`: whether load balancers should send requests here.
-pub async fn ready(Shared(state): Shared<Arc<State>>) -> Response {
-    #[derive(Serialize)]
-    struct Ready {
-        ready: bool,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        reason: Option<String>,
-    }
-    let mut reason = state.readiness.problem();
-    for pool in state.pools.values() {
-        if reason.is_some() {
-            break;
-        }
-        reason = match tokio::time::timeout(CHECK_TIME, pool.engine.check()).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(format!("pool {}: {error}", pool.name)),
-            Err(_) => Some(format!("pool {} does not answer", pool.name)),
-        };
-    }
-    if reason.is_none() {
-        reason = match tokio::time::timeout(CHECK_TIME, state.tokens.store().check()).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(format!("the token store: {error}")),
-            Err(_) => Some("the token store does not answer".into()),
-        };
-    }
-    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    reply::json(status, &Ready { ready: reason.is_none(), reason })
-}
-
-/// `GET /pools`
-pub async fn pools(Shared(state): Shared<Arc<State>>) -> Response {
-    let names: Vec<&str> = state.pools.keys().map(PoolName::as_str).collect();
-    reply::indented(StatusCode::OK, &names)
-}
-
-/// `GET /version`
-pub async fn version() -> Response {
-    reply::indented(StatusCode::OK, &crate::process::version::Version::current())
-}
-
-/// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
-pub async fn info(Shared(state): Shared<Arc<State>>, RawQuery(query): RawQuery) -> Answer {
-    let query = query.unwrap_or_default();
-    let name = Query(&query).get("pool").filter(|name| !name.is_empty()).unwrap_or("default".into());
-    let Some(pool) = PoolName::parse(&name).ok().and_then(|name| state.pools.get(&name)) else {
-        return Ok(Response::new(Body::empty()));
-    };
-    let queues = pool.engine.queues().await?;
-    let mut namespaces: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for queue in &queues {
-        namespaces.entry(queue.namespace.as_str()).or_default().push(queue.name.as_str());
-    }
-    Ok(reply::with_body(StatusCode::OK, TEXT, reply::indented_text(&namespaces).into()))
-}
-
-/// `GET /metrics`
-pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
-    let mut sizes = Vec::new();
-    for pool in state.pools.values() {
-        match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
-            Ok(Ok(stats)) => sizes.push((&pool.name, stats)),
-            Ok(Err(error)) => tracing::warn!(pool = pool.name.as_str(), %error, "no sizes for the metrics"),
-            Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
-        }
-    }
-    state.metrics.parked(state.parked.count());
-    let text = {
-        let _alone = state.scrape.lock();
-        // A queue that is gone would show its last size for ever.
-        state.metrics.forget_sizes();
-        for (pool, stats) in &sizes {
-            state.metrics.sizes(pool, stats);
-        }
-        state.metrics.text()
-    };
-    reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
-}
-
-#[derive(Serialize)]
-struct Status {
-    status: &'static str,
-}
-
-fn access_log_status(enabled: bool) -> Response {
-    reply::json(StatusCode::OK, &Status { status: if enabled { "enabled" } else { "disabled" } })
-}
-
-/// `GET /accesslog`
-pub async fn get_access_log(Shared(state): Shared<Arc<State>>) -> Response {
-    access_log_status(state.access_log.load(Ordering::Relaxed))
-}
-
-/// `POST /accesslog?status=enable|disable`
-pub async fn set_access_log(Shared(state): Shared<Arc<State>>, RawQuery(query): RawQuery) -> Answer {
-    let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
-        Some("enable") => true,
-        Some("disable") => false,
-        _ => return Err(ApiError::bad("invalid status")),
-    };
-    state.access_log.store(enabled, Ordering::Relaxed);
-    Ok(access_log_status(enabled))
-}
 
 fn namespace(text: &str) -> Result<Namespace, ApiError> {
-    Namespace::parse(text).map_err(|error| match error {
-        NameError::TooLong => ApiError::bad("the namespace name was too long"),
-        NameError::Forbidden => ApiError::bad("namespace name contains forbidden characters"),
-    })
+    Namespace::parse(text).map_err(|error| ApiError::bad_name(NameIn::TokenPath, error))
 }
 
-impl State {
+impl AppState {
     /// The pool of that name; an empty name is the default pool.
     fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
         let name = if name.is_empty() { "default" } else { name };
@@ -165,10 +47,10 @@ impl State {
 
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path(namespace_text): Path<String>,
     RawQuery(query): RawQuery,
-) -> Answer {
+) -> HandlerResult {
     #[derive(Serialize)]
     struct Tokens {
         tokens: BTreeMap<String, String>,
@@ -177,7 +59,7 @@ pub async fn list_tokens(
     let asked = Query(&query).get("pool").unwrap_or_default();
     let pool = state.pool_name(&asked)?;
     let tokens = state.tokens.list(&Scope { pool, namespace: namespace(&namespace_text)? }).await?;
-    // A caller that named the pool gets tokens that name it too.
+    // If the request names the pool, the tokens in the response name it too.
     let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
     let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
     Ok(reply::indented(StatusCode::OK, &Tokens { tokens }))
@@ -185,10 +67,10 @@ pub async fn list_tokens(
 
 /// `POST /token/:namespace?description&pool&token`, in the query or as a form.
 pub async fn create_token(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path(namespace_text): Path<String>,
     request: Request,
-) -> Answer {
+) -> HandlerResult {
     #[derive(Serialize)]
     struct Created {
         token: String,
@@ -198,7 +80,7 @@ pub async fn create_token(
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|v| v.as_bytes().starts_with(b"application/x-www-form-urlencoded"));
-    let form = if is_form { read(request).await? } else { bytes::Bytes::new() };
+    let form = if is_form { read_form(request).await? } else { Bytes::new() };
     let form = String::from_utf8_lossy(&form);
     let field = |key: &str| Query(&form).get(key).or_else(|| Query(&query).get(key)).unwrap_or_default();
 
@@ -232,12 +114,12 @@ pub async fn create_token(
 
 /// `DELETE /token/:namespace/:token`
 pub async fn delete_token(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
-) -> Answer {
+) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
-    // The store has forgotten its limit too; so should this server, at once.
+    // The store has deleted its limit too. This server's copy of it goes at once.
     state.throttle.remove(&key).await?;
     Ok(reply::no_content())
 }
@@ -248,10 +130,7 @@ struct LimitReply {
 }
 
 /// `GET /token/:namespace/:token/limit`
-pub async fn get_limit(
-    Shared(state): Shared<Arc<State>>,
-    Path((namespace, token)): Path<(String, String)>,
-) -> Answer {
+pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String, String)>) -> HandlerResult {
     Ok(match state.throttle.get(&state.token_key(&namespace, &token)?).await? {
         Some(limit) => reply::json(StatusCode::OK, &limit),
         None => reply::json(StatusCode::NOT_FOUND, &()),
@@ -260,15 +139,15 @@ pub async fn get_limit(
 
 /// `POST /token/:namespace/:token/limit`: only where there is none yet.
 pub async fn add_limit(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
     ValidLimit(limit): ValidLimit,
-) -> Answer {
+) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     match state.throttle.add(&key, limit).await {
         Ok(()) => Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit })),
         Err(LimitError::Exists) => {
-            // The recorded answer of lmstfy, status included, though the fault is the caller's.
+            // lmstfy's status, as recorded, although the fault is the client's.
             let text = format!("throttler token({}) has already exists", key.token.reveal());
             Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
         }
@@ -278,10 +157,10 @@ pub async fn add_limit(
 
 /// `PUT /token/:namespace/:token/limit`
 pub async fn set_limit(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
     ValidLimit(limit): ValidLimit,
-) -> Answer {
+) -> HandlerResult {
     match state.throttle.set(&state.token_key(&namespace, &token)?, limit).await {
         Ok(()) => Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit })),
         Err(error) => Ok(refused(error, limit)),
@@ -290,15 +169,15 @@ pub async fn set_limit(
 
 /// `DELETE /token/:namespace/:token/limit`
 pub async fn remove_limit(
-    Shared(state): Shared<Arc<State>>,
+    State(state): App,
     Path((namespace, token)): Path<(String, String)>,
-) -> Answer {
+) -> HandlerResult {
     state.throttle.remove(&state.token_key(&namespace, &token)?).await?;
     Ok(reply::message(StatusCode::OK, "success"))
 }
 
 /// `GET /limits?force_update`
-pub async fn list_limits(Shared(state): Shared<Arc<State>>, RawQuery(query): RawQuery) -> Answer {
+pub async fn list_limits(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
     #[derive(Serialize)]
     struct TokenLimit {
         namespace: String,
@@ -322,22 +201,19 @@ pub async fn list_limits(Shared(state): Shared<Arc<State>>, RawQuery(query): Raw
     Ok(reply::json(StatusCode::OK, &limits))
 }
 
-async fn read(request: Request) -> Result<bytes::Bytes, ApiError> {
-    match Limited::new(request.into_body(), MAX_FORM).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(_) => Err(ApiError::too_large("body too large")),
-    }
+async fn read_form(request: Request) -> Result<Bytes, ApiError> {
+    read_body(request.into_body(), MAX_FORM, "body too large").await
 }
 
-/// The body, when it is a limit that can be stored. One that is none is refused before the names in the path are
-/// looked at.
+/// The limit in the body, which can be stored. Any other body is refused before the names in the path are
+/// checked, as in lmstfy.
 pub struct ValidLimit(Limit);
 
-impl FromRequest<Arc<State>> for ValidLimit {
+impl FromRequest<Arc<AppState>> for ValidLimit {
     type Rejection = Response;
 
-    async fn from_request(request: Request, _: &Arc<State>) -> Result<ValidLimit, Response> {
-        let body = read(request).await.map_err(ApiError::into_response)?;
+    async fn from_request(request: Request, _: &Arc<AppState>) -> Result<ValidLimit, Response> {
+        let body = read_form(request).await.map_err(ApiError::into_response)?;
         let limit: Limit = serde_json::from_slice(&body).map_err(|_| {
             let text =
                 b"{\"error\":\"the limit should be {\\\"read\\\":..,\\\"write\\\":..,\\\"interval\\\":..}\"}";

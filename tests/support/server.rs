@@ -1,4 +1,4 @@
-//! A whole server in this process, on free ports, with its own store; and how tests talk to it.
+//! A whole server in this process, on free ports, with its own store; and requests to it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,51 +17,51 @@ use super::redis_server::RedisServer;
 /// How long a test waits for an answer that a healthy server gives at once.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a server stands on, dropped after it.
+/// What a server needs while it runs, such as a directory or a Redis. Dropped after it.
 pub type Keep = Vec<Box<dyn std::any::Any + Send + Sync>>;
 
-/// A server that runs, and what it stands on.
-pub struct House {
+/// A server that runs, and what it needs.
+pub struct TestServer {
     pub api: SocketAddr,
     pub admin: SocketAddr,
     server: Option<Server>,
-    /// Goes after the server.
+    /// Dropped after the server.
     _keep: Keep,
 }
 
-impl House {
+impl TestServer {
     /// From a configuration, which may leave ports out: free ones are taken.
-    pub async fn from_toml(toml: &str, keep: Keep) -> House {
-        House::with(toml, Options::default(), keep).await
+    pub async fn from_toml(toml: &str, keep: Keep) -> TestServer {
+        TestServer::with(toml, Options::default(), keep).await
     }
 
     /// The same, with command line options.
-    pub async fn with(toml: &str, options: Options, keep: Keep) -> House {
+    pub async fn with(toml: &str, options: Options, keep: Keep) -> TestServer {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), toml).expect("it can be written");
         let ports = ["DORMOUSE_PORT", "DORMOUSE_ADMIN_PORT"].map(|k| (k.to_owned(), "0".to_owned()));
         let config = Config::load(Some(file.path()), ports).expect("a valid configuration");
         let server = Server::start(config, options).await.expect("the server starts");
-        House { api: server.api, admin: server.admin, server: Some(server), _keep: keep }
+        TestServer { api: server.api, admin: server.admin, server: Some(server), _keep: keep }
     }
 
     /// On a directory of its own.
-    pub async fn disk() -> House {
+    pub async fn disk() -> TestServer {
         let dir = TempDir::new().expect("a temporary directory");
-        let toml = House::disk_toml(dir.path());
-        House::from_toml(&toml, vec![Box::new(dir)]).await
+        let toml = TestServer::disk_toml(dir.path());
+        TestServer::from_toml(&toml, vec![Box::new(dir)]).await
     }
 
     /// On a Redis of its own.
-    pub async fn redis() -> House {
+    pub async fn redis() -> TestServer {
         let redis = RedisServer::start();
-        House::from_toml(&House::redis_toml(&redis), vec![Box::new(redis)]).await
+        TestServer::from_toml(&TestServer::redis_toml(&redis), vec![Box::new(redis)]).await
     }
 
     /// Two on one Redis, which the test keeps.
-    pub async fn two_on(redis: &RedisServer) -> [House; 2] {
-        let toml = House::redis_toml(redis);
-        [House::from_toml(&toml, vec![]).await, House::from_toml(&toml, vec![]).await]
+    pub async fn two_on(redis: &RedisServer) -> [TestServer; 2] {
+        let toml = TestServer::redis_toml(redis);
+        [TestServer::from_toml(&toml, vec![]).await, TestServer::from_toml(&toml, vec![]).await]
     }
 
     /// A configuration with everything in this Redis.

@@ -1,0 +1,138 @@
+//! The admin port's handlers for operators: what the server says of itself, and the access log's switch.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde::Serialize;
+
+use super::error::ApiError;
+use super::params::Query;
+use super::reply::{self, TEXT};
+use super::{App, AppState, HandlerResult};
+use crate::error::Result;
+use crate::name::PoolName;
+
+/// How long a store may take to say that it is well, or how much it holds.
+const CHECK_TIME: Duration = Duration::from_secs(1);
+
+/// `GET /ping`, on both ports: the process answers.
+pub async fn ping() -> Response {
+    reply::message(StatusCode::OK, "pong")
+}
+
+/// `GET /ready`: whether load balancers should send requests here.
+pub async fn ready(State(state): App) -> Response {
+    #[derive(Serialize)]
+    struct Ready {
+        ready: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    }
+    let reason = not_ready(&state).await;
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    reply::json(status, &Ready { ready: reason.is_none(), reason })
+}
+
+/// The first reason why the server should get no requests now.
+async fn not_ready(state: &AppState) -> Option<String> {
+    if let Some(problem) = state.readiness.problem() {
+        return Some(problem);
+    }
+    for pool in state.pools.values() {
+        if let Some(problem) = store_problem(&format!("pool {}", pool.name), pool.engine.check()).await {
+            return Some(problem);
+        }
+    }
+    store_problem("the token store", state.tokens.store().check()).await
+}
+
+/// Why a store cannot be used now. `check` is the question to it.
+async fn store_problem(name: &str, check: impl Future<Output = Result<()>>) -> Option<String> {
+    match tokio::time::timeout(CHECK_TIME, check).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("{name}: {error}")),
+        Err(_) => Some(format!("{name} does not answer")),
+    }
+}
+
+/// `GET /pools`
+pub async fn pools(State(state): App) -> Response {
+    let names: Vec<&str> = state.pools.keys().map(PoolName::as_str).collect();
+    reply::indented(StatusCode::OK, &names)
+}
+
+/// `GET /version`
+pub async fn version() -> Response {
+    reply::indented(StatusCode::OK, &crate::process::version::Version::current())
+}
+
+/// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
+pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = query.unwrap_or_default();
+    let name = Query(&query).get("pool").filter(|name| !name.is_empty()).unwrap_or("default".into());
+    let Some(pool) = PoolName::parse(&name).ok().and_then(|name| state.pools.get(&name)) else {
+        return Ok(Response::new(Body::empty()));
+    };
+    let queues = pool.engine.queues().await?;
+    let mut namespaces: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for queue in &queues {
+        namespaces.entry(queue.namespace.as_str()).or_default().push(queue.name.as_str());
+    }
+    Ok(reply::with_body(StatusCode::OK, TEXT, reply::indented_text(&namespaces).into()))
+}
+
+/// `GET /metrics`
+pub async fn metrics(State(state): App) -> Response {
+    let mut sizes = Vec::new();
+    for pool in state.pools.values() {
+        match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
+            Ok(Ok(stats)) => sizes.push((&pool.name, stats)),
+            Ok(Err(error)) => tracing::warn!(pool = pool.name.as_str(), %error, "no sizes for the metrics"),
+            Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
+        }
+    }
+    state.metrics.parked(state.parked.count());
+    let text = {
+        let _alone = state.scrape.lock();
+        // A queue that is gone would show its last size for ever.
+        state.metrics.forget_sizes();
+        for (pool, stats) in &sizes {
+            let queues = stats.queues.iter().map(|size| (&size.queue, size.ready, size.dead));
+            state.metrics.sizes(pool, stats.timers, queues);
+            for (name, value) in &stats.gauges {
+                state.metrics.store_figure(pool, name, *value);
+            }
+        }
+        state.metrics.text()
+    };
+    reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
+}
+
+fn access_log_status(enabled: bool) -> Response {
+    #[derive(Serialize)]
+    struct Status {
+        status: &'static str,
+    }
+    reply::json(StatusCode::OK, &Status { status: if enabled { "enabled" } else { "disabled" } })
+}
+
+/// `GET /accesslog`
+pub async fn get_access_log(State(state): App) -> Response {
+    access_log_status(state.access_log.load(Ordering::Relaxed))
+}
+
+/// `POST /accesslog?status=enable|disable`
+pub async fn set_access_log(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
+        Some("enable") => true,
+        Some("disable") => false,
+        _ => return Err(ApiError::bad("invalid status")),
+    };
+    state.access_log.store(enabled, Ordering::Relaxed);
+    Ok(access_log_status(enabled))
+}

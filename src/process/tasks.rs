@@ -1,0 +1,142 @@
+//! The background tasks of the process. Every task is tracked, can be stopped and waited for, and a task that
+//! must not end is noticed when it does. Knows nothing of what the tasks do.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::SetOnce;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Why the process cannot go on. It is reported at most once: later reasons are mostly consequences.
+#[derive(Debug, Clone, Default)]
+pub struct Failure(Arc<SetOnce<String>>);
+
+impl Failure {
+    /// A part of the process has failed for good. Only the first report is kept.
+    pub fn report(&self, reason: String) {
+        // An error means that another failure was reported before.
+        let _ = self.0.set(reason);
+    }
+
+    /// The reason, if a failure was reported.
+    pub fn reason(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+
+    /// Returns the reason as soon as a failure is reported.
+    pub async fn reported(&self) -> &str {
+        self.0.wait().await
+    }
+}
+
+/// A group of tasks that are stopped together. Clones are the same group.
+#[derive(Debug, Clone)]
+pub struct Tasks {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    failure: Failure,
+    /// Threads of their own may start tasks too.
+    runtime: Handle,
+}
+
+impl Tasks {
+    /// An empty group, whose tasks run in the current runtime. The unexpected end of an essential task is
+    /// reported to `failure`.
+    pub fn new(failure: Failure) -> Tasks {
+        let runtime = Handle::current();
+        Tasks { tracker: TaskTracker::new(), stop: CancellationToken::new(), failure, runtime }
+    }
+
+    /// Starts a task that may end at any time. It should end soon after [`stop`](Tasks::stop).
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tracker.spawn_on(work, &self.runtime);
+    }
+
+    /// Starts a task that must run until [`stop`](Tasks::stop). If it ends or panics before, that is logged and
+    /// reported as a [`Failure`] under its `name`.
+    pub fn spawn_essential(&self, name: impl Into<String>, work: impl Future<Output = ()> + Send + 'static) {
+        let (name, stop, failure) = (name.into(), self.stop.clone(), self.failure.clone());
+        let task = self.tracker.spawn_on(work, &self.runtime);
+        let watch = async move {
+            let how = if task.await.is_err() { "panicked" } else { "ended" };
+            if !stop.is_cancelled() {
+                tracing::error!(task = name, how, "a task that the server needs is gone; the server ends");
+                failure.report(format!("{name} {how}"));
+            }
+        };
+        self.tracker.spawn_on(watch, &self.runtime);
+    }
+
+    /// Where the unexpected end of an essential task is reported.
+    pub fn failure(&self) -> &Failure {
+        &self.failure
+    }
+
+    /// Tells the tasks of this group to end. Does not wait for them.
+    pub fn stop(&self) {
+        self.stop.cancel();
+        self.tracker.close();
+    }
+
+    /// Cancelled when the group is told to end.
+    pub fn stopping(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Returns when the group was told to end and all of its tasks have ended.
+    pub async fn ended(&self) {
+        self.tracker.wait().await;
+    }
+
+    /// How many tasks have not ended.
+    pub fn len(&self) -> usize {
+        self.tracker.len()
+    }
+
+    /// Whether all tasks have ended.
+    pub fn is_empty(&self) -> bool {
+        self.tracker.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What is reported within a second, or nothing.
+    async fn reported(failure: &Failure) -> Option<&str> {
+        tokio::time::timeout(Duration::from_secs(1), failure.reported()).await.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_essential_task_that_ends_or_panics_is_reported() {
+        let failure = Failure::default();
+        Tasks::new(failure.clone()).spawn_essential("a task", async {});
+        assert_eq!(reported(&failure).await, Some("a task ended"), "the task has ended by itself");
+        let failure = Failure::default();
+        let tasks = Tasks::new(failure.clone());
+        tasks.spawn_essential("a task", async { panic!("the test says so") });
+        assert_eq!(reported(&failure).await, Some("a task panicked"), "the task has panicked");
+        tasks.spawn_essential("another task", async {});
+        tasks.stop();
+        tasks.ended().await;
+        assert_eq!(failure.reason(), Some("a task panicked"), "the first failure stays the reason");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_ends_after_the_stop_is_not_reported() {
+        let failure = Failure::default();
+        let tasks = Tasks::new(failure.clone());
+        let stop = tasks.stopping().clone();
+        tasks.spawn_essential("a task", async move { stop.cancelled().await });
+        tasks.spawn(async {});
+        assert_eq!(reported(&failure).await, None, "the task still runs");
+        tasks.stop();
+        tasks.ended().await;
+        assert_eq!(failure.reason(), None, "it was told to end");
+        assert_eq!(tasks.len(), 0, "no task is left");
+    }
+}

@@ -1,0 +1,56 @@
+//! What a server that was started without a configuration prints: where it listens, and commands to try, with a
+//! token for the namespace `demo`.
+
+use std::net::SocketAddr;
+
+use super::ServerError;
+use crate::admin::Scope;
+use crate::admin::tokens::TokenManager;
+use crate::config::PoolConfig;
+use crate::name::{Namespace, PoolName};
+
+/// A token for the namespace `demo` of the default pool: one that is there already, or a new one.
+pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
+    let failed = |error: &dyn std::fmt::Display| ServerError::Failed(format!("the demo token: {error}"));
+    let namespace = Namespace::parse("demo").map_err(|e| failed(&e))?;
+    let scope = Scope { pool: PoolName::default_pool(), namespace };
+    if let Some(token) = tokens.list(&scope).await.map_err(|e| failed(&e))?.into_keys().next() {
+        return Ok(token);
+    }
+    let created = tokens.create(&scope, None, "demo").await.map_err(|e| failed(&e))?;
+    Ok(created.reveal().to_owned())
+}
+
+/// Prints the addresses, where the jobs are kept, and the commands. `pool` is the default one.
+pub fn print(api: SocketAddr, admin: SocketAddr, pool: &PoolConfig, token: &str) {
+    let data = match pool.path.as_deref() {
+        Some(path) => std::path::absolute(path).unwrap_or(path.into()).display().to_string(),
+        None => "the Redis of pool default".into(),
+    };
+    println!(
+        "\
+Dormouse {version} is up.
+  API             http://{api}
+  admin           http://{admin}
+  jobs live in    {data}
+
+Try it in another terminal:
+
+  # publish a job that is due in 2 seconds
+  curl -X PUT -H 'X-Token: {token}' 'http://{api}/api/demo/hello?delay=2&tries=3' -d 'good morning'
+
+  # wait for it, up to 5 seconds
+  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello?timeout=5&ttr=30'
+
+  # done with it: put its job_id here, or it comes back after 30 seconds
+  curl -i -X DELETE -H 'X-Token: {token}' 'http://{api}/api/demo/hello/job/JOB_ID'
+
+  # nothing is left: no job available
+  curl -H 'X-Token: {token}' 'http://{api}/api/demo/hello'
+
+  # a token for a namespace of your own
+  curl -X POST 'http://{admin}/token/my-team?description=me'
+",
+        version = env!("CARGO_PKG_VERSION"),
+    );
+}
