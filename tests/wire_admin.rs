@@ -4,90 +4,75 @@ mod support;
 
 use std::time::Duration;
 
-use support::house::{Answer, House, PATIENCE, raw, send};
+use support::client::{Response, raw, send, until, until_status};
 use support::redis_server::RedisServer;
-use tempfile::TempDir;
+use support::servers::{Store, TestServer, on_each_store};
 use tokio::io::AsyncWriteExt;
 
-/// A house with a second pool, `other`, both on disk.
-async fn two_pools() -> House {
-    let dir = TempDir::new().expect("a temporary directory");
-    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-    House::from_toml(
-        &format!("[Pool.default]\nPath = {a:?}\n[Pool.other]\nPath = {b:?}\n"),
-        vec![Box::new(dir)],
-    )
-    .await
+/// A server with a second pool, `other`, both on disk.
+async fn two_pools() -> TestServer {
+    let (default, other) = (Store::disk(), Store::disk());
+    let toml = format!("{}[Pool.other]\n{}", default.toml(), other.keys());
+    TestServer::start(&toml, (default, other)).await
 }
 
-async fn create(house: &House, query: &str) -> Answer {
-    send(house.operate("POST", &format!("/token/ns?{query}"))).await
+async fn create(server: &TestServer, query: &str) -> Response {
+    send(server.admin("POST", &format!("/token/ns?{query}"))).await
 }
 
-fn token_of(answer: &Answer) -> String {
+fn token_of(answer: &Response) -> String {
     answer.json["token"].as_str().unwrap_or_else(|| panic!("a token, not {answer:?}")).to_owned()
 }
 
-async fn put(house: &House, token: &str) -> Answer {
-    send(house.api("PUT", "/api/ns/q", token).body("x")).await
+async fn put(server: &TestServer, token: &str) -> Response {
+    server.put(token, "/api/ns/q", "x").await
 }
 
-async fn get(house: &House, token: &str) -> Answer {
-    send(house.api("GET", "/api/ns/q", token)).await
-}
-
-/// Asks again until the answer has this status: what is to happen within a second has twenty.
-async fn until(status: u16, mut ask: impl AsyncFnMut() -> Answer) -> Answer {
-    let asking = async {
-        loop {
-            let answer = ask().await;
-            if answer.status == status {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("no {status} came in time"))
+async fn get(server: &TestServer, token: &str) -> Response {
+    server.get(token, "/api/ns/q").await
 }
 
 #[tokio::test]
 async fn a_token_lives_in_one_pool_and_says_so() {
-    let house = two_pools().await;
-    let plain = token_of(&create(&house, "description=a").await.expect(201));
-    let other = token_of(&create(&house, "description=b&pool=other").await.expect(201));
+    let server = two_pools().await;
+    let plain = token_of(&create(&server, "description=a").await.expect(201));
+    let other = token_of(&create(&server, "description=b&pool=other").await.expect(201));
     assert!(other.starts_with("other:") && !plain.contains(':'), "the pool in front: {plain}, {other}");
     let chosen = "other:a-token-of-twenty-characters";
-    assert_eq!(token_of(&create(&house, &format!("description=c&token={chosen}")).await.expect(201)), chosen);
+    assert_eq!(
+        token_of(&create(&server, &format!("description=c&token={chosen}")).await.expect(201)),
+        chosen
+    );
     for token in [&plain, &other, chosen] {
-        put(&house, token).await.expect(201);
+        put(&server, token).await.expect(201);
     }
     let sizes =
-        async |token: &str| send(house.api("GET", "/api/ns/q/size", token)).await.json["size"].clone();
+        async |token: &str| send(server.api("GET", "/api/ns/q/size", token)).await.json["size"].clone();
     assert_eq!((sizes("").await, sizes("other:").await), (1.into(), 2.into()), "each in its pool");
     // Another pool's token, the pool in another way, another namespace.
     let secret = other.trim_start_matches("other:");
-    put(&house, secret).await.expect(401);
-    put(&house, &format!("other:{plain}")).await.expect(401);
-    put(&house, &format!("default:{plain}")).await.expect(201);
-    put(&house, &format!("nope:{plain}")).await.expect(404);
-    send(house.api("PUT", "/api/ns2/q", &plain).body("x")).await.expect(401);
-    send(house.api("PUT", "/api/n/sq", &plain).body("x")).await.expect(401);
+    put(&server, secret).await.expect(401);
+    put(&server, &format!("other:{plain}")).await.expect(401);
+    put(&server, &format!("default:{plain}")).await.expect(201);
+    put(&server, &format!("nope:{plain}")).await.expect(404);
+    send(server.api("PUT", "/api/ns2/q", &plain).body("x")).await.expect(401);
+    send(server.api("PUT", "/api/n/sq", &plain).body("x")).await.expect(401);
 
-    let list = send(house.operate("GET", "/token/ns?pool=other")).await.expect(200);
+    let list = send(server.admin("GET", "/token/ns?pool=other")).await.expect(200);
     assert_eq!(list.json, serde_json::json!({"tokens": {&other: "b", chosen: "c"}}));
     assert!(list.text.starts_with("{\n    \"tokens\": {\n        \"other:"), "by four spaces: {}", list.text);
-    send(house.operate("DELETE", &format!("/token/ns/{other}"))).await.expect(204);
-    put(&house, &other).await.expect(401);
-    send(house.operate("DELETE", &format!("/token/ns/{plain}"))).await.expect(204);
-    put(&house, &plain).await.expect(401);
-    put(&house, chosen).await.expect(201);
+    send(server.admin("DELETE", &format!("/token/ns/{other}"))).await.expect(204);
+    put(&server, &other).await.expect(401);
+    send(server.admin("DELETE", &format!("/token/ns/{plain}"))).await.expect(204);
+    put(&server, &plain).await.expect(401);
+    put(&server, chosen).await.expect(201);
 }
 
 #[tokio::test]
 async fn a_token_that_is_refused_says_why_and_is_not_made() {
-    let house = two_pools().await;
+    let server = two_pools().await;
     let taken = "a-token-of-twenty-characters";
-    create(&house, &format!("description=x&token={taken}")).await.expect(201);
+    create(&server, &format!("description=x&token={taken}")).await.expect(201);
     let cases = [
         ("", "invalid description"),
         ("description=", "invalid description"),
@@ -98,133 +83,102 @@ async fn a_token_that_is_refused_says_why_and_is_not_made() {
         ("description=x&token=a-token-of-twenty-characters", "the token has already existed"),
     ];
     for (query, says) in cases {
-        let answer = create(&house, query).await;
+        let answer = create(&server, query).await;
         assert_eq!((answer.status, answer.says()), (400, says), "{query}");
     }
-    send(house.operate("POST", "/token/n.s?description=x")).await.expect(400);
-    let list = send(house.operate("GET", "/token/ns")).await;
+    send(server.admin("POST", "/token/n.s?description=x")).await.expect(400);
+    let list = send(server.admin("GET", "/token/ns")).await;
     assert_eq!(list.json, serde_json::json!({"tokens": {taken: "x"}}), "nothing else was made");
-    send(house.operate("GET", "/token/ns?pool=nope")).await.expect(400);
+    send(server.admin("GET", "/token/ns?pool=nope")).await.expect(400);
 }
 
 #[tokio::test]
 async fn a_token_can_be_asked_for_in_a_form() {
-    let house = two_pools().await;
+    let server = two_pools().await;
     let form = "application/x-www-form-urlencoded; charset=utf-8";
-    let request = house.operate("POST", "/token/ns?description=query").header("Content-Type", form);
+    let request = server.admin("POST", "/token/ns?description=query").header("Content-Type", form);
     let answer = send(request.body("description=two+w%C3%B6rds&pool=other")).await.expect(201);
     let token = token_of(&answer);
-    let list = send(house.operate("GET", "/token/ns?pool=other")).await;
+    let list = send(server.admin("GET", "/token/ns?pool=other")).await;
     assert_eq!(list.json["tokens"][&token], "two wörds", "the form counts before the query: {}", list.text);
-    let request = house.operate("POST", "/token/ns").header("Content-Type", "application/json");
+    let request = server.admin("POST", "/token/ns").header("Content-Type", "application/json");
     send(request.body(r#"{"description":"x"}"#)).await.expect(400);
 }
 
-/// Limits a token of the namespace `ns`.
-async fn limit(house: &House, token: &str, limit: &str) {
-    let request = house.operate("PUT", &format!("/token/ns/{token}/limit")).body(limit.to_owned());
-    send(request).await.expect(200);
-}
-
-async fn limits_count_per_direction(house: House) {
-    let token = house.token("ns").await;
-    limit(&house, &token, r#"{"read":1,"write":2,"interval":600}"#).await;
-    put(&house, &token).await.expect(201);
+async fn limits_count_per_direction(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.limit(&token, r#"{"read":1,"write":2,"interval":600}"#).await;
+    put(&server, &token).await.expect(201);
     // A bulk is one request.
-    send(house.api("PUT", "/api/ns/q/bulk", &token).body("[1,2,3]")).await.expect(201);
-    let over = put(&house, &token).await.expect(429);
+    send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1,2,3]")).await.expect(201);
+    let over = put(&server, &token).await.expect(429);
     let says = format!("token({token}) produce reach the limit rate, please retry later");
     assert_eq!(over.json, serde_json::json!({"msg": says}), "{}", over.text);
-    send(house.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await.expect(429);
-    get(&house, &token).await.expect(200);
-    let over = get(&house, &token).await.expect(429);
+    send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await.expect(429);
+    get(&server, &token).await.expect(200);
+    let over = get(&server, &token).await.expect(429);
     let says = format!("token({token}) consume reach the limit rate, please retry later");
     assert_eq!(over.json, serde_json::json!({"msg": says}), "{}", over.text);
-    let size = send(house.api("GET", "/api/ns/q/size", "")).await;
-    assert_eq!(size.json["size"], 3, "what was refused did nothing");
+    assert_eq!(server.size("/api/ns/q").await, 3, "what was refused did nothing");
     // A limit that is gone limits no more.
-    send(house.operate("DELETE", &format!("/token/ns/{token}/limit"))).await.expect(200);
-    put(&house, &token).await.expect(201);
-    get(&house, &token).await.expect(200);
+    send(server.admin("DELETE", &format!("/token/ns/{token}/limit"))).await.expect(200);
+    put(&server, &token).await.expect(201);
+    get(&server, &token).await.expect(200);
 }
 
-#[tokio::test]
-async fn limits_count_per_direction_on_disk() {
-    limits_count_per_direction(House::disk().await).await;
-}
-
-#[tokio::test]
-async fn limits_count_per_direction_on_redis() {
-    limits_count_per_direction(House::redis().await).await;
-}
+on_each_store!(limits_count_per_direction);
 
 /// What did not end in 200 or 201 is given back, a little after its answer.
-async fn what_failed_is_not_counted(house: House) {
-    let token = house.token("ns").await;
-    limit(&house, &token, r#"{"read":1,"write":1,"interval":600}"#).await;
+async fn what_failed_is_not_counted(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.limit(&token, r#"{"read":1,"write":1,"interval":600}"#).await;
     let twice = async |request: &dyn Fn() -> reqwest::RequestBuilder, want: u16| {
         for _ in 0..2 {
-            until(want, async || send(request()).await).await;
+            until_status(want, async || send(request()).await).await;
         }
     };
-    twice(&|| house.api("PUT", "/api/ns/q?tries=0", &token), 400).await;
-    twice(&|| house.api("PUT", "/api/ns/q", &token).body("x".repeat((1 << 20) + 1)), 413).await;
-    twice(&|| house.api("PUT", "/api/ns/q/bulk", &token).body("[]"), 400).await;
-    twice(&|| house.api("GET", "/api/ns/q?count=0", &token), 400).await;
-    twice(&|| house.api("GET", "/api/ns/q", &token), 404).await;
+    twice(&|| server.api("PUT", "/api/ns/q?tries=0", &token), 400).await;
+    twice(&|| server.api("PUT", "/api/ns/q", &token).body("x".repeat((1 << 20) + 1)), 413).await;
+    twice(&|| server.api("PUT", "/api/ns/q/bulk", &token).body("[]"), 400).await;
+    twice(&|| server.api("GET", "/api/ns/q?count=0", &token), 400).await;
+    twice(&|| server.api("GET", "/api/ns/q", &token), 404).await;
     // A consumer that leaves its poll gives its count back.
     for _ in 0..2 {
-        let mut left = tokio::net::TcpStream::connect(house.api).await.expect("the port takes connections");
+        let mut left =
+            tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
         let poll = format!("GET /api/ns/q?timeout=600 HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\n\r\n");
         left.write_all(poll.as_bytes()).await.expect("sent");
-        parked(&house, 1).await;
+        server.until_parked(1).await;
         drop(left);
-        parked(&house, 0).await;
+        server.until_parked(0).await;
     }
-    until(201, async || put(&house, &token).await).await;
-    until(200, async || get(&house, &token).await).await;
+    until_status(201, async || put(&server, &token).await).await;
+    until_status(200, async || get(&server, &token).await).await;
 }
 
-/// Waits until so many polls are parked.
-async fn parked(house: &House, polls: usize) {
-    let line = format!("\ndormouse_parked_polls {polls}\n");
-    let asking = async {
-        while !send(house.operate("GET", "/metrics")).await.text.contains(&line) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {polls} parked polls"));
-}
-
-#[tokio::test]
-async fn what_failed_is_not_counted_on_disk() {
-    what_failed_is_not_counted(House::disk().await).await;
-}
-
-#[tokio::test]
-async fn what_failed_is_not_counted_on_redis() {
-    what_failed_is_not_counted(House::redis().await).await;
-}
+on_each_store!(what_failed_is_not_counted);
 
 #[tokio::test]
 async fn a_limits_interval_ends_and_zero_is_no_limit() {
-    let house = House::disk().await;
-    let token = house.token("ns").await;
-    limit(&house, &token, r#"{"read":0,"write":1,"interval":1}"#).await;
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    server.limit(&token, r#"{"read":0,"write":1,"interval":1}"#).await;
     for _ in 0..5 {
-        get(&house, &token).await.expect(404);
+        get(&server, &token).await.expect(404);
     }
-    put(&house, &token).await.expect(201);
-    until(429, async || put(&house, &token).await).await;
-    until(201, async || put(&house, &token).await).await;
+    put(&server, &token).await.expect(201);
+    until_status(429, async || put(&server, &token).await).await;
+    until_status(201, async || put(&server, &token).await).await;
 }
 
 #[tokio::test]
 async fn limits_are_kept_changed_listed_and_refused() {
-    let house = two_pools().await;
-    let token = token_of(&create(&house, "description=x&pool=other").await.expect(201));
+    let server = two_pools().await;
+    let token = token_of(&create(&server, "description=x&pool=other").await.expect(201));
     let path = format!("/token/ns/{token}/limit");
-    send(house.operate("GET", &path)).await.expect(404);
+    send(server.admin("GET", &path)).await.expect(404);
     for bad in [
         "",
         "{}",
@@ -238,49 +192,49 @@ async fn limits_are_kept_changed_listed_and_refused() {
         r#"{"read":1e99,"write":1,"interval":1}"#,
     ] {
         for method in ["POST", "PUT"] {
-            let answer = send(house.operate(method, &path).body(bad)).await;
+            let answer = send(server.admin(method, &path).body(bad)).await;
             assert_eq!(answer.status, 400, "{method} {bad}: {answer:?}");
         }
     }
-    send(house.operate("POST", "/token/ns/nope:x/limit").body(r#"{"read":1,"write":1,"interval":1}"#))
+    send(server.admin("POST", "/token/ns/nope:x/limit").body(r#"{"read":1,"write":1,"interval":1}"#))
         .await
         .expect(400);
-    send(house.operate("GET", &path)).await.expect(404);
-    send(house.operate("POST", &path).body(r#"{"read":5,"write":6,"interval":7}"#)).await.expect(201);
-    let known = send(house.operate("GET", &path)).await.expect(200);
+    send(server.admin("GET", &path)).await.expect(404);
+    send(server.admin("POST", &path).body(r#"{"read":5,"write":6,"interval":7}"#)).await.expect(201);
+    let known = send(server.admin("GET", &path)).await.expect(200);
     assert_eq!(known.json, serde_json::json!({"read": 5, "write": 6, "interval": 7}));
-    let all = send(house.operate("GET", "/limits")).await.expect(200);
+    let all = send(server.admin("GET", "/limits")).await.expect(200);
     let want = serde_json::json!([{"namespace": "ns", "token": token, "limiter": {"read": 5, "write": 6, "interval": 7}}]);
     assert_eq!(all.json, want, "{}", all.text);
     // The token takes its limit along.
-    send(house.operate("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
-    assert_eq!(send(house.operate("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
+    send(server.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
+    assert_eq!(send(server.admin("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
 }
 
 #[tokio::test]
 async fn two_servers_count_one_limit_and_know_each_others_tokens() {
     let redis = RedisServer::start();
-    let [a, b] = House::two_on(&redis).await;
+    let [a, b] = TestServer::two_on(&redis).await;
     let token = a.token("ns").await;
-    limit(&a, &token, r#"{"read":100,"write":4,"interval":600}"#).await;
-    let seen = send(b.operate("GET", "/limits?force_update=1")).await;
+    a.limit(&token, r#"{"read":100,"write":4,"interval":600}"#).await;
+    let seen = send(b.admin("GET", "/limits?force_update=1")).await;
     assert_eq!(
         seen.json[0]["limiter"]["write"], 4,
-        "the other server knows it when told to look: {}",
+        "the other server knows it when told to read anew: {}",
         seen.text
     );
-    for house in [&a, &b, &a, &b] {
-        put(house, &token).await.expect(201);
+    for server in [&a, &b, &a, &b] {
+        put(server, &token).await.expect(201);
     }
-    for house in [&a, &b] {
-        put(house, &token).await.expect(429);
+    for server in [&a, &b] {
+        put(server, &token).await.expect(429);
     }
     // A changed limit reaches the other server by itself.
-    limit(&a, &token, r#"{"read":100,"write":1000,"interval":600}"#).await;
-    until(201, async || put(&b, &token).await).await;
+    a.limit(&token, r#"{"read":100,"write":1000,"interval":600}"#).await;
+    until_status(201, async || put(&b, &token).await).await;
     // So does the end of a token, which both have served a moment ago. The sentence is: within a second.
     get(&b, &token).await.expect(200);
-    send(a.operate("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
+    send(a.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
     get(&a, &token).await.expect(401);
     tokio::time::sleep(Duration::from_secs(1)).await;
     get(&b, &token).await.expect(401);
@@ -288,9 +242,9 @@ async fn two_servers_count_one_limit_and_know_each_others_tokens() {
 
 #[tokio::test]
 async fn accounts_guard_rights_and_nothing_else() {
-    let dir = TempDir::new().expect("a temporary directory");
-    let toml = format!("Accounts = {{ Ann = 'p:w', bob = 'two' }}\n{}", House::disk_toml(dir.path()));
-    let house = House::from_toml(&toml, vec![Box::new(dir)]).await;
+    let store = Store::disk();
+    let toml = format!("Accounts = {{ Ann = 'p:w', bob = 'two' }}\n{}", store.toml());
+    let server = TestServer::start(&toml, store).await;
     let guarded = [
         ("GET", "/token/ns"),
         ("POST", "/token/ns?description=x"),
@@ -303,7 +257,7 @@ async fn accounts_guard_rights_and_nothing_else() {
         ("POST", "/accesslog?status=enable"),
     ];
     for (method, path) in guarded {
-        let answer = send(house.operate(method, path)).await.expect(401);
+        let answer = send(server.admin(method, path)).await.expect(401);
         assert_eq!(
             answer.header("www-authenticate"),
             "Basic realm=\"Authorization Required\"",
@@ -320,30 +274,30 @@ async fn accounts_guard_rights_and_nothing_else() {
             "Basic OnA6dw==",
             "Basic QW5uOnR3bw==",
         ] {
-            let answer = send(house.operate(method, path).header("Authorization", bad)).await;
+            let answer = send(server.admin(method, path).header("Authorization", bad)).await;
             assert_eq!(answer.status, 401, "{method} {path} with {bad:?}");
         }
         // Ann:p:w and bob:two
         for good in ["Basic QW5uOnA6dw==", "Basic Ym9iOnR3bw=="] {
-            let answer = send(house.operate(method, path).header("Authorization", good)).await;
+            let answer = send(server.admin(method, path).header("Authorization", good)).await;
             assert_ne!(answer.status, 401, "{method} {path} with {good:?}");
         }
     }
     for path in ["/pools", "/info", "/version", "/metrics", "/accesslog", "/ping", "/ready"] {
-        send(house.operate("GET", path)).await.expect(200);
+        send(server.admin("GET", path)).await.expect(200);
     }
 }
 
 #[tokio::test]
 async fn the_access_log_can_be_switched() {
-    let house = House::disk().await;
+    let server = TestServer::on_disk().await;
     let status =
-        async |method: &str, path: &str| send(house.operate(method, path)).await.json["status"].clone();
+        async |method: &str, path: &str| send(server.admin(method, path)).await.json["status"].clone();
     assert_eq!(status("GET", "/accesslog").await, "disabled");
     assert_eq!(status("POST", "/accesslog?status=enable").await, "enabled");
     assert_eq!(status("GET", "/accesslog").await, "enabled");
     for bad in ["", "?status=", "?status=on", "?status=ENABLE"] {
-        send(house.operate("POST", &format!("/accesslog{bad}"))).await.expect(400);
+        send(server.admin("POST", &format!("/accesslog{bad}"))).await.expect(400);
     }
     assert_eq!(status("GET", "/accesslog").await, "enabled");
     assert_eq!(status("POST", "/accesslog?status=disable").await, "disabled");
@@ -351,25 +305,25 @@ async fn the_access_log_can_be_switched() {
 
 #[tokio::test]
 async fn a_server_tells_its_pools_queues_version_and_health() {
-    let house = two_pools().await;
-    let token = house.token("ns").await;
-    put(&house, &token).await.expect(201);
-    send(house.api("PUT", "/api/ns/a?delay=60", &token).body("x")).await.expect(201);
-    let info = send(house.operate("GET", "/info")).await.expect(200);
+    let server = two_pools().await;
+    let token = server.token("ns").await;
+    put(&server, &token).await.expect(201);
+    send(server.api("PUT", "/api/ns/a?delay=60", &token).body("x")).await.expect(201);
+    let info = send(server.admin("GET", "/info")).await.expect(200);
     assert_eq!(info.text, "{\n    \"ns\": [\n        \"a\",\n        \"q\"\n    ]\n}");
     assert_eq!(info.header("content-type"), "text/plain; charset=utf-8");
-    assert_eq!(send(house.operate("GET", "/info?pool=other")).await.expect(200).text, "{}");
-    assert_eq!(send(house.operate("GET", "/info?pool=nope")).await.expect(200).text, "");
-    let pools = send(house.operate("GET", "/pools")).await.expect(200);
+    assert_eq!(send(server.admin("GET", "/info?pool=other")).await.expect(200).text, "{}");
+    assert_eq!(send(server.admin("GET", "/info?pool=nope")).await.expect(200).text, "");
+    let pools = send(server.admin("GET", "/pools")).await.expect(200);
     assert_eq!(pools.text, "[\n    \"default\",\n    \"other\"\n]");
-    let version = send(house.operate("GET", "/version")).await.expect(200);
+    let version = send(server.admin("GET", "/version")).await.expect(200);
     for key in ["version", "build_commit", "build_date"] {
         assert!(version.json[key].as_str().is_some_and(|v| !v.is_empty()), "{key} in {}", version.text);
     }
-    for ping in [house.api("GET", "/ping", ""), house.operate("GET", "/ping")] {
+    for ping in [server.api("GET", "/ping", ""), server.admin("GET", "/ping")] {
         assert_eq!(send(ping).await.expect(200).says(), "pong");
     }
-    let ready = send(house.operate("GET", "/ready")).await.expect(200);
+    let ready = send(server.admin("GET", "/ready")).await.expect(200);
     assert_eq!(ready.json, serde_json::json!({"ready": true}));
 }
 
@@ -379,30 +333,26 @@ fn series(metrics: &str, name: &str, labels: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-async fn metrics_tell(house: House, on_redis: bool) {
-    let token = house.token("ns").await;
-    limit(&house, &token, r#"{"read":100,"write":7,"interval":600}"#).await;
+async fn metrics_tell_what_dashboards_read(store: Store) {
+    let on_redis = matches!(store, Store::Redis(_));
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.limit(&token, r#"{"read":100,"write":7,"interval":600}"#).await;
     for _ in 0..5 {
-        put(&house, &token).await.expect(201);
+        put(&server, &token).await.expect(201);
     }
-    send(house.api("PUT", "/api/ns/q?delay=60", &token).body("x")).await.expect(201);
-    let ack = async |job: Answer| {
-        send(house.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
+    send(server.api("PUT", "/api/ns/q?delay=60", &token).body("x")).await.expect(201);
+    let ack = async |job: Response| {
+        send(server.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
     };
-    ack(get(&house, &token).await.expect(200)).await;
-    ack(send(house.api("GET", "/api/ns/other,q", &token)).await.expect(200)).await;
+    ack(get(&server, &token).await.expect(200)).await;
+    ack(send(server.api("GET", "/api/ns/other,q", &token)).await.expect(200)).await;
     // One dies.
-    send(house.api("PUT", "/api/ns/dying", &token).body("x")).await.expect(201);
-    send(house.api("GET", "/api/ns/dying?ttr=0", &token)).await.expect(200);
-    until(429, async || put(&house, &token).await).await;
-    let dead = async || send(house.api("GET", "/api/ns/dying/deadletter/size", "")).await;
-    let dying = async {
-        while dead().await.json["size"] != 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, dying).await.expect("the job dies");
-    let text = send(house.operate("GET", "/metrics")).await.expect(200).text;
+    send(server.api("PUT", "/api/ns/dying", &token).body("x")).await.expect(201);
+    send(server.api("GET", "/api/ns/dying?ttr=0", &token)).await.expect(200);
+    until_status(429, async || put(&server, &token).await).await;
+    until("the job dies", async || server.size("/api/ns/dying/deadletter").await == 1).await;
+    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
     let queue = |name: &str| format!("{{namespace=\"ns\",pool=\"default\",queue=\"{name}\"}}");
     let pool = "{pool=\"default\"}";
     let redis = |name: &str| format!("infra_lmstfy_redis_{name}");
@@ -455,35 +405,27 @@ async fn metrics_tell(house: House, on_redis: bool) {
     assert!(!text.contains(&token), "a token is a secret, and the metrics show it");
 
     // A queue that is gone is gone from the sizes.
-    send(house.api("DELETE", "/api/ns/q", &token)).await.expect(204);
-    let text = send(house.operate("GET", "/metrics")).await.expect(200).text;
+    send(server.api("DELETE", "/api/ns/q", &token)).await.expect(204);
+    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
     let left = series(&text, &redis("queue_sizes"), &queue("q"));
     assert!(left.is_none_or(|size| size == 0.0), "a destroyed queue still shows {left:?}");
 }
 
-#[tokio::test]
-async fn metrics_tell_what_dashboards_read_on_disk() {
-    metrics_tell(House::disk().await, false).await;
-}
-
-#[tokio::test]
-async fn metrics_tell_what_dashboards_read_on_redis() {
-    metrics_tell(House::redis().await, true).await;
-}
+on_each_store!(metrics_tell_what_dashboards_read);
 
 #[tokio::test]
 async fn strangers_cannot_fill_the_metrics() {
-    let house = House::disk().await;
+    let server = TestServer::on_disk().await;
     for i in 0..50 {
         let request = format!(
             "BREW{i} /api/strange{i}/q{i} HTTP/1.1\r\nHost: x\r\nX-Token: bad\r\nConnection: close\r\n\r\n"
         );
-        raw(house.api, request.as_bytes()).await;
-        send(house.api("PUT", &format!("/api/strange{i}/q"), "bad").body("x")).await.expect(401);
-        send(house.api("GET", &format!("/api/strange{i}/q/size"), "")).await.expect(200);
-        send(house.api("GET", &format!("/strange{i}"), "")).await.expect(404);
+        raw(server.api_addr, request.as_bytes()).await;
+        send(server.api("PUT", &format!("/api/strange{i}/q"), "bad").body("x")).await.expect(401);
+        send(server.api("GET", &format!("/api/strange{i}/q/size"), "")).await.expect(200);
+        send(server.api("GET", &format!("/strange{i}"), "")).await.expect(404);
     }
-    let text = send(house.operate("GET", "/metrics")).await.text;
+    let text = send(server.admin("GET", "/metrics")).await.text;
     let lines: Vec<&str> =
         text.lines().filter(|line| line.contains("strange") || line.contains("BREW")).collect();
     assert!(lines.is_empty(), "made by strangers, without a token:\n{}", lines.join("\n"));

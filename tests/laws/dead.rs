@@ -74,7 +74,7 @@ pub async fn respawned_jobs_have_one_try_and_the_new_ttl(s: &dyn Stage) {
     assert_eq!(jobs.iter().map(|j| j.tries_left).collect::<Vec<_>>(), [0, 0], "one try, which is in use");
     assert_eq!((&jobs[0].body, &jobs[0].attributes), (&new[0].body, &new[0].attributes), "with all it had");
     let ttl = jobs[0].ttl.expect("respawned with a ttl");
-    assert!(ttl <= LONG + s.traits().slack && ttl > LONG / 2, "the new ttl: {ttl:?}");
+    assert!(ttl <= LONG + s.differences().slack && ttl > LONG / 2, "the new ttl: {ttl:?}");
     assert_eq!(jobs[1].ttl, None, "respawned forever");
 }
 

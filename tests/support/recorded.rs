@@ -15,11 +15,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::house::House;
+use super::servers::TestServer;
 
 /// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
 /// once would keep a small machine too busy for that.
-const AT_ONCE: usize = 16;
+const AT_ONCE: u32 = 16;
 
 /// Every scenario, by name.
 pub fn scenarios() -> Vec<Value> {
@@ -27,18 +27,18 @@ pub fn scenarios() -> Vec<Value> {
     serde_json::from_str(text).expect("the recordings are a JSON array")
 }
 
-/// A difference that a house must show: the scenario, the step, and the body in place of the recorded one, as
+/// A difference that a server must show: the scenario, the step, and the body in place of the recorded one, as
 /// JSON. The rest of that answer is compared as usual.
 pub type Expected = (&'static str, usize, &'static str);
 
 /// Plays all scenarios, many at a time, and panics with every answer that differs.
-pub async fn play_all(house: House) {
-    play_all_but(house, &[]).await;
+pub async fn play_all(server: TestServer) {
+    play_all_but(server, &[]).await;
 }
 
-/// The same for a house that must differ in these places, and in no others.
-pub async fn play_all_but(house: House, expected: &[Expected]) {
-    let house = Arc::new(house);
+/// The same for a server that must differ in these places, and in no others.
+pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
+    let server = Arc::new(server);
     let mut playing = JoinSet::new();
     let mut scenarios = scenarios();
     for (name, step, body) in expected {
@@ -47,12 +47,16 @@ pub async fn play_all_but(house: House, expected: &[Expected]) {
         let answer = step.unwrap_or_else(|| panic!("{name} is a scenario with such a step"));
         answer["body"] = serde_json::from_str(body).expect("JSON");
     }
-    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let turns = Arc::new(Semaphore::new(AT_ONCE as usize));
     for (i, scenario) in scenarios.into_iter().enumerate() {
-        let (house, turns) = (house.clone(), turns.clone());
+        let (server, turns) = (server.clone(), turns.clone());
         playing.spawn(async move {
-            let _turn = turns.acquire_owned().await.expect("nobody closes it");
-            play(&house, &scenario, i).await
+            // Parked polls are counted for the whole server, so who parks one has the server alone.
+            let mut steps = scenario["steps"].as_array().into_iter().flatten();
+            let alone = steps.any(|step| !step["bg"].is_null());
+            let many = if alone { AT_ONCE } else { 1 };
+            let _turn = turns.acquire_many_owned(many).await.expect("nobody closes it");
+            play(&server, &scenario, i).await
         });
     }
     let (mut wrong, mut count) = (Vec::new(), 0);
@@ -66,7 +70,7 @@ pub async fn play_all_but(house: House, expected: &[Expected]) {
 }
 
 struct Player<'a> {
-    house: &'a House,
+    server: &'a TestServer,
     vars: HashMap<String, String>,
     /// Ids in the order of their appearance.
     ids: Vec<String>,
@@ -83,15 +87,15 @@ struct Raw {
     took: Duration,
 }
 
-async fn play(house: &House, scenario: &Value, number: usize) -> Vec<String> {
+async fn play(server: &TestServer, scenario: &Value, number: usize) -> Vec<String> {
     let name = scenario["name"].as_str().unwrap_or_default();
     let tag = format!("{number}x{:x}", ulid::Ulid::r#gen().random() as u32);
-    let mut player = Player { house, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
+    let mut player = Player { server, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
     for (key, value) in [("ns", format!("ns{tag}")), ("q", format!("q{tag}")), ("tag", tag)] {
         player.vars.insert(key.into(), value);
     }
     if scenario["token"] != Value::Bool(false) {
-        let token = house.token(&player.vars["ns"]).await;
+        let token = server.token(&player.vars["ns"]).await;
         player.ids.push(token.clone());
         player.vars.insert("token".into(), token);
     }
@@ -121,7 +125,8 @@ impl Player<'_> {
         let request = self.request(step);
         if let Some(name) = step["bg"].as_str() {
             self.background.insert(name.into(), (step.clone(), tokio::spawn(request)));
-            // Time for it to be parked: what is recorded is the waking of a parked poll.
+            // What is recorded is the waking of a poll that was parked for a while.
+            self.server.until_parked(self.background.len()).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
             return None;
         }
@@ -139,9 +144,9 @@ impl Player<'_> {
         let parts = step["req"].as_array().expect("a step has a request");
         let admin = step["admin"] == Value::Bool(true);
         let path = self.fill(parts[1].as_str().expect("a path"));
-        let url = if admin { self.house.admin_url(&path) } else { self.house.url(&path) };
-        let method = parts[0].as_str().and_then(|m| m.parse().ok()).expect("a method");
-        let mut request = reqwest::Client::new().request(method, url);
+        let method = parts[0].as_str().expect("a method");
+        let mut request =
+            if admin { self.server.admin(method, &path) } else { self.server.api(method, &path, "") };
         for (name, value) in step["headers"].as_object().into_iter().flatten() {
             request = request.header(self.fill(name), self.fill(value.as_str().unwrap_or_default()));
         }
