@@ -124,6 +124,21 @@ pub async fn respawn_does_not_wake_an_acked_job(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["1", "3"], "those that were not acked");
 }
 
+/// Guards against a limit of a delete that is used up by acked jobs.
+pub async fn delete_dead_does_not_count_acked_jobs(s: &dyn Stage) {
+    let q = queue("q");
+    let jobs = s.kill(&q, numbered(&q, 5)).await;
+    s.ack(&jobs[0]).await;
+    s.ack(&jobs[2]).await;
+    assert_eq!(
+        ok("delete_dead", s.engine().delete_dead(&q, 2).await),
+        2,
+        "two were asked for, three are dead"
+    );
+    assert_eq!(respawn(s, &q, 9, None).await, 1, "the newest is left");
+    assert_eq!(s.drain(&q).await, ["4"], "the newest is left");
+}
+
 /// Guards against deletes of the newest, and of entries whose bodies stay.
 pub async fn delete_dead_forgets_the_oldest(s: &dyn Stage) {
     let q = queue("q");

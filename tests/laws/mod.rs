@@ -147,6 +147,7 @@ macro_rules! laws {
                     respawned_jobs_go_behind_the_ready_ones,
                     respawn_of_more_than_there_are_takes_all,
                     respawn_does_not_wake_an_acked_job,
+                    delete_dead_does_not_count_acked_jobs,
                     delete_dead_forgets_the_oldest,
                     delete_dead_of_more_than_there_are_takes_all,
                     destroy_forgets_ready_jobs_only,

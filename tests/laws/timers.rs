@@ -130,7 +130,7 @@ pub async fn an_earlier_publish_wakes_the_pump(s: &dyn Stage) {
     let q = queue("q");
     s.put(job(&q, "far").delay(LONG)).await;
     s.pump().await;
-    s.put(job(&q, "before").delay(LIFE)).await;
+    s.put(job(&q, "before").delay(SHORT * 5)).await;
     let woken = tokio::time::timeout(TIMEOUT, s.engine().due_earlier()).await;
     assert!(woken.is_ok(), "a publish before the pump slept should wake it within {TIMEOUT:?}");
     s.pump().await;
