@@ -1,6 +1,4 @@
-//! Random steps on a store and on the model, side by side: every answer must be the same. The one random driver of
-//! all stores; a [`Stage`] that can do more than its engine's methods, such as a reopen, has it done between steps
-//! ([`Stage::disturb`]).
+//! Random steps on a store and on the model, side by side: every answer must be the same.
 //!
 //! In virtual time both clocks are kept equal. Where the contract leaves room the steps keep out of it: times are
 //! even and ttls odd, so that nothing expires at the very instant of a call; and nothing is given back between the
@@ -108,12 +106,6 @@ fn same<T: PartialEq + Debug>(what: &str, engine: T, model: T) -> Result<T, Stri
 
 impl Run<'_> {
     async fn step(&mut self) -> Result<(), String> {
-        let pick = self.random.below(4);
-        if self.random.below(20) == 0
-            && let Some(what) = self.s.disturb(pick).await
-        {
-            self.log.push(what.to_owned());
-        }
         let engine = self.s.engine();
         let q = self.random.queue();
         match self.random.below(20) {

@@ -26,6 +26,8 @@ pub struct ModelEngine {
     bells: Bells,
     /// Told whenever a timer was armed.
     armed: Notify,
+    /// Timers of expired jobs stay until they are due, and are pumped.
+    expired_timers_stay: bool,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +75,10 @@ impl JobState {
 }
 
 impl Stored {
+    fn expired(&self, now: Millis) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+
     fn read(&self, now: Millis, tries_left: u16, receipt: u64) -> Job {
         let kept = self.job.id.is_versioned();
         Job {
@@ -95,8 +101,8 @@ impl Jobs {
     }
 
     /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
-    fn expire(&mut self, now: Millis) {
-        self.jobs.retain(|_, stored| stored.expires.is_none_or(|at| now < at));
+    fn expire(&mut self, now: Millis, timers_stay: bool) {
+        self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
     fn insert(&mut self, job: NewJob, now: Millis) {
@@ -111,8 +117,13 @@ impl Jobs {
         self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
     }
 
-    fn has(&self, job: &NewJob) -> bool {
-        self.jobs.contains_key(&(job.queue.clone(), job.id))
+    /// The job by name, unless it has expired.
+    fn find(&self, job: &JobRef, now: Millis) -> Option<&Stored> {
+        self.jobs.get(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now))
+    }
+
+    fn has(&self, job: &NewJob, now: Millis) -> bool {
+        self.find(&job.name(), now).is_some()
     }
 
     /// The jobs of a queue whose state `rank` gives a rank, lowest rank first.
@@ -147,7 +158,19 @@ impl Jobs {
 impl ModelEngine {
     /// An empty store that counts by `clock`.
     pub fn new(clock: Arc<dyn Clock>) -> ModelEngine {
-        ModelEngine { clock, state: Mutex::default(), bells: Bells::default(), armed: Notify::new() }
+        ModelEngine {
+            clock,
+            state: Mutex::default(),
+            bells: Bells::default(),
+            armed: Notify::new(),
+            expired_timers_stay: false,
+        }
+    }
+
+    /// A model of stores that find out only when a timer is due that its job has expired: until then the timer
+    /// counts in `stats`, and a pump that ends it counts it as moved.
+    pub fn with_expired_timers(self) -> ModelEngine {
+        ModelEngine { expired_timers_stay: true, ..self }
     }
 
     /// The state as of now, with the expired gone.
@@ -157,7 +180,7 @@ impl ModelEngine {
             return Err(Error::Closed);
         }
         let now = self.clock.now();
-        state.expire(now);
+        state.expire(now, self.expired_timers_stay);
         Ok((state, now))
     }
 }
@@ -175,7 +198,7 @@ impl Engine for ModelEngine {
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
         let (mut state, now) = self.open()?;
         let twice = |i: usize| jobs[..i].iter().any(|other| other.name() == jobs[i].name());
-        if (0..jobs.len()).any(|i| state.has(&jobs[i]) || twice(i)) {
+        if (0..jobs.len()).any(|i| state.has(&jobs[i], now) || twice(i)) {
             return Err(taken());
         }
         let queues: Vec<Queue> = jobs.iter().map(|job| job.queue.clone()).collect();
@@ -190,7 +213,7 @@ impl Engine for ModelEngine {
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
         let (mut state, now) = self.open()?;
-        if state.has(&new) {
+        if state.has(&new, now) && old != new.name() {
             return Err(taken());
         }
         let queue = new.queue.clone();
@@ -262,7 +285,7 @@ impl Engine for ModelEngine {
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         let (state, now) = self.open()?;
-        Ok(state.jobs.get(&(job.queue.clone(), job.id)).map(|stored| stored.read(now, 0, 0)))
+        Ok(state.find(job, now).map(|stored| stored.read(now, 0, 0)))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -323,6 +346,8 @@ impl Engine for ModelEngine {
             let stored = state.get(queue, *id);
             if stored.tries > 0 {
                 stored.state = JobState::Ready { order };
+            } else if stored.expired(now) {
+                state.jobs.remove(&(queue.clone(), *id));
             } else {
                 stored.state = JobState::Dead { order };
                 stored.expires = None;

@@ -49,12 +49,6 @@ pub trait Stage: Send + Sync {
 
     /// Where this store may differ.
     fn differences(&self) -> Differences;
-
-    /// Does something to the store that no answer of the engine may show, such as a sweep or a reopen; `pick`
-    /// chooses among them. Answers what it did, if there is anything to do.
-    async fn disturb(&self, _pick: u64) -> Option<&'static str> {
-        None
-    }
 }
 
 /// A stage whose clock is turned by hand.
