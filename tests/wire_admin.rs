@@ -201,8 +201,8 @@ async fn limits_are_kept_changed_listed_and_refused() {
         .expect(400);
     send(server.admin("GET", &path)).await.expect(404);
     send(server.admin("POST", &path).body(r#"{"read":5,"write":6,"interval":7}"#)).await.expect(201);
-    let known = send(server.admin("GET", &path)).await.expect(200);
-    assert_eq!(known.json, serde_json::json!({"read": 5, "write": 6, "interval": 7}));
+    let limit = send(server.admin("GET", &path)).await.expect(200);
+    assert_eq!(limit.json, serde_json::json!({"read": 5, "write": 6, "interval": 7}));
     let all = send(server.admin("GET", "/limits")).await.expect(200);
     let want = serde_json::json!([{"namespace": "ns", "token": token, "limiter": {"read": 5, "write": 6, "interval": 7}}]);
     assert_eq!(all.json, want, "{}", all.text);

@@ -12,7 +12,7 @@ use support::redis_server::RedisServer;
 use support::servers::{TestServer, redis_toml};
 use tempfile::TempDir;
 
-/// A server on a Redis that the test keeps in its hands.
+/// A server on a Redis that the test can stop and start.
 async fn on_redis() -> (TestServer, RedisServer, String) {
     let redis = RedisServer::start_with(None, &["--appendfsync", "always"]);
     let server = TestServer::start(&redis_toml(&redis), ()).await;

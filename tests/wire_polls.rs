@@ -32,7 +32,7 @@ async fn a_consumer_that_left_costs_nothing(store: Store) {
         drop(gone);
         let id = server.put(&token, "/api/ns/q?tries=1", &i.to_string()).await.expect(201).job_id();
         let job = server.get(&token, "/api/ns/q?timeout=5&ttr=600").await.expect(200);
-        assert_eq!(job.job_id(), id, "round {i}: the job of one try went to nobody");
+        assert_eq!(job.job_id(), id, "job {i}, of one try, should go to the consumer that is there");
     }
     assert_eq!(server.size("/api/ns/q/deadletter").await, 0, "a job died unseen");
 }
