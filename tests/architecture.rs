@@ -186,6 +186,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "dispatch",
             "pump",
             "admin",
+            "admin::disk",
             "admin::redis",
             "engine",
             "engine::disk",

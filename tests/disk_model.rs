@@ -89,7 +89,7 @@ impl World {
     fn new() -> World {
         let (clock, dir) = (clock(), tempfile::tempdir().expect("a temporary directory"));
         let engine = World::open(&dir, &clock);
-        let model = ModelEngine::new(clock.clone()).with_ties_by_arming(true).with_expired_timers();
+        let model = ModelEngine::new(clock.clone()).with_expired_timers();
         World { model, clock, dir, engine, running: Vec::new() }
     }
 

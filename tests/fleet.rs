@@ -8,14 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use reqwest::Client;
-use serde_json::Value;
+use support::TIMEOUT;
+use support::client::{create_token, data, job_id, send, try_send, until};
 use support::process::Process;
 use support::redis_server::RedisServer;
-use support::server::{TestServer, send};
+use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tempfile::TempDir;
-
-/// What a test as a whole may take; it usually needs a tenth of it.
-const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A server of the other kind: the commands that lmstfy sends, each by itself, with times in whole seconds.
 struct Lmstfy {
@@ -147,30 +145,17 @@ async fn consume_over_http(url: String, token: String, seen: Seen, stop: Arc<Ato
     let client = Client::new();
     while !stop.load(Ordering::SeqCst) {
         let poll = client.get(format!("{url}?timeout=1&ttr=600&count=3")).header("X-Token", &token);
-        let answer = poll.send().await.expect("an answer").text().await.expect("a body");
-        let jobs: Value = serde_json::from_str(&answer).expect("JSON");
-        for job in jobs.as_array().into_iter().flatten() {
-            note(&seen, &body_of(job), by);
-            let ack = format!("{url}/job/{}", job["job_id"].as_str().expect("an id"));
-            let acked = client.delete(ack).header("X-Token", &token).send().await.expect("an answer");
-            assert_eq!(acked.status(), 204, "acked");
+        let response = send(poll).await;
+        for job in response.json.as_array().into_iter().flatten() {
+            note(&seen, &text(data(job)), by);
+            let ack = format!("{url}/job/{}", job_id(job));
+            send(client.delete(ack).header("X-Token", &token)).await.expect(204);
         }
     }
 }
 
-fn body_of(job: &Value) -> String {
-    let data = job["data"].as_str().unwrap_or_else(|| panic!("a job, not {job}"));
-    let data = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, data).expect("base64");
+fn text(data: Vec<u8>) -> String {
     String::from_utf8(data).expect("the test's bodies are text")
-}
-
-/// Waits until `done`, and says what came if it never is.
-async fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < PATIENCE, "{what} did not happen in time");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 fn keys(redis: &RedisServer, pattern: &str) -> Vec<String> {
@@ -196,9 +181,9 @@ async fn two_servers_and_lmstfy_hand_each_job_out_once() {
         let delay = u32::from(i % 3 == 0);
         lmstfy.publish("q", delay, 1, &format!("theirs {i}"));
         let path = format!("/api/shop/q?delay={delay}&tries=1");
-        send(servers[i % 2].api("PUT", &path, &token).body(format!("ours {i}"))).await.expect(201);
+        servers[i % 2].put(&token, &path, &format!("ours {i}")).await.expect(201);
     }
-    until("600 jobs", || count(&seen) == 600).await;
+    until("600 jobs are handed out", async || count(&seen) >= 600).await;
     stop.store(true, Ordering::SeqCst);
     theirs.join().expect("lmstfy does not panic");
     for consumer in ours {
@@ -207,33 +192,30 @@ async fn two_servers_and_lmstfy_hand_each_job_out_once() {
     let seen = seen.lock().expect("no panic");
     let twice: Vec<_> = seen.iter().filter(|(_, by)| by.len() != 1).collect();
     assert!(twice.is_empty(), "handed out more than once: {twice:?}");
-    let servers: BTreeSet<&str> = seen.values().flatten().copied().collect();
-    assert_eq!(servers.len(), 3, "all three served: {servers:?}");
+    let by: BTreeSet<&str> = seen.values().flatten().copied().collect();
+    assert_eq!(by.len(), 3, "all three should have served, not only {by:?}");
     for pattern in ["j/*", "q/*", "d/*"] {
         assert_eq!(keys(&redis, pattern), [""; 0], "left over of {pattern}");
     }
 }
 
-/// Leaves jobs in every state: ready, delayed by a second, and running with a ttr that ends soon.
+/// The bodies of jobs that are left: one ready, one delayed by a second, one running with a ttr that ends soon.
 const STATES: [&str; 3] = ["delayed", "ready", "running"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lmstfy_takes_over_what_our_server_left() {
     let redis = RedisServer::start();
-    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token(Lmstfy::NS).await;
-    let put = async |path: &str, body: &str| {
-        send(server.api("PUT", path, &token).body(body.to_owned())).await.expect(201)
-    };
-    put("/api/shop/q?tries=2", "running").await;
-    send(server.api("GET", "/api/shop/q?ttr=1", &token)).await.expect(200);
-    put("/api/shop/dying", "dead").await;
-    send(server.api("GET", "/api/shop/dying?ttr=1", &token)).await.expect(200);
-    put("/api/shop/q", "ready").await;
-    put("/api/shop/q?delay=1", "delayed").await;
+    server.put(&token, "/api/shop/q?tries=2", "running").await.expect(201);
+    server.get(&token, "/api/shop/q?ttr=1").await.expect(200);
+    server.put(&token, "/api/shop/dying", "dead").await.expect(201);
+    server.get(&token, "/api/shop/dying?ttr=1").await.expect(200);
+    server.put(&token, "/api/shop/q", "ready").await.expect(201);
+    server.put(&token, "/api/shop/q?delay=1", "delayed").await.expect(201);
     server.stop().await;
     let (mut lmstfy, mut got) = (Lmstfy::new(&redis), BTreeSet::new());
-    until("the take-over", || {
+    until("lmstfy gets three jobs, and the fourth dies", async || {
         lmstfy.pump();
         while let Some((id, body)) = lmstfy.consume("q", 600) {
             lmstfy.ack("q", &id);
@@ -261,152 +243,127 @@ async fn our_server_takes_over_what_lmstfy_left() {
     lmstfy.ack("q2", &acked);
     drop(lmstfy);
 
-    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token(Lmstfy::NS).await;
     let mut got = BTreeSet::new();
     for _ in 0..3 {
-        let job = send(server.api("GET", "/api/shop/q2,q?timeout=10&ttr=600", &token)).await.expect(200);
-        let body = String::from_utf8(job.data()).expect("text");
+        let job = server.get(&token, "/api/shop/q2,q?timeout=20&ttr=600").await.expect(200);
+        let body = text(job.data());
         send(server.api("DELETE", &format!("/api/shop/q/job/{}", job.job_id()), &token)).await.expect(204);
         assert!(got.insert(body.clone()), "{body} came twice");
     }
     assert_eq!(got.iter().map(String::as_str).collect::<Vec<_>>(), STATES);
-    let dead =
-        async || send(server.api("GET", "/api/shop/dying/deadletter/size", "")).await.json["size"].clone();
-    let began = Instant::now();
-    while dead().await != 1 {
-        assert!(began.elapsed() < PATIENCE, "the dying job never died");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the job without tries left dies", async || server.size("/api/shop/dying/deadletter").await == 1)
+        .await;
     let timers: Vec<String> =
         redis::cmd("ZRANGE").arg("timer_set").arg(0).arg(-1).query(&mut redis.connection()).expect("a set");
     assert_eq!(timers, [""; 0], "members were left behind");
 }
 
-/// What clients of a server that dies know.
+/// What clients of a server that dies have been told.
 #[derive(Default)]
-struct Known {
+struct Told {
     published: Mutex<BTreeSet<String>>,
-    /// Acks that were sent. Whether they came through is not known of those without an answer.
+    /// Acks that were sent. Whether those without an answer came through is not known.
     ack_sent: Mutex<BTreeSet<String>>,
     acked: Mutex<BTreeSet<String>>,
     /// Handed out again after their ack was answered.
     risen: Mutex<BTreeSet<String>>,
-    this_round: AtomicUsize,
+    published_in_this_life: AtomicUsize,
 }
 
-impl Known {
+impl Told {
     fn handed_out(&self, id: &str) {
         if self.acked.lock().expect("no panic").contains(id) {
             self.risen.lock().expect("no panic").insert(id.to_owned());
         }
     }
-}
 
-/// Publishes until the server is gone.
-async fn publisher(known: Arc<Known>, url: String, token: String) {
-    let client = Client::new();
-    loop {
-        let put = client.put(format!("{url}?tries=1000&ttl=0")).header("X-Token", &token).body("x");
-        let Ok(answer) = put.send().await else { return };
-        let status = answer.status();
-        let Ok(text) = answer.text().await else { return };
-        assert_eq!(status, 201, "{text}");
-        let json: Value = serde_json::from_str(&text).expect("JSON");
-        known.published.lock().expect("no panic").insert(json["job_id"].as_str().expect("an id").to_owned());
-        known.this_round.fetch_add(1, Ordering::SeqCst);
+    /// Jobs that were published and that nobody was handed.
+    fn missing(&self) -> Vec<String> {
+        let (published, ack_sent) = (self.published.lock().expect("no panic"), self.ack_sent.lock());
+        published.difference(&*ack_sent.expect("no panic")).cloned().collect()
     }
 }
 
-/// Consumes and acks until the server is gone, or says 404 when `once` is set.
-async fn consumer(known: Arc<Known>, url: String, token: String, once: bool) {
+/// Publishes until the server is gone.
+async fn publisher(told: Arc<Told>, url: String, token: String) {
     let client = Client::new();
+    loop {
+        let put = client.put(format!("{url}?tries=1000&ttl=0")).header("X-Token", &token).body("x");
+        let Ok(response) = try_send(put).await else { return };
+        told.published.lock().expect("no panic").insert(response.expect(201).job_id());
+        told.published_in_this_life.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Consumes and acks until the server is gone; in the last life, until a poll that is longer than any ttr finds
+/// nothing and nothing is missing.
+async fn consumer(told: Arc<Told>, url: String, token: String, last_life: bool) {
+    let client = Client::new();
+    let began = Instant::now();
     loop {
         // Half of what is handed out is acked; the rest comes back.
         let get = client.get(format!("{url}?timeout=2&ttr=1&count=2")).header("X-Token", &token);
-        let Ok(answer) = get.send().await else { return };
-        let Ok(text) = answer.text().await else { return };
-        let jobs: Value = serde_json::from_str(&text).expect("JSON");
-        let Some(jobs) = jobs.as_array() else {
-            if once {
+        let Ok(response) = try_send(get).await else { return };
+        let Some(jobs) = response.json.as_array() else {
+            if last_life && (told.missing().is_empty() || began.elapsed() > TIMEOUT / 2) {
                 return;
             }
             continue;
         };
         for (i, job) in jobs.iter().enumerate() {
-            let id = job["job_id"].as_str().expect("an id").to_owned();
-            known.handed_out(&id);
-            if i == 1 && !once {
+            let id = job_id(job);
+            told.handed_out(&id);
+            if i == 1 && !last_life {
                 continue;
             }
-            known.ack_sent.lock().expect("no panic").insert(id.clone());
+            told.ack_sent.lock().expect("no panic").insert(id.clone());
             let ack = client.delete(format!("{url}/job/{id}")).header("X-Token", &token);
-            let Ok(answer) = ack.send().await else { return };
-            assert_eq!(answer.status(), 204, "acked");
-            known.acked.lock().expect("no panic").insert(id);
+            let Ok(response) = try_send(ack).await else { return };
+            response.expect(204);
+            told.acked.lock().expect("no panic").insert(id);
         }
     }
 }
 
 /// Five times: serves under load and dies by kill -9. In the end everything that was answered is there.
-async fn survives_kill_9(dir: &TempDir, toml: &str) {
-    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
-    let known = Arc::new(Known::default());
+async fn what_was_answered_survives_kill_9(store: Store) {
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");
+    let told = Arc::new(Told::default());
     let mut token = String::new();
-    for round in 0..6 {
+    for life in 0..6 {
         let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
         let (api, admin) = (process.address("api"), process.address("admin"));
         if token.is_empty() {
-            let made = Client::new().post(format!("http://{admin}/token/ns?description=x")).send().await;
-            let text = made.expect("an answer").text().await.expect("a body");
-            let json: Value = serde_json::from_str(&text).expect("JSON");
-            token = json["token"].as_str().expect("a token").to_owned();
+            token = create_token(admin, "ns").await;
         }
         let url = format!("http://{api}/api/ns/q");
-        if round == 5 {
-            // The last life: what is left is drained until a poll of two seconds, which is longer than ttr,
-            // finds nothing.
-            let drains = (0..4).map(|_| consumer(known.clone(), url.clone(), token.clone(), true));
-            let drains: Vec<_> = drains.map(tokio::spawn).collect();
-            for drain in drains {
-                tokio::time::timeout(PATIENCE, drain).await.expect("drained in time").expect("no panic");
-            }
-            break;
-        }
-        known.this_round.store(0, Ordering::SeqCst);
+        let last_life = life == 5;
         let mut load = Vec::new();
         for _ in 0..4 {
-            load.push(tokio::spawn(publisher(known.clone(), url.clone(), token.clone())));
-            load.push(tokio::spawn(consumer(known.clone(), url.clone(), token.clone(), false)));
+            load.push(tokio::spawn(consumer(told.clone(), url.clone(), token.clone(), last_life)));
+            if !last_life {
+                load.push(tokio::spawn(publisher(told.clone(), url.clone(), token.clone())));
+            }
         }
-        until("a hundred publishes", || known.this_round.load(Ordering::SeqCst) >= 100).await;
-        process.kill();
+        if !last_life {
+            told.published_in_this_life.store(0, Ordering::SeqCst);
+            let published = async || told.published_in_this_life.load(Ordering::SeqCst) >= 100;
+            until("a hundred publishes are answered", published).await;
+            process.kill();
+        }
         for task in load {
-            tokio::time::timeout(PATIENCE, task).await.expect("clients notice").expect("no panic");
+            tokio::time::timeout(TIMEOUT, task).await.expect("a client ends in time").expect("no panic");
         }
     }
-    let published = known.published.lock().expect("no panic");
-    let ack_sent = known.ack_sent.lock().expect("no panic");
-    let lost: Vec<_> = published.difference(&ack_sent).collect();
-    assert!(
-        lost.is_empty(),
-        "{} of {} jobs that were answered 201 are lost: {lost:?}",
-        lost.len(),
-        published.len()
-    );
-    let risen = known.risen.lock().expect("no panic");
+    let published = told.published.lock().expect("no panic").len();
+    let lost = told.missing();
+    assert!(lost.is_empty(), "{} of {published} jobs that were answered 201 are lost: {lost:?}", lost.len());
+    let risen = told.risen.lock().expect("no panic");
     assert!(risen.is_empty(), "acked, and handed out again: {risen:?}");
-    assert!(published.len() >= 500, "only {} jobs: no load", published.len());
+    assert!(published >= 500, "only {published} jobs: no load");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_survives_kill_9_on_disk() {
-    let dir = TempDir::new().expect("a temporary directory");
-    survives_kill_9(&dir, "[Pool.default]\nPath = 'jobs'\n").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_answered_survives_kill_9_on_redis() {
-    let (dir, redis) = (TempDir::new().expect("a temporary directory"), RedisServer::start());
-    survives_kill_9(&dir, &TestServer::redis_toml(&redis)).await;
-}
+on_each_store!(what_was_answered_survives_kill_9);

@@ -45,32 +45,32 @@ impl Move {
 
 #[tokio::test]
 async fn an_old_store_that_is_away_does_not_keep_the_new_ones_jobs_back() {
-    let house = Move::new();
-    house.fill().await;
-    house.old.set_away(true);
-    assert_eq!(ok("consume", house.consume(2).await), ["new"], "jobs of the store that is there");
-    let none = house.consume(2).await;
+    let pools = Move::new();
+    pools.fill().await;
+    pools.old.set_away(true);
+    assert_eq!(ok("consume", pools.consume(2).await), ["new"], "jobs of the store that is there");
+    let none = pools.consume(2).await;
     assert!(none.is_err(), "nobody can say that there is no job: {none:?}");
-    house.old.set_away(false);
-    assert_eq!(ok("consume", house.consume(2).await), ["old"], "it is back");
+    pools.old.set_away(false);
+    assert_eq!(ok("consume", pools.consume(2).await), ["old"], "it is back");
 }
 
 #[tokio::test]
 async fn a_new_store_that_is_away_does_not_keep_the_old_ones_jobs_back() {
-    let house = Move::new();
-    house.fill().await;
-    house.new.set_away(true);
-    assert_eq!(ok("consume", house.consume(2).await), ["old"], "jobs of the store that is there");
-    assert!(house.consume(2).await.is_err(), "nobody can say that there is no job");
+    let pools = Move::new();
+    pools.fill().await;
+    pools.new.set_away(true);
+    assert_eq!(ok("consume", pools.consume(2).await), ["old"], "jobs of the store that is there");
+    assert!(pools.consume(2).await.is_err(), "nobody can say that there is no job");
 }
 
 #[tokio::test]
 async fn sizes_of_both_stores_add_up() {
-    let house = Move::new();
-    house.fill().await;
-    let other = job(&queue("b"), "x").make(&house.stages[1]);
-    ok("publish", house.new.publish(vec![other]).await);
-    let sizes = ok("stats", house.pool.stats().await).queues;
+    let pools = Move::new();
+    pools.fill().await;
+    let other = job(&queue("b"), "x").make(&pools.stages[1]);
+    ok("publish", pools.new.publish(vec![other]).await);
+    let sizes = ok("stats", pools.pool.stats().await).queues;
     let sizes: Vec<_> = sizes.iter().map(|size| (size.queue.name.as_str(), size.ready)).collect();
     assert_eq!(sizes, [("a", 2), ("b", 1)], "ready jobs per queue");
 }

@@ -4,50 +4,32 @@ mod support;
 
 use std::time::Duration;
 
+use support::client::{Response, raw, send, until, until_status};
 use support::redis_server::RedisServer;
-use support::server::{Answer, PATIENCE, TestServer, raw, send};
-use tempfile::TempDir;
+use support::servers::{Store, TestServer, on_each_store};
 use tokio::io::AsyncWriteExt;
 
 /// A server with a second pool, `other`, both on disk.
 async fn two_pools() -> TestServer {
-    let dir = TempDir::new().expect("a temporary directory");
-    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-    TestServer::from_toml(
-        &format!("[Pool.default]\nPath = {a:?}\n[Pool.other]\nPath = {b:?}\n"),
-        vec![Box::new(dir)],
-    )
-    .await
+    let (default, other) = (Store::disk(), Store::disk());
+    let toml = format!("{}[Pool.other]\n{}", default.toml(), other.keys());
+    TestServer::start(&toml, (default, other)).await
 }
 
-async fn create(server: &TestServer, query: &str) -> Answer {
-    send(server.operate("POST", &format!("/token/ns?{query}"))).await
+async fn create(server: &TestServer, query: &str) -> Response {
+    send(server.admin("POST", &format!("/token/ns?{query}"))).await
 }
 
-fn token_of(answer: &Answer) -> String {
+fn token_of(answer: &Response) -> String {
     answer.json["token"].as_str().unwrap_or_else(|| panic!("a token, not {answer:?}")).to_owned()
 }
 
-async fn put(server: &TestServer, token: &str) -> Answer {
-    send(server.api("PUT", "/api/ns/q", token).body("x")).await
+async fn put(server: &TestServer, token: &str) -> Response {
+    server.put(token, "/api/ns/q", "x").await
 }
 
-async fn get(server: &TestServer, token: &str) -> Answer {
-    send(server.api("GET", "/api/ns/q", token)).await
-}
-
-/// Asks again until the answer has this status: what is to happen within a second has twenty.
-async fn until(status: u16, mut ask: impl AsyncFnMut() -> Answer) -> Answer {
-    let asking = async {
-        loop {
-            let answer = ask().await;
-            if answer.status == status {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("no {status} came in time"))
+async fn get(server: &TestServer, token: &str) -> Response {
+    server.get(token, "/api/ns/q").await
 }
 
 #[tokio::test]
@@ -76,12 +58,12 @@ async fn a_token_lives_in_one_pool_and_says_so() {
     send(server.api("PUT", "/api/ns2/q", &plain).body("x")).await.expect(401);
     send(server.api("PUT", "/api/n/sq", &plain).body("x")).await.expect(401);
 
-    let list = send(server.operate("GET", "/token/ns?pool=other")).await.expect(200);
+    let list = send(server.admin("GET", "/token/ns?pool=other")).await.expect(200);
     assert_eq!(list.json, serde_json::json!({"tokens": {&other: "b", chosen: "c"}}));
     assert!(list.text.starts_with("{\n    \"tokens\": {\n        \"other:"), "by four spaces: {}", list.text);
-    send(server.operate("DELETE", &format!("/token/ns/{other}"))).await.expect(204);
+    send(server.admin("DELETE", &format!("/token/ns/{other}"))).await.expect(204);
     put(&server, &other).await.expect(401);
-    send(server.operate("DELETE", &format!("/token/ns/{plain}"))).await.expect(204);
+    send(server.admin("DELETE", &format!("/token/ns/{plain}"))).await.expect(204);
     put(&server, &plain).await.expect(401);
     put(&server, chosen).await.expect(201);
 }
@@ -104,34 +86,29 @@ async fn a_token_that_is_refused_says_why_and_is_not_made() {
         let answer = create(&server, query).await;
         assert_eq!((answer.status, answer.says()), (400, says), "{query}");
     }
-    send(server.operate("POST", "/token/n.s?description=x")).await.expect(400);
-    let list = send(server.operate("GET", "/token/ns")).await;
+    send(server.admin("POST", "/token/n.s?description=x")).await.expect(400);
+    let list = send(server.admin("GET", "/token/ns")).await;
     assert_eq!(list.json, serde_json::json!({"tokens": {taken: "x"}}), "nothing else was made");
-    send(server.operate("GET", "/token/ns?pool=nope")).await.expect(400);
+    send(server.admin("GET", "/token/ns?pool=nope")).await.expect(400);
 }
 
 #[tokio::test]
 async fn a_token_can_be_asked_for_in_a_form() {
     let server = two_pools().await;
     let form = "application/x-www-form-urlencoded; charset=utf-8";
-    let request = server.operate("POST", "/token/ns?description=query").header("Content-Type", form);
+    let request = server.admin("POST", "/token/ns?description=query").header("Content-Type", form);
     let answer = send(request.body("description=two+w%C3%B6rds&pool=other")).await.expect(201);
     let token = token_of(&answer);
-    let list = send(server.operate("GET", "/token/ns?pool=other")).await;
+    let list = send(server.admin("GET", "/token/ns?pool=other")).await;
     assert_eq!(list.json["tokens"][&token], "two wörds", "the form counts before the query: {}", list.text);
-    let request = server.operate("POST", "/token/ns").header("Content-Type", "application/json");
+    let request = server.admin("POST", "/token/ns").header("Content-Type", "application/json");
     send(request.body(r#"{"description":"x"}"#)).await.expect(400);
 }
 
-/// Limits a token of the namespace `ns`.
-async fn limit(server: &TestServer, token: &str, limit: &str) {
-    let request = server.operate("PUT", &format!("/token/ns/{token}/limit")).body(limit.to_owned());
-    send(request).await.expect(200);
-}
-
-async fn limits_count_per_direction(server: TestServer) {
+async fn limits_count_per_direction(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
-    limit(&server, &token, r#"{"read":1,"write":2,"interval":600}"#).await;
+    server.limit(&token, r#"{"read":1,"write":2,"interval":600}"#).await;
     put(&server, &token).await.expect(201);
     // A bulk is one request.
     send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1,2,3]")).await.expect(201);
@@ -143,31 +120,23 @@ async fn limits_count_per_direction(server: TestServer) {
     let over = get(&server, &token).await.expect(429);
     let says = format!("token({token}) consume reach the limit rate, please retry later");
     assert_eq!(over.json, serde_json::json!({"msg": says}), "{}", over.text);
-    let size = send(server.api("GET", "/api/ns/q/size", "")).await;
-    assert_eq!(size.json["size"], 3, "what was refused did nothing");
+    assert_eq!(server.size("/api/ns/q").await, 3, "what was refused did nothing");
     // A limit that is gone limits no more.
-    send(server.operate("DELETE", &format!("/token/ns/{token}/limit"))).await.expect(200);
+    send(server.admin("DELETE", &format!("/token/ns/{token}/limit"))).await.expect(200);
     put(&server, &token).await.expect(201);
     get(&server, &token).await.expect(200);
 }
 
-#[tokio::test]
-async fn limits_count_per_direction_on_disk() {
-    limits_count_per_direction(TestServer::disk().await).await;
-}
-
-#[tokio::test]
-async fn limits_count_per_direction_on_redis() {
-    limits_count_per_direction(TestServer::redis().await).await;
-}
+on_each_store!(limits_count_per_direction);
 
 /// What did not end in 200 or 201 is given back, a little after its answer.
-async fn what_failed_is_not_counted(server: TestServer) {
+async fn what_failed_is_not_counted(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
-    limit(&server, &token, r#"{"read":1,"write":1,"interval":600}"#).await;
+    server.limit(&token, r#"{"read":1,"write":1,"interval":600}"#).await;
     let twice = async |request: &dyn Fn() -> reqwest::RequestBuilder, want: u16| {
         for _ in 0..2 {
-            until(want, async || send(request()).await).await;
+            until_status(want, async || send(request()).await).await;
         }
     };
     twice(&|| server.api("PUT", "/api/ns/q?tries=0", &token), 400).await;
@@ -177,49 +146,31 @@ async fn what_failed_is_not_counted(server: TestServer) {
     twice(&|| server.api("GET", "/api/ns/q", &token), 404).await;
     // A consumer that leaves its poll gives its count back.
     for _ in 0..2 {
-        let mut left = tokio::net::TcpStream::connect(server.api).await.expect("the port takes connections");
+        let mut left =
+            tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
         let poll = format!("GET /api/ns/q?timeout=600 HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\n\r\n");
         left.write_all(poll.as_bytes()).await.expect("sent");
-        parked(&server, 1).await;
+        server.until_parked(1).await;
         drop(left);
-        parked(&server, 0).await;
+        server.until_parked(0).await;
     }
-    until(201, async || put(&server, &token).await).await;
-    until(200, async || get(&server, &token).await).await;
+    until_status(201, async || put(&server, &token).await).await;
+    until_status(200, async || get(&server, &token).await).await;
 }
 
-/// Waits until so many polls are parked.
-async fn parked(server: &TestServer, polls: usize) {
-    let line = format!("\ndormouse_parked_polls {polls}\n");
-    let asking = async {
-        while !send(server.operate("GET", "/metrics")).await.text.contains(&line) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("never {polls} parked polls"));
-}
-
-#[tokio::test]
-async fn what_failed_is_not_counted_on_disk() {
-    what_failed_is_not_counted(TestServer::disk().await).await;
-}
-
-#[tokio::test]
-async fn what_failed_is_not_counted_on_redis() {
-    what_failed_is_not_counted(TestServer::redis().await).await;
-}
+on_each_store!(what_failed_is_not_counted);
 
 #[tokio::test]
 async fn a_limits_interval_ends_and_zero_is_no_limit() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    limit(&server, &token, r#"{"read":0,"write":1,"interval":1}"#).await;
+    server.limit(&token, r#"{"read":0,"write":1,"interval":1}"#).await;
     for _ in 0..5 {
         get(&server, &token).await.expect(404);
     }
     put(&server, &token).await.expect(201);
-    until(429, async || put(&server, &token).await).await;
-    until(201, async || put(&server, &token).await).await;
+    until_status(429, async || put(&server, &token).await).await;
+    until_status(201, async || put(&server, &token).await).await;
 }
 
 #[tokio::test]
@@ -227,7 +178,7 @@ async fn limits_are_kept_changed_listed_and_refused() {
     let server = two_pools().await;
     let token = token_of(&create(&server, "description=x&pool=other").await.expect(201));
     let path = format!("/token/ns/{token}/limit");
-    send(server.operate("GET", &path)).await.expect(404);
+    send(server.admin("GET", &path)).await.expect(404);
     for bad in [
         "",
         "{}",
@@ -241,23 +192,23 @@ async fn limits_are_kept_changed_listed_and_refused() {
         r#"{"read":1e99,"write":1,"interval":1}"#,
     ] {
         for method in ["POST", "PUT"] {
-            let answer = send(server.operate(method, &path).body(bad)).await;
+            let answer = send(server.admin(method, &path).body(bad)).await;
             assert_eq!(answer.status, 400, "{method} {bad}: {answer:?}");
         }
     }
-    send(server.operate("POST", "/token/ns/nope:x/limit").body(r#"{"read":1,"write":1,"interval":1}"#))
+    send(server.admin("POST", "/token/ns/nope:x/limit").body(r#"{"read":1,"write":1,"interval":1}"#))
         .await
         .expect(400);
-    send(server.operate("GET", &path)).await.expect(404);
-    send(server.operate("POST", &path).body(r#"{"read":5,"write":6,"interval":7}"#)).await.expect(201);
-    let known = send(server.operate("GET", &path)).await.expect(200);
-    assert_eq!(known.json, serde_json::json!({"read": 5, "write": 6, "interval": 7}));
-    let all = send(server.operate("GET", "/limits")).await.expect(200);
+    send(server.admin("GET", &path)).await.expect(404);
+    send(server.admin("POST", &path).body(r#"{"read":5,"write":6,"interval":7}"#)).await.expect(201);
+    let limit = send(server.admin("GET", &path)).await.expect(200);
+    assert_eq!(limit.json, serde_json::json!({"read": 5, "write": 6, "interval": 7}));
+    let all = send(server.admin("GET", "/limits")).await.expect(200);
     let want = serde_json::json!([{"namespace": "ns", "token": token, "limiter": {"read": 5, "write": 6, "interval": 7}}]);
     assert_eq!(all.json, want, "{}", all.text);
     // The token takes its limit along.
-    send(server.operate("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
-    assert_eq!(send(server.operate("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
+    send(server.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
+    assert_eq!(send(server.admin("GET", "/limits?force_update=true")).await.json, serde_json::json!([]));
 }
 
 #[tokio::test]
@@ -265,11 +216,11 @@ async fn two_servers_count_one_limit_and_know_each_others_tokens() {
     let redis = RedisServer::start();
     let [a, b] = TestServer::two_on(&redis).await;
     let token = a.token("ns").await;
-    limit(&a, &token, r#"{"read":100,"write":4,"interval":600}"#).await;
-    let seen = send(b.operate("GET", "/limits?force_update=1")).await;
+    a.limit(&token, r#"{"read":100,"write":4,"interval":600}"#).await;
+    let seen = send(b.admin("GET", "/limits?force_update=1")).await;
     assert_eq!(
         seen.json[0]["limiter"]["write"], 4,
-        "the other server knows it when told to look: {}",
+        "the other server knows it when told to read anew: {}",
         seen.text
     );
     for server in [&a, &b, &a, &b] {
@@ -279,11 +230,11 @@ async fn two_servers_count_one_limit_and_know_each_others_tokens() {
         put(server, &token).await.expect(429);
     }
     // A changed limit reaches the other server by itself.
-    limit(&a, &token, r#"{"read":100,"write":1000,"interval":600}"#).await;
-    until(201, async || put(&b, &token).await).await;
+    a.limit(&token, r#"{"read":100,"write":1000,"interval":600}"#).await;
+    until_status(201, async || put(&b, &token).await).await;
     // So does the end of a token, which both have served a moment ago. The sentence is: within a second.
     get(&b, &token).await.expect(200);
-    send(a.operate("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
+    send(a.admin("DELETE", &format!("/token/ns/{token}"))).await.expect(204);
     get(&a, &token).await.expect(401);
     tokio::time::sleep(Duration::from_secs(1)).await;
     get(&b, &token).await.expect(401);
@@ -291,9 +242,9 @@ async fn two_servers_count_one_limit_and_know_each_others_tokens() {
 
 #[tokio::test]
 async fn accounts_guard_rights_and_nothing_else() {
-    let dir = TempDir::new().expect("a temporary directory");
-    let toml = format!("Accounts = {{ Ann = 'p:w', bob = 'two' }}\n{}", TestServer::disk_toml(dir.path()));
-    let server = TestServer::from_toml(&toml, vec![Box::new(dir)]).await;
+    let store = Store::disk();
+    let toml = format!("Accounts = {{ Ann = 'p:w', bob = 'two' }}\n{}", store.toml());
+    let server = TestServer::start(&toml, store).await;
     let guarded = [
         ("GET", "/token/ns"),
         ("POST", "/token/ns?description=x"),
@@ -306,7 +257,7 @@ async fn accounts_guard_rights_and_nothing_else() {
         ("POST", "/accesslog?status=enable"),
     ];
     for (method, path) in guarded {
-        let answer = send(server.operate(method, path)).await.expect(401);
+        let answer = send(server.admin(method, path)).await.expect(401);
         assert_eq!(
             answer.header("www-authenticate"),
             "Basic realm=\"Authorization Required\"",
@@ -323,30 +274,30 @@ async fn accounts_guard_rights_and_nothing_else() {
             "Basic OnA6dw==",
             "Basic QW5uOnR3bw==",
         ] {
-            let answer = send(server.operate(method, path).header("Authorization", bad)).await;
+            let answer = send(server.admin(method, path).header("Authorization", bad)).await;
             assert_eq!(answer.status, 401, "{method} {path} with {bad:?}");
         }
         // Ann:p:w and bob:two
         for good in ["Basic QW5uOnA6dw==", "Basic Ym9iOnR3bw=="] {
-            let answer = send(server.operate(method, path).header("Authorization", good)).await;
+            let answer = send(server.admin(method, path).header("Authorization", good)).await;
             assert_ne!(answer.status, 401, "{method} {path} with {good:?}");
         }
     }
     for path in ["/pools", "/info", "/version", "/metrics", "/accesslog", "/ping", "/ready"] {
-        send(server.operate("GET", path)).await.expect(200);
+        send(server.admin("GET", path)).await.expect(200);
     }
 }
 
 #[tokio::test]
 async fn the_access_log_can_be_switched() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let status =
-        async |method: &str, path: &str| send(server.operate(method, path)).await.json["status"].clone();
+        async |method: &str, path: &str| send(server.admin(method, path)).await.json["status"].clone();
     assert_eq!(status("GET", "/accesslog").await, "disabled");
     assert_eq!(status("POST", "/accesslog?status=enable").await, "enabled");
     assert_eq!(status("GET", "/accesslog").await, "enabled");
     for bad in ["", "?status=", "?status=on", "?status=ENABLE"] {
-        send(server.operate("POST", &format!("/accesslog{bad}"))).await.expect(400);
+        send(server.admin("POST", &format!("/accesslog{bad}"))).await.expect(400);
     }
     assert_eq!(status("GET", "/accesslog").await, "enabled");
     assert_eq!(status("POST", "/accesslog?status=disable").await, "disabled");
@@ -358,21 +309,21 @@ async fn a_server_tells_its_pools_queues_version_and_health() {
     let token = server.token("ns").await;
     put(&server, &token).await.expect(201);
     send(server.api("PUT", "/api/ns/a?delay=60", &token).body("x")).await.expect(201);
-    let info = send(server.operate("GET", "/info")).await.expect(200);
+    let info = send(server.admin("GET", "/info")).await.expect(200);
     assert_eq!(info.text, "{\n    \"ns\": [\n        \"a\",\n        \"q\"\n    ]\n}");
     assert_eq!(info.header("content-type"), "text/plain; charset=utf-8");
-    assert_eq!(send(server.operate("GET", "/info?pool=other")).await.expect(200).text, "{}");
-    assert_eq!(send(server.operate("GET", "/info?pool=nope")).await.expect(200).text, "");
-    let pools = send(server.operate("GET", "/pools")).await.expect(200);
+    assert_eq!(send(server.admin("GET", "/info?pool=other")).await.expect(200).text, "{}");
+    assert_eq!(send(server.admin("GET", "/info?pool=nope")).await.expect(200).text, "");
+    let pools = send(server.admin("GET", "/pools")).await.expect(200);
     assert_eq!(pools.text, "[\n    \"default\",\n    \"other\"\n]");
-    let version = send(server.operate("GET", "/version")).await.expect(200);
+    let version = send(server.admin("GET", "/version")).await.expect(200);
     for key in ["version", "build_commit", "build_date"] {
         assert!(version.json[key].as_str().is_some_and(|v| !v.is_empty()), "{key} in {}", version.text);
     }
-    for ping in [server.api("GET", "/ping", ""), server.operate("GET", "/ping")] {
+    for ping in [server.api("GET", "/ping", ""), server.admin("GET", "/ping")] {
         assert_eq!(send(ping).await.expect(200).says(), "pong");
     }
-    let ready = send(server.operate("GET", "/ready")).await.expect(200);
+    let ready = send(server.admin("GET", "/ready")).await.expect(200);
     assert_eq!(ready.json, serde_json::json!({"ready": true}));
 }
 
@@ -382,14 +333,16 @@ fn series(metrics: &str, name: &str, labels: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-async fn metrics_tell(server: TestServer, on_redis: bool) {
+async fn metrics_tell_what_dashboards_read(store: Store) {
+    let on_redis = matches!(store, Store::Redis(_));
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
-    limit(&server, &token, r#"{"read":100,"write":7,"interval":600}"#).await;
+    server.limit(&token, r#"{"read":100,"write":7,"interval":600}"#).await;
     for _ in 0..5 {
         put(&server, &token).await.expect(201);
     }
     send(server.api("PUT", "/api/ns/q?delay=60", &token).body("x")).await.expect(201);
-    let ack = async |job: Answer| {
+    let ack = async |job: Response| {
         send(server.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
     };
     ack(get(&server, &token).await.expect(200)).await;
@@ -397,15 +350,9 @@ async fn metrics_tell(server: TestServer, on_redis: bool) {
     // One dies.
     send(server.api("PUT", "/api/ns/dying", &token).body("x")).await.expect(201);
     send(server.api("GET", "/api/ns/dying?ttr=0", &token)).await.expect(200);
-    until(429, async || put(&server, &token).await).await;
-    let dead = async || send(server.api("GET", "/api/ns/dying/deadletter/size", "")).await;
-    let dying = async {
-        while dead().await.json["size"] != 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, dying).await.expect("the job dies");
-    let text = send(server.operate("GET", "/metrics")).await.expect(200).text;
+    until_status(429, async || put(&server, &token).await).await;
+    until("the job dies", async || server.size("/api/ns/dying/deadletter").await == 1).await;
+    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
     let queue = |name: &str| format!("{{namespace=\"ns\",pool=\"default\",queue=\"{name}\"}}");
     let pool = "{pool=\"default\"}";
     let redis = |name: &str| format!("infra_lmstfy_redis_{name}");
@@ -459,34 +406,26 @@ async fn metrics_tell(server: TestServer, on_redis: bool) {
 
     // A queue that is gone is gone from the sizes.
     send(server.api("DELETE", "/api/ns/q", &token)).await.expect(204);
-    let text = send(server.operate("GET", "/metrics")).await.expect(200).text;
+    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
     let left = series(&text, &redis("queue_sizes"), &queue("q"));
     assert!(left.is_none_or(|size| size == 0.0), "a destroyed queue still shows {left:?}");
 }
 
-#[tokio::test]
-async fn metrics_tell_what_dashboards_read_on_disk() {
-    metrics_tell(TestServer::disk().await, false).await;
-}
-
-#[tokio::test]
-async fn metrics_tell_what_dashboards_read_on_redis() {
-    metrics_tell(TestServer::redis().await, true).await;
-}
+on_each_store!(metrics_tell_what_dashboards_read);
 
 #[tokio::test]
 async fn strangers_cannot_fill_the_metrics() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     for i in 0..50 {
         let request = format!(
             "BREW{i} /api/strange{i}/q{i} HTTP/1.1\r\nHost: x\r\nX-Token: bad\r\nConnection: close\r\n\r\n"
         );
-        raw(server.api, request.as_bytes()).await;
+        raw(server.api_addr, request.as_bytes()).await;
         send(server.api("PUT", &format!("/api/strange{i}/q"), "bad").body("x")).await.expect(401);
         send(server.api("GET", &format!("/api/strange{i}/q/size"), "")).await.expect(200);
         send(server.api("GET", &format!("/strange{i}"), "")).await.expect(404);
     }
-    let text = send(server.operate("GET", "/metrics")).await.text;
+    let text = send(server.admin("GET", "/metrics")).await.text;
     let lines: Vec<&str> =
         text.lines().filter(|line| line.contains("strange") || line.contains("BREW")).collect();
     assert!(lines.is_empty(), "made by strangers, without a token:\n{}", lines.join("\n"));

@@ -4,7 +4,8 @@ mod support;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use support::server::{TestServer, raw, send, status};
+use support::client::{raw, send, status};
+use support::servers::{Store, TestServer, on_each_store};
 
 /// What is thrown: most of it nearly right, since what is far off ends at the first check.
 #[derive(Debug, Clone)]
@@ -134,14 +135,18 @@ impl Thrown {
     }
 }
 
-/// Throws `cases` at a server.
-async fn withstands(server: TestServer, cases: u32) {
+/// How many requests are thrown.
+const CASES: u32 = 1500;
+
+async fn random_requests_get_no_500(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let handle = tokio::runtime::Handle::current();
     let server = tokio::task::spawn_blocking(move || {
-        let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+        let mut runner =
+            TestRunner::new(Config { cases: CASES, failure_persistence: None, ..Config::default() });
         let result = runner.run(&thrown(), |thrown| {
-            let port = if thrown.admin { server.admin } else { server.api };
+            let port = if thrown.admin { server.admin_addr } else { server.api_addr };
             let answer = handle.block_on(raw(port, &thrown.bytes(&token)));
             let code = status(&answer.replace("HTTP/1.1 100 Continue\r\n\r\n", ""));
             // lmstfy answers 500 to a POST of a limit that exists, and so do we, as recorded.
@@ -157,19 +162,11 @@ async fn withstands(server: TestServer, cases: u32) {
     .await
     .expect("the throwing ends");
     let token = server.token("after").await;
-    send(server.api("PUT", "/api/after/q", &token).body("still here")).await.expect(201);
-    let job = send(server.api("GET", "/api/after/q?timeout=2", &token)).await.expect(200);
+    server.put(&token, "/api/after/q", "still here").await.expect(201);
+    let job = server.get(&token, "/api/after/q?timeout=2").await.expect(200);
     assert_eq!(job.data(), b"still here");
-    send(server.operate("GET", "/metrics")).await.expect(200);
-    send(server.operate("GET", "/ready")).await.expect(200);
+    send(server.admin("GET", "/metrics")).await.expect(200);
+    send(server.admin("GET", "/ready")).await.expect(200);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn random_requests_get_no_500_on_disk() {
-    withstands(TestServer::disk().await, 1500).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn random_requests_get_no_500_on_redis() {
-    withstands(TestServer::redis().await, 1500).await;
-}
+on_each_store!(random_requests_get_no_500);

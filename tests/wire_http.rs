@@ -5,7 +5,9 @@ mod support;
 
 use std::io::{Read, Write};
 
-use support::server::{PATIENCE, TestServer, raw, send, status};
+use support::TIMEOUT;
+use support::client::{raw, send, status};
+use support::servers::{Store, TestServer, on_each_store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -25,40 +27,40 @@ async fn read_until(stream: &mut TcpStream, text: &str) -> String {
             seen.extend_from_slice(&piece[..n]);
         }
     };
-    tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
+    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
     String::from_utf8_lossy(&seen).into_owned()
 }
 
 #[tokio::test]
 async fn get_and_delete_with_a_stale_body_and_a_form_type_work_as_php_sends_them() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     let stale = format!("{form}Content-Length: 12\r\n\r\ntoken=a&tt=b");
     // A PUT with the form type is a job like any other: what looks like a form is its body.
-    let published = raw(server.api, &request("PUT /api/ns/q?tries=2", &token, &stale)).await;
+    let published = raw(server.api_addr, &request("PUT /api/ns/q?tries=2", &token, &stale)).await;
     assert_eq!(status(&published), 201, "{published}");
-    let got = raw(server.api, &request("GET /api/ns/q", &token, &stale)).await;
+    let got = raw(server.api_addr, &request("GET /api/ns/q", &token, &stale)).await;
     assert_eq!(status(&got), 200, "{got}");
     assert!(got.contains("dG9rZW49YSZ0dD1i"), "the body came back as it was sent: {got}");
     let id = got.split("\"job_id\":\"").nth(1).and_then(|rest| rest.get(..26)).expect("an id");
-    let ack = raw(server.api, &request(&format!("DELETE /api/ns/q/job/{id}"), &token, &stale)).await;
+    let ack = raw(server.api_addr, &request(&format!("DELETE /api/ns/q/job/{id}"), &token, &stale)).await;
     assert_eq!(status(&ack), 204, "{ack}");
     // A body that was not read must not be taken for the next request.
     let two = format!(
         "GET /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nContent-Length: 34\r\n\r\nDELETE /api/ns/q HTTP/1.1\r\nEvil: 1\r\nGET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     );
-    let both = raw(server.api, two.as_bytes()).await;
+    let both = raw(server.api_addr, two.as_bytes()).await;
     assert_eq!(both.matches("HTTP/1.1 ").count(), 2, "two answers to two requests: {both}");
     assert!(both.contains("pong"), "the second request was understood: {both}");
 }
 
 #[tokio::test]
 async fn expect_100_continue_is_answered_before_the_body_is_sent() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let head = request("PUT /api/ns/q", &token, "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n");
-    let mut stream = TcpStream::connect(server.api).await.expect("the port takes connections");
+    let mut stream = TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     stream.write_all(&head).await.expect("sent");
     let go_on = read_until(&mut stream, "\r\n\r\n").await;
     assert_eq!(status(&go_on), 100, "{go_on}");
@@ -69,12 +71,12 @@ async fn expect_100_continue_is_answered_before_the_body_is_sent() {
 
 #[tokio::test]
 async fn who_expects_100_continue_and_is_refused_is_not_asked_for_the_body() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     for (token, length) in [("wrong", 5u64), ("wrong", 1 << 40)] {
         let head = format!(
             "PUT /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n"
         );
-        let mut stream = TcpStream::connect(server.api).await.expect("the port takes connections");
+        let mut stream = TcpStream::connect(server.api_addr).await.expect("the port takes connections");
         stream.write_all(head.as_bytes()).await.expect("sent");
         let answer = read_until(&mut stream, "\r\n\r\n").await;
         assert_eq!(status(&answer), 401, "the refusal comes first, not a call for the body: {answer}");
@@ -83,35 +85,34 @@ async fn who_expects_100_continue_and_is_refused_is_not_asked_for_the_body() {
 
 #[tokio::test]
 async fn chunked_bodies_and_http_1_0_work() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let chunks = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;ext=1\r\ndefg\r\n0\r\nTrailer: x\r\n\r\n";
-    let answer = raw(server.api, &request("PUT /api/ns/q", &token, chunks)).await;
+    let answer = raw(server.api_addr, &request("PUT /api/ns/q", &token, chunks)).await;
     assert_eq!(status(&answer), 201, "{answer}");
     let old = format!("GET /api/ns/q?token={token} HTTP/1.0\r\n\r\n");
-    let got = raw(server.api, old.as_bytes()).await;
+    let got = raw(server.api_addr, old.as_bytes()).await;
     assert_eq!(status(&got), 200, "{got}");
     assert!(got.contains("YWJjZGVmZw=="), "abcdefg, in one piece: {got}");
     assert!(!got.to_lowercase().contains("transfer-encoding"), "HTTP/1.0 knows no chunks: {got}");
     let broken = "Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n";
-    let answer = raw(server.api, &request("PUT /api/ns/q", &token, broken)).await;
+    let answer = raw(server.api_addr, &request("PUT /api/ns/q", &token, broken)).await;
     assert_eq!(status(&answer), 400, "{answer}");
     // A body that ends too early is no job.
-    let mut stream = TcpStream::connect(server.api).await.expect("the port takes connections");
+    let mut stream = TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     stream
         .write_all(&request("PUT /api/ns/q", &token, "Content-Length: 10\r\n\r\nhalf"))
         .await
         .expect("sent");
     stream.shutdown().await.expect("shut");
     let mut rest = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("an end in time");
-    let size = send(server.api("GET", "/api/ns/q/size", "")).await;
-    assert_eq!(size.json["size"], 0, "half a body was published");
+    let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut rest)).await.expect("an end in time");
+    assert_eq!(server.size("/api/ns/q").await, 0, "half a body was published");
 }
 
 #[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let mut all = String::new();
     for i in 0..20 {
@@ -123,7 +124,7 @@ async fn pipelined_requests_are_answered_in_order() {
         all += &format!("GET /api/ns/q HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\n\r\n");
     }
     all += "GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    let answers = raw(server.api, all.as_bytes()).await;
+    let answers = raw(server.api_addr, all.as_bytes()).await;
     assert_eq!(answers.matches("HTTP/1.1 201").count(), 20, "{answers}");
     let data: Vec<&str> =
         answers.split("\"data\":\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
@@ -137,9 +138,9 @@ async fn pipelined_requests_are_answered_in_order() {
 
 #[tokio::test]
 async fn other_methods_and_routes_are_unknown_and_do_nothing() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    send(server.api("PUT", "/api/ns/q", &token).body("x")).await.expect(201);
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
     for method in ["HEAD", "OPTIONS", "POST", "PATCH", "TRACE", "BREW"] {
         for path in ["/api/ns/q", "/api/ns/q/peek", "/api/ns/q/size", "/api/ns/q/deadletter", "/ping", "/"] {
             let answer = send(server.api(method, path, &token)).await;
@@ -167,17 +168,17 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
         for path in
             ["/token/ns", "/pools", "/info", "/version", "/accesslog", "/metrics", "/ready", "/limits"]
         {
-            let answer = send(server.operate(method, path)).await;
+            let answer = send(server.admin(method, path)).await;
             assert_eq!(answer.status, 404, "{method} {path} on the admin port: {answer:?}");
         }
     }
-    let job = send(server.api("GET", "/api/ns/q", &token)).await.expect(200);
+    let job = server.get(&token, "/api/ns/q").await.expect(200);
     assert_eq!(job.data(), b"x", "the job was still there");
 }
 
 #[tokio::test]
 async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let long = "a".repeat(1 << 20);
     let cases = [
         format!("GET /{long} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
@@ -193,7 +194,7 @@ async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
         "\u{16}\u{3}\u{1}\u{2}\u{0}\u{1}\u{0}\u{1}\u{fc}\r\n\r\n".to_owned(),
     ];
     for bytes in cases {
-        let answer = raw(server.api, bytes.as_bytes()).await;
+        let answer = raw(server.api_addr, bytes.as_bytes()).await;
         let begin = bytes.get(..40.min(bytes.len())).unwrap_or_default();
         assert!((400..500).contains(&status(&answer)), "{begin:?} got {answer:?}");
     }
@@ -206,9 +207,9 @@ async fn a_head_that_is_too_large_or_not_http_gets_4xx_and_no_hang() {
 
 /// Sends a head and then `bytes` of body from a thread, without waiting for the answer, and reads that meanwhile.
 fn flood(server: &TestServer, head: String, bytes: usize) -> String {
-    let mut writer = std::net::TcpStream::connect(server.api).expect("the port takes connections");
-    writer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    writer.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    let mut writer = std::net::TcpStream::connect(server.api_addr).expect("the port takes connections");
+    writer.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    writer.set_write_timeout(Some(TIMEOUT)).expect("a timeout");
     let mut reader = writer.try_clone().expect("a second handle");
     let sending = std::thread::spawn(move || {
         let _ = writer.write_all(head.as_bytes());
@@ -217,7 +218,7 @@ fn flood(server: &TestServer, head: String, bytes: usize) -> String {
         while left > 0 {
             let n = left.min(piece.len());
             if writer.write_all(&piece[..n]).is_err() {
-                return; // the server has heard enough
+                return; // the server reads no more
             }
             left -= n;
         }
@@ -231,7 +232,7 @@ fn flood(server: &TestServer, head: String, bytes: usize) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_reaches_a_client_that_still_sends_its_body() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let cases = [
         ("/api/ns/q", "wrong", 30 << 20, 401),
@@ -251,30 +252,23 @@ async fn a_refusal_reaches_a_client_that_still_sends_its_body() {
 
 #[tokio::test]
 async fn a_refusal_comes_although_the_announced_body_never_does() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let head = request("PUT /api/ns/q", "wrong", "Content-Length: 5\r\n\r\n");
-    let answer = raw(server.api, &head).await;
+    let answer = raw(server.api_addr, &head).await;
     assert_eq!(status(&answer), 401, "{answer}");
 }
 
-async fn a_bulk_of_64_jobs_of_a_mebibyte_works(server: TestServer) {
+async fn a_bulk_of_64_jobs_of_a_mebibyte_works(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let job = format!("\"{}\"", "x".repeat((1 << 20) - 2));
     let body = format!("[{}]", vec![job.as_str(); 64].join(","));
     let answer = send(server.api("PUT", "/api/ns/q/bulk", &token).body(body)).await.expect(201);
     assert_eq!(answer.json["job_ids"].as_array().map(Vec::len), Some(64));
-    assert_eq!(send(server.api("GET", "/api/ns/q/size", "")).await.json["size"], 64);
-    let first = send(server.api("GET", "/api/ns/q", &token)).await.expect(200);
+    assert_eq!(server.size("/api/ns/q").await, 64);
+    let first = server.get(&token, "/api/ns/q").await.expect(200);
     assert_eq!(Some(first.job_id().as_str()), answer.json["job_ids"][0].as_str(), "the first of them");
     assert_eq!(first.data().len(), 1 << 20, "a whole job");
 }
 
-#[tokio::test]
-async fn a_bulk_of_64_jobs_of_a_mebibyte_works_on_disk() {
-    a_bulk_of_64_jobs_of_a_mebibyte_works(TestServer::disk().await).await;
-}
-
-#[tokio::test]
-async fn a_bulk_of_64_jobs_of_a_mebibyte_works_on_redis() {
-    a_bulk_of_64_jobs_of_a_mebibyte_works(TestServer::redis().await).await;
-}
+on_each_store!(a_bulk_of_64_jobs_of_a_mebibyte_works);

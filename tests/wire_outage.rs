@@ -1,36 +1,28 @@
-//! A Redis that goes away and comes back: what callers hear, what is logged, and that nothing is lost.
+//! A Redis that goes away and comes back: what callers are told, what is logged, and that nothing is lost.
 
 mod support;
 
 use std::time::Duration;
 
 use reqwest::Client;
+use support::TIMEOUT;
+use support::client::{send, until_status};
 use support::process::Process;
 use support::redis_server::RedisServer;
-use support::server::{PATIENCE, TestServer, send};
+use support::servers::{TestServer, redis_toml};
 use tempfile::TempDir;
 
-/// A server on a Redis that the test keeps in its hands.
-async fn server() -> (TestServer, RedisServer, String) {
+/// A server on a Redis that the test can stop and start.
+async fn on_redis() -> (TestServer, RedisServer, String) {
     let redis = RedisServer::start_with(None, &["--appendfsync", "always"]);
-    let server = TestServer::from_toml(&TestServer::redis_toml(&redis), vec![]).await;
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token("ns").await;
     (server, redis, token)
 }
 
-/// Asks until the answer has this status.
-async fn until(status: u16, ask: impl Fn() -> reqwest::RequestBuilder) {
-    let asking = async {
-        while send(ask()).await.status != status {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, asking).await.unwrap_or_else(|_| panic!("no {status} came in time"));
-}
-
 #[tokio::test]
 async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there() {
-    let (server, mut redis, token) = server().await;
+    let (server, mut redis, token) = on_redis().await;
     for i in 0..20 {
         let path = format!("/api/ns/q?delay={}", i % 2);
         send(server.api("PUT", &path, &token).body(i.to_string())).await.expect(201);
@@ -64,9 +56,9 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
     // What needs no store, and what is the caller's fault, is as always.
     send(server.api("GET", "/ping", "")).await.expect(200);
     send(server.api("PUT", "/api/ns/q?tries=0", &token).body("x")).await.expect(400);
-    send(server.operate("GET", "/ping")).await.expect(200);
-    send(server.operate("GET", "/metrics")).await.expect(200);
-    let ready = send(server.operate("GET", "/ready")).await.expect(503);
+    send(server.admin("GET", "/ping")).await.expect(200);
+    send(server.admin("GET", "/metrics")).await.expect(200);
+    let ready = send(server.admin("GET", "/ready")).await.expect(503);
     assert!(ready.json["reason"].as_str().is_some_and(|why| why.contains("pool default")), "{}", ready.text);
     for (method, path) in [
         ("GET", "/token/ns"),
@@ -74,14 +66,14 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
         ("GET", "/info"),
         ("GET", "/limits?force_update=1"),
     ] {
-        let answer = send(server.operate(method, path)).await;
+        let answer = send(server.admin(method, path)).await;
         assert!(answer.status >= 500, "admin {method} {path}: {answer:?}");
     }
     redis.restart();
-    until(200, || server.operate("GET", "/ready")).await;
+    until_status(200, async || send(server.admin("GET", "/ready")).await).await;
     let mut got = Vec::new();
     while got.len() < 20 {
-        // It was said to be ready, so nobody hears of the outage any more.
+        // It was said to be ready, so no request meets the outage any more.
         let job = send(server.api("GET", "/api/ns/q?timeout=5&ttr=600", &token)).await.expect(200);
         got.push(String::from_utf8(job.data()).expect("text").parse::<u32>().expect("a number"));
     }
@@ -92,50 +84,46 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
 
 #[tokio::test]
 async fn ready_says_yes_only_when_requests_work_again() {
-    let (server, mut redis, token) = server().await;
+    let (server, mut redis, token) = on_redis().await;
     redis.kill();
-    // Long enough for the lanes' pauses between two attempts to reach a second.
+    // Nothing tells how long a pause is. After two seconds those between two attempts to connect have reached one.
     let away = async {
         for _ in 0..40 {
             send(server.api("PUT", "/api/ns/q", &token).body("x")).await;
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, away).await.expect("no hang");
+    tokio::time::timeout(TIMEOUT, away).await.expect("no hang");
     redis.restart();
-    until(200, || server.operate("GET", "/ready")).await;
+    until_status(200, async || send(server.admin("GET", "/ready")).await).await;
     send(server.api("PUT", "/api/ns/q", &token).body("x")).await.expect(201);
     send(server.api("GET", "/api/ns/q", &token)).await.expect(200);
 }
 
 #[tokio::test]
-async fn a_parked_poll_outlives_an_outage_or_hears_of_it_and_the_next_is_woken() {
-    let (server, mut redis, token) = server().await;
-    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=3", &token)));
-    let parked = async {
-        while !send(server.operate("GET", "/metrics")).await.text.contains("\ndormouse_parked_polls 1\n") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, parked).await.expect("it is parked");
+async fn a_parked_poll_outlives_an_outage_or_is_told_of_it_and_the_next_is_woken() {
+    let (server, mut redis, token) = on_redis().await;
+    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=20&ttr=600", &token)));
+    server.until_parked(1).await;
     redis.restart();
-    let answer = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic");
-    assert!(answer.status == 404 || answer.status >= 500, "nothing was published: {answer:?}");
-    until(201, || server.api("PUT", "/api/ns/other", &token).body("x")).await;
-    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=15", &token)));
-    until(201, || server.api("PUT", "/api/ns/q?delay=1", &token).body("woken")).await;
-    let job = tokio::time::timeout(PATIENCE, poll).await.expect("no hang").expect("no panic").expect(200);
-    assert_eq!(job.data(), b"woken");
+    until_status(201, async || server.put(&token, "/api/ns/q", "first").await).await;
+    let response = poll.await.expect("no panic");
+    // Whoever was told of the outage asks again.
+    let first = if response.status < 500 { response } else { server.get(&token, "/api/ns/q").await };
+    assert_eq!(first.expect(200).data(), b"first");
+    let poll = tokio::spawn(send(server.api("GET", "/api/ns/q?timeout=20", &token)));
+    until_status(201, async || server.put(&token, "/api/ns/q?delay=1", "woken").await).await;
+    assert_eq!(poll.await.expect("no panic").expect(200).data(), b"woken");
 }
 
 /// A server process that logs everything, with the tokens, passwords and bodies that must not be in there.
 #[tokio::test]
 async fn an_outage_under_load_is_a_few_lines_and_no_secret_is_ever_logged() {
-    let (dir, mut redis) =
-        (TempDir::new().expect("a temporary directory"), RedisServer::start_with(Some("HUSH-password"), &[]));
-    let pool = format!("Addr = {:?}\nPassword = 'HUSH-password'\n", redis.addr());
+    let dir = TempDir::new().expect("a temporary directory");
+    let mut redis = RedisServer::start_with(Some("HUSH-password"), &[]);
     let toml = format!(
-        "LogLevel = 'trace'\nEnableAccessLog = true\nAccounts = {{ ann = 'HUSH-account' }}\n[Pool.default]\n{pool}[AdminRedis]\n{pool}"
+        "LogLevel = 'trace'\nEnableAccessLog = true\nAccounts = {{ ann = 'HUSH-account' }}\n{}",
+        redis_toml(&redis)
     );
     std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
     let mut process = Process::start(dir.path(), &["-c", "c.toml", "-bt", "error"], &[]);
@@ -170,7 +158,7 @@ async fn an_outage_under_load_is_a_few_lines_and_no_secret_is_ever_logged() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, healed).await.expect("it heals by itself");
+    tokio::time::timeout(TIMEOUT, healed).await.expect("it heals by itself");
     assert_eq!(operate("DELETE", &format!("/token/ns/{token}"), "").await, 204);
     process.signal("TERM");
     let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");

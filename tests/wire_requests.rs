@@ -5,20 +5,12 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use support::server::{Answer, TestServer, send};
-
-/// Publishes a job.
-async fn put(server: &TestServer, token: &str, path: &str, body: &str) -> Answer {
-    send(server.api("PUT", path, token).body(body.to_owned())).await
-}
-
-async fn get(server: &TestServer, token: &str, path: &str) -> Answer {
-    send(server.api("GET", path, token)).await
-}
+use support::client::{Response, send};
+use support::servers::{Store, TestServer, on_each_store};
 
 #[tokio::test]
 async fn a_request_wrong_in_every_way_is_told_the_first_and_then_the_next() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let big = "x".repeat((1 << 20) + 1);
     // Each line mends the fault that the line before was told of.
@@ -40,108 +32,105 @@ async fn a_request_wrong_in_every_way_is_told_the_first_and_then_the_next() {
         ("/api/ns/q?tries=1&ttl=9&delay=9", &token, 413, "body too large"),
     ];
     for (path, token, status, says) in steps {
-        let answer = put(&server, token, path, &big).await;
+        let answer = server.put(token, path, &big).await;
         assert_eq!((answer.status, answer.says()), (status, says), "PUT {path}");
         assert_eq!(answer.header("content-type"), "application/json; charset=utf-8", "PUT {path}");
     }
-    let size = get(&server, "", "/api/ns/q/size").await.expect(200);
-    assert_eq!(size.json["size"], 0, "a refusal published something: {}", size.text);
-    let info = send(server.operate("GET", "/info")).await;
+    assert_eq!(server.size("/api/ns/q").await, 0, "a refusal published something");
+    let info = send(server.admin("GET", "/info")).await;
     assert_eq!(info.text, "{}", "a refusal left a queue behind");
 }
 
 #[tokio::test]
 async fn the_limit_is_checked_after_the_token_and_before_the_parameters() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    let limit = format!("/token/ns/{token}/limit");
-    send(server.operate("POST", &limit).body(r#"{"read":1,"write":1,"interval":600}"#)).await.expect(201);
-    put(&server, &token, "/api/ns/q", "one").await.expect(201);
-    put(&server, &token, "/api/ns/q?delay=x", "two").await.expect(429);
-    put(&server, "wrong", "/api/ns/q?delay=x", "two").await.expect(401);
-    put(&server, &token, "/api/ns/q.q?delay=x", "two").await.expect(400);
+    server.limit(&token, r#"{"read":1,"write":1,"interval":600}"#).await;
+    server.put(&token, "/api/ns/q", "one").await.expect(201);
+    server.put(&token, "/api/ns/q?delay=x", "two").await.expect(429);
+    server.put("wrong", "/api/ns/q?delay=x", "two").await.expect(401);
+    server.put(&token, "/api/ns/q.q?delay=x", "two").await.expect(400);
     // What is not publish, bulk or consume is not counted.
-    put(&server, &token, "/api/ns/q/job/x?delay=x", "two").await.expect(400);
-    get(&server, &token, "/api/ns/q/peek").await.expect(200);
-    get(&server, &token, "/api/ns/q").await.expect(200);
-    get(&server, &token, "/api/ns/q?ttr=x").await.expect(429);
+    server.put(&token, "/api/ns/q/job/x?delay=x", "two").await.expect(400);
+    server.get(&token, "/api/ns/q/peek").await.expect(200);
+    server.get(&token, "/api/ns/q").await.expect(200);
+    server.get(&token, "/api/ns/q?ttr=x").await.expect(429);
 }
 
 #[tokio::test]
 async fn every_refused_number_changes_nothing_and_every_fine_one_works() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    let job = put(&server, &token, "/api/ns/q", "stays").await.expect(201).job_id();
+    let job = server.put(&token, "/api/ns/q", "stays").await.expect(201).job_id();
     let bad = ["", "-1", "+1", "%201", "1%20", "1.0", "1e3", "0x10", "4294967296", "١", "%00", "1%00"];
     for key in ["delay", "ttl", "tries"] {
         for value in bad {
-            put(&server, &token, &format!("/api/ns/q?{key}={value}"), "x").await.expect(400);
-            put(&server, &token, &format!("/api/ns/q/bulk?{key}={value}"), "[1]").await.expect(400);
-            put(&server, &token, &format!("/api/ns/q/job/{job}?{key}={value}"), "x").await.expect(400);
+            server.put(&token, &format!("/api/ns/q?{key}={value}"), "x").await.expect(400);
+            server.put(&token, &format!("/api/ns/q/bulk?{key}={value}"), "[1]").await.expect(400);
+            server.put(&token, &format!("/api/ns/q/job/{job}?{key}={value}"), "x").await.expect(400);
         }
     }
-    put(&server, &token, "/api/ns/q?tries=65536", "x").await.expect(400);
+    server.put(&token, "/api/ns/q?tries=65536", "x").await.expect(400);
     for key in ["ttr", "timeout", "count"] {
         for value in bad {
-            get(&server, &token, &format!("/api/ns/q?{key}={value}")).await.expect(400);
+            server.get(&token, &format!("/api/ns/q?{key}={value}")).await.expect(400);
         }
     }
     for key in ["limit", "ttl"] {
         // A limit may be larger than any queue.
         for value in bad.iter().filter(|v| key != "limit" || **v != "4294967296") {
-            put(&server, &token, &format!("/api/ns/q/deadletter?{key}={value}"), "").await.expect(400);
+            server.put(&token, &format!("/api/ns/q/deadletter?{key}={value}"), "").await.expect(400);
         }
     }
-    assert_eq!(get(&server, &token, "/api/ns/q/size").await.json["size"], 1, "only the first job is there");
-    let got =
-        get(&server, &token, "/api/ns/q?ttr=0007&timeout=000&count=01&ttr=x&Array&freeze_tries=1").await;
+    assert_eq!(server.size("/api/ns/q").await, 1, "only the first job is there");
+    let got = server.get(&token, "/api/ns/q?ttr=0007&timeout=000&count=01&ttr=x&Array&freeze_tries=1").await;
     assert_eq!(got.expect(200).job_id(), job, "leading zeros, repeated and unknown keys are fine");
-    put(&server, &token, "/api/ns/q?ttl=0&delay=4294967295&tries=65535", "x").await.expect(201);
+    server.put(&token, "/api/ns/q?ttl=0&delay=4294967295&tries=65535", "x").await.expect(201);
 }
 
 #[tokio::test]
 async fn count_decides_between_an_object_and_an_array() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
-    put(&server, &token, "/api/ns/q/bulk", "[1,2,3,4]").await.expect(201);
-    let one = get(&server, &token, "/api/ns/q").await.expect(200);
+    server.put(&token, "/api/ns/q/bulk", "[1,2,3,4]").await.expect(201);
+    let one = server.get(&token, "/api/ns/q").await.expect(200);
     assert!(one.json.is_object(), "no count: an object, not {}", one.text);
-    let one = get(&server, &token, "/api/ns/q?count=1").await.expect(200);
+    let one = server.get(&token, "/api/ns/q?count=1").await.expect(200);
     assert!(one.json.is_object(), "count=1: an object, not {}", one.text);
-    let some = get(&server, &token, "/api/ns/q?count=100").await.expect(200);
+    let some = server.get(&token, "/api/ns/q?count=100").await.expect(200);
     assert_eq!(
         some.json.as_array().map(Vec::len),
         Some(2),
         "count=100: the two that are left: {}",
         some.text
     );
-    put(&server, &token, "/api/ns/q", "last").await.expect(201);
-    let some = get(&server, &token, "/api/ns/q?count=2").await.expect(200);
+    server.put(&token, "/api/ns/q", "last").await.expect(201);
+    let some = server.get(&token, "/api/ns/q?count=2").await.expect(200);
     assert_eq!(some.json.as_array().map(Vec::len), Some(1), "count=2 with one job: an array: {}", some.text);
-    let none = get(&server, &token, "/api/ns/q?count=2").await.expect(404);
+    let none = server.get(&token, "/api/ns/q?count=2").await.expect(404);
     assert_eq!(none.text, r#"{"msg":"no job available"}"#);
 }
 
 #[tokio::test]
 async fn bulk_takes_1_to_64_elements_of_any_json_and_keeps_their_text() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     for bad in ["", "{}", "1", "null", "[", "[1,]", "[1] x", "\"[1]\"", "[]", "[1 2]", "[NaN]", "[\"\\x\"]"] {
-        put(&server, &token, "/api/ns/q/bulk", bad).await.expect(400);
+        server.put(&token, "/api/ns/q/bulk", bad).await.expect(400);
     }
     let sixty_five = format!("[{}1]", "1,".repeat(64));
-    put(&server, &token, "/api/ns/q/bulk", &sixty_five).await.expect(400);
+    server.put(&token, "/api/ns/q/bulk", &sixty_five).await.expect(400);
     let one_too_large = format!("[1,\"{}\"]", "x".repeat(1 << 20));
-    let large = put(&server, &token, "/api/ns/q/bulk", &one_too_large).await.expect(413);
+    let large = server.put(&token, "/api/ns/q/bulk", &one_too_large).await.expect(413);
     assert_eq!(large.says(), "job too large");
-    assert_eq!(get(&server, &token, "/api/ns/q/size").await.json["size"], 0, "half a bulk was published");
+    assert_eq!(server.size("/api/ns/q").await, 0, "half a bulk was published");
 
     let texts = ["{ \"a\" :  1,\"a\":2 }", "null", "1e400", "\"\\ud834\\udd1e é\"", "[ ]"];
     let answer =
-        put(&server, &token, "/api/ns/q/bulk", &format!(" [ {} ]\n", texts.join(" ,\n"))).await.expect(201);
+        server.put(&token, "/api/ns/q/bulk", &format!(" [ {} ]\n", texts.join(" ,\n"))).await.expect(201);
     let ids = answer.json["job_ids"].as_array().cloned().unwrap_or_default();
     for (text, id) in texts.iter().zip(&ids) {
-        let job = get(&server, &token, "/api/ns/q").await.expect(200);
+        let job = server.get(&token, "/api/ns/q").await.expect(200);
         assert_eq!((String::from_utf8_lossy(&job.data()).as_ref(), &job.json["job_id"]), (*text, id));
     }
     assert_eq!(ids.len(), texts.len(), "an id for each: {}", answer.text);
@@ -149,36 +138,37 @@ async fn bulk_takes_1_to_64_elements_of_any_json_and_keeps_their_text() {
 
 #[tokio::test]
 async fn a_bulk_that_is_not_utf8_is_refused_and_a_job_that_is_not_comes_back_as_it_was() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let bad = b"[\"\xff\xfe\"]".to_vec();
     send(server.api("PUT", "/api/ns/q/bulk", &token).body(bad.clone())).await.expect(400);
     send(server.api("PUT", "/api/ns/q", &token).body(bad.clone())).await.expect(201);
-    assert_eq!(get(&server, &token, "/api/ns/q").await.expect(200).data(), bad);
+    assert_eq!(server.get(&token, "/api/ns/q").await.expect(200).data(), bad);
     for path in ["/api/n%ffs/q", "/api/ns/q%ff", "/api/ns/%00", "/api/ns/a%2Fb", "/api/ns/q/job/%ff%fe"] {
-        let answer = get(&server, &token, path).await;
+        let answer = server.get(&token, path).await;
         assert!((400..500).contains(&answer.status), "{path}: {answer:?}");
     }
-    get(&server, &token, "/api/ns/q?timeout=%ff").await.expect(400);
-    get(&server, "", "/api/ns/q?token=%ff%fe").await.expect(401);
+    server.get(&token, "/api/ns/q?timeout=%ff").await.expect(400);
+    server.get("", "/api/ns/q?token=%ff%fe").await.expect(401);
     for path in ["/token/n%ffs?description=x", "/token/ns?description=x&pool=%ff", "/info?pool=%ff"] {
-        let answer = send(server.operate("POST", path)).await;
+        let answer = send(server.admin("POST", path)).await;
         assert!((400..500).contains(&answer.status), "admin {path}: {answer:?}");
     }
 }
 
 /// Publishes with these attributes, and answers how they come back.
-async fn attributes(server: &TestServer, token: &str, headers: &[(&str, &str)]) -> Answer {
+async fn attributes(server: &TestServer, token: &str, headers: &[(&str, &str)]) -> Response {
     let mut request = server.api("PUT", "/api/ns/q", token).header("Enable-Job-Version", "yEs").body("x");
     for (name, value) in headers {
         let value = reqwest::header::HeaderValue::from_bytes(value.as_bytes()).expect("a header's value");
         request = request.header(*name, value);
     }
     let answer = send(request).await;
-    if answer.status != 201 { answer } else { get(server, token, "/api/ns/q").await.expect(200) }
+    if answer.status != 201 { answer } else { server.get(token, "/api/ns/q").await.expect(200) }
 }
 
-async fn attributes_come_back(server: TestServer) {
+async fn attributes_come_back(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
     let long = format!("Job-Attr-{}", "K".repeat(33));
     // 127 bytes, and then a character of two.
@@ -201,99 +191,77 @@ async fn attributes_come_back(server: TestServer) {
     attributes(&server, &token, &of(17)).await.expect(400);
     let none = attributes(&server, &token, &[]).await.expect(200);
     assert!(none.json["attributes"].is_null(), "none is null: {}", none.text);
-    get(&server, &token, "/api/ns/q").await.expect(404);
+    server.get(&token, "/api/ns/q").await.expect(404);
 
     // Without the switch they are not looked at.
     let request = server.api("PUT", "/api/ns/q", &token).header("Job-Attr-A", "1").body("x");
     let id = send(request).await.expect(201).job_id();
     assert_eq!(id.len(), 26, "a plain id");
-    assert!(get(&server, &token, "/api/ns/q").await.json["attributes"].is_null(), "no attributes");
+    assert!(server.get(&token, "/api/ns/q").await.json["attributes"].is_null(), "no attributes");
 }
 
-#[tokio::test]
-async fn attributes_come_back_on_disk() {
-    attributes_come_back(TestServer::disk().await).await;
-}
+on_each_store!(attributes_come_back);
 
-#[tokio::test]
-async fn attributes_come_back_on_redis() {
-    attributes_come_back(TestServer::redis().await).await;
-}
-
-async fn republish_validates_first_and_is_one_step(server: TestServer) {
+async fn republish_validates_first_and_is_one_step(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
-    let old = put(&server, &token, "/api/ns/q", "old").await.expect(201).job_id();
+    let old = server.put(&token, "/api/ns/q", "old").await.expect(201).job_id();
     let path = format!("/api/ns/q/job/{old}");
-    put(&server, &token, &format!("{path}?tries=0"), "new").await.expect(400);
-    put(&server, &token, &path, &"x".repeat((1 << 20) + 1)).await.expect(413);
-    let still = get(&server, &token, &path).await.expect(200);
+    server.put(&token, &format!("{path}?tries=0"), "new").await.expect(400);
+    server.put(&token, &path, &"x".repeat((1 << 20) + 1)).await.expect(413);
+    let still = server.get(&token, &path).await.expect(200);
     assert_eq!(still.data(), b"old", "a refused republish deleted the job");
-    let new = put(&server, &token, &path, "new").await.expect(201).job_id();
-    get(&server, &token, &path).await.expect(404);
-    let got = get(&server, &token, "/api/ns/q").await.expect(200);
+    let new = server.put(&token, &path, "new").await.expect(201).job_id();
+    server.get(&token, &path).await.expect(404);
+    let got = server.get(&token, "/api/ns/q").await.expect(200);
     assert_eq!((got.job_id(), got.data()), (new, b"new".to_vec()), "the new one took the old one's place");
     // Of a job that is unknown, or was never one: it is a publish.
-    put(&server, &token, &path, "again").await.expect(201);
-    put(&server, &token, "/api/ns/q/job/nonsense", "more").await.expect(201);
-    assert_eq!(get(&server, &token, "/api/ns/q?count=9").await.json.as_array().map(Vec::len), Some(2));
+    server.put(&token, &path, "again").await.expect(201);
+    server.put(&token, "/api/ns/q/job/nonsense", "more").await.expect(201);
+    assert_eq!(server.get(&token, "/api/ns/q?count=9").await.json.as_array().map(Vec::len), Some(2));
 }
 
-#[tokio::test]
-async fn republish_validates_first_and_is_one_step_on_disk() {
-    republish_validates_first_and_is_one_step(TestServer::disk().await).await;
-}
+on_each_store!(republish_validates_first_and_is_one_step);
 
-#[tokio::test]
-async fn republish_validates_first_and_is_one_step_on_redis() {
-    republish_validates_first_and_is_one_step(TestServer::redis().await).await;
-}
-
-async fn fire_and_wait(server: TestServer) {
+async fn a_producer_can_wait_on_a_queue_named_after_its_job(store: Store) {
+    let server = TestServer::on(store).await;
     let token = server.token("ns").await;
-    let job = put(&server, &token, "/api/ns/work?ttl=10", "question").await.expect(201).job_id();
+    let job = server.put(&token, "/api/ns/work?ttl=10", "question").await.expect(201).job_id();
     let wait = tokio::spawn(send(server.api("GET", &format!("/api/ns/{job}?timeout=10"), &token)));
-    let got = get(&server, &token, "/api/ns/work?timeout=5").await.expect(200);
+    let got = server.get(&token, "/api/ns/work?timeout=5").await.expect(200);
     assert_eq!((got.job_id(), &got.json["ttl"]), (job.clone(), &10.into()), "ttl right after a publish");
-    let answer = put(&server, &token, &format!("/api/ns/{job}"), "answer").await.expect(201).job_id();
+    let answer = server.put(&token, &format!("/api/ns/{job}"), "answer").await.expect(201).job_id();
     let got = wait.await.expect("no panic").expect(200);
     assert_eq!((got.job_id(), got.data()), (answer, b"answer".to_vec()), "who waits gets the answer");
 }
 
-#[tokio::test]
-async fn a_producer_can_wait_on_a_queue_named_after_its_job_on_disk() {
-    fire_and_wait(TestServer::disk().await).await;
-}
-
-#[tokio::test]
-async fn a_producer_can_wait_on_a_queue_named_after_its_job_on_redis() {
-    fire_and_wait(TestServer::redis().await).await;
-}
+on_each_store!(a_producer_can_wait_on_a_queue_named_after_its_job);
 
 #[tokio::test]
 async fn names_are_decoded_bounded_and_may_not_begin_with_an_underscore() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("n-S_1").await;
-    put(&server, &token, "/api/n%2DS_1/%71ueue", "x").await.expect(201);
-    assert_eq!(get(&server, &token, "/api/n-S_1/queue").await.expect(200).data(), b"x");
+    server.put(&token, "/api/n%2DS_1/%71ueue", "x").await.expect(201);
+    assert_eq!(server.get(&token, "/api/n-S_1/queue").await.expect(200).data(), b"x");
     let (long, longer) = ("a".repeat(255), "a".repeat(256));
-    put(&server, &token, &format!("/api/n-S_1/{long}"), "x").await.expect(201);
-    put(&server, &token, &format!("/api/n-S_1/{longer}"), "x").await.expect(400);
-    put(&server, &token, &format!("/api/{longer}/q"), "x").await.expect(400);
-    put(&server, &token, "/api/n-S_1/_q", "x").await.expect(400);
-    get(&server, &token, "/api/n-S_1/_q").await.expect(404);
-    get(&server, &token, "/api/n-S_1/a,_q,b").await.expect(404);
-    get(&server, &token, "/api/n-S_1/a,b.c").await.expect(400);
-    get(&server, &token, "/api/n-S_1/,").await.expect(400);
-    put(&server, &token, "/api/n-S_1/a,b", "x").await.expect(400);
+    server.put(&token, &format!("/api/n-S_1/{long}"), "x").await.expect(201);
+    server.put(&token, &format!("/api/n-S_1/{longer}"), "x").await.expect(400);
+    server.put(&token, &format!("/api/{longer}/q"), "x").await.expect(400);
+    server.put(&token, "/api/n-S_1/_q", "x").await.expect(400);
+    server.get(&token, "/api/n-S_1/_q").await.expect(404);
+    server.get(&token, "/api/n-S_1/a,_q,b").await.expect(404);
+    server.get(&token, "/api/n-S_1/a,b.c").await.expect(400);
+    server.get(&token, "/api/n-S_1/,").await.expect(400);
+    server.put(&token, "/api/n-S_1/a,b", "x").await.expect(400);
     // Priority is the order of the names.
-    put(&server, &token, "/api/n-S_1/low", "low").await.expect(201);
-    put(&server, &token, "/api/n-S_1/high", "high").await.expect(201);
-    assert_eq!(get(&server, &token, "/api/n-S_1/high,low").await.expect(200).data(), b"high");
+    server.put(&token, "/api/n-S_1/low", "low").await.expect(201);
+    server.put(&token, "/api/n-S_1/high", "high").await.expect(201);
+    assert_eq!(server.get(&token, "/api/n-S_1/high,low").await.expect(200).data(), b"high");
 }
 
 #[tokio::test]
 async fn every_answer_has_an_id_of_its_own() {
-    let server = TestServer::disk().await;
+    let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let mut ids = BTreeSet::new();
     let asked = [
@@ -302,9 +270,9 @@ async fn every_answer_has_an_id_of_its_own() {
         server.api("PUT", "/api/ns/q", &token).header("X-Request-ID", "mine"),
         server.api("DELETE", "/api/ns/q", &token),
         server.api("GET", "/ping", ""),
-        server.operate("GET", "/metrics"),
-        server.operate("GET", "/nothing"),
-        server.operate("GET", "/ping"),
+        server.admin("GET", "/metrics"),
+        server.admin("GET", "/nothing"),
+        server.admin("GET", "/ping"),
     ];
     let many = asked.len();
     for request in asked {

@@ -10,7 +10,7 @@ pub async fn ack_forgets_a_job_in_every_state(s: &dyn Stage) {
         assert_eq!(s.find(&new).await, None, "a {state} job after its ack");
         assert_eq!(s.peek(&new.queue).await, None, "a {state} job after its ack");
         assert_eq!(s.take(&new.queue, 9, LONG).await, [], "a {state} job after its ack");
-        if s.traits().exact_sizes {
+        if s.differences().exact_sizes {
             let sizes = (s.size(&new.queue).await, s.dead(&new.queue).await);
             assert_eq!(sizes, (0, 0), "ready and dead after the ack of a {state} job");
         }

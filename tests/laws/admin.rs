@@ -1,63 +1,18 @@
-//! What every admin store keeps: one function per law, over an [`AdminStage`] with an empty store. Included by
-//! its own path, apart from the engines' laws. `admin_laws!(name, constructor)` makes one test per law.
-//!
-//! [`AdminStage`]: crate::support::admin::AdminStage
+//! Laws of admin stores: tokens and limits of one scope stay there, and counters lose nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dormouse::admin::Direction::{Read, Write};
-use dormouse::error::Result;
 
 use crate::support::admin::{AdminStage, limit, scope, token};
-
-/// One test per law on the stage that `$stage().await` builds.
-macro_rules! admin_laws {
-    ($module:ident, $stage:expr) => {
-        $crate::admin_laws::admin_law_tests! { $module, $stage;
-            a_token_is_there_once_it_was_added,
-            a_taken_token_is_not_added_again,
-            a_removed_token_is_gone_with_its_limit,
-            tokens_of_other_scopes_do_not_mix,
-            names_and_tokens_with_separators_do_not_mix,
-            limits_are_added_set_and_removed,
-            counters_count_apart,
-            a_counter_ends_after_its_interval,
-            uncount_takes_one_back,
-            uncount_never_goes_below_zero,
-            concurrent_counts_are_all_counted,
-            check_is_fine,
-        }
-    };
-}
-
-macro_rules! admin_law_tests {
-    ($module:ident, $stage:expr; $($law:ident),* $(,)?) => {
-        mod $module {
-            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
-            use super::*;
-
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $law() {
-                let play = async { $crate::admin_laws::$law(&$stage().await).await };
-                let end = std::time::Duration::from_secs(60);
-                assert!(tokio::time::timeout(end, play).await.is_ok(), "the law still runs after a minute");
-            })*
-        }
-    };
-}
-
-pub(crate) use {admin_law_tests, admin_laws};
+use crate::support::stage::ok;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(300);
 
-fn ok<T>(what: &str, answer: Result<T>) -> T {
-    answer.unwrap_or_else(|e| panic!("{what} should succeed, but answered: {e}"))
-}
-
 /// Guards against tokens lost, or stored without their description.
-pub async fn a_token_is_there_once_it_was_added(s: &dyn AdminStage) {
+pub async fn a_token_is_there_once_it_was_added(s: &AdminStage) {
     let key = token("default", "ns", "01TOKEN");
     assert!(!ok("has_token", s.store().has_token(&key).await), "nothing was added");
     assert!(ok("add_token", s.store().add_token(&key, "für \"tests\"").await), "it is new");
@@ -67,7 +22,7 @@ pub async fn a_token_is_there_once_it_was_added(s: &dyn AdminStage) {
 }
 
 /// Guards against a token that changes its owner.
-pub async fn a_taken_token_is_not_added_again(s: &dyn AdminStage) {
+pub async fn a_taken_token_is_not_added_again(s: &AdminStage) {
     let key = token("default", "ns", "01TOKEN");
     ok("add_token", s.store().add_token(&key, "first").await);
     assert!(!ok("add_token", s.store().add_token(&key, "second").await), "it is taken");
@@ -76,7 +31,7 @@ pub async fn a_taken_token_is_not_added_again(s: &dyn AdminStage) {
 }
 
 /// Guards against a token that outlives its removal, and against a limit left for the next of its name.
-pub async fn a_removed_token_is_gone_with_its_limit(s: &dyn AdminStage) {
+pub async fn a_removed_token_is_gone_with_its_limit(s: &AdminStage) {
     let (key, other) = (token("default", "ns", "a"), token("default", "ns", "b"));
     for key in [&key, &other] {
         ok("add_token", s.store().add_token(key, "d").await);
@@ -91,7 +46,7 @@ pub async fn a_removed_token_is_gone_with_its_limit(s: &dyn AdminStage) {
 }
 
 /// Guards against a token that opens more than its scope.
-pub async fn tokens_of_other_scopes_do_not_mix(s: &dyn AdminStage) {
+pub async fn tokens_of_other_scopes_do_not_mix(s: &AdminStage) {
     ok("add_token", s.store().add_token(&token("p", "ns", "t"), "d").await);
     for other in
         [token("p", "other", "t"), token("q", "ns", "t"), token("p", "ns", "T"), token("p", "ns", "tt")]
@@ -106,7 +61,7 @@ pub async fn tokens_of_other_scopes_do_not_mix(s: &dyn AdminStage) {
 }
 
 /// Guards against joined keys: a token may hold any character, also the one that a key is joined with.
-pub async fn names_and_tokens_with_separators_do_not_mix(s: &dyn AdminStage) {
+pub async fn names_and_tokens_with_separators_do_not_mix(s: &AdminStage) {
     let keys = [
         token("p", "n", "a/b"),
         token("p", "n", "a"),
@@ -132,7 +87,7 @@ pub async fn names_and_tokens_with_separators_do_not_mix(s: &dyn AdminStage) {
 }
 
 /// Guards against limits lost or mixed up.
-pub async fn limits_are_added_set_and_removed(s: &dyn AdminStage) {
+pub async fn limits_are_added_set_and_removed(s: &AdminStage) {
     let (a, b) = (token("p", "ns", "a"), token("p", "ns", "b"));
     assert_eq!(ok("limits", s.store().limits().await), [], "nothing was added");
     assert!(ok("add_limit", s.store().add_limit(&a, limit(1, -2, 3)).await), "it is new");
@@ -151,7 +106,7 @@ pub async fn limits_are_added_set_and_removed(s: &dyn AdminStage) {
 }
 
 /// Guards against one counter for both directions, or for all tokens.
-pub async fn counters_count_apart(s: &dyn AdminStage) {
+pub async fn counters_count_apart(s: &AdminStage) {
     let (a, b) = (token("p", "ns", "a"), token("p", "ns", "b"));
     for n in 1..=3 {
         assert_eq!(ok("count", s.store().count(&a, Read, HOUR).await), n, "reads of a");
@@ -161,7 +116,7 @@ pub async fn counters_count_apart(s: &dyn AdminStage) {
 }
 
 /// Guards against counters that never end, or whose end moves with each count.
-pub async fn a_counter_ends_after_its_interval(s: &dyn AdminStage) {
+pub async fn a_counter_ends_after_its_interval(s: &AdminStage) {
     let (key, steady) = (token("p", "ns", "a"), token("p", "ns", "b"));
     ok("count", s.store().count(&steady, Read, HOUR).await);
     ok("count", s.store().count(&key, Read, SHORT).await);
@@ -174,7 +129,7 @@ pub async fn a_counter_ends_after_its_interval(s: &dyn AdminStage) {
 }
 
 /// Guards against requests that are given back and still counted.
-pub async fn uncount_takes_one_back(s: &dyn AdminStage) {
+pub async fn uncount_takes_one_back(s: &AdminStage) {
     let key = token("p", "ns", "a");
     for n in 1..=3 {
         assert_eq!(ok("count", s.store().count(&key, Write, HOUR).await), n, "counted");
@@ -187,7 +142,7 @@ pub async fn uncount_takes_one_back(s: &dyn AdminStage) {
 
 /// Guards against credit: what comes back after the counter ended must not make room in the next one, and
 /// must not leave a counter that never ends.
-pub async fn uncount_never_goes_below_zero(s: &dyn AdminStage) {
+pub async fn uncount_never_goes_below_zero(s: &AdminStage) {
     let key = token("p", "ns", "a");
     ok("uncount", s.store().uncount(&key, Read).await);
     ok("count", s.store().count(&key, Read, SHORT).await);
@@ -203,7 +158,7 @@ pub async fn uncount_never_goes_below_zero(s: &dyn AdminStage) {
 }
 
 /// Guards against counts lost between servers that count at the same time.
-pub async fn concurrent_counts_are_all_counted(s: &dyn AdminStage) {
+pub async fn concurrent_counts_are_all_counted(s: &AdminStage) {
     let key = token("p", "ns", "a");
     let one = || async { ok("count", s.store().count(&key, Read, HOUR).await) };
     let mut counts = Vec::new();
@@ -216,6 +171,6 @@ pub async fn concurrent_counts_are_all_counted(s: &dyn AdminStage) {
 }
 
 /// Guards against a health check that fails while all is well.
-pub async fn check_is_fine(s: &dyn AdminStage) {
+pub async fn check_is_fine(s: &AdminStage) {
     ok("check", s.store().check().await);
 }

@@ -100,7 +100,7 @@ pub async fn every_job_is_handed_out_exactly_once(s: &dyn Stage) {
     s.pump().await;
     assert_eq!(s.drain(&q).await, [""; 0], "all are acked");
     let timers = ok("stats", s.engine().stats().await).timers;
-    assert!(timers == 0 || !s.traits().exact_sizes, "{timers} timers are left of acked jobs");
+    assert!(timers == 0 || !s.differences().exact_sizes, "{timers} timers are left of acked jobs");
 }
 
 /// Guards against two calls that read the same head.

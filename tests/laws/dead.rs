@@ -74,7 +74,7 @@ pub async fn respawned_jobs_have_one_try_and_the_new_ttl(s: &dyn Stage) {
     assert_eq!(jobs.iter().map(|j| j.tries_left).collect::<Vec<_>>(), [0, 0], "one try, which is in use");
     assert_eq!((&jobs[0].body, &jobs[0].attributes), (&new[0].body, &new[0].attributes), "with all it had");
     let ttl = jobs[0].ttl.expect("respawned with a ttl");
-    assert!(ttl <= LONG + s.traits().slack && ttl > LONG / 2, "the new ttl: {ttl:?}");
+    assert!(ttl <= LONG + s.differences().slack && ttl > LONG / 2, "the new ttl: {ttl:?}");
     assert_eq!(jobs[1].ttl, None, "respawned forever");
 }
 
@@ -122,6 +122,21 @@ pub async fn respawn_does_not_wake_an_acked_job(s: &dyn Stage) {
     assert_eq!(respawn(s, &q, 1, None).await, 1, "one was asked for, two are dead");
     assert_eq!(respawn(s, &q, 9, None).await, 1, "the other");
     assert_eq!(s.drain(&q).await, ["1", "3"], "those that were not acked");
+}
+
+/// Guards against a limit of a delete that is used up by acked jobs.
+pub async fn delete_dead_does_not_count_acked_jobs(s: &dyn Stage) {
+    let q = queue("q");
+    let jobs = s.kill(&q, numbered(&q, 5)).await;
+    s.ack(&jobs[0]).await;
+    s.ack(&jobs[2]).await;
+    assert_eq!(
+        ok("delete_dead", s.engine().delete_dead(&q, 2).await),
+        2,
+        "two were asked for, three are dead"
+    );
+    assert_eq!(respawn(s, &q, 9, None).await, 1, "the newest is left");
+    assert_eq!(s.drain(&q).await, ["4"], "the newest is left");
 }
 
 /// Guards against deletes of the newest, and of entries whose bodies stay.

@@ -1,16 +1,25 @@
-//! What every engine and every wrapper keeps: one function per law, over a [`Stage`] with an empty store. The
-//! list below is the whole of it. `laws!(name, constructor)` makes one test per law; the constructor is an
-//! async function without arguments that answers an `impl Stage`.
+//! What every store keeps: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store.
+//! The lists below are the whole of it; a law that is in no list is an error of the compiler. tests/laws.rs runs
+//! them on every engine, wrapper and admin store.
 //!
-//! Laws read results through the `Engine` trait only, so they know nothing of how a store keeps its jobs.
+//! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
+//!   without arguments that answers an `impl Stage`.
+//! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
+//! - `admin_laws!(name, constructor)` makes one test for each law of an admin store.
+//!
+//! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
+//! what it has.
 //!
 //! [`Stage`]: crate::support::stage::Stage
+//! [`AdminStage`]: crate::support::admin::AdminStage
 
 pub mod ack;
+pub mod admin;
 pub mod concurrency;
 pub mod consume;
 pub mod dead;
 pub mod give_back;
+pub mod instants;
 pub mod names;
 pub mod notifier;
 pub mod peek;
@@ -25,6 +34,15 @@ pub mod ttr;
 /// One test per law on the stage that `$stage().await` builds.
 macro_rules! laws {
     ($module:ident, $stage:expr) => {
+        $crate::laws::laws! { @list $module, $stage; }
+    };
+    ($module:ident, $stage:expr, virtual_time) => {
+        $crate::laws::laws! { @list $module, $stage; instants {
+            nothing_happens_one_millisecond_before,
+            a_job_is_there_until_its_last_millisecond,
+        } }
+    };
+    (@list $module:ident, $stage:expr; $($more:tt)*) => {
         mod $module {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
@@ -45,7 +63,6 @@ macro_rules! laws {
                 timers {
                     a_delayed_job_is_not_handed_out_before_it_is_due,
                     a_delayed_job_is_never_early_by_its_own_account,
-                    nothing_happens_one_millisecond_before,
                     jobs_due_together_come_in_publish_order_whatever_their_tries,
                     jobs_come_in_the_order_they_are_due,
                     a_delayed_job_joins_at_the_tail,
@@ -116,7 +133,6 @@ macro_rules! laws {
                     a_delayed_job_expires,
                     a_running_job_expires_and_does_not_come_back,
                     an_expired_running_job_does_not_die,
-                    a_job_is_there_until_its_last_millisecond,
                     a_dead_job_does_not_expire,
                     a_job_without_ttl_stays,
                 }
@@ -130,6 +146,7 @@ macro_rules! laws {
                     respawned_jobs_go_behind_the_ready_ones,
                     respawn_of_more_than_there_are_takes_all,
                     respawn_does_not_wake_an_acked_job,
+                    delete_dead_does_not_count_acked_jobs,
                     delete_dead_forgets_the_oldest,
                     delete_dead_of_more_than_there_are_takes_all,
                     destroy_forgets_ready_jobs_only,
@@ -167,12 +184,40 @@ macro_rules! laws {
                     after_close_every_call_says_closed,
                     close_twice_is_fine,
                 }
+                $($more)*
             }
         }
     };
 }
 
-/// The tests of the list.
+/// One test per law of admin stores on the stage that `$stage().await` builds.
+macro_rules! admin_laws {
+    ($module:ident, $stage:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            $crate::laws::law_tests! { $stage;
+                admin {
+                    a_token_is_there_once_it_was_added,
+                    a_taken_token_is_not_added_again,
+                    a_removed_token_is_gone_with_its_limit,
+                    tokens_of_other_scopes_do_not_mix,
+                    names_and_tokens_with_separators_do_not_mix,
+                    limits_are_added_set_and_removed,
+                    counters_count_apart,
+                    a_counter_ends_after_its_interval,
+                    uncount_takes_one_back,
+                    uncount_never_goes_below_zero,
+                    concurrent_counts_are_all_counted,
+                    check_is_fine,
+                }
+            }
+        }
+    };
+}
+
+/// The tests of a list.
 macro_rules! law_tests {
     ($stage:expr; $($topic:ident { $($law:ident),* $(,)? })*) => {
         $(mod $topic {
@@ -192,4 +237,4 @@ macro_rules! law_tests {
     };
 }
 
-pub(crate) use {law_tests, laws};
+pub(crate) use {admin_laws, law_tests, laws};

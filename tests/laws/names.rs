@@ -59,7 +59,7 @@ pub async fn the_longest_names_work(s: &dyn Stage) {
     assert_eq!(s.drain(&b).await, ["b"], "became ready in its queue");
 }
 
-/// Guards against jobs that are known by their id alone.
+/// Guards against jobs that are found by their id alone.
 pub async fn one_id_in_two_queues_is_two_jobs(s: &dyn Stage) {
     let (a, b) = (queue("a"), queue("b"));
     let first = s.put(job(&a, "in a").delay(SHORT)).await;

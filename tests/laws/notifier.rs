@@ -16,7 +16,7 @@ async fn waiting(s: &dyn Stage, q: &Queue) -> Arc<Notified> {
 }
 
 async fn is_told(notified: &Notified, q: &Queue, what: &str) {
-    let told = tokio::time::timeout(PATIENCE, notified.next()).await;
+    let told = tokio::time::timeout(TIMEOUT, notified.next()).await;
     assert_eq!(told.ok(), Some([q.clone()].into()), "{what} should notify of {q}");
 }
 

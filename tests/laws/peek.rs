@@ -1,4 +1,4 @@
-//! Laws of looking: peek, peek by id and size show what is there and change nothing.
+//! Laws of reading: peek, peek by id and size show what is there and change nothing.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub async fn peek_shows_what_consume_would_give_and_changes_nothing(s: &dyn Stag
         assert_eq!((&seen.queue, seen.id, &seen.body), (&q, new.id, &new.body), "the head");
         assert_eq!(seen.attributes, new.attributes, "its attributes");
         assert_eq!((seen.tries_left, seen.receipt), (3, 0), "three tries still, and no hand-over");
-        assert!(seen.ttl.is_some_and(|ttl| ttl <= LONG + s.traits().slack), "its ttl: {:?}", seen.ttl);
+        assert!(seen.ttl.is_some_and(|ttl| ttl <= LONG + s.differences().slack), "its ttl: {:?}", seen.ttl);
     }
     let taken = s.take(&q, 9, LONG).await;
     assert_eq!(bodies(&taken), ["1", "2"], "both are still there, in order");
@@ -84,6 +84,6 @@ pub async fn size_counts_ready_jobs_only(s: &dyn Stage) {
     assert_eq!(s.size(&q).await, 50, "20 of 70 run");
     s.ack(&jobs[69]).await;
     let size = s.size(&q).await;
-    let expected = if s.traits().exact_sizes { 49..=49 } else { 49..=50 };
+    let expected = if s.differences().exact_sizes { 49..=49 } else { 49..=50 };
     assert!(expected.contains(&size), "{size} after one of 50 was acked, expected {expected:?}");
 }

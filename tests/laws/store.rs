@@ -42,7 +42,7 @@ pub async fn after_close_every_call_says_closed(s: &dyn Stage) {
     engine.close().await;
     closed("publish", engine.publish(vec![job(&q, "new").make(s)]).await);
     closed("republish", engine.republish(stored.name(), job(&q, "new").make(s)).await);
-    closed("consume", engine.consume(&q.clone().into(), &[LONG]).await);
+    closed("consume", consume(&*engine, &q.clone().into(), &[LONG]).await);
     closed("give_back", engine.give_back(taken).await);
     closed("ack", engine.ack(stored.name()).await);
     closed("peek", engine.peek(&q).await);

@@ -72,8 +72,8 @@ pub async fn returning_and_delayed_jobs_mix_by_when_they_are_due(s: &dyn Stage) 
     let q = queue("q");
     let at = Duration::from_millis;
     s.put_all(["a", "b", "c"].map(|body| job(&q, body).tries(2))).await;
-    let jobs = s.take_from(&q.clone().into(), &[600, 200, 400].map(at)).await;
-    assert_eq!(bodies(&jobs), ["a", "b", "c"], "first in, first out");
+    let jobs = consume(&*s.engine(), &q.clone().into(), &[600, 200, 400].map(at)).await;
+    assert_eq!(bodies(&ok("consume", jobs)), ["a", "b", "c"], "first in, first out");
     s.put_all([500, 100, 300].map(|delay| job(&q, delay.to_string()).delay(at(delay)))).await;
     s.pass(at(600)).await;
     assert_eq!(s.drain(&q).await, ["100", "b", "300", "c", "500", "a"], "in the order of their times");

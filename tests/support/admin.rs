@@ -1,5 +1,5 @@
 //! An admin store in memory that counts what it is asked, fails when told to, and can be held in the middle of
-//! a question; and the stages on which the laws of admin stores are played.
+//! a question; and the stage on which the laws of admin stores are played.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -15,23 +15,23 @@ use dormouse::name::{Namespace, PoolName, Token};
 use parking_lot::Mutex;
 use tokio::sync::{RwLock, RwLockWriteGuard};
 
-use super::stage::ms;
+use super::jobs::ms;
 
 /// Tokens, limits and counters in maps.
 #[derive(Debug)]
 pub struct MemoryAdmin {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<Tables>,
     failing: AtomicBool,
     calls: AtomicUsize,
     /// Every call passes through here; a test that holds it holds them.
     gate: RwLock<()>,
-    /// Every answer of `has_token` passes through here, made but not yet heard.
+    /// Every answer of `has_token` passes through here, made, but not yet received.
     answers: RwLock<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Tables {
     tokens: BTreeMap<TokenKey, String>,
     limits: BTreeMap<TokenKey, Limit>,
     /// The count, and when its counter ends.
@@ -66,12 +66,12 @@ impl MemoryAdmin {
         self.gate.write().await
     }
 
-    /// Holds the answers of `has_token` until the guard is dropped: the store has made them, nobody hears them.
+    /// Holds the answers of `has_token` until the guard is dropped: the store has made them, nobody receives them.
     pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
         self.answers.write().await
     }
 
-    async fn call<T>(&self, step: impl FnOnce(&mut State, Millis) -> T) -> Result<T> {
+    async fn call<T>(&self, step: impl FnOnce(&mut Tables, Millis) -> T) -> Result<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let _open = self.gate.read().await;
         if self.failing.load(Ordering::SeqCst) {
@@ -93,7 +93,7 @@ impl AdminStore for MemoryAdmin {
 
     async fn has_token(&self, key: &TokenKey) -> Result<bool> {
         let answer = self.call(|state, _| state.tokens.contains_key(key)).await;
-        let _heard = self.answers.read().await;
+        let _open = self.answers.read().await;
         answer
     }
 
@@ -174,40 +174,30 @@ impl AdminStore for MemoryAdmin {
 }
 
 /// An empty admin store with its time.
-#[async_trait]
-pub trait AdminStage: Send + Sync {
-    /// The store under test.
-    fn store(&self) -> &dyn AdminStore;
-
-    /// Returns when the store's clock is at least this much later.
-    async fn advance(&self, by: Duration);
-}
-
-/// A stage with or without a clock that is turned by hand; without, it waits.
-pub struct AnyAdminStage {
+pub struct AdminStage {
     store: Arc<dyn AdminStore>,
     clock: Option<Arc<ManualClock>>,
+    /// Dropped after the store.
     _keep: Box<dyn Any + Send + Sync>,
 }
 
-impl AnyAdminStage {
-    /// `clock` is the store's, if it is a manual one; `keep` is dropped after the store.
+impl AdminStage {
+    /// `clock` is the store's, if it is turned by hand.
     pub fn new(
         store: Arc<dyn AdminStore>,
         clock: Option<Arc<ManualClock>>,
         keep: impl Any + Send + Sync,
-    ) -> Self {
-        AnyAdminStage { store, clock, _keep: Box::new(keep) }
+    ) -> AdminStage {
+        AdminStage { store, clock, _keep: Box::new(keep) }
     }
-}
 
-#[async_trait]
-impl AdminStage for AnyAdminStage {
-    fn store(&self) -> &dyn AdminStore {
+    /// The store under test.
+    pub fn store(&self) -> &dyn AdminStore {
         &*self.store
     }
 
-    async fn advance(&self, by: Duration) {
+    /// Returns when the store's clock is at least this much later.
+    pub async fn advance(&self, by: Duration) {
         match &self.clock {
             Some(clock) => clock.advance(by),
             None => tokio::time::sleep(by + Duration::from_millis(5)).await,

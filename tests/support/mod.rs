@@ -1,12 +1,17 @@
 //! What several test binaries share. Each binary uses a part of it.
-#![allow(dead_code)] // every test binary compiles all of this and calls some of it
+#![allow(dead_code, unused_imports, unused_macros)] // every test binary compiles all of this and uses some of it
 
 pub mod admin;
+pub mod client;
 pub mod gated;
+pub mod jobs;
 pub mod model;
 pub mod notified;
 pub mod process;
 pub mod recorded;
 pub mod redis_server;
-pub mod server;
+pub mod servers;
 pub mod stage;
+pub mod stores;
+
+pub use process::TIMEOUT;

@@ -1,4 +1,4 @@
-//! The reference engine: every job in one map, every answer by looking at all of them. Slow, and simple enough
+//! The reference engine: every job in one map, every answer found by going through all of them. Slow, and simple enough
 //! to be read against the contract in engine/mod.rs. It proves that the laws can be kept, and random
 //! operations on a real engine are compared with it.
 
@@ -16,28 +16,26 @@ use dormouse::name::{Queue, QueueList};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::stage::ms;
+use super::jobs::{Named, ms};
 
 /// An engine in memory.
 #[derive(Debug)]
 pub struct ModelEngine {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<Jobs>,
     notifiers: Notifiers,
     /// Told whenever a timer was armed.
     armed: Notify,
-    /// Jobs due at the same time become ready in the order their timers were armed, not in publish order.
-    ties_by_arming: bool,
     /// Timers of expired jobs stay until they are due, and are pumped.
     expired_timers_stay: bool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Jobs {
     jobs: BTreeMap<(Queue, JobId), Stored>,
     /// Queues that were ever published to.
     queues: BTreeMap<Queue, ()>,
-    /// The last place given at the tail of any queue or dead letter; places before 0 are heads.
+    /// The last order number given at the tail of any queue or dead letter; `head` is the last given at a head.
     tail: i64,
     head: i64,
     /// The last hand-over.
@@ -54,24 +52,24 @@ struct Stored {
     job: NewJob,
     tries: u16,
     expires: Option<Millis>,
-    place: Place,
+    state: JobState,
     /// When its last timer was armed, by count.
     armed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum JobState {
     Delayed { due: Millis },
-    Ready { place: i64 },
+    Ready { order: i64 },
     Running { due: Millis, receipt: u64 },
-    Dead { place: i64 },
+    Dead { order: i64 },
 }
 
-impl Place {
+impl JobState {
     fn due(self) -> Option<Millis> {
         match self {
-            Place::Delayed { due } | Place::Running { due, .. } => Some(due),
-            Place::Ready { .. } | Place::Dead { .. } => None,
+            JobState::Delayed { due } | JobState::Running { due, .. } => Some(due),
+            JobState::Ready { .. } | JobState::Dead { .. } => None,
         }
     }
 }
@@ -96,7 +94,7 @@ impl Stored {
     }
 }
 
-impl State {
+impl Jobs {
     fn next_tail(&mut self) -> i64 {
         self.tail += 1;
         self.tail
@@ -104,52 +102,52 @@ impl State {
 
     /// Forgets what has expired: nobody can tell whether that happened at its instant or just now.
     fn expire(&mut self, now: Millis, timers_stay: bool) {
-        self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.place.due().is_some()));
+        self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
     fn insert(&mut self, job: NewJob, now: Millis) {
-        let place = match ms(job.delay) {
-            0 => Place::Ready { place: self.next_tail() },
-            delay => Place::Delayed { due: now + delay },
+        let state = match ms(job.delay) {
+            0 => JobState::Ready { order: self.next_tail() },
+            delay => JobState::Delayed { due: now + delay },
         };
         self.queues.insert(job.queue.clone(), ());
         let expires = job.ttl.map(|ttl| now + ms(ttl));
         self.armed += 1;
-        let stored = Stored { tries: job.tries.get(), expires, place, armed: self.armed, job };
+        let stored = Stored { tries: job.tries.get(), expires, state, armed: self.armed, job };
         self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
     }
 
     /// The job by name, unless it has expired.
-    fn find(&self, queue: &Queue, id: JobId, now: Millis) -> Option<&Stored> {
-        self.jobs.get(&(queue.clone(), id)).filter(|stored| !stored.expired(now))
+    fn find(&self, job: &JobRef, now: Millis) -> Option<&Stored> {
+        self.jobs.get(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now))
     }
 
     fn has(&self, job: &NewJob, now: Millis) -> bool {
-        self.find(&job.queue, job.id, now).is_some()
+        self.find(&job.name(), now).is_some()
     }
 
-    /// The jobs of a queue whose place `rank` gives a rank, lowest rank first.
-    fn ranked(&self, queue: &Queue, rank: impl Fn(Place) -> Option<i64>) -> Vec<JobId> {
+    /// The jobs of a queue whose state `rank` gives a rank, lowest rank first.
+    fn ranked(&self, queue: &Queue, rank: impl Fn(JobState) -> Option<i64>) -> Vec<JobId> {
         let mut found: Vec<(i64, JobId)> = self
             .jobs
             .iter()
             .filter(|((of, _), _)| of == queue)
-            .filter_map(|((_, id), stored)| Some((rank(stored.place)?, *id)))
+            .filter_map(|((_, id), stored)| Some((rank(stored.state)?, *id)))
             .collect();
         found.sort_unstable();
         found.into_iter().map(|(_, id)| id).collect()
     }
 
     fn ready(&self, queue: &Queue) -> Vec<JobId> {
-        self.ranked(queue, |place| if let Place::Ready { place } = place { Some(place) } else { None })
+        self.ranked(queue, |state| if let JobState::Ready { order } = state { Some(order) } else { None })
     }
 
     fn dead(&self, queue: &Queue) -> Vec<JobId> {
-        self.ranked(queue, |place| if let Place::Dead { place } = place { Some(place) } else { None })
+        self.ranked(queue, |state| if let JobState::Dead { order } = state { Some(order) } else { None })
     }
 
     fn earliest(&self) -> Option<Millis> {
-        self.jobs.values().filter_map(|stored| stored.place.due()).min()
+        self.jobs.values().filter_map(|stored| stored.state.due()).min()
     }
 
     fn get(&mut self, queue: &Queue, id: JobId) -> &mut Stored {
@@ -165,14 +163,8 @@ impl ModelEngine {
             state: Mutex::default(),
             notifiers: Notifiers::default(),
             armed: Notify::new(),
-            ties_by_arming: false,
             expired_timers_stay: false,
         }
-    }
-
-    /// A model of stores with [`Traits::ties_by_arming`](super::stage::Traits).
-    pub fn with_ties_by_arming(self, ties_by_arming: bool) -> ModelEngine {
-        ModelEngine { ties_by_arming, ..self }
     }
 
     /// A model of stores that find out only when a timer is due that its job has expired: until then the timer
@@ -182,7 +174,7 @@ impl ModelEngine {
     }
 
     /// The state as of now, with the expired gone.
-    fn open(&self) -> Result<(MutexGuard<'_, State>, Millis)> {
+    fn open(&self) -> Result<(MutexGuard<'_, Jobs>, Millis)> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(Error::Closed);
@@ -205,10 +197,8 @@ impl Engine for ModelEngine {
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
         let (mut state, now) = self.open()?;
-        let twice = |(at, job): (usize, &NewJob)| {
-            jobs[..at].iter().any(|other| other.id == job.id && other.queue == job.queue)
-        };
-        if jobs.iter().any(|job| state.has(job, now)) || jobs.iter().enumerate().any(twice) {
+        let twice = |i: usize| jobs[..i].iter().any(|other| other.name() == jobs[i].name());
+        if (0..jobs.len()).any(|i| state.has(&jobs[i], now) || twice(i)) {
             return Err(taken());
         }
         let queues: Vec<Queue> = jobs.iter().map(|job| job.queue.clone()).collect();
@@ -223,7 +213,7 @@ impl Engine for ModelEngine {
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
         let (mut state, now) = self.open()?;
-        if state.has(&new, now) && (old.id != new.id || old.queue != new.queue) {
+        if state.has(&new, now) && old != new.name() {
             return Err(taken());
         }
         let queue = new.queue.clone();
@@ -248,7 +238,7 @@ impl Engine for ModelEngine {
             let (receipt, armed) = (state.receipt, state.armed);
             let stored = state.get(&queue, id);
             stored.tries -= 1; // a ready job has at least one
-            stored.place = Place::Running { due: now + ms(*ttr), receipt };
+            stored.state = JobState::Running { due: now + ms(*ttr), receipt };
             stored.armed = armed;
             jobs.push(stored.read(now, stored.tries, receipt));
         }
@@ -263,10 +253,10 @@ impl Engine for ModelEngine {
             state.head -= 1;
             let head = state.head;
             if let Some(stored) = state.jobs.get_mut(&(job.queue.clone(), job.id))
-                && matches!(stored.place, Place::Running { receipt, .. } if receipt == job.receipt)
+                && matches!(stored.state, JobState::Running { receipt, .. } if receipt == job.receipt)
             {
                 stored.tries += 1;
-                stored.place = Place::Ready { place: head };
+                stored.state = JobState::Ready { order: head };
             }
         }
         drop(state);
@@ -290,7 +280,7 @@ impl Engine for ModelEngine {
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         let (state, now) = self.open()?;
-        Ok(state.find(&job.queue, job.id, now).map(|stored| stored.read(now, 0, 0)))
+        Ok(state.find(job, now).map(|stored| stored.read(now, 0, 0)))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -315,11 +305,11 @@ impl Engine for ModelEngine {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let ids: Vec<JobId> = state.dead(queue).into_iter().take(limit).collect();
         for id in &ids {
-            let place = Place::Ready { place: state.next_tail() };
+            let ready = JobState::Ready { order: state.next_tail() };
             let stored = state.get(queue, *id);
             stored.tries = 1;
             stored.expires = ttl.map(|ttl| now + ms(ttl));
-            stored.place = place;
+            stored.state = ready;
         }
         drop(state);
         self.notifiers.notify(queue);
@@ -338,25 +328,23 @@ impl Engine for ModelEngine {
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
         let (mut state, now) = self.open()?;
-        // Ids grow in publish order, so they break ties between jobs due at the same time.
-        let tie = |stored: &Stored| if self.ties_by_arming { stored.armed } else { 0 };
         let mut due: Vec<(Millis, u64, JobId, Queue)> = state
             .jobs
             .iter()
-            .filter_map(|((queue, id), stored)| Some((stored.place.due()?, tie(stored), *id, queue.clone())))
+            .filter_map(|((queue, id), stored)| Some((stored.state.due()?, stored.armed, *id, queue.clone())))
             .filter(|(due, ..)| *due <= now)
             .collect();
         due.sort_unstable();
         due.truncate(limit);
         for (_, _, id, queue) in &due {
-            let place = state.next_tail();
+            let order = state.next_tail();
             let stored = state.get(queue, *id);
             if stored.tries > 0 {
-                stored.place = Place::Ready { place };
+                stored.state = JobState::Ready { order };
             } else if stored.expired(now) {
                 state.jobs.remove(&(queue.clone(), *id));
             } else {
-                stored.place = Place::Dead { place };
+                stored.state = JobState::Dead { order };
                 stored.expires = None;
             }
         }
@@ -369,7 +357,7 @@ impl Engine for ModelEngine {
 
     async fn due_earlier(&self) {
         loop {
-            let armed = self.armed.notified(); // listens from here on, so nothing is missed while we look
+            let armed = self.armed.notified(); // listens from here on, so nothing is missed meanwhile
             let earlier = {
                 let state = self.state.lock();
                 let announced = state.announced.unwrap_or(Millis::MAX);
@@ -388,7 +376,7 @@ impl Engine for ModelEngine {
 
     async fn stats(&self) -> Result<Stats> {
         let (state, _) = self.open()?;
-        let timers = state.jobs.values().filter(|stored| stored.place.due().is_some()).count() as u64;
+        let timers = state.jobs.values().filter(|stored| stored.state.due().is_some()).count() as u64;
         let size = |queue: &Queue| QueueSize {
             queue: queue.clone(),
             ready: state.ready(queue).len() as u64,

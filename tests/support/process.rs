@@ -6,8 +6,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what a healthy process does at once.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test waits for what a healthy server does at once. Only a broken one lets it pass.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server process.
 pub struct Process {
@@ -52,7 +52,7 @@ impl Process {
         if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
             return line.clone();
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
@@ -92,7 +92,7 @@ impl Process {
                 break status;
             }
             assert!(
-                began.elapsed() < PATIENCE,
+                began.elapsed() < TIMEOUT,
                 "the process should have ended; it said:\n{}",
                 self.seen.join("\n")
             );
@@ -100,7 +100,7 @@ impl Process {
         };
         let took = began.elapsed();
         // Both readers end with the process's streams.
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.seen.push(line);
         }
         Ended { status, said: self.seen.join("\n"), took }

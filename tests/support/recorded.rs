@@ -15,11 +15,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::server::TestServer;
+use super::servers::TestServer;
 
 /// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
 /// once would keep a small machine too busy for that.
-const AT_ONCE: usize = 16;
+const AT_ONCE: u32 = 16;
 
 /// Every scenario, by name.
 pub fn scenarios() -> Vec<Value> {
@@ -47,11 +47,15 @@ pub async fn play_all_but(server: TestServer, expected: &[Expected]) {
         let answer = step.unwrap_or_else(|| panic!("{name} is a scenario with such a step"));
         answer["body"] = serde_json::from_str(body).expect("JSON");
     }
-    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    let turns = Arc::new(Semaphore::new(AT_ONCE as usize));
     for (i, scenario) in scenarios.into_iter().enumerate() {
         let (server, turns) = (server.clone(), turns.clone());
         playing.spawn(async move {
-            let _turn = turns.acquire_owned().await.expect("nobody closes it");
+            // Parked polls are counted for the whole server, so who parks one has the server alone.
+            let mut steps = scenario["steps"].as_array().into_iter().flatten();
+            let alone = steps.any(|step| !step["bg"].is_null());
+            let many = if alone { AT_ONCE } else { 1 };
+            let _turn = turns.acquire_many_owned(many).await.expect("nobody closes it");
             play(&server, &scenario, i).await
         });
     }
@@ -121,7 +125,8 @@ impl Player<'_> {
         let request = self.request(step);
         if let Some(name) = step["bg"].as_str() {
             self.background.insert(name.into(), (step.clone(), tokio::spawn(request)));
-            // Time for it to be parked: what is recorded is the waking of a parked poll.
+            // What is recorded is the waking of a poll that was parked for a while.
+            self.server.until_parked(self.background.len()).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
             return None;
         }
@@ -139,9 +144,9 @@ impl Player<'_> {
         let parts = step["req"].as_array().expect("a step has a request");
         let admin = step["admin"] == Value::Bool(true);
         let path = self.fill(parts[1].as_str().expect("a path"));
-        let url = if admin { self.server.admin_url(&path) } else { self.server.url(&path) };
-        let method = parts[0].as_str().and_then(|m| m.parse().ok()).expect("a method");
-        let mut request = reqwest::Client::new().request(method, url);
+        let method = parts[0].as_str().expect("a method");
+        let mut request =
+            if admin { self.server.admin(method, &path) } else { self.server.api(method, &path, "") };
         for (name, value) in step["headers"].as_object().into_iter().flatten() {
             request = request.header(self.fill(name), self.fill(value.as_str().unwrap_or_default()));
         }

@@ -63,7 +63,13 @@ impl RedisServer {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The same for an engine or an admin store, which may make all the connections that it wants.
+    /// The keys of a pool on it, for a configuration.
+    pub fn keys(&self) -> String {
+        let password = self.password.as_ref().map_or(String::new(), |p| format!("Password = {p:?}\n"));
+        format!("Addr = {:?}\n{password}", self.addr())
+    }
+
+    /// Its address for an engine or an admin store, which may make all the connections that it wants.
     pub fn address(&self) -> RedisAddress {
         let addrs = vec![self.addr()];
         RedisAddress { addrs, password: self.password.clone(), pool_size: 16, ..RedisAddress::default() }

@@ -2,30 +2,29 @@
 //! Laws speak to the engine through the helpers here, so that a failure says what was expected of which call.
 
 use std::any::Any;
-use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::{Engine, MAX_PUBLISH};
 use dormouse::error::Result;
-use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
-use dormouse::name::{Namespace, Queue, QueueList, QueueName};
+use dormouse::job::{Job, JobIds, NewJob};
+use dormouse::name::{Queue, QueueList};
+
+pub use super::TIMEOUT;
+pub use super::jobs::*;
 
 /// A delay or ttr that a law waits for.
 pub const SHORT: Duration = Duration::from_millis(40);
 /// A ttl that a law waits for: long enough that a slow machine still does something before it ends.
-pub const LIFE: Duration = Duration::from_millis(400);
+pub const LIFE: Duration = Duration::from_secs(1);
 /// A delay, ttl or ttr that does not end while a law runs.
 pub const LONG: Duration = Duration::from_secs(3600);
-/// How long a law waits in real time for what must happen. Only a broken engine lets it pass.
-pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where stores may differ. A law that looks at such a thing asks here.
+/// Where stores may differ. A law about such a thing asks here.
 #[derive(Clone, Copy, Debug)]
-pub struct Traits {
+pub struct Differences {
     /// Time moves by `advance` only, so that instants can be told apart to the millisecond.
     pub virtual_time: bool,
     /// Sizes leave out acked and expired jobs. Otherwise they may count them.
@@ -34,9 +33,6 @@ pub struct Traits {
     pub horizon: Option<Duration>,
     /// How far ids and `elapsed` may be from the store's clock.
     pub slack: Duration,
-    /// Running jobs that were handed out in another order than published, and whose ttrs end in one and the
-    /// same millisecond, come back in the order they were handed out.
-    pub ties_by_arming: bool,
 }
 
 /// One empty store with its time.
@@ -52,7 +48,7 @@ pub trait Stage: Send + Sync {
     async fn advance(&self, by: Duration);
 
     /// Where this store may differ.
-    fn traits(&self) -> Traits;
+    fn differences(&self) -> Differences;
 }
 
 /// A stage whose clock is turned by hand.
@@ -60,7 +56,6 @@ pub struct VirtualStage {
     engine: Arc<dyn Engine>,
     clock: Arc<ManualClock>,
     exact_sizes: bool,
-    ties_by_arming: bool,
     ids: JobIds,
     /// Goes when the stage goes: a directory, most likely.
     _keep: Box<dyn Any + Send + Sync>,
@@ -69,24 +64,12 @@ pub struct VirtualStage {
 impl VirtualStage {
     /// `engine` must count by `clock`; `keep` is dropped after the engine.
     pub fn new(engine: Arc<dyn Engine>, clock: Arc<ManualClock>, keep: impl Any + Send + Sync) -> Self {
-        VirtualStage {
-            engine,
-            clock,
-            exact_sizes: true,
-            ties_by_arming: false,
-            ids: JobIds::default(),
-            _keep: Box::new(keep),
-        }
+        VirtualStage { engine, clock, exact_sizes: true, ids: JobIds::default(), _keep: Box::new(keep) }
     }
 
     /// For a store whose sizes may count acked and expired jobs for a while.
     pub fn with_stale_sizes(self) -> Self {
         VirtualStage { exact_sizes: false, ..self }
-    }
-
-    /// For a store with [`Traits::ties_by_arming`].
-    pub fn with_ties_by_arming(self) -> Self {
-        VirtualStage { ties_by_arming: true, ..self }
     }
 }
 
@@ -104,13 +87,12 @@ impl Stage for VirtualStage {
         self.clock.advance(by);
     }
 
-    fn traits(&self) -> Traits {
-        Traits {
+    fn differences(&self) -> Differences {
+        Differences {
             virtual_time: true,
             exact_sizes: self.exact_sizes,
             horizon: None,
             slack: Duration::ZERO,
-            ties_by_arming: self.ties_by_arming,
         }
     }
 }
@@ -118,17 +100,17 @@ impl Stage for VirtualStage {
 /// A stage whose store has a clock of its own, which is waited for.
 pub struct RealStage {
     engine: Arc<dyn Engine>,
-    traits: Traits,
+    differences: Differences,
     ids: JobIds,
     /// Goes when the stage goes: a server process, most likely.
     _keep: Box<dyn Any + Send + Sync>,
 }
 
 impl RealStage {
-    /// `traits.virtual_time` is taken as false; `keep` is dropped after the engine.
-    pub fn new(engine: Arc<dyn Engine>, traits: Traits, keep: impl Any + Send + Sync) -> Self {
-        let traits = Traits { virtual_time: false, ..traits };
-        RealStage { engine, traits, ids: JobIds::default(), _keep: Box::new(keep) }
+    /// `differences.virtual_time` is taken as false; `keep` is dropped after the engine.
+    pub fn new(engine: Arc<dyn Engine>, differences: Differences, keep: impl Any + Send + Sync) -> Self {
+        let differences = Differences { virtual_time: false, ..differences };
+        RealStage { engine, differences, ids: JobIds::default(), _keep: Box::new(keep) }
     }
 }
 
@@ -143,14 +125,14 @@ impl Stage for RealStage {
     }
 
     async fn advance(&self, by: Duration) {
-        let until = self.engine.now() + ms(by + self.traits.slack) + 1;
+        let until = self.engine.now() + ms(by + self.differences.slack) + 1;
         while self.engine.now() < until {
             tokio::time::sleep(Duration::from_millis(until.saturating_sub(self.engine.now()))).await;
         }
     }
 
-    fn traits(&self) -> Traits {
-        self.traits
+    fn differences(&self) -> Differences {
+        self.differences
     }
 }
 
@@ -160,120 +142,6 @@ pub const START: Millis = 1_700_000_000_000;
 /// A new clock for a virtual stage.
 pub fn manual_clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(START))
-}
-
-/// The queue `name` of namespace `ns`.
-pub fn queue(name: &str) -> Queue {
-    queue_in("ns", name)
-}
-
-/// A queue of any namespace.
-pub fn queue_in(namespace: &str, name: &str) -> Queue {
-    Queue {
-        namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
-        name: QueueName::parse(name).unwrap_or_else(|e| panic!("{name:?} is a name: {e}")),
-    }
-}
-
-/// Queues of namespace `ns`, first is served first.
-pub fn queue_list(names: &[&str]) -> QueueList {
-    let names = names.iter().map(|name| queue(name).name);
-    QueueList::new(queue("x").namespace, names).expect("a law names a queue")
-}
-
-/// A job to be published: ready at once, forever, with one try, unless told otherwise.
-#[derive(Clone, Debug)]
-pub struct Draft {
-    queue: Queue,
-    body: Bytes,
-    delay: Duration,
-    ttl: Option<Duration>,
-    tries: u16,
-    versioned: bool,
-    attributes: Attributes,
-}
-
-/// A job with this body.
-pub fn job(queue: &Queue, body: impl AsRef<[u8]>) -> Draft {
-    Draft {
-        queue: queue.clone(),
-        body: Bytes::copy_from_slice(body.as_ref()),
-        delay: Duration::ZERO,
-        ttl: None,
-        tries: 1,
-        versioned: false,
-        attributes: Attributes::new(),
-    }
-}
-
-impl Draft {
-    pub fn delay(self, delay: Duration) -> Draft {
-        Draft { delay, ..self }
-    }
-
-    pub fn ttl(self, ttl: Duration) -> Draft {
-        Draft { ttl: Some(ttl), ..self }
-    }
-
-    pub fn tries(self, tries: u16) -> Draft {
-        Draft { tries, ..self }
-    }
-
-    /// Attributes, without making the id a versioned one.
-    pub fn attributes(self, pairs: &[(&str, &str)]) -> Draft {
-        Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
-    }
-
-    /// Gives it an id of the versioned form.
-    pub fn versioned(self) -> Draft {
-        Draft { versioned: true, ..self }
-    }
-
-    /// The job, with a new id.
-    pub fn make(self, s: &dyn Stage) -> NewJob {
-        let delay_seconds = u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX);
-        NewJob {
-            id: s.ids().make(s.engine().now(), delay_seconds, self.versioned),
-            queue: self.queue,
-            body: self.body,
-            attributes: self.attributes,
-            ttl: self.ttl,
-            delay: self.delay,
-            tries: NonZeroU16::new(self.tries).expect("a law gives at least one try"),
-        }
-    }
-}
-
-/// Names a published or consumed job.
-pub trait Named {
-    fn name(&self) -> JobRef;
-}
-
-impl Named for NewJob {
-    fn name(&self) -> JobRef {
-        JobRef { queue: self.queue.clone(), id: self.id }
-    }
-}
-
-impl Named for Job {
-    fn name(&self) -> JobRef {
-        JobRef { queue: self.queue.clone(), id: self.id }
-    }
-}
-
-/// Whole milliseconds.
-pub fn ms(duration: Duration) -> Millis {
-    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
-}
-
-/// The bodies as text, to compare with what was published.
-pub fn bodies(jobs: &[Job]) -> Vec<String> {
-    jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
-}
-
-/// The ids, in order.
-pub fn ids<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Vec<JobId> {
-    jobs.into_iter().map(|job| job.id).collect()
 }
 
 /// The answer of a call that must succeed.

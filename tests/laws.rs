@@ -1,44 +1,39 @@
-//! The laws on every engine and every wrapper. The list of laws is in tests/laws/mod.rs.
+//! The laws on every engine, every wrapper and every admin store. The lists of laws are in tests/laws/mod.rs.
+//!
+//! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
+//! they claim to be.
 
+#[path = "laws/mod.rs"]
 mod laws;
 mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::clock::{Clock, ManualClock, SystemClock};
+use dormouse::admin::disk::DiskAdmin;
+use dormouse::admin::redis::RedisAdmin;
+use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
-use dormouse::engine::disk::{DiskEngine, DiskOptions};
+use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::RedisEngine;
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
+use support::admin::{AdminStage, MemoryAdmin};
+use support::model::ModelEngine;
 use support::redis_server::RedisServer;
-use support::stage::{RealStage, Stage, Traits, VirtualStage, manual_clock};
+use support::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
+use support::stores::{open_disk, open_redis};
 use tempfile::TempDir;
 
 /// What is different about a Redis: its own clock, sizes that count what is acked or expired, and other
 /// servers that write to it.
-const REDIS: Traits = Traits {
+const REDIS: Differences = Differences {
     virtual_time: false,
     exact_sizes: false,
     horizon: Some(Duration::from_secs(1)),
     slack: Duration::from_millis(10),
-    ties_by_arming: true,
 };
-
-fn open_disk(clock: Arc<dyn Clock>) -> (Arc<DiskEngine>, TempDir) {
-    let dir = TempDir::new().expect("a temporary directory");
-    let options = DiskOptions::new(dir.path().join("jobs"), clock);
-    (DiskEngine::open(options).expect("an empty directory opens"), dir)
-}
-
-async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
-    let server = RedisServer::start();
-    let engine = RedisEngine::connect(server.address(), &PoolName::default_pool()).await;
-    (engine.expect("the server answers"), server)
-}
 
 fn metered(engine: impl Engine) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, PoolName::default_pool(), Arc::new(Metrics::default())))
@@ -56,7 +51,12 @@ fn disk_stage(
     clock: Arc<ManualClock>,
     keep: impl std::any::Any + Send + Sync,
 ) -> VirtualStage {
-    VirtualStage::new(engine, clock, keep).with_stale_sizes().with_ties_by_arming()
+    VirtualStage::new(engine, clock, keep).with_stale_sizes()
+}
+
+async fn model() -> impl Stage {
+    let clock = manual_clock();
+    VirtualStage::new(Arc::new(ModelEngine::new(clock.clone())), clock, ())
 }
 
 async fn disk() -> impl Stage {
@@ -95,10 +95,31 @@ async fn disk_to_redis() -> impl Stage {
     RealStage::new(Arc::new(Migration::new(old, new)), REDIS, (server, dir))
 }
 
-laws::laws!(on_disk, disk);
-laws::laws!(on_disk_metered, metered_disk);
+async fn admin_model() -> AdminStage {
+    let clock = manual_clock();
+    AdminStage::new(MemoryAdmin::new(clock.clone()), Some(clock), ())
+}
+
+async fn admin_disk() -> AdminStage {
+    let (engine, clock, dir) = virtual_disk();
+    let store = DiskAdmin::new(&engine).expect("an empty store is read");
+    AdminStage::new(Arc::new(store), Some(clock), (engine, dir))
+}
+
+async fn admin_redis() -> AdminStage {
+    let redis = RedisServer::start();
+    let store = RedisAdmin::connect(&redis.address()).await.expect("the Redis answers");
+    AdminStage::new(Arc::new(store), None, redis)
+}
+
+laws::laws!(on_model, model, virtual_time);
+laws::laws!(on_disk, disk, virtual_time);
+laws::laws!(on_disk_metered, metered_disk, virtual_time);
 laws::laws!(on_redis, redis);
-laws::laws!(migrating_disk_to_disk, disk_to_disk);
+laws::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time);
 laws::laws!(migrating_redis_to_redis, redis_to_redis);
 laws::laws!(migrating_redis_to_disk, redis_to_disk);
 laws::laws!(migrating_disk_to_redis, disk_to_redis);
+laws::admin_laws!(admin_on_model, admin_model);
+laws::admin_laws!(admin_on_disk, admin_disk);
+laws::admin_laws!(admin_on_redis, admin_redis);

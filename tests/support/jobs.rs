@@ -1,0 +1,125 @@
+//! Queues and jobs as tests write them: `job(&queue("q"), "body").delay(SHORT).tries(2)`.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dormouse::clock::Millis;
+use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
+use dormouse::name::{Namespace, Queue, QueueList, QueueName};
+
+use super::stage::Stage;
+
+/// The queue `name` of namespace `ns`.
+pub fn queue(name: &str) -> Queue {
+    queue_in("ns", name)
+}
+
+/// A queue of any namespace.
+pub fn queue_in(namespace: &str, name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
+        name: QueueName::parse(name).unwrap_or_else(|e| panic!("{name:?} is a name: {e}")),
+    }
+}
+
+/// Queues of namespace `ns`, first is served first.
+pub fn queue_list(names: &[&str]) -> QueueList {
+    let names = names.iter().map(|name| queue(name).name);
+    QueueList::new(queue("x").namespace, names).expect("a test names a queue")
+}
+
+/// A job to be published: ready at once, forever, with one try, unless told otherwise.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    queue: Queue,
+    body: Bytes,
+    delay: Duration,
+    ttl: Option<Duration>,
+    tries: u16,
+    versioned: bool,
+    attributes: Attributes,
+}
+
+/// A job with this body.
+pub fn job(queue: &Queue, body: impl AsRef<[u8]>) -> Draft {
+    Draft {
+        queue: queue.clone(),
+        body: Bytes::copy_from_slice(body.as_ref()),
+        delay: Duration::ZERO,
+        ttl: None,
+        tries: 1,
+        versioned: false,
+        attributes: Attributes::new(),
+    }
+}
+
+impl Draft {
+    pub fn delay(self, delay: Duration) -> Draft {
+        Draft { delay, ..self }
+    }
+
+    pub fn ttl(self, ttl: Duration) -> Draft {
+        Draft { ttl: Some(ttl), ..self }
+    }
+
+    pub fn tries(self, tries: u16) -> Draft {
+        Draft { tries, ..self }
+    }
+
+    /// Attributes, without making the id a versioned one.
+    pub fn attributes(self, pairs: &[(&str, &str)]) -> Draft {
+        Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
+    }
+
+    /// Gives it an id of the versioned form.
+    pub fn versioned(self) -> Draft {
+        Draft { versioned: true, ..self }
+    }
+
+    /// The job, with a new id.
+    pub fn make(self, s: &dyn Stage) -> NewJob {
+        let delay_seconds = u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX);
+        NewJob {
+            id: s.ids().make(s.engine().now(), delay_seconds, self.versioned),
+            queue: self.queue,
+            body: self.body,
+            attributes: self.attributes,
+            ttl: self.ttl,
+            delay: self.delay,
+            tries: NonZeroU16::new(self.tries).expect("a test gives at least one try"),
+        }
+    }
+}
+
+/// Names a published or consumed job.
+pub trait Named {
+    fn name(&self) -> JobRef;
+}
+
+impl Named for NewJob {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+impl Named for Job {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+/// Whole milliseconds.
+pub fn ms(duration: Duration) -> Millis {
+    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+}
+
+/// The bodies as text, to compare with what was published.
+pub fn bodies(jobs: &[Job]) -> Vec<String> {
+    jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
+}
+
+/// The ids, in order.
+pub fn ids<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Vec<JobId> {
+    jobs.into_iter().map(|job| job.id).collect()
+}

@@ -1,0 +1,176 @@
+//! Whole servers in this process, on free ports; the stores that they stand on; and what tests ask of them.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use dormouse::config::Config;
+use dormouse::server::{Options, Server};
+use reqwest::RequestBuilder;
+use tempfile::TempDir;
+
+use super::TIMEOUT;
+use super::client::{Response, create_token, request, send};
+use super::redis_server::RedisServer;
+
+/// Where a server keeps jobs, tokens and limits; it goes when it is dropped.
+pub enum Store {
+    Disk(TempDir),
+    Redis(RedisServer),
+}
+
+impl Store {
+    /// An empty directory.
+    pub fn disk() -> Store {
+        Store::Disk(TempDir::new().expect("a temporary directory"))
+    }
+
+    /// An empty Redis.
+    pub fn redis() -> Store {
+        Store::Redis(RedisServer::start())
+    }
+
+    /// The keys of a pool on it.
+    pub fn keys(&self) -> String {
+        match self {
+            Store::Disk(dir) => format!("Path = {:?}\n", dir.path().join("jobs")),
+            Store::Redis(redis) => redis.keys(),
+        }
+    }
+
+    /// The section of a configuration that keeps tokens here; a default pool on disk needs none.
+    pub fn admin(&self) -> String {
+        match self {
+            Store::Disk(_) => String::new(),
+            Store::Redis(redis) => format!("[AdminRedis]\n{}", redis.keys()),
+        }
+    }
+
+    /// A configuration with everything here.
+    pub fn toml(&self) -> String {
+        format!("[Pool.default]\n{}{}", self.keys(), self.admin())
+    }
+}
+
+/// Two tests of each function that takes a [`Store`]: `NAME::on_disk` and `NAME::on_redis`.
+macro_rules! on_each_store {
+    ($($test:ident),+ $(,)?) => {$(
+        mod $test {
+            use $crate::support::servers::Store;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_disk() {
+                super::$test(Store::disk()).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_redis() {
+                super::$test(Store::redis()).await;
+            }
+        }
+    )+};
+}
+
+pub(crate) use on_each_store;
+
+/// A configuration with everything in a Redis that the test keeps.
+pub fn redis_toml(redis: &RedisServer) -> String {
+    format!("[Pool.default]\n{0}[AdminRedis]\n{0}", redis.keys())
+}
+
+/// A server that runs.
+pub struct TestServer {
+    pub api_addr: SocketAddr,
+    pub admin_addr: SocketAddr,
+    server: Option<Server>,
+    /// Dropped after the server: its stores.
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+impl TestServer {
+    /// From a configuration, whose ports are replaced by free ones. `keep` is dropped after the server.
+    pub async fn start(toml: &str, keep: impl Any + Send + Sync) -> TestServer {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), toml).expect("it can be written");
+        let ports = ["DORMOUSE_PORT", "DORMOUSE_ADMIN_PORT"].map(|k| (k.to_owned(), "0".to_owned()));
+        let config = Config::load(Some(file.path()), ports).expect("a valid configuration");
+        let server = Server::start(config, Options::default()).await.expect("the server starts");
+        let (api_addr, admin_addr) = (server.api, server.admin);
+        TestServer { api_addr, admin_addr, server: Some(server), _keep: Box::new(keep) }
+    }
+
+    /// With everything on one store.
+    pub async fn on(store: Store) -> TestServer {
+        TestServer::start(&store.toml(), store).await
+    }
+
+    /// On a directory of its own.
+    pub async fn on_disk() -> TestServer {
+        TestServer::on(Store::disk()).await
+    }
+
+    /// Two on one Redis, which the test keeps.
+    pub async fn two_on(redis: &RedisServer) -> [TestServer; 2] {
+        let toml = redis_toml(redis);
+        [TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await]
+    }
+
+    /// Where a public path is.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.api_addr)
+    }
+
+    /// A request to the public port with this token, if any.
+    pub fn api(&self, method: &str, path: &str, token: &str) -> RequestBuilder {
+        request(method, &self.url(path), token)
+    }
+
+    /// A request to the admin port.
+    pub fn admin(&self, method: &str, path: &str) -> RequestBuilder {
+        request(method, &format!("http://{}{path}", self.admin_addr), "")
+    }
+
+    /// Puts a body to a public path.
+    pub async fn put(&self, token: &str, path: &str, body: &str) -> Response {
+        send(self.api("PUT", path, token).body(body.to_owned())).await
+    }
+
+    /// Gets a public path.
+    pub async fn get(&self, token: &str, path: &str) -> Response {
+        send(self.api("GET", path, token)).await
+    }
+
+    /// The `size` below a queue or a dead letter, which needs no token.
+    pub async fn size(&self, path: &str) -> u64 {
+        let response = self.get("", &format!("{path}/size")).await.expect(200);
+        response.json["size"].as_u64().unwrap_or_else(|| panic!("a size was expected, not {response:?}"))
+    }
+
+    /// A new token for a namespace of the default pool.
+    pub async fn token(&self, namespace: &str) -> String {
+        create_token(self.admin_addr, namespace).await
+    }
+
+    /// Sets the limit of a token of the namespace `ns`.
+    pub async fn limit(&self, token: &str, limit: &str) {
+        let path = format!("/token/ns/{token}/limit");
+        send(self.admin("PUT", &path).body(limit.to_owned())).await.expect(200);
+    }
+
+    /// Returns when exactly so many consumers wait in long polls.
+    pub async fn until_parked(&self, polls: usize) {
+        let gauge = format!("\ndormouse_parked_polls {polls}\n");
+        let began = Instant::now();
+        while !send(self.admin("GET", "/metrics")).await.expect(200).text.contains(&gauge) {
+            assert!(began.elapsed() < TIMEOUT, "there should be {polls} parked polls within {TIMEOUT:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Stops it in order.
+    pub async fn stop(mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+    }
+}
