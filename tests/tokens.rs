@@ -10,6 +10,7 @@ use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
 use dormouse::name::Token;
+use dormouse::outage::Outage;
 use support::admin::{MemoryAdmin, scope, token};
 use support::stage::manual_clock;
 use tokio::task::JoinHandle;
@@ -23,7 +24,7 @@ struct Server {
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let tokens = Arc::new(Tokens::new(store.clone(), clock.clone()));
+    let tokens = Arc::new(Tokens::new(store.clone(), clock.clone(), Outage::new("the tokens of a test")));
     Server { store, clock, tokens }
 }
 

@@ -18,6 +18,7 @@ use super::{AdminStore, Scope, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
+use crate::outage::Outage;
 
 /// How long the store's yes is believed, counted from when it was asked.
 pub const FRESH: Duration = Duration::from_millis(500);
@@ -61,6 +62,8 @@ pub enum CreateError {
 pub struct Tokens {
     store: Arc<dyn AdminStore>,
     clock: Arc<dyn Clock>,
+    /// Hears whether the store answers.
+    outage: Arc<Outage>,
     known: Mutex<Known>,
 }
 
@@ -84,7 +87,7 @@ struct Good {
 }
 
 /// What one question brought, for all who wait for it.
-type Answer = Result<bool, Arc<Error>>;
+type Answer = Result<bool>;
 
 /// What a check does next.
 enum Turn<'a> {
@@ -103,8 +106,8 @@ struct Question<'a> {
 
 impl Tokens {
     /// Tokens of `store`; `clock` tells how old an answer is.
-    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>) -> Tokens {
-        Tokens { store, clock, known: Mutex::default() }
+    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>, outage: Arc<Outage>) -> Tokens {
+        Tokens { store, clock, outage, known: Mutex::default() }
     }
 
     /// Creates a token: the chosen one, or a new ULID. It is good on this server at once. Errors when the
@@ -152,16 +155,16 @@ impl Tokens {
                 Turn::Wait(mut answer) => {
                     // An error: who asked has left without an answer, so somebody else must ask.
                     if let Ok(answer) = answer.wait_for(Option::is_some).await {
-                        return match &*answer {
-                            Some(Ok(good)) => Ok(*good),
-                            Some(Err(e)) => Err(again(e)),
+                        match &*answer {
+                            Some(answer) => return answer.clone(),
                             None => continue, // not after wait_for
-                        };
+                        }
                     }
                 }
                 Turn::Ask(question) => {
                     let answer = self.store.has_token(key).await;
-                    return question.conclude(answer).map_err(|e| again(&e));
+                    self.outage.report(&answer);
+                    return question.conclude(answer);
                 }
             }
         }
@@ -199,7 +202,7 @@ impl Question<'_> {
     fn conclude(self, answer: Result<bool>) -> Answer {
         let now = self.tokens.clock.now();
         let mut known = self.tokens.known.lock();
-        known.note(&answer);
+        known.away = answer.is_err();
         // A token created or deleted meanwhile: the answer may be from before, so nothing is kept.
         let current = known.asking.get(self.key).is_some_and(|other| self.answers(other));
         let answer = match answer {
@@ -218,7 +221,7 @@ impl Question<'_> {
                     good.asked = now;
                     Ok(true)
                 }
-                _ => Err(Arc::new(e)),
+                _ => Err(e),
             },
         };
         drop(known);
@@ -241,16 +244,6 @@ impl Drop for Question<'_> {
 }
 
 impl Known {
-    /// Logs when the store goes away and when it is back, once each.
-    fn note(&mut self, answer: &Result<bool>) {
-        match (answer, self.away) {
-            (Err(e), false) => tracing::error!(error = %e, "tokens cannot be checked; known ones stay good"),
-            (Ok(_), true) => tracing::info!("tokens can be checked again"),
-            _ => {}
-        }
-        self.away = answer.is_err();
-    }
-
     /// Keeps the map in its bound: at the bound the half that was confirmed longest ago goes.
     fn make_room(&mut self, now: Millis) {
         if self.good.len() < KEPT {
@@ -278,18 +271,6 @@ impl Known {
 
 fn within(now: Millis, since: Millis, time: Duration) -> bool {
     u128::from(now.saturating_sub(since)) < time.as_millis()
-}
-
-/// The same error for one more of those who waited for it. The text of the source stays.
-fn again(e: &Error) -> Error {
-    match e {
-        Error::Away(source) => Error::away(source.to_string()),
-        Error::Refused(source) => Error::refused(source.to_string()),
-        Error::Corrupt(what) => Error::Corrupt(what.clone()),
-        Error::Poisoned(why) => Error::Poisoned(why.clone()),
-        Error::Overloaded => Error::Overloaded,
-        Error::Closed => Error::Closed,
-    }
 }
 
 impl fmt::Debug for Tokens {

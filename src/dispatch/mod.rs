@@ -52,9 +52,9 @@ pub enum ConsumeError {
     /// As many consumers are parked as may be.
     #[error("too many consumers are waiting (at most {0})")]
     Crowded(usize),
-    /// The store failed. Shared, since one failed look may have been for many.
+    /// The store failed.
     #[error("{0}")]
-    Store(Arc<Error>),
+    Store(Error),
 }
 
 /// One pool's dispatcher.
@@ -129,7 +129,7 @@ impl Dispatcher {
             (&mut place.answer).await
         };
         // Nobody drops a consumer's channel unanswered while the runtime lives.
-        answer.unwrap_or_else(|_| Err(ConsumeError::Store(Arc::new(Error::Closed))))
+        answer.unwrap_or_else(|_| Err(ConsumeError::Store(Error::Closed)))
     }
 
     /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those whom a look
@@ -289,7 +289,6 @@ impl Dispatcher {
                 }
             }
             Err(error) => {
-                let error = Arc::new(error);
                 for arrival in &round.arrived {
                     if let Some(answer) = line.pull(*arrival) {
                         let _ = answer.send(Err(ConsumeError::Store(error.clone())));

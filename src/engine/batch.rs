@@ -6,17 +6,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{Error, Result};
 
-/// How large a batch may grow. A single call heavier than this still goes, alone.
+/// How large a batch may grow. A single call larger than this is a batch by itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Bound {
-    /// Jobs (or what else [`Weigh::items`] counts).
+pub struct BatchLimit {
+    /// Jobs, or what else [`BatchSize::items`] counts.
     pub items: usize,
     /// Bytes.
     pub bytes: usize,
 }
 
-/// What a call weighs against a [`Bound`].
-pub trait Weigh {
+/// How much one call adds to a batch, counted against a [`BatchLimit`].
+pub trait BatchSize {
     /// How many jobs it moves.
     fn items(&self) -> usize;
     /// How many bytes it carries to the store.
@@ -33,7 +33,7 @@ pub struct Call<Req, Rep> {
 }
 
 impl<Req, Rep> Call<Req, Rep> {
-    /// Takes it apart, for who keeps requests and replies in two lists.
+    /// The request, and where its answer goes.
     pub fn split(self) -> (Req, Reply<Rep>) {
         (self.request, Reply(self.reply))
     }
@@ -50,21 +50,21 @@ impl<Rep> Reply<Rep> {
     }
 }
 
-/// The side that calls.
+/// The side that calls. Clones send to the same receiver.
 #[derive(Debug)]
-pub struct Caller<Req, Rep> {
+pub struct BatchSender<Req, Rep> {
     calls: mpsc::Sender<Call<Req, Rep>>,
 }
 
-impl<Req, Rep> Clone for Caller<Req, Rep> {
+impl<Req, Rep> Clone for BatchSender<Req, Rep> {
     fn clone(&self) -> Self {
-        Caller { calls: self.calls.clone() }
+        BatchSender { calls: self.calls.clone() }
     }
 }
 
-impl<Req, Rep> Caller<Req, Rep> {
+impl<Req, Rep> BatchSender<Req, Rep> {
     /// Queues the call and waits for its answer. [`Error::Overloaded`] when the queue is full,
-    /// [`Error::Closed`] when nobody serves it any more.
+    /// [`Error::Closed`] when the receiver is gone, also when it went with the call in hand.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
         match self.calls.try_send(Call { request, reply }) {
@@ -75,24 +75,27 @@ impl<Req, Rep> Caller<Req, Rep> {
     }
 }
 
-/// The side that serves.
+/// The side that serves the calls, in batches.
 #[derive(Debug)]
-pub struct Calls<Req, Rep> {
+pub struct BatchReceiver<Req, Rep> {
     calls: mpsc::Receiver<Call<Req, Rep>>,
-    /// Did not fit into the last batch, so it opens the next.
+    /// The call that did not fit into the last batch. It is the first of the next one.
     held: Option<Call<Req, Rep>>,
-    bound: Bound,
+    limit: BatchLimit,
 }
 
 /// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
-pub fn channel<Req: Weigh, Rep>(capacity: usize, bound: Bound) -> (Caller<Req, Rep>, Calls<Req, Rep>) {
+pub fn channel<Req: BatchSize, Rep>(
+    capacity: usize,
+    limit: BatchLimit,
+) -> (BatchSender<Req, Rep>, BatchReceiver<Req, Rep>) {
     let (tx, rx) = mpsc::channel(capacity);
-    (Caller { calls: tx }, Calls { calls: rx, held: None, bound })
+    (BatchSender { calls: tx }, BatchReceiver { calls: rx, held: None, limit })
 }
 
-impl<Req: Weigh, Rep> Calls<Req, Rep> {
-    /// Waits for a call, and takes with it all that wait already, up to the bound. `None` when every caller
-    /// is gone. Cancel-safe: a call taken is a call returned.
+impl<Req: BatchSize, Rep> BatchReceiver<Req, Rep> {
+    /// Waits for a call, and takes with it all that wait already, up to the limit. `None` when every sender
+    /// is gone. Cancel-safe: no call is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<Vec<Call<Req, Rep>>> {
         let first = match self.held.take() {
             Some(call) => call,
@@ -116,7 +119,7 @@ impl<Req: Weigh, Rep> Calls<Req, Rep> {
         while let Ok(call) = self.calls.try_recv() {
             items += call.request.items();
             bytes += call.request.bytes();
-            if items > self.bound.items || bytes > self.bound.bytes {
+            if items > self.limit.items || bytes > self.limit.bytes {
                 self.held = Some(call);
                 break;
             }
@@ -138,17 +141,17 @@ mod tests {
     #[derive(Debug)]
     struct Jobs(usize);
 
-    impl Weigh for Jobs {
+    impl BatchSize for Jobs {
         fn items(&self) -> usize {
             self.0
         }
     }
 
-    const BOUND: Bound = Bound { items: 4, bytes: 1 };
+    const LIMIT: BatchLimit = BatchLimit { items: 4, bytes: 1 };
 
     #[tokio::test]
-    async fn calls_that_wait_go_together_up_to_the_bound() {
-        let (caller, mut calls) = channel::<Jobs, ()>(16, BOUND);
+    async fn calls_that_wait_go_together_up_to_the_limit() {
+        let (caller, mut calls) = channel::<Jobs, ()>(16, LIMIT);
         let waiting: Vec<_> = [1, 2, 3, 9]
             .map(|n| {
                 let caller = caller.clone();
@@ -172,7 +175,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_a_closed_one_says_so() {
-        let (caller, mut calls) = channel::<Jobs, ()>(1, BOUND);
+        let (caller, mut calls) = channel::<Jobs, ()>(1, LIMIT);
         let first = tokio::spawn({
             let caller = caller.clone();
             async move { caller.call(Jobs(1)).await }

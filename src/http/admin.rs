@@ -98,7 +98,7 @@ pub async fn metrics(Shared(state): Shared<Arc<State>>) -> Response {
     for pool in state.pools.values() {
         match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
             Ok(Ok(stats)) => sizes.push((&pool.name, stats)),
-            Ok(Err(error)) => tracing::warn!(pool = pool.name.as_str(), %error, "no sizes for the metrics"),
+            Ok(Err(error)) => pool.outage.failed(&error),
             Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
         }
     }

@@ -257,18 +257,9 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 
 /// Counts the request against its token's limit.
 async fn admitted(state: &State, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    let admission = state.throttle.admit(key, direction).await.map_err(|error| {
-        state.outages.uncounted(&error);
-        ApiError::logged(error)
-    })?;
-    match admission {
-        Admission::Admitted(pass) => {
-            if pass.counts() {
-                state.outages.counted();
-            }
-            return Ok(Counted(Some(pass)));
-        }
-        Admission::OverLimit => state.outages.counted(),
+    let admission = state.throttle.admit(key, direction).await.map_err(ApiError::reported)?;
+    if let Admission::Admitted(pass) = admission {
+        return Ok(Counted(Some(pass)));
     }
     let action = match direction {
         Direction::Read => "consume",
@@ -295,7 +286,7 @@ impl Drop for Counted {
         let Some(pass) = self.0.take().filter(Pass::counts) else { return };
         tokio::spawn(async move {
             if let Err(error) = pass.give_back().await {
-                tracing::warn!(%error, "a request could not be given back to its token's limit");
+                tracing::debug!(%error, "a request could not be given back to its token's limit");
             }
         });
     }

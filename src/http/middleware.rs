@@ -22,6 +22,7 @@ use ulid::Ulid;
 
 use super::State;
 use super::connection::Peer;
+use super::error::StoreFailure;
 use super::extract::Labels;
 use super::reply;
 
@@ -58,7 +59,15 @@ pub fn observe(
         if let Some(leftover) = leftover {
             Box::pin(leftover.drain()).await;
         }
-        state.outages.note(labels.pool(), &response);
+        let failure = response.extensions().get::<StoreFailure>();
+        // The pool is known once the request's token has named one. What fails without one is an operator's
+        // request: they are few, and logged each.
+        match (failure, labels.pool().and_then(|name| state.pools.get(name))) {
+            (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed(error),
+            (Some(StoreFailure(error)), None) => tracing::error!(%error, "a request failed"),
+            (None, Some(pool)) if response.status().is_success() => pool.outage.works(),
+            (None, _) => {}
+        }
         let took = began.elapsed();
         let status = response.status().as_u16();
         if let Some(route) = &route {

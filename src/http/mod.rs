@@ -9,7 +9,6 @@ mod error;
 mod extract;
 mod jobs;
 mod middleware;
-mod outage;
 mod params;
 mod reply;
 
@@ -23,7 +22,6 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub use self::outage::Outages;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::Tokens;
 use crate::config::Secret;
@@ -32,6 +30,7 @@ use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::outage::Outage;
 
 /// How much the bodies of all bulks that are under way may take, in KiB: eight of the largest.
 pub const BULK_ROOM: usize = 8 * 65 * 1024;
@@ -42,6 +41,8 @@ pub struct Pool {
     pub name: PoolName,
     pub engine: Arc<dyn Engine>,
     pub dispatcher: Arc<Dispatcher>,
+    /// Hears of requests that fail, and of those that work.
+    pub outage: Arc<Outage>,
     /// Ids of the jobs published to this pool.
     pub ids: JobIds,
 }
@@ -98,8 +99,6 @@ pub struct State {
     /// How many polls are parked, over all pools.
     pub parking: Arc<Parking>,
     pub readiness: Arc<Readiness>,
-    /// Which pools' requests fail now.
-    pub outages: Outages,
     /// Held while a scrape sets the sizes and writes them, so that another's do not come in between.
     pub scrape: Mutex<()>,
     /// `-sv`: every token is good.

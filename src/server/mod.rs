@@ -26,10 +26,11 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, Parking};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, Defaults, Outages, Pool, Readiness, State};
+use crate::http::{self, Defaults, Pool, Readiness, State};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::{Namespace, PoolName};
+use crate::outage::Outage;
 use crate::process::open_files;
 use crate::process::pid_file::PidFile;
 use crate::pump;
@@ -133,8 +134,9 @@ impl Server {
                 return Err(error);
             }
         };
-        let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default())));
-        let throttle = Throttle::new(store, Arc::new(SystemClock::default()));
+        let outage = Outage::new("tokens and limits");
+        let tokens = Arc::new(Tokens::new(store.clone(), Arc::new(SystemClock::default()), outage.clone()));
+        let throttle = Throttle::new(store, Arc::new(SystemClock::default()), outage);
         let parking = Arc::new(Parking::new(config.max_parked_polls));
         let readiness = Arc::new(Readiness::default());
 
@@ -147,7 +149,8 @@ impl Server {
                 engine = Arc::new(Migration::new(engine, new.clone()));
             }
             let dispatcher = Dispatcher::start(engine.clone(), parking.clone());
-            let pool = Pool { name: name.clone(), engine, dispatcher, ids: JobIds::default() };
+            let outage = stores.outages[name].clone();
+            let pool = Pool { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() };
             pools.insert(name.clone(), Arc::new(pool));
         }
         let state = Arc::new(State {
@@ -164,7 +167,6 @@ impl Server {
             metrics,
             parking,
             readiness: readiness.clone(),
-            outages: Outages::default(),
             scrape: Mutex::default(),
             skip_verification: options.skip_verification,
             accounts: config.accounts.clone(),
@@ -176,16 +178,17 @@ impl Server {
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| TaskTracker::new());
         for (name, engine) in &stores.engines {
             let batch = stores.batches[name];
-            let pump = pump::run(engine.clone(), name.to_string(), batch, stop_tasks.clone());
+            let outage = stores.outages[name].clone();
+            let pump = pump::run(engine.clone(), outage, batch, stop_tasks.clone());
             watched(&tasks, format!("the pump of pool {name}"), &readiness, &failed, &stop_tasks, pump);
         }
-        for (name, disk) in stores.disks {
+        for (name, failure) in stores.failures {
             let (readiness, failed) = (readiness.clone(), failed.clone());
             let stop = stop_tasks.clone();
             tasks.spawn(async move {
                 tokio::select! {
                     () = stop.cancelled() => {}
-                    why = disk.poisoned() => {
+                    why = failure => {
                         tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
                         readiness.fail(format!("pool {name}: {why}"));
                         failed.cancel();

@@ -1,6 +1,7 @@
 //! Opens the stores that the configuration names: pools, and the place of tokens and limits. Spawns nothing.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::ServerError;
@@ -14,11 +15,15 @@ use crate::engine::metered::Metered;
 use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::outage::Outage;
 
 /// How many due jobs one pump step moves: on Redis it bounds how long one script keeps the server busy, on
 /// disk how long one commit keeps the others waiting.
 const REDIS_PUMP: usize = 200;
 const DISK_PUMP: usize = 500;
+
+/// Ends when a store has failed, and says why.
+pub type Failure = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// What the pools are built into.
 #[derive(Default)]
@@ -28,6 +33,10 @@ pub struct Stores {
     /// How much one pump moves there.
     pub batches: BTreeMap<PoolName, usize>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
+    /// Hears whether a store can be used.
+    pub outages: BTreeMap<PoolName, Arc<Outage>>,
+    /// Each ends when its store has failed for good, and says why.
+    pub failures: Vec<(PoolName, Failure)>,
 }
 
 /// Opens every pool's store. After an error `stores` holds those that are open.
@@ -40,31 +49,38 @@ pub async fn open_stores(
         let place = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
-        let (engine, batch): (Arc<dyn Engine>, usize) = match &pool.path {
-            Some(path) => {
-                let sync = match pool.sync {
-                    SyncMode::Always => Sync::Always,
-                    SyncMode::EverySec => Sync::EverySecond,
-                };
-                let options =
-                    DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
-                // Opening reads the store, which may take a while.
-                let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
-                    .await
-                    .map_err(|e| failed(&e))?
-                    .map_err(|e| failed(&e))?;
-                stores.disks.insert(name.clone(), disk.clone());
-                (disk, DISK_PUMP)
-            }
-            None => {
-                let address = redis_address(pool);
-                if !config.allow_unsafe_redis {
-                    check_safety(&address).await.map_err(|e| failed(&e))?;
+        let (engine, batch, outage, failure): (Arc<dyn Engine>, usize, Arc<Outage>, Failure) =
+            match &pool.path {
+                Some(path) => {
+                    let sync = match pool.sync {
+                        SyncMode::Always => Sync::Always,
+                        SyncMode::EverySec => Sync::EverySecond,
+                    };
+                    let options =
+                        DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
+                    // Opening reads the store, which may take a while.
+                    let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
+                        .await
+                        .map_err(|e| failed(&e))?
+                        .map_err(|e| failed(&e))?;
+                    stores.disks.insert(name.clone(), disk.clone());
+                    let poisoned = disk.clone();
+                    let failure = Box::pin(async move { poisoned.poisoned().await });
+                    (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failure)
                 }
-                (RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?, REDIS_PUMP)
-            }
-        };
+                None => {
+                    let address = redis_address(pool);
+                    if !config.allow_unsafe_redis {
+                        check_safety(&address).await.map_err(|e| failed(&e))?;
+                    }
+                    let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
+                    let (outage, failure) = (redis.outage(), Box::pin(redis.failed()));
+                    (redis, REDIS_PUMP, outage, failure)
+                }
+            };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
+        stores.outages.insert(name.clone(), outage);
+        stores.failures.push((name.clone(), failure));
         stores.batches.insert(name, batch);
     }
     Ok(())

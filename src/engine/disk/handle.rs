@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::op::{Answer, Op};
 use super::poison::Poison;
 use super::state::clock::PoolClock;
-use crate::engine::batch::Caller;
+use crate::engine::batch::BatchSender;
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    pub(super) caller: Caller<Op, Answer>,
+    pub(super) caller: BatchSender<Op, Answer>,
     pub poison: Arc<Poison>,
     pub clock: PoolClock,
 }

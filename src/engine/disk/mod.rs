@@ -35,7 +35,7 @@ pub use self::store::open::OpenError;
 use self::store::upkeep::Task;
 use self::store::{open, upkeep};
 use self::writer::Writer;
-use super::batch::{self, Bound};
+use super::batch::{self, BatchLimit};
 use super::next_due::NextDue;
 use super::notifier::{Bell, Bells};
 use super::{DeadLetter, Engine, Pumped, Stats, Want};
@@ -99,7 +99,7 @@ impl DiskOptions {
 }
 
 /// One group: large enough that a sync is shared by many, small enough that the first need not wait long.
-const GROUP: Bound = Bound { items: 2048, bytes: 8 << 20 };
+const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 
 /// The engine. Dropping it ends its threads; [`close`](Engine::close) does so in order.
 #[derive(Debug)]

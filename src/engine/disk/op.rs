@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::store::Space;
 use crate::admin::{Limit, TokenKey};
-use crate::engine::batch::Weigh;
+use crate::engine::batch::BatchSize;
 use crate::engine::{DeadLetter, Pumped, Stats, Want};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
@@ -129,7 +129,7 @@ pub struct Report {
     pub too_soon: bool,
 }
 
-impl Weigh for Op {
+impl BatchSize for Op {
     fn items(&self) -> usize {
         match self {
             Op::Publish(jobs) => jobs.len(),

@@ -7,7 +7,7 @@ use super::op::{Answer, Op};
 use super::poison::Poison;
 use super::state::{Core, META_CLOSED};
 use super::store::{Fatal, Space};
-use crate::engine::batch::{Call, Calls, Reply};
+use crate::engine::batch::{BatchReceiver, Call, Reply};
 use crate::engine::notifier::Bells;
 use crate::error::{Error, Result};
 use crate::job::JobRef;
@@ -16,7 +16,7 @@ use crate::job::JobRef;
 #[derive(Debug)]
 pub struct Writer {
     pub core: Core,
-    pub calls: Calls<Op, Answer>,
+    pub calls: BatchReceiver<Op, Answer>,
     pub poison: Arc<Poison>,
     pub bells: Arc<Bells>,
     /// Whether what must last is synced before it is answered.

@@ -9,20 +9,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::Shared;
-use super::connection::connector::Link;
+use super::RedisCore;
+use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::worker::Serve;
+use super::connection::worker::Handler;
 use super::layout::{keys, value};
 use super::publish::micros;
-use crate::engine::batch::{Bound, Call, Reply, Weigh};
+use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
 use crate::engine::{MAX_CONSUME, Want};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
 /// How many jobs a batch asks for together, and how many bytes of queues' names it carries: each queue is a
 /// look, so orders of very many queues go alone.
-pub const BOUND: Bound = Bound { items: MAX_CONSUME, bytes: 64 << 10 };
+pub const BOUND: BatchLimit = BatchLimit { items: MAX_CONSUME, bytes: 64 << 10 };
 
 /// One call.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Consume {
     pub wants: Vec<Want>,
 }
 
-impl Weigh for Consume {
+impl BatchSize for Consume {
     fn items(&self) -> usize {
         self.wants.iter().map(|want| usize::from(want.count)).sum()
     }
@@ -65,7 +65,7 @@ impl Order {
         let some = self.got.iter().any(|jobs| !jobs.is_empty());
         // What was popped before a failure is armed, and goes to who asked.
         let answer = match fault.or(self.fault.as_ref()) {
-            Some(fault) if !some => Err(fault.error()),
+            Some(fault) if !some => Err(fault.clone().into()),
             _ => Ok(self.got),
         };
         if let Err(Ok(unread)) = self.reply.send(answer) {
@@ -77,23 +77,27 @@ impl Order {
 /// A lane's hands.
 #[derive(Debug)]
 pub struct Consumer {
-    shared: Arc<Shared>,
+    shared: Arc<RedisCore>,
     /// Orders cut short by the bound on one call.
     unfinished: Vec<Order>,
 }
 
 impl Consumer {
     /// Empty hands.
-    pub fn new(shared: Arc<Shared>) -> Consumer {
+    pub fn new(shared: Arc<RedisCore>) -> Consumer {
         Consumer { shared, unfinished: Vec::new() }
     }
 }
 
-impl Serve for Consumer {
+impl Handler for Consumer {
     type Request = Consume;
     type Reply = Vec<Vec<Job>>;
 
-    async fn serve(&mut self, link: &mut Link, batch: Vec<Call<Consume, Vec<Vec<Job>>>>) -> Outcome<()> {
+    async fn handle(
+        &mut self,
+        link: &mut Connection,
+        batch: Vec<Call<Consume, Vec<Vec<Job>>>>,
+    ) -> Outcome<()> {
         let mut orders = take(&mut self.unfinished);
         orders.extend(batch.into_iter().map(|call| {
             let (request, reply) = call.split();
@@ -101,7 +105,7 @@ impl Serve for Consumer {
         }));
         let (cmd, sent_as) = self.command(&orders);
         let sent = self.shared.clock.mark();
-        let reply = self.shared.scripts.consume.run(&mut link.conn, &cmd).await;
+        let reply = self.shared.scripts.consume.run(&mut link.redis, &cmd).await;
         let reply = reply.map_err(Fault::from).and_then(|v| self.hand_out(v, &mut orders, &sent_as, sent));
         let mut orphans = Vec::new();
         let outcome = match reply {
@@ -251,7 +255,7 @@ impl Consumer {
                     continue;
                 }
             };
-            self.shared.running.insert(id, tries_left);
+            self.shared.tries.insert(id, tries_left);
             place.push(Job { tries_left, receipt: due, ..job });
         }
         if let Some(due) = earliest {

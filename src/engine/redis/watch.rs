@@ -15,11 +15,10 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::Shared;
-use super::connection::connector::Link;
+use super::RedisCore;
+use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::outage::{Kind, Pause, Place};
-use super::connection::worker::Home;
+use super::connection::status::{Backoff, ConnectionStatus, Connections, Group};
 use super::layout::keys;
 use crate::engine::notifier::Bell;
 use crate::name::Queue;
@@ -53,48 +52,53 @@ impl Watch {
 }
 
 /// Rings this bell too from now on.
-pub fn attach(shared: &Arc<Shared>, bell: Arc<Bell>) {
+pub fn attach(shared: &Arc<RedisCore>, bell: Arc<Bell>) {
     shared.bells.attach(bell.clone());
-    let home = shared.clone();
+    let core = shared.clone();
     let forward = async move {
         loop {
             tokio::select! {
-                fresh = bell.newly_watched() => home.watch.arm(fresh),
-                () = home.closing.cancelled() => return,
+                fresh = bell.newly_watched() => core.watch.arm(fresh),
+                () = core.connections.closing.cancelled() => return,
             }
         }
     };
-    shared.tasks.spawn_on(forward, &shared.runtime);
+    shared.tasks.spawn_lasting("the watch of a dispatcher's queues", forward);
 }
 
 /// The task. Its connection is counted from the call on, not from the first poll.
-pub fn run(shared: Arc<Shared>, home: Home) -> impl Future<Output = ()> + Send {
-    let place = Place::new(home.outage.clone(), Kind::default());
+pub fn run(shared: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
+    let home = shared.connections.clone();
+    let place = ConnectionStatus::new(home.clone(), Group::default());
     listen(shared, home, place)
 }
 
-async fn listen(shared: Arc<Shared>, home: Home, mut place: Place) {
-    let mut pause = Pause::new(&home.outage);
+async fn listen(shared: Arc<RedisCore>, home: Arc<Connections>, mut place: ConnectionStatus) {
+    let mut pause = Backoff::new(&home);
     loop {
         let served = tokio::select! {
             () = home.closing.cancelled() => return,
             served = async {
-                pause.pass().await;
+                pause.wait().await;
                 serve(&shared, &home, &mut place).await
             } => served,
         };
         let Err(fault) = served;
         if place.is_up() {
-            pause = Pause::new(&home.outage);
+            pause = Backoff::new(&home);
         }
         place.down();
-        home.outage.begins(&fault);
+        home.outage.failed(&fault);
         pause.lengthen();
     }
 }
 
 /// One connection's life.
-async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<Infallible> {
+async fn serve(
+    shared: &Arc<RedisCore>,
+    home: &Connections,
+    place: &mut ConnectionStatus,
+) -> Outcome<Infallible> {
     let ears = Arc::downgrade(shared);
     let mut link = home
         .connector
@@ -111,7 +115,7 @@ async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<
             tracing::warn!(
                 pool = &*home.pool,
                 "the Redis refuses tracking, so wake-ups from other servers take up to {POLL:?}: {}",
-                fault.text()
+                fault
             );
             false
         }
@@ -143,12 +147,12 @@ async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<
     }
 }
 
-async fn track(link: &mut Link) -> Outcome<()> {
-    Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut link.conn).await?)
+async fn track(link: &mut Connection) -> Outcome<()> {
+    Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut link.redis).await?)
 }
 
 /// A list has changed, or the server has forgotten what it tracked.
-fn heard(shared: &Shared, push: &PushInfo) {
+fn heard(shared: &RedisCore, push: &PushInfo) {
     if push.kind != PushKind::Invalidate {
         return;
     }
@@ -169,7 +173,7 @@ fn heard(shared: &Shared, push: &PushInfo) {
 }
 
 /// Every watched queue, once.
-fn watched(shared: &Shared) -> Vec<Queue> {
+fn watched(shared: &RedisCore) -> Vec<Queue> {
     let mut queues: Vec<Queue> = shared.bells.all().iter().flat_map(|bell| bell.watched()).collect();
     queues.sort_unstable();
     queues.dedup();
@@ -177,13 +181,13 @@ fn watched(shared: &Shared) -> Vec<Queue> {
 }
 
 /// Rings the queues that have jobs, and arms them all.
-async fn look(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()> {
+async fn look(shared: &RedisCore, link: &mut Connection, queues: &[Queue]) -> Outcome<()> {
     for chunk in queues.chunks(CHUNK) {
         let mut cmd = redis::cmd("EXISTS");
         for queue in chunk {
             cmd.arg(keys::ready(queue));
         }
-        let with_jobs: usize = cmd.query_async(&mut link.conn).await?;
+        let with_jobs: usize = cmd.query_async(&mut link.redis).await?;
         if with_jobs == chunk.len() {
             chunk.iter().for_each(|queue| shared.bells.ring(queue));
         } else if with_jobs > 0 {
@@ -191,7 +195,7 @@ async fn look(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()>
             for queue in chunk {
                 each.cmd("EXISTS").arg(keys::ready(queue));
             }
-            let each: Vec<bool> = each.query_async(&mut link.conn).await?;
+            let each: Vec<bool> = each.query_async(&mut link.redis).await?;
             chunk.iter().zip(each).filter(|(_, has)| *has).for_each(|(queue, _)| shared.bells.ring(queue));
         }
     }

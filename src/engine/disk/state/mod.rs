@@ -318,6 +318,6 @@ impl Core {
 
     /// The same as an error.
     pub(in crate::engine::disk) fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
-        Error::Corrupt(format!("job {id} of {queue}: {reason}"))
+        Error::corrupt(format!("job {id} of {queue}: {reason}"))
     }
 }

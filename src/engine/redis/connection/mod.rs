@@ -2,6 +2,6 @@
 
 pub mod connector;
 pub mod fault;
-pub mod outage;
 pub mod pool;
+pub mod status;
 pub mod worker;
