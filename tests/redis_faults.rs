@@ -1,69 +1,33 @@
 //! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
 //! from others survive it.
 
-#[path = "support/redis_server.rs"]
-mod redis_server;
+mod redis_common;
 
 use std::future::Future;
-use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dormouse::engine::Engine;
 use dormouse::engine::notifier::Bell;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, Want};
 use dormouse::error::{Error, Result};
-use dormouse::job::{Attributes, Job, JobId, JobIds, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use dormouse::job::{Job, JobIds, NewJob};
+use dormouse::name::{PoolName, Queue};
 use redis::Commands;
-use redis_server::RedisServer;
-
-/// No wait in these tests is longer.
-const BOUND: Duration = Duration::from_secs(20);
-const TTR: Duration = Duration::from_secs(60);
+use redis_common::redis_server::RedisServer;
+use redis_common::{TTR, consume, engine, id, job, queue, within};
 
 async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
     RedisEngine::connect(address, &PoolName::default_pool()).await
 }
 
-async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    connect(server.address()).await.expect("the server is there")
-}
-
-fn queue(name: &str) -> Queue {
-    Queue {
-        namespace: Namespace::parse("shop").expect("a name"),
-        name: QueueName::parse(name).expect("a name"),
-    }
-}
-
-fn job(queue: &Queue, id: JobId, body: Bytes) -> NewJob {
-    NewJob {
-        queue: queue.clone(),
-        id,
-        body,
-        attributes: Attributes::new(),
-        ttl: None,
-        delay: Duration::ZERO,
-        tries: NonZeroU16::MIN,
-    }
-}
-
 fn small(queue: &Queue, n: u64) -> NewJob {
-    job(queue, JobId::from_parts(1_700_000_000_000, n, 0, false), Bytes::from_static(b"x"))
+    job(queue, id(n), "x")
 }
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16) -> Result<Vec<Job>> {
-    let got = engine.consume(&queue.clone().into(), &[Want { count, ttr: TTR }]).await?;
-    Ok(got.into_iter().flatten().collect())
-}
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(BOUND, future).await {
-        Ok(answer) => answer,
-        Err(_) => panic!("{what}: not within {BOUND:?}"),
-    }
+    consume(engine, queue, count, TTR).await
 }
 
 /// Asks again until it is answered with `Ok`; every error on the way must be `Away`.
@@ -122,7 +86,7 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
                 let mut stored = Vec::new();
                 for _ in 0..100_000 {
                     let id = ids.make(engine.now(), 0, false);
-                    match engine.publish(vec![job(&q, id, Bytes::from_static(b"x"))]).await {
+                    match engine.publish(vec![job(&q, id, "x")]).await {
                         Ok(()) => stored.push(id),
                         Err(e) => return (stored, Some(e)),
                     }
@@ -196,7 +160,7 @@ async fn a_replica_refuses_and_a_master_again_takes() {
     let refused = engine.publish(vec![small(&q, 1)]).await;
     assert!(refused.is_err(), "read-only: expected an error");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
-    until_back("the lane connects again", || engine.publish(vec![small(&q, 2)])).await;
+    until_back("the worker connects again", || engine.publish(vec![small(&q, 2)])).await;
 }
 
 #[tokio::test]
@@ -208,9 +172,9 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
         engine.publish(vec![small(&q, n)]).await.expect("published");
         let killed: u64 =
             redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
-        assert!(killed > 0, "the lanes' connections");
-        // Until they are there again: every lane, the pump's pool and the one for wake-ups.
-        within("the lanes connect again", async {
+        assert!(killed > 0, "the workers' connections");
+        // Until they are there again: those of the workers and of the watch, and a pooled one.
+        within("the workers connect again", async {
             loop {
                 let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
                 if clients.lines().count() >= 7 {
@@ -225,18 +189,19 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
 }
 
 #[tokio::test]
-async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_check_says_no() {
+async fn a_worker_that_cannot_connect_leaves_the_calls_to_the_other_and_the_check_says_no() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     engine.publish(vec![small(&q, 0)]).await.expect("published");
     engine.check().await.expect("all is well");
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-    // Who goes now finds its place taken away.
+    // A client that disconnects now finds no room to come back.
     let room = |n: usize| redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(n).clone();
     room(clients.lines().count() - 1).exec(conn).expect("CONFIG SET");
-    let lane = clients.lines().find(|client| client.contains(" cmd=eval")).expect("the lane that published");
-    let id = lane.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
+    let worker =
+        clients.lines().find(|client| client.contains(" cmd=eval")).expect("the worker that published");
+    let id = worker.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
     redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).exec(conn).expect("CLIENT KILL");
     let no = within("the check says no", async {
         loop {
@@ -249,7 +214,7 @@ async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_chec
     .await;
     assert!(no.contains("1 of its connections"), "it says what is missing: {no}");
     for n in 1..=100 {
-        engine.publish(vec![small(&q, n)]).await.expect("the other lane publishes");
+        engine.publish(vec![small(&q, n)]).await.expect("the other worker publishes");
     }
     room(1000).exec(conn).expect("CONFIG SET");
     until_back("the check says yes", || engine.check()).await;

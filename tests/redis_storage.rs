@@ -1,11 +1,9 @@
 //! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
 //! structures that were written raw, as lmstfy writes them.
 
-#[path = "support/redis_server.rs"]
-mod redis_server;
+mod redis_common;
 
 use std::num::NonZeroU16;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,44 +12,13 @@ use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
 use dormouse::engine::{Engine, Pumped, Want};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use dormouse::name::{Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
-use redis_server::RedisServer;
-
-const TTR: Duration = Duration::from_secs(60);
-const NONE: Duration = Duration::ZERO;
-
-async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
-}
-
-fn queue(name: &str) -> Queue {
-    Queue {
-        namespace: Namespace::parse("shop").expect("a name"),
-        name: QueueName::parse(name).expect("a name"),
-    }
-}
-
-fn id(n: u64) -> JobId {
-    JobId::from_parts(1_700_000_000_000, n, 0, false)
-}
-
-fn job(queue: &Queue, id: JobId, body: &'static str) -> NewJob {
-    NewJob {
-        queue: queue.clone(),
-        id,
-        body: Bytes::from_static(body.as_bytes()),
-        attributes: Attributes::new(),
-        ttl: Some(Duration::from_secs(100)),
-        delay: NONE,
-        tries: NonZeroU16::MIN,
-    }
-}
+use redis_common::redis_server::RedisServer;
+use redis_common::{TTR, consume, engine, id, job, queue};
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
-    let list = QueueList::from(queue.clone());
-    let got = engine.consume(&list, &[Want { count, ttr }]).await.expect("consume is answered");
-    got.into_iter().flatten().collect()
+    consume(engine, queue, count, ttr).await.expect("consume is answered")
 }
 
 /// Pumps until so many have moved.

@@ -186,7 +186,7 @@ pub async fn a_dropped_publish_happened_or_did_not(s: &dyn Stage) {
     // Nobody was told that those calls had happened, so they may still happen, and go before it or after it.
     let end = all.iter().position(|body| body == "end").expect("the last publish was answered");
     let (before, after) = (&all[..end], &all[end + 1..]);
-    // In virtual time there is one writer, which takes calls in order; a Redis has two lanes for publishes.
+    // In virtual time there is one writer, which takes calls in order; a Redis pool has two workers for publishes.
     assert!(after.is_empty() || !s.traits().virtual_time, "what was answered last is last: {all:?}");
     for pairs in [before, after] {
         assert_eq!(pairs.len() % 2, 0, "a batch is whole or absent: {all:?}");

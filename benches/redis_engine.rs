@@ -1,7 +1,9 @@
-//! Figures, not laws: what calls cost the Redis, by number of lanes, and what waiting costs while nothing
-//! happens. Run by hand: `cargo test --release --test redis_measure -- --ignored --nocapture`.
+//! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
+//! calls (by number of workers), longest (how long one script keeps the Redis busy), pump (a million due jobs),
+//! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time). Each does a
+//! fixed amount of work, on Redis servers of its own.
 
-#[path = "support/redis_server.rs"]
+#[path = "../tests/support/redis_server.rs"]
 mod redis_server;
 
 use std::future::Future;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dormouse::engine::notifier::Bell;
-use dormouse::engine::redis::{Lanes, RedisEngine};
+use dormouse::engine::redis::{RedisEngine, WorkerCounts};
 use dormouse::engine::{Engine, Want};
 use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
@@ -27,8 +29,8 @@ fn queue(name: &str) -> Queue {
     }
 }
 
-async fn engine(server: &RedisServer, lanes: Lanes) -> Arc<RedisEngine> {
-    RedisEngine::connect_with(server.address(), &PoolName::default_pool(), lanes)
+async fn engine(server: &RedisServer, workers: WorkerCounts) -> Arc<RedisEngine> {
+    RedisEngine::connect_with(server.address(), &PoolName::default_pool(), workers)
         .await
         .expect("the server is there")
 }
@@ -77,15 +79,13 @@ where
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures; needs a quiet machine and a release build"]
-async fn what_a_call_costs() {
+async fn calls() {
     for n in [1, 2, 4, 1, 2, 4] {
-        let lanes = Lanes { publish: n, consume: n, ack: n.min(3) };
-        println!("{n} lanes");
+        let workers = WorkerCounts { publish: n, consume: n, ack: n.min(3) };
+        println!("{n} workers");
         for callers in [1, 64] {
             let server = RedisServer::start();
-            let (engine, q) = (engine(&server, lanes).await, queue("orders"));
+            let (engine, q) = (engine(&server, workers).await, queue("orders"));
             let ids = Arc::new(JobIds::default());
             let body = Bytes::from(vec![b'x'; 100]);
             let jobs = if callers == 1 { JOBS / 16 } else { JOBS };
@@ -128,12 +128,10 @@ async fn what_a_call_costs() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures; takes ten seconds"]
-async fn what_waiting_costs() {
+async fn idle() {
     for watched in [0, 10_000] {
         let server = RedisServer::start();
-        let engine = engine(&server, Lanes::default()).await;
+        let engine = engine(&server, WorkerCounts::default()).await;
         let bell = Arc::new(Bell::default());
         engine.attach(bell.clone());
         for n in 0..watched {
@@ -204,12 +202,10 @@ fn print_log(what: &str, conn: &mut redis::Connection) {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures; needs a quiet machine and a release build"]
-async fn how_long_the_largest_calls_hold_the_redis() {
+async fn longest() {
     for name in ["orders".to_owned(), "q".repeat(255)] {
         let server = RedisServer::start();
-        let (engine, q) = (engine(&server, Lanes::default()).await, queue(&name));
+        let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue(&name));
         let conn = &mut server.connection();
         println!("a queue's name of {} bytes", name.len());
         log_all(conn);
@@ -258,11 +254,9 @@ async fn how_long_the_largest_calls_hold_the_redis() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures; needs a quiet machine and a release build"]
-async fn how_fast_a_million_due_jobs_are_moved() {
+async fn pump() {
     let server = RedisServer::start();
-    let engine = engine(&server, Lanes::default()).await;
+    let engine = engine(&server, WorkerCounts::default()).await;
     fill(&engine, &queue("orders"), 1_000_000, Duration::from_millis(1)).await;
     let conn = &mut server.connection();
     log_all(conn);
@@ -284,15 +278,13 @@ async fn how_fast_a_million_due_jobs_are_moved() {
     engine.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "prints figures; takes ten seconds"]
-async fn what_a_busy_watched_queue_costs() {
+async fn busy() {
     for (watched, servers) in [(0, 1), (1, 1), (1, 4), (10_000, 1)] {
         let server = RedisServer::start();
         let mut engines = Vec::new();
         let mut bells = Vec::new();
         for _ in 0..servers {
-            let engine = engine(&server, Lanes::default()).await;
+            let engine = engine(&server, WorkerCounts::default()).await;
             let bell = Arc::new(Bell::default());
             engine.attach(bell.clone());
             for n in 0..watched {
@@ -327,5 +319,32 @@ async fn what_a_busy_watched_queue_costs() {
         for engine in engines {
             engine.close().await;
         }
+    }
+}
+
+const SECTIONS: [&str; 5] = ["calls", "longest", "pump", "idle", "busy"];
+
+async fn section(name: &str) {
+    match name {
+        "calls" => calls().await,
+        "longest" => longest().await,
+        "pump" => pump().await,
+        "idle" => idle().await,
+        "busy" => busy().await,
+        other => println!("no section {other}: {}", SECTIONS.join(", ")),
+    }
+}
+
+fn main() {
+    if std::env::args().any(|arg| arg == "--list") {
+        return;
+    }
+    let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let sections = if asked.is_empty() { SECTIONS.map(str::to_owned).to_vec() } else { asked };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    for name in sections {
+        println!("\n{name}");
+        runtime.block_on(section(&name));
     }
 }
