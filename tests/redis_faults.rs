@@ -59,6 +59,20 @@ async fn watching(engine: &RedisEngine, queues: &[Queue]) -> Arc<Bell> {
     bell
 }
 
+/// Until the server has as many clients as is enough.
+async fn clients(what: &str, conn: &mut redis::Connection, enough: impl Fn(usize) -> bool) {
+    within(what, async {
+        loop {
+            let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+            if enough(clients.lines().count()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again() {
     let server = RedisServer::start();
@@ -174,16 +188,7 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
             redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
         assert!(killed > 0, "the workers' connections");
         // Until they are there again: those of the workers and of the watch, and a pooled one.
-        within("the workers connect again", async {
-            loop {
-                let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-                if clients.lines().count() >= 7 {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        clients("the workers connect again", conn, |n| n >= 7).await;
     }
     assert_eq!(engine.size(&q).await.expect("answered"), 5, "each publish was answered");
 }
@@ -379,16 +384,22 @@ async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
     }
 }
 
+/// A Sentinel that knows this master as `dorm`, and how an engine finds the master through it. The file is the
+/// Sentinel's own.
+fn sentinel(master: &RedisServer, settings: &str) -> (RedisServer, RedisAddress, tempfile::NamedTempFile) {
+    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
+    let addr = master.addr().replace(':', " ");
+    std::fs::write(conf.path(), format!("sentinel monitor dorm {addr} 1\n{settings}")).expect("written");
+    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let addrs = vec![sentinel.addr()];
+    let address = RedisAddress { addrs, master_name: Some("dorm".into()), ..master.address() };
+    (sentinel, address, conf)
+}
+
 #[tokio::test]
 async fn a_sentinel_tells_where_the_master_is() {
     let server = RedisServer::start();
-    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
-    let (host, port) =
-        server.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
-    std::fs::write(conf.path(), format!("sentinel monitor dorm {host} {port} 1\n")).expect("written");
-    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
-    let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..server.address() };
+    let (_sentinel, address, _conf) = sentinel(&server, "");
     let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
     engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
     assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
@@ -401,9 +412,8 @@ async fn a_sentinel_tells_where_the_master_is() {
 async fn a_failover_loses_nothing_that_the_replica_has() {
     // The copy begins at once, instead of after five seconds.
     let mut master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
-    let (host, port) =
-        master.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
-    let replica = RedisServer::start_with(None, &["--replicaof", &format!("{host} {port}")]);
+    let follow = master.addr().replace(':', " ");
+    let replica = RedisServer::start_with(None, &["--replicaof", &follow]);
     let field = |server: &RedisServer, field: &str| {
         let info: redis::InfoDict =
             redis::cmd("INFO").arg("replication").query(&mut server.connection()).expect("INFO");
@@ -416,14 +426,8 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
         }
     })
     .await;
-    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
-    let text = format!(
-        "sentinel monitor dorm {host} {port} 1\n\
-         sentinel down-after-milliseconds dorm 500\n\
-         sentinel failover-timeout dorm 5000\n"
-    );
-    std::fs::write(conf.path(), text).expect("written");
-    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let quick = "sentinel down-after-milliseconds dorm 500\nsentinel failover-timeout dorm 5000\n";
+    let (sentinel, address, _conf) = sentinel(&master, quick);
     within("the sentinel knows the replica", async {
         let conn = &mut sentinel.connection();
         loop {
@@ -437,8 +441,6 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     })
     .await;
 
-    let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..master.address() };
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
     let bell = watching(&engine, &[queue("parked")]).await;
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
@@ -480,16 +482,7 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
     assert!(matches!(peek, Err(Error::Closed)), "peek, came {peek:?}");
     drop(bell);
     let conn = &mut server.connection();
-    within("its connections end", async {
-        loop {
-            let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-            if clients.lines().count() == 1 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    clients("its connections end", conn, |n| n == 1).await;
 }
 
 #[tokio::test]

@@ -478,14 +478,19 @@ async fn a_redis_that_loses_jobs_is_told_apart() {
     assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "told by INFO, came {told:?}");
 }
 
+/// A token of namespace `shop`.
+fn token(text: &str) -> TokenKey {
+    let namespace = Namespace::parse("shop").expect("a name");
+    let scope = Scope { pool: PoolName::default_pool(), namespace };
+    TokenKey { scope, token: Token::new(text).expect("not empty") }
+}
+
 #[tokio::test]
 async fn tokens_limits_and_counters_are_lmstfys() {
     let server = RedisServer::start();
     let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
-    let scope =
-        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
-    let key = TokenKey { scope: scope.clone(), token: Token::new("01/TOKEN").expect("not empty") };
+    let key = token("01/TOKEN");
     assert!(admin.add_token(&key, "mine").await.expect("answered"), "it is new");
     assert!(!admin.add_token(&key, "yours").await.expect("answered"), "it is taken");
     assert_eq!(conn.hget::<_, _, String>("tk/default/shop", "01/TOKEN"), Ok("mine".into()));
@@ -654,9 +659,7 @@ async fn a_counter_without_an_end_gets_one() {
     let server = RedisServer::start();
     let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
-    let scope =
-        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
-    let key = TokenKey { scope, token: Token::new("01TOKEN").expect("not empty") };
+    let key = token("01TOKEN");
     // What a server leaves that was killed between counting and setting the end.
     let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
     let count = admin.count(&key, Direction::Write, Duration::from_secs(30)).await.expect("answered");

@@ -188,7 +188,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     tokio::time::timeout(PATIENCE, healed).await.expect("it heals by itself");
     // Without a further request: the pump and the refresh of the limits notice that it is over.
     let stores = ["pool default", "tokens and limits"];
-    let mut process = tokio::task::spawn_blocking(move || {
+    let process = tokio::task::spawn_blocking(move || {
         for store in stores {
             process.line_with(&format!("the store can be used again store={store:?}"));
         }

@@ -25,6 +25,9 @@ const DISK_PUMP: usize = 500;
 /// Ends when a store has failed, and says why.
 pub type Failure = Pin<Box<dyn Future<Output = String> + Send>>;
 
+/// A store, how much one pump moves there, who hears whether it can be used, and of its end.
+type Opened = (Arc<dyn Engine>, usize, Arc<Outage>, Failure);
+
 /// What the pools are built into.
 #[derive(Default)]
 pub struct Stores {
@@ -49,35 +52,34 @@ pub async fn open_stores(
         let place = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(place.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
-        let (engine, batch, outage, failure): (Arc<dyn Engine>, usize, Arc<Outage>, Failure) =
-            match &pool.path {
-                Some(path) => {
-                    let sync = match pool.sync {
-                        SyncMode::Always => Sync::Always,
-                        SyncMode::EverySec => Sync::EverySecond,
-                    };
-                    let options =
-                        DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
-                    // Opening reads the store, which may take a while.
-                    let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
-                        .await
-                        .map_err(|e| failed(&e))?
-                        .map_err(|e| failed(&e))?;
-                    stores.disks.insert(name.clone(), disk.clone());
-                    let poisoned = disk.clone();
-                    let failure = Box::pin(async move { poisoned.poisoned().await });
-                    (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failure)
+        let (engine, batch, outage, failure): Opened = match &pool.path {
+            Some(path) => {
+                let sync = match pool.sync {
+                    SyncMode::Always => Sync::Always,
+                    SyncMode::EverySec => Sync::EverySecond,
+                };
+                let options =
+                    DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
+                // Opening reads the store, which may take a while.
+                let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
+                    .await
+                    .map_err(|e| failed(&e))?
+                    .map_err(|e| failed(&e))?;
+                stores.disks.insert(name.clone(), disk.clone());
+                let poisoned = disk.clone();
+                let failure = Box::pin(async move { poisoned.poisoned().await });
+                (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failure)
+            }
+            None => {
+                let address = redis_address(pool);
+                if !config.allow_unsafe_redis {
+                    check_safety(&address).await.map_err(|e| failed(&e))?;
                 }
-                None => {
-                    let address = redis_address(pool);
-                    if !config.allow_unsafe_redis {
-                        check_safety(&address).await.map_err(|e| failed(&e))?;
-                    }
-                    let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
-                    let (outage, failure) = (redis.outage(), Box::pin(redis.failed()));
-                    (redis, REDIS_PUMP, outage, failure)
-                }
-            };
+                let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
+                let (outage, failure) = (redis.outage(), Box::pin(redis.failed()));
+                (redis, REDIS_PUMP, outage, failure)
+            }
+        };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
         stores.outages.insert(name.clone(), outage);
         stores.failures.push((name.clone(), failure));

@@ -1,6 +1,7 @@
 //! Publish and republish: coalesced calls become one script call.
 
 use std::collections::{HashMap, HashSet};
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,9 +60,9 @@ impl Handler for PublishHandler {
             for call in calls {
                 let mut alone = vec![call];
                 if !several || self.store(connection, &mut alone).await? {
-                    answer_all(
+                    refuse_all(
                         alone,
-                        &Fault::refused("a key of the queue is not of the type that it must be"),
+                        &Error::refused("a key of the queue is not of the type that it must be"),
                     );
                 }
             }
@@ -70,11 +71,11 @@ impl Handler for PublishHandler {
     }
 }
 
-/// Gives every call the same answer.
-fn answer_all(calls: Vec<PendingCall>, fault: &Fault) {
+/// Answers every call with the same error.
+fn refuse_all(calls: Vec<PendingCall>, error: &Error) {
     for (_, reply) in calls {
         // A caller that has left needs no answer; so everywhere in this file.
-        let _ = reply.send(Err(fault.clone().into()));
+        let _ = reply.send(Err(error.clone()));
     }
 }
 
@@ -83,8 +84,8 @@ fn id_taken() -> Error {
 }
 
 impl PublishHandler {
-    /// Answers calls that cannot be stored whatever the Redis hreplaced, since an id is in the batch already. Returns
-    /// the others.
+    /// Refuses calls with an id that another job of the batch has: they cannot be stored, whatever the Redis
+    /// holds. Returns the others.
     fn refuse_duplicates(&self, batch: Vec<Call<Publish, ()>>) -> Vec<PendingCall> {
         let (mut seen, mut calls) = (HashSet::new(), Vec::with_capacity(batch.len()));
         for call in batch {
@@ -107,8 +108,7 @@ impl PublishHandler {
         let (cmd, recorded) = match self.command(calls) {
             Ok(built) => built,
             Err(e) => {
-                let fault = Fault::refused(e.to_string());
-                answer_all(std::mem::take(calls), &fault);
+                refuse_all(take(calls), &e);
                 return Ok(false);
             }
         };
@@ -121,11 +121,11 @@ impl PublishHandler {
             Ok([_, _, ..]) => return Ok(true),
             Ok(_) => {
                 let fault = Fault::unreadable("publish");
-                answer_all(std::mem::take(calls), &fault);
+                refuse_all(take(calls), &fault.clone().into());
                 return Err(fault);
             }
             Err(fault) => {
-                answer_all(std::mem::take(calls), fault);
+                refuse_all(take(calls), &fault.clone().into());
                 return Err(fault.clone());
             }
         };
