@@ -3,6 +3,6 @@
 -- ARGV    exact timer members
 -- returns how many jobs were there
 -- bound   64 jobs (the caller's)
-local n = redis.call('DEL', unpack(KEYS, 2))
+local deleted = redis.call('DEL', unpack(KEYS, 2))
 if #ARGV > 0 then redis.call('ZREM', KEYS[1], unpack(ARGV)) end
-return n
+return deleted

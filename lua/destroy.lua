@@ -1,9 +1,9 @@
--- Drops what is ready: the list is set aside in one move, and then its jobs are deleted in steps. Its queue
--- stands in a set meanwhile, so that any server can finish what another has begun. A list that is set aside
+-- Drops what is ready: the first call sets the list aside, and each call deletes some of its jobs. The queue's
+-- name is in a set meanwhile, so that any server can finish what another has begun. A list that is set aside
 -- already is finished first.
 -- KEYS    ready list | where it is set aside | set of the queues that have a list there
 -- ARGV    ns/queue, prefix of its job keys, 1 = still to be set aside
--- returns {1 = it has been set aside now, how many are left there}
+-- returns {1 = the ready list has been set aside or was empty, how many are left to delete}
 -- bound   250 jobs
 local call, moved = redis.call, 0
 if ARGV[3] == '1' and call('EXISTS', KEYS[2]) == 0 then
@@ -12,10 +12,10 @@ if ARGV[3] == '1' and call('EXISTS', KEYS[2]) == 0 then
   moved = 1
   call('RENAME', KEYS[1], KEYS[2])
 end
-local els = call('RPOP', KEYS[2], 250)
-if els then
+local dropped = call('RPOP', KEYS[2], 250)
+if dropped then
   local keys = {}
-  for i = 1, #els do keys[i] = ARGV[2] .. string.sub(els[i], 5) end
+  for i = 1, #dropped do keys[i] = ARGV[2] .. string.sub(dropped[i], 5) end
   call('UNLINK', unpack(keys))
 end
 local left = call('LLEN', KEYS[2])

@@ -1,26 +1,26 @@
--- Takes back hand-overs that nobody got: each to the head of its queue with its try restored.
+-- Takes back jobs whose consumer left before it got them: each to the head of its queue with its try restored.
 -- KEYS    timer_set | ready lists | job keys
 -- ARGV    #lists, and per job, the one that goes to the head last: list, exact timer member, its due time in
 --         us, list element
 -- returns how many were taken back
 -- bound   250 jobs (the caller's)
-local lists, n = tonumber(ARGV[1]), 0
-for i = 1, #KEYS - 1 - lists do
-  local a = 4 * i - 2
-  local armed = call('ZSCORE', KEYS[1], ARGV[a + 1])
+local list_count, taken = tonumber(ARGV[1]), 0
+for job = 1, #KEYS - 1 - list_count do
+  local arg = 4 * job - 2
+  local armed = call('ZSCORE', KEYS[1], ARGV[arg + 1])
   -- The due time tells this hand-over from a later one of the same job with as many tries left.
-  if armed and tonumber(armed) == tonumber(score(tonumber(ARGV[a + 2]))) then
+  if armed and tonumber(armed) == tonumber(score(tonumber(ARGV[arg + 2]))) then
     -- First, since it frees memory: a full Redis would refuse a push as the first write.
-    call('ZREM', KEYS[1], ARGV[a + 1])
-    if call('EXISTS', KEYS[1 + lists + i]) == 1 then
-      local pushed = redis.pcall('RPUSH', KEYS[1 + tonumber(ARGV[a])], ARGV[a + 3])
+    call('ZREM', KEYS[1], ARGV[arg + 1])
+    if call('EXISTS', KEYS[1 + list_count + job]) == 1 then
+      local pushed = redis.pcall('RPUSH', KEYS[1 + tonumber(ARGV[arg])], ARGV[arg + 3])
       if type(pushed) == 'number' then
-        n = n + 1
+        taken = taken + 1
       else
         -- Not a list: another program's key. The hand-over stands, and ends with its ttr.
-        call('ZADD', KEYS[1], armed, ARGV[a + 1])
+        call('ZADD', KEYS[1], armed, ARGV[arg + 1])
       end
     end
   end
 end
-return n
+return taken

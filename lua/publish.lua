@@ -1,83 +1,83 @@
--- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the old.
--- KEYS    timer_set | ready lists | job keys in publish order | old job keys | hashes of known names
--- ARGV    #lists, #jobs, #olds
---         per job: call, list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or timer
---         member, value
---         per old: call, exact timer member ('' = not known)
+-- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job
+-- that it replaces.
+-- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names
+-- ARGV    #ready lists, #jobs, #replaced jobs
+--         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
+--         timer member, value
+--         per replaced job: its call, exact timer member ('' = not known)
 --         per hash: the name to record
--- returns {now, 0 or 1 = all refused, call, ...}: the calls refused because an id is stored already. All are
---         refused, and nothing has changed, when a key is not of the type that it must be.
+-- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
+--         not of the type that it must be, so all are refused and nothing has changed
 -- bound   64 jobs (the caller's)
-local lists, jobs, olds = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local first, refused, out = 1 + lists, {}, {now, 0}
+local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local before_jobs, refused, answer = 1 + list_count, {}, {now, 0}
 
 -- Look before the first write.
-local keys = {}
-for i = 1, jobs do keys[i] = KEYS[first + i] end
-if call('EXISTS', unpack(keys)) > 0 then
-  for i = 1, jobs do
-    local c = ARGV[6 * i - 2]
-    if not refused[c] and call('EXISTS', keys[i]) == 1 then
-      refused[c] = true
-      out[#out + 1] = tonumber(c)
+local job_keys = {}
+for job = 1, job_count do job_keys[job] = KEYS[before_jobs + job] end
+if call('EXISTS', unpack(job_keys)) > 0 then
+  for job = 1, job_count do
+    local caller = ARGV[6 * job - 2]
+    if not refused[caller] and call('EXISTS', job_keys[job]) == 1 then
+      refused[caller] = true
+      answer[#answer + 1] = tonumber(caller)
     end
   end
 end
 
 -- The first write is a SET: a Redis that is full refuses it, and with it the whole call. What comes after the
 -- first write is not refused for memory.
-local pushes, timers, nt = {}, {}, 0
-for i = 1, jobs do
-  local a = 6 * i - 2
-  if not refused[ARGV[a]] then
-    if ARGV[a + 2] == '0' then call('SET', keys[i], ARGV[a + 5])
-    else call('SET', keys[i], ARGV[a + 5], 'PX', ARGV[a + 2]) end
-    local l = tonumber(ARGV[a + 1])
-    if l == 0 then
+local elements_of, timers, timers_size = {}, {}, 0
+for job = 1, job_count do
+  local arg = 6 * job - 2
+  if not refused[ARGV[arg]] then
+    if ARGV[arg + 2] == '0' then call('SET', job_keys[job], ARGV[arg + 5])
+    else call('SET', job_keys[job], ARGV[arg + 5], 'PX', ARGV[arg + 2]) end
+    local list = tonumber(ARGV[arg + 1])
+    if list == 0 then
       -- One microsecond apart, so that jobs due together keep their order.
-      timers[nt + 1] = score(now + tonumber(ARGV[a + 3]) + i)
-      timers[nt + 2] = ARGV[a + 4]
-      nt = nt + 2
+      timers[timers_size + 1] = score(now + tonumber(ARGV[arg + 3]) + job)
+      timers[timers_size + 2] = ARGV[arg + 4]
+      timers_size = timers_size + 2
     else
-      local p = pushes[l]
-      if not p then p = {}; pushes[l] = p end
-      p[#p + 1] = ARGV[a + 4]
+      local elements = elements_of[list]
+      if not elements then elements = {}; elements_of[list] = elements end
+      elements[#elements + 1] = ARGV[arg + 4]
     end
   end
 end
 local failed = false
-if nt > 0 then failed = redis.pcall('ZADD', KEYS[1], unpack(timers)) end
+if timers_size > 0 then failed = redis.pcall('ZADD', KEYS[1], unpack(timers)) end
 failed = type(failed) == 'table'
-local done = 0
-for l = 1, failed and 0 or lists do
-  if pushes[l] then
-    if type(redis.pcall('LPUSH', KEYS[1 + l], unpack(pushes[l]))) == 'table' then failed = true; break end
+local pushed = 0
+for list = 1, failed and 0 or list_count do
+  if elements_of[list] then
+    if type(redis.pcall('LPUSH', KEYS[1 + list], unpack(elements_of[list]))) == 'table' then failed = true; break end
   end
-  done = l
+  pushed = list
 end
 if failed then
   -- Some key has the wrong type. Take everything back: a publish happens as a whole or not at all.
-  for l = 1, done do
-    if pushes[l] then call('LPOP', KEYS[1 + l], #pushes[l]) end
+  for list = 1, pushed do
+    if elements_of[list] then call('LPOP', KEYS[1 + list], #elements_of[list]) end
   end
-  for i = 2, nt, 2 do redis.pcall('ZREM', KEYS[1], timers[i]) end
-  for i = 1, jobs do
-    if not refused[ARGV[6 * i - 2]] then call('DEL', keys[i]) end
+  for member = 2, timers_size, 2 do redis.pcall('ZREM', KEYS[1], timers[member]) end
+  for job = 1, job_count do
+    if not refused[ARGV[6 * job - 2]] then call('DEL', job_keys[job]) end
   end
-  out[2] = 1
-  return out
+  return {now, 1}
 end
 
-local a = 4 + 6 * jobs
-for i = 1, olds do
-  if not refused[ARGV[a]] then
-    call('DEL', KEYS[first + jobs + i])
-    if ARGV[a + 1] ~= '' then call('ZREM', KEYS[1], ARGV[a + 1]) end
+local arg = 4 + 6 * job_count
+for replaced = 1, replaced_count do
+  if not refused[ARGV[arg]] then
+    call('DEL', KEYS[before_jobs + job_count + replaced])
+    if ARGV[arg + 1] ~= '' then call('ZREM', KEYS[1], ARGV[arg + 1]) end
   end
-  a = a + 2
+  arg = arg + 2
 end
-for i = first + jobs + olds + 1, #KEYS do
-  redis.pcall('HSET', KEYS[i], ARGV[a], 1)
-  a = a + 1
+for hash = before_jobs + job_count + replaced_count + 1, #KEYS do
+  redis.pcall('HSET', KEYS[hash], ARGV[arg], 1)
+  arg = arg + 1
 end
-return out
+return answer

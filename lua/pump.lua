@@ -4,7 +4,7 @@
 -- ARGV    how many at most
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
 --         members put off because their list has another type, {ns/queue that got ready jobs}}
--- bound   250 members (the caller's)
+-- bound   200 members (the caller's)
 local t, byte = KEYS[1], string.byte
 local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, ARGV[1])
 local n, garbage, put_off, ready = #due, 0, 0, {}

@@ -1,25 +1,25 @@
 -- Makes the oldest dead jobs ready again, each with one try.
 -- KEYS    dead letter | ready list
--- ARGV    prefix of the job keys, how many to look at, how many to respawn, ttl in ms (0 = forever)
+-- ARGV    prefix of its job keys, how many to look at, how many to respawn, new ttl in ms (0 = forever)
 -- returns {how many were looked at, how many are ready again}
--- bound   500 looked at (the caller's)
+-- bound   250 looked at (the caller's)
 local look, most = tonumber(ARGV[2]), tonumber(ARGV[3])
-local els = redis.call('LRANGE', KEYS[1], -look, -1)
-local keys, push, seen = {}, {}, 0
-for i = #els, 1, -1 do
-  if #push == most then break end
+local dead = redis.call('LRANGE', KEYS[1], -look, -1)
+local keys, ready, seen = {}, {}, 0
+for i = #dead, 1, -1 do
+  if #ready == most then break end
   seen = seen + 1
-  local id = string.sub(els[i], 5)
+  local id = string.sub(dead[i], 5)
   local key = ARGV[1] .. id
   if id ~= '' and redis.call('EXISTS', key) == 1 then
     keys[#keys + 1] = key
-    push[#push + 1] = struct.pack('<HH', 1, #id) .. id
+    ready[#ready + 1] = struct.pack('<HH', 1, #id) .. id
   end
 end
 -- The push comes first: if it is refused, nothing has happened.
-if #push > 0 then redis.call('LPUSH', KEYS[2], unpack(push)) end
+if #ready > 0 then redis.call('LPUSH', KEYS[2], unpack(ready)) end
 if seen > 0 then redis.call('RPOP', KEYS[1], seen) end
 for i = 1, #keys do
   if ARGV[4] == '0' then redis.call('PERSIST', keys[i]) else redis.call('PEXPIRE', keys[i], ARGV[4]) end
 end
-return {seen, #push}
+return {seen, #ready}

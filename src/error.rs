@@ -2,12 +2,13 @@
 //! statuses. Bad input is not among them: it never gets past the edge.
 
 use std::error::Error as StdError;
+use std::sync::Arc;
 
-/// The source that an error keeps.
-pub type Source = Box<dyn StdError + Send + Sync>;
+/// The source that an error keeps. Shared, since one failed batch answers many calls.
+pub type Source = Arc<dyn StdError + Send + Sync>;
 
-/// Why a store did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
+/// Why a store did not do what it was asked. Cheap to clone. Its text is one line without secrets.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The store did not answer, or not in time. What was asked may or may not have happened.
     #[error("the store is away: {0}")]
@@ -17,7 +18,7 @@ pub enum Error {
     Refused(#[source] Source),
     /// What the store holds is not what was written, or not what this version can read.
     #[error("the store holds what cannot be read: {0}")]
-    Corrupt(String),
+    Corrupt(#[source] Source),
     /// A write or a sync failed earlier, so the store no longer answers for anything.
     #[error("the store has failed and takes no more requests: {0}")]
     Poisoned(String),
@@ -31,13 +32,18 @@ pub enum Error {
 
 impl Error {
     /// The store is away, because of `source`.
-    pub fn away(source: impl Into<Source>) -> Error {
-        Error::Away(source.into())
+    pub fn away(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Error::Away(source.into().into())
     }
 
     /// The store refused, because of `source`.
-    pub fn refused(source: impl Into<Source>) -> Error {
-        Error::Refused(source.into())
+    pub fn refused(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Error::Refused(source.into().into())
+    }
+
+    /// The store holds what cannot be read, because of `source`.
+    pub fn corrupt(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Error::Corrupt(source.into().into())
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! # Modules
 //!
-//! - [`name`], [`job`], [`error`], [`clock`]: plain values that everybody may use.
+//! - [`name`], [`job`], [`error`], [`clock`], [`outage`]: plain values that everybody may use.
 //! - [`config`]: every key, once. [`process`]: its log, pid file, open files, tasks and version.
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
@@ -30,6 +30,7 @@ pub mod http;
 pub mod job;
 pub mod metrics;
 pub mod name;
+pub mod outage;
 pub mod process;
 pub mod pump;
 pub mod server;

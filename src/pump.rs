@@ -8,6 +8,7 @@ use async_io::Timer;
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::Engine;
+use crate::outage::Outage;
 
 /// The shortest time from one pump to the next, unless more is due already. It bounds the calls per second when
 /// jobs come due one by one, and makes them late by at most this much.
@@ -17,16 +18,16 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
 /// Pumps until `stop`. `batch` is how many jobs one step moves at most: it bounds how long the store is busy
-/// with one step.
-pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: CancellationToken) {
+/// with one step. Tells `outage` whether each step worked.
+pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, stop: CancellationToken) {
     let mut retry = None;
     while !stop.is_cancelled() {
         let began = Instant::now();
-        let wait = match engine.pump(batch).await {
+        let pumped = engine.pump(batch).await;
+        outage.report(&pumped);
+        let wait = match pumped {
             Ok(pumped) => {
-                if retry.take().is_some() {
-                    tracing::info!(pool, "the pump works again");
-                }
+                retry = None;
                 if pumped.next.is_zero() && pumped.moved > 0 {
                     // More is due: pump again, after other tasks had their turn.
                     tokio::task::yield_now().await;
@@ -34,17 +35,7 @@ pub async fn run(engine: Arc<dyn Engine>, pool: String, batch: usize, stop: Canc
                 }
                 pumped.next
             }
-            Err(error) => {
-                let pause = match retry {
-                    None => {
-                        tracing::error!(pool, %error, "the pump cannot reach its store; due jobs wait");
-                        FIRST_RETRY
-                    }
-                    Some(last) => LONGEST_RETRY.min(last * 2),
-                };
-                retry = Some(pause);
-                pause
-            }
+            Err(_) => *retry.insert(retry.map_or(FIRST_RETRY, |last: Duration| LONGEST_RETRY.min(last * 2))),
         };
         // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to
         // two milliseconds.

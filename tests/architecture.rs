@@ -148,6 +148,7 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("error", &[]),
+    ("outage", &["error"]),
     ("name", &[]),
     ("job", &["clock", "name"]),
     ("config", &["name"]),
@@ -158,12 +159,12 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
     ("engine::migration", &["engine", "clock", "error", "job", "name"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
-    ("engine::redis", &["engine", "clock", "error", "job", "name", "process::tasks"]),
-    ("admin", &["clock", "error", "name"]),
+    ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks"]),
+    ("admin", &["clock", "error", "name", "outage"]),
     ("admin::disk", &["admin", "clock", "error", "name", "engine::disk"]),
     ("admin::redis", &["admin", "clock", "error", "name", "engine::redis"]),
     ("dispatch", &["engine", "error", "job", "name", "process::tasks"]),
-    ("pump", &["engine"]),
+    ("pump", &["engine", "outage"]),
     (
         "http",
         &[
@@ -175,6 +176,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "metrics",
             "name",
+            "outage",
             "process",
             "process::tasks",
         ],
@@ -201,6 +203,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "error",
             "job",
             "name",
+            "outage",
         ],
     ),
     ("main", &["server", "config", "process"]),
@@ -373,11 +376,7 @@ fn tasks_and_threads_are_started_in_few_places() {
         &[
             "src/process/tasks.rs",
             // The writer, the syncer and the sweeper.
-            "src/engine/disk/mod.rs",
-            "src/engine/disk/store/upkeep.rs",
-            // These two still track their tasks themselves.
-            "src/engine/redis/",
-            "src/dispatch/",
+            "src/engine/disk/threads.rs",
         ],
         |line| {
             ["tokio::spawn", "task::spawn(", "thread::spawn", "thread::Builder"]

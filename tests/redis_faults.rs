@@ -1,10 +1,10 @@
 //! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
 //! from others survive it.
 
+mod redis_common;
 mod support;
 
 use std::future::Future;
-use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,57 +13,24 @@ use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::error::{Error, Result};
-use dormouse::job::{Attributes, Job, JobId, JobIds, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use dormouse::job::{Job, JobIds, NewJob};
+use dormouse::name::{PoolName, Queue};
 use dormouse::process::tasks::Failure;
 use redis::Commands;
+use redis_common::{TTR, consume, engine, id, job, queue, within};
 use support::notified::Notified;
 use support::redis_server::RedisServer;
-
-/// No wait in these tests is longer.
-const BOUND: Duration = Duration::from_secs(20);
-const TTR: Duration = Duration::from_secs(60);
 
 async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
     RedisEngine::connect(address, &PoolName::default_pool()).await
 }
 
-async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    connect(server.address()).await.expect("the server is there")
-}
-
-fn queue(name: &str) -> Queue {
-    Queue {
-        namespace: Namespace::parse("shop").expect("a name"),
-        name: QueueName::parse(name).expect("a name"),
-    }
-}
-
-fn job(queue: &Queue, id: JobId, body: Bytes) -> NewJob {
-    NewJob {
-        queue: queue.clone(),
-        id,
-        body,
-        attributes: Attributes::new(),
-        ttl: None,
-        delay: Duration::ZERO,
-        tries: NonZeroU16::MIN,
-    }
-}
-
 fn small(queue: &Queue, n: u64) -> NewJob {
-    job(queue, JobId::from_parts(1_700_000_000_000, n, 0, false), Bytes::from_static(b"x"))
+    job(queue, id(n), "x")
 }
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16) -> Result<Vec<Job>> {
-    Ok(engine.consume(&queue.clone().into(), &vec![TTR; count.into()]).await?.jobs)
-}
-
-async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(BOUND, future).await {
-        Ok(answer) => answer,
-        Err(_) => panic!("{what}: not within {BOUND:?}"),
-    }
+    consume(engine, queue, count, TTR).await
 }
 
 /// Asks again until it is answered with `Ok`; every error on the way must be `Away`.
@@ -83,6 +50,20 @@ async fn until_back<T, F: Future<Output = Result<T>>>(what: &str, ask: impl Fn()
 /// Until it is told of that queue, whatever else it is told.
 async fn is_told(what: &str, notified: &Notified, queue: &Queue) {
     within(what, async { while !notified.next().await.contains(queue) {} }).await;
+}
+
+/// Until the server has as many clients as is enough.
+async fn clients(what: &str, conn: &mut redis::Connection, enough: impl Fn(usize) -> bool) {
+    within(what, async {
+        loop {
+            let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+            if enough(clients.lines().count()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -112,7 +93,7 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
                 let mut stored = Vec::new();
                 for _ in 0..100_000 {
                     let id = ids.make(engine.now(), 0, false);
-                    match engine.publish(vec![job(&q, id, Bytes::from_static(b"x"))]).await {
+                    match engine.publish(vec![job(&q, id, "x")]).await {
                         Ok(()) => stored.push(id),
                         Err(e) => return (stored, Some(e)),
                     }
@@ -186,7 +167,7 @@ async fn a_replica_refuses_and_a_master_again_takes() {
     let refused = engine.publish(vec![small(&q, 1)]).await;
     assert!(refused.is_err(), "read-only: expected an error");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
-    until_back("the lane connects again", || engine.publish(vec![small(&q, 2)])).await;
+    until_back("the worker connects again", || engine.publish(vec![small(&q, 2)])).await;
 }
 
 #[tokio::test]
@@ -198,35 +179,27 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
         engine.publish(vec![small(&q, n)]).await.expect("published");
         let killed: u64 =
             redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
-        assert!(killed > 0, "the lanes' connections");
-        // Until they are there again: every lane, the pump's pool and the one for wake-ups.
-        within("the lanes connect again", async {
-            loop {
-                let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-                if clients.lines().count() >= 6 {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await;
+        assert!(killed > 0, "the workers' connections");
+        // Until they are there again: those of the workers and of the watch, and a pooled one.
+        clients("the workers connect again", conn, |n| n >= 6).await;
     }
     assert_eq!(engine.size(&q).await.expect("answered"), 5, "each publish was answered");
 }
 
 #[tokio::test]
-async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_check_says_no() {
+async fn a_worker_that_cannot_connect_leaves_the_calls_to_the_other_and_the_check_says_no() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     engine.publish(vec![small(&q, 0)]).await.expect("published");
     engine.check().await.expect("all is well");
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-    // Who goes now finds its place taken away.
+    // A client that disconnects now finds no room to come back.
     let room = |n: usize| redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(n).clone();
     room(clients.lines().count() - 1).exec(conn).expect("CONFIG SET");
-    let lane = clients.lines().find(|client| client.contains(" cmd=eval")).expect("the lane that published");
-    let id = lane.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
+    let worker =
+        clients.lines().find(|client| client.contains(" cmd=eval")).expect("the worker that published");
+    let id = worker.split_once("id=").and_then(|(_, rest)| rest.split(' ').next()).expect("its id");
     redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).exec(conn).expect("CLIENT KILL");
     let no = within("the check says no", async {
         loop {
@@ -239,7 +212,7 @@ async fn a_lane_that_cannot_connect_leaves_the_calls_to_its_sibling_and_the_chec
     .await;
     assert!(no.contains("1 of its connections"), "it says what is missing: {no}");
     for n in 1..=100 {
-        engine.publish(vec![small(&q, n)]).await.expect("the other lane publishes");
+        engine.publish(vec![small(&q, n)]).await.expect("the other worker publishes");
     }
     room(1000).exec(conn).expect("CONFIG SET");
     until_back("the check says yes", || engine.check()).await;
@@ -396,16 +369,22 @@ async fn errors_of_connecting_say_why_in_one_line_without_the_password() {
     }
 }
 
+/// A Sentinel that knows this master as `dorm`, and how an engine finds the master through it. The file is the
+/// Sentinel's own.
+fn sentinel(master: &RedisServer, settings: &str) -> (RedisServer, RedisAddress, tempfile::NamedTempFile) {
+    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
+    let addr = master.addr().replace(':', " ");
+    std::fs::write(conf.path(), format!("sentinel monitor dorm {addr} 1\n{settings}")).expect("written");
+    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let addrs = vec![sentinel.addr()];
+    let address = RedisAddress { addrs, master_name: Some("dorm".into()), ..master.address() };
+    (sentinel, address, conf)
+}
+
 #[tokio::test]
 async fn a_sentinel_tells_where_the_master_is() {
     let server = RedisServer::start();
-    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
-    let (host, port) =
-        server.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
-    std::fs::write(conf.path(), format!("sentinel monitor dorm {host} {port} 1\n")).expect("written");
-    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
-    let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..server.address() };
+    let (_sentinel, address, _conf) = sentinel(&server, "");
     let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
     engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
     assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
@@ -418,9 +397,8 @@ async fn a_sentinel_tells_where_the_master_is() {
 async fn a_failover_loses_nothing_that_the_replica_has() {
     // The copy begins at once, instead of after five seconds.
     let mut master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
-    let (host, port) =
-        master.addr().split_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
-    let replica = RedisServer::start_with(None, &["--replicaof", &format!("{host} {port}")]);
+    let follow = master.addr().replace(':', " ");
+    let replica = RedisServer::start_with(None, &["--replicaof", &follow]);
     let field = |server: &RedisServer, field: &str| {
         let info: redis::InfoDict =
             redis::cmd("INFO").arg("replication").query(&mut server.connection()).expect("INFO");
@@ -433,14 +411,8 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
         }
     })
     .await;
-    let conf = tempfile::NamedTempFile::new().expect("a temporary file");
-    let text = format!(
-        "sentinel monitor dorm {host} {port} 1\n\
-         sentinel down-after-milliseconds dorm 500\n\
-         sentinel failover-timeout dorm 5000\n"
-    );
-    std::fs::write(conf.path(), text).expect("written");
-    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let quick = "sentinel down-after-milliseconds dorm 500\nsentinel failover-timeout dorm 5000\n";
+    let (sentinel, address, _conf) = sentinel(&master, quick);
     within("the sentinel knows the replica", async {
         let conn = &mut sentinel.connection();
         loop {
@@ -454,8 +426,6 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     })
     .await;
 
-    let address =
-        RedisAddress { addrs: vec![sentinel.addr()], master_name: Some("dorm".into()), ..master.address() };
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
     let notified = Notified::attach(&*engine, &[queue("parked")]);
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
@@ -497,16 +467,7 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
     assert!(matches!(peek, Err(Error::Closed)), "peek, came {peek:?}");
     drop(notified);
     let conn = &mut server.connection();
-    within("its connections end", async {
-        loop {
-            let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
-            if clients.lines().count() == 1 {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    clients("its connections end", conn, |n| n == 1).await;
 }
 
 #[tokio::test]

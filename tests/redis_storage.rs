@@ -1,10 +1,10 @@
 //! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
 //! structures that were written raw, as lmstfy writes them.
 
+mod redis_common;
 mod support;
 
 use std::num::NonZeroU16;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,45 +13,14 @@ use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
 use dormouse::engine::{Engine, Pumped};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use dormouse::name::{Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
+use redis_common::{TTR, consume, engine, id, job, queue};
 use support::redis_server::RedisServer;
-use support::stage::consume;
-
-const TTR: Duration = Duration::from_secs(60);
-const NONE: Duration = Duration::ZERO;
-
-async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
-}
-
-fn queue(name: &str) -> Queue {
-    Queue {
-        namespace: Namespace::parse("shop").expect("a name"),
-        name: QueueName::parse(name).expect("a name"),
-    }
-}
-
-fn id(n: u64) -> JobId {
-    JobId::from_parts(1_700_000_000_000, n, 0, false)
-}
-
-fn job(queue: &Queue, id: JobId, body: &'static str) -> NewJob {
-    NewJob {
-        queue: queue.clone(),
-        id,
-        body: Bytes::from_static(body.as_bytes()),
-        attributes: Attributes::new(),
-        ttl: Some(Duration::from_secs(100)),
-        delay: NONE,
-        tries: NonZeroU16::MIN,
-    }
-}
+use support::stage;
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
-    let list = QueueList::from(queue.clone());
-    let got = consume(engine, &list, &vec![ttr; count.into()]).await.expect("consume is answered");
-    got
+    consume(engine, queue, count, ttr).await.expect("consume is answered")
 }
 
 /// Pumps until so many have moved.
@@ -356,7 +325,7 @@ async fn a_long_row_of_acked_jobs_hides_no_live_one() {
         .expect("published");
     assert_eq!(engine.peek(&q).await.expect("peek").map(|j| j.id), Some(id(9001)), "peek looks behind them");
     assert_eq!(engine.size(&q).await.expect("size"), 5003, "and changes nothing");
-    let got = consume(&*engine, &q.clone().into(), &[TTR; 6]).await.expect("consume");
+    let got = stage::consume(&*engine, &q.clone().into(), &[TTR; 6]).await.expect("consume");
     let ids: Vec<JobId> = got.iter().map(|job| job.id).collect();
     assert_eq!(ids, [id(9001), id(9002), id(9003)], "all that live, in order");
 }
@@ -510,14 +479,19 @@ async fn a_redis_that_loses_jobs_is_told_apart() {
     assert!(matches!(told, Err(Unsafe::NotAppendOnly(_))), "told by INFO, came {told:?}");
 }
 
+/// A token of namespace `shop`.
+fn token(text: &str) -> TokenKey {
+    let namespace = Namespace::parse("shop").expect("a name");
+    let scope = Scope { pool: PoolName::default_pool(), namespace };
+    TokenKey { scope, token: Token::new(text).expect("not empty") }
+}
+
 #[tokio::test]
 async fn tokens_limits_and_counters_are_lmstfys() {
     let server = RedisServer::start();
     let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
-    let scope =
-        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
-    let key = TokenKey { scope: scope.clone(), token: Token::new("01/TOKEN").expect("not empty") };
+    let key = token("01/TOKEN");
     assert!(admin.add_token(&key, "mine").await.expect("answered"), "it is new");
     assert!(!admin.add_token(&key, "yours").await.expect("answered"), "it is taken");
     assert_eq!(conn.hget::<_, _, String>("tk/default/shop", "01/TOKEN"), Ok("mine".into()));
@@ -567,7 +541,7 @@ async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
         .map(|n| {
             let (engine, list) = (engine.clone(), lists[n % 4].clone());
             tokio::spawn(async move {
-                let got = consume(&*engine, &list, &[TTR; 3]).await.expect("consumed");
+                let got = stage::consume(&*engine, &list, &[TTR; 3]).await.expect("consumed");
                 for job in &got {
                     assert!(list.queues().any(|queue| queue == job.queue), "{} was not asked for", job.queue);
                 }
@@ -591,10 +565,10 @@ async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
     engine.publish(vec![job(&good, id(1), "x")]).await.expect("published");
     let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
     let both = QueueList::new(good.namespace.clone(), [good.name, bad.name.clone()]).expect("two names");
-    let got = consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
+    let got = stage::consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
     assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "its job is handed out");
     assert_eq!(timers(conn).len(), 1, "and armed");
-    let refused = consume(&*engine, &bad.clone().into(), &[TTR]).await;
+    let refused = stage::consume(&*engine, &bad.clone().into(), &[TTR]).await;
     assert!(refused.is_err(), "from the other alone: expected an error, came {refused:?}");
     engine.destroy(&bad).await.expect_err("not a list");
     assert_eq!(conn.get::<_, String>("q/shop/bad"), Ok("not a list".into()), "it is not ours to drop");
@@ -682,9 +656,7 @@ async fn a_counter_without_an_end_gets_one() {
     let server = RedisServer::start();
     let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
     let conn = &mut server.connection();
-    let scope =
-        Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("shop").expect("a name") };
-    let key = TokenKey { scope, token: Token::new("01TOKEN").expect("not empty") };
+    let key = token("01TOKEN");
     // What a server leaves that was killed between counting and setting the end.
     let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
     let count = admin.count(&key, Direction::Write, Duration::from_secs(30)).await.expect("answered");

@@ -10,6 +10,7 @@ use dormouse::admin::limits::{Admission, LimitError, MAX_INTERVAL, Pass, REFRESH
 use dormouse::admin::{AdminStore, Direction, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::Error;
+use dormouse::outage::Outage;
 use support::admin::{MemoryAdmin, limit, token};
 use support::stage::manual_clock;
 
@@ -22,7 +23,7 @@ struct Server {
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let throttle = Throttle::new(store.clone(), clock.clone());
+    let throttle = Throttle::new(store.clone(), clock.clone(), Outage::new("the limits of a test"));
     Server { store, clock, throttle }
 }
 
@@ -99,7 +100,7 @@ async fn servers_share_the_counters() {
     let other = Server {
         store: s.store.clone(),
         clock: s.clock.clone(),
-        throttle: Throttle::new(s.store.clone(), s.clock.clone()),
+        throttle: Throttle::new(s.store.clone(), s.clock.clone(), Outage::new("the limits of a test")),
     };
     for server in [&s, &other, &s] {
         assert!(admit(server, &key, Write).await.is_some(), "three in all");

@@ -10,6 +10,7 @@ use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
 use dormouse::name::Token;
+use dormouse::outage::Outage;
 use support::admin::{MemoryAdmin, scope, token};
 use support::stage::manual_clock;
 use tokio::task::JoinHandle;
@@ -23,7 +24,8 @@ struct Server {
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let tokens = Arc::new(TokenManager::new(store.clone(), clock.clone()));
+    let outage = Outage::new("the tokens of a test");
+    let tokens = Arc::new(TokenManager::new(store.clone(), clock.clone(), outage));
     Server { store, clock, tokens }
 }
 

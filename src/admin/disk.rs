@@ -101,7 +101,7 @@ fn read_key(key: &[u8]) -> Result<TokenKey> {
         let token = Token::new(std::str::from_utf8(key).ok()?)?;
         Some(TokenKey { scope: Scope { pool, namespace }, token })
     }
-    read(key).ok_or_else(|| Error::Corrupt("a token's key cannot be read".to_owned()))
+    read(key).ok_or_else(|| Error::corrupt("a token's key cannot be read"))
 }
 
 /// The value of `limits`: read, write, interval.
@@ -116,7 +116,7 @@ fn limit_value(limit: Limit) -> Bytes {
 /// Reads [`limit_value`].
 fn read_limit(mut value: &[u8]) -> Result<Limit> {
     if value.len() != 24 {
-        return Err(Error::Corrupt("a token's limit cannot be read".to_owned()));
+        return Err(Error::corrupt("a token's limit cannot be read"));
     }
     Ok(Limit { read: value.get_i64(), write: value.get_i64(), interval: value.get_i64() })
 }

@@ -9,7 +9,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -18,6 +17,7 @@ use tokio::sync::Mutex;
 use super::{AdminStore, Direction, Limit, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
+use crate::outage::Outage;
 
 /// How old the limits in memory may be.
 pub const REFRESH: Duration = Duration::from_secs(1);
@@ -72,20 +72,14 @@ pub struct Throttle {
     /// Held from before the store is read or changed until `limits` shows it, so that what was read before a change
     /// does not overwrite the change.
     changing: Mutex<()>,
-    /// The last reading failed: one log line an outage.
-    away: AtomicBool,
+    /// Hears whether the store answers.
+    outage: Arc<Outage>,
 }
 
 impl Throttle {
     /// Limits of `store`; `clock` tells whether a counter has ended.
-    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>) -> Arc<Throttle> {
-        Arc::new(Throttle {
-            store,
-            clock,
-            limits: RwLock::new(None),
-            changing: Mutex::default(),
-            away: AtomicBool::new(false),
-        })
+    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>, outage: Arc<Outage>) -> Arc<Throttle> {
+        Arc::new(Throttle { store, clock, limits: RwLock::new(None), changing: Mutex::default(), outage })
     }
 
     /// Admits a request or refuses it. Errors when the store fails: without a count nothing is admitted. If the
@@ -103,7 +97,9 @@ impl Throttle {
             return Ok(Admission::Admitted(Pass { counted: None }));
         };
         let interval = Duration::from_secs(interval.unsigned_abs());
-        let count = self.store.count(key, direction, interval).await?;
+        let count = self.store.count(key, direction, interval).await;
+        self.outage.report(&count);
+        let count = count?;
         let ends = self.clock.now().saturating_add(interval.as_millis() as Millis);
         let pass =
             Pass { counted: Some(Counted { throttle: self.clone(), key: key.clone(), direction, ends }) };
@@ -123,11 +119,7 @@ impl Throttle {
     /// Under `changing`.
     async fn read(&self) -> Result<()> {
         let read = self.store.limits().await;
-        match (&read, self.away.swap(read.is_err(), Ordering::Relaxed)) {
-            (Err(e), false) => tracing::error!(error = %e, "limits cannot be read; the last ones stay"),
-            (Ok(_), true) => tracing::info!("limits can be read again"),
-            _ => {}
-        }
+        self.outage.report(&read);
         *self.limits.write() = Some(read?.into_iter().collect());
         Ok(())
     }
@@ -136,7 +128,7 @@ impl Throttle {
     pub async fn keep_fresh(&self) {
         loop {
             tokio::time::sleep(REFRESH).await;
-            let _logged = self.refresh().await;
+            let _ = self.refresh().await; // `outage` has heard of it
         }
     }
 
@@ -228,7 +220,9 @@ impl Pass {
         if throttle.clock.now() >= ends {
             return Ok(()); // the count ended during a long poll; the next counter did not count this request
         }
-        throttle.store.uncount(&key, direction).await
+        let uncounted = throttle.store.uncount(&key, direction).await;
+        throttle.outage.report(&uncounted);
+        uncounted
     }
 }
 

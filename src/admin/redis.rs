@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use super::{AdminStore, Direction, Limit, Scope, TokenKey};
 use crate::engine::redis::RedisAddress;
 use crate::engine::redis::connection::connector::Connector;
-use crate::engine::redis::connection::pool::Pool;
+use crate::engine::redis::connection::pool::ConnectionPool;
 use crate::engine::redis::layout::scripts::Scripts;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
@@ -20,27 +20,27 @@ use crate::name::{Namespace, PoolName, Token};
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
 /// The most connections: each request of a limited token takes one for a moment.
-const MOST_CONNECTIONS: usize = 4;
+const MAX_CONNECTIONS: usize = 4;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    pool: Pool,
+    connections: ConnectionPool,
     scripts: Scripts,
 }
 
 impl RedisAdmin {
     /// Connects. `Away` or `Refused` when the Redis cannot be used now.
     pub async fn connect(address: &RedisAddress) -> Result<RedisAdmin> {
-        let size = address.pool_size.clamp(1, MOST_CONNECTIONS);
-        let pool = Pool::new(Arc::new(Connector::new(address)?), size)?;
-        let admin = RedisAdmin { pool, scripts: Scripts::default() };
+        let size = address.pool_size.clamp(1, MAX_CONNECTIONS);
+        let connections = ConnectionPool::new(Arc::new(Connector::new(address)?), size)?;
+        let admin = RedisAdmin { connections, scripts: Scripts::default() };
         admin.check().await?;
         Ok(admin)
     }
 
     async fn hash_has(&self, key: String, field: &str) -> Result<bool> {
-        Ok(self.pool.ask(redis::cmd("HEXISTS").arg(key).arg(field)).await?)
+        Ok(self.connections.query(redis::cmd("HEXISTS").arg(key).arg(field)).await?)
     }
 }
 
@@ -68,14 +68,14 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
     Some(TokenKey { scope, token: Token::new(token)? })
 }
 
-fn written(limit: Limit) -> Result<String> {
+fn encode(limit: Limit) -> Result<String> {
     serde_json::to_string(&limit).map_err(Error::refused)
 }
 
 #[async_trait]
 impl AdminStore for RedisAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
-        Ok(self.pool.ask(redis::cmd("HGETALL").arg(tokens_key(scope))).await?)
+        Ok(self.connections.query(redis::cmd("HGETALL").arg(tokens_key(scope))).await?)
     }
 
     async fn has_token(&self, key: &TokenKey) -> Result<bool> {
@@ -85,19 +85,20 @@ impl AdminStore for RedisAdmin {
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
         cmd.arg(tokens_key(&key.scope)).arg(key.token.reveal()).arg(description);
-        Ok(self.pool.ask(&cmd).await?)
+        Ok(self.connections.query(&cmd).await?)
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
         let script = &self.scripts.remove_token;
         let mut cmd = script.call(2);
         cmd.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
-        let _: u64 = self.pool.run(script, &cmd).await?;
+        let _: u64 = self.connections.run(script, &cmd).await?;
         Ok(())
     }
 
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
-        let fields: Vec<(Vec<u8>, Vec<u8>)> = self.pool.ask(redis::cmd("HGETALL").arg(LIMITS)).await?;
+        let fields: Vec<(Vec<u8>, Vec<u8>)> =
+            self.connections.query(redis::cmd("HGETALL").arg(LIMITS)).await?;
         let mut limits = Vec::with_capacity(fields.len());
         let mut unreadable = 0;
         for (field, limit) in fields {
@@ -116,19 +117,19 @@ impl AdminStore for RedisAdmin {
 
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
-        cmd.arg(LIMITS).arg(limit_field(key)).arg(written(limit)?);
-        Ok(self.pool.ask(&cmd).await?)
+        cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
+        Ok(self.connections.query(&cmd).await?)
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
         let mut cmd = redis::cmd("HSET");
-        cmd.arg(LIMITS).arg(limit_field(key)).arg(written(limit)?);
-        let _: u64 = self.pool.ask(&cmd).await?;
+        cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
+        let _: u64 = self.connections.query(&cmd).await?;
         Ok(())
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        let _: u64 = self.pool.ask(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
+        let _: u64 = self.connections.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
         Ok(())
     }
 
@@ -138,7 +139,7 @@ impl AdminStore for RedisAdmin {
         // Beyond a century Redis might refuse it, and nobody would notice the difference.
         let millis = interval.min(Duration::from_secs(100 * 366 * 86_400)).as_millis().max(1) as u64;
         cmd.arg(counter_key(key, direction)).arg(millis);
-        let count: i64 = self.pool.run(script, &cmd).await?;
+        let count: i64 = self.connections.run(script, &cmd).await?;
         Ok(u64::try_from(count).unwrap_or(0))
     }
 
@@ -146,12 +147,12 @@ impl AdminStore for RedisAdmin {
         let script = &self.scripts.uncount;
         let mut cmd = script.call(1);
         cmd.arg(counter_key(key, direction));
-        let _: i64 = self.pool.run(script, &cmd).await?;
+        let _: i64 = self.connections.run(script, &cmd).await?;
         Ok(())
     }
 
     async fn check(&self) -> Result<()> {
-        let _: String = self.pool.ask(&redis::cmd("PING")).await?;
+        let _: String = self.connections.query(&redis::cmd("PING")).await?;
         Ok(())
     }
 }

@@ -19,6 +19,7 @@ use super::{AdminStore, Scope, TokenKey};
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
+use crate::outage::Outage;
 
 /// How long a yes of the store is believed, counted from when it was asked.
 pub const FRESH: Duration = Duration::from_millis(500);
@@ -62,6 +63,8 @@ pub enum CreateError {
 pub struct TokenManager {
     store: Arc<dyn AdminStore>,
     clock: Arc<dyn Clock>,
+    /// Hears whether the store answers.
+    outage: Arc<Outage>,
     /// Tokens that the store has said yes to. A no is not kept.
     accepted: Cache<TokenKey, Accepted>,
     /// Questions on their way to the store. Who has the same question meanwhile waits for the same answer. The
@@ -83,7 +86,7 @@ struct Accepted {
 }
 
 /// The answer to a question, for all who wait for it.
-type Answer = Result<bool, Arc<Error>>;
+type Answer = Result<bool>;
 
 /// The right to ask the store about a token. Dropped without an answer, it passes to one who waits for it.
 type Question<'a> = PlaceholderGuard<
@@ -97,10 +100,11 @@ type Question<'a> = PlaceholderGuard<
 
 impl TokenManager {
     /// Tokens of `store`; `clock` tells how old an answer is.
-    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>) -> TokenManager {
+    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>, outage: Arc<Outage>) -> TokenManager {
         TokenManager {
             store,
             clock,
+            outage,
             accepted: Cache::new(MOST_ACCEPTED),
             questions: Cache::new(0),
             changing: Mutex::default(),
@@ -159,19 +163,20 @@ impl TokenManager {
             GuardResult::Timeout if !wait => return Ok(true),
             GuardResult::Timeout | GuardResult::Value(_) => {
                 match self.questions.get_value_or_guard_async(key).await {
-                    Ok(answer) => return answer.map_err(|e| again(&e)),
+                    Ok(answer) => return answer,
                     Err(question) => question,
                 }
             }
         };
-        self.ask(key, question).await.map_err(|e| again(&e))
+        self.ask(key, question).await
     }
 
     /// Asks the store, keeps its answer, and gives it to all who wait for it.
     async fn ask(&self, key: &TokenKey, question: Question<'_>) -> Answer {
         let asked = self.clock.now();
         let answer = self.store.has_token(key).await;
-        self.log_outage(&answer);
+        self.away.store(answer.is_err(), Ordering::SeqCst);
+        self.outage.report(&answer);
         let now = self.clock.now();
         let _changing = self.changing.lock();
         let keep = match answer {
@@ -183,7 +188,7 @@ impl TokenManager {
                 .filter(|last| within(now, last.confirmed, GRACE))
                 .map(|last| Accepted { asked: now, ..last }),
         };
-        let answer = if keep.is_some() { Ok(true) } else { answer.map_err(Arc::new) };
+        let answer = if keep.is_some() { Ok(true) } else { answer };
         // An error means that the token was created or deleted meanwhile. The answer may be from before that, so
         // it is not kept.
         if question.insert(answer.clone()).is_ok() {
@@ -201,33 +206,10 @@ impl TokenManager {
         self.questions.remove(key);
         self.accepted.remove(key);
     }
-
-    /// Logs when the store goes away and when it is back, once each.
-    fn log_outage(&self, answer: &Result<bool>) {
-        match (answer, self.away.swap(answer.is_err(), Ordering::SeqCst)) {
-            (Err(e), false) => {
-                tracing::error!(error = %e, "tokens cannot be checked; those that were accepted lately still are");
-            }
-            (Ok(_), true) => tracing::info!("tokens can be checked again"),
-            _ => {}
-        }
-    }
 }
 
 fn within(now: Millis, since: Millis, time: Duration) -> bool {
     u128::from(now.saturating_sub(since)) < time.as_millis()
-}
-
-/// The same error for one more of those who waited for it. The text of the source stays.
-fn again(e: &Error) -> Error {
-    match e {
-        Error::Away(source) => Error::away(source.to_string()),
-        Error::Refused(source) => Error::refused(source.to_string()),
-        Error::Corrupt(what) => Error::Corrupt(what.clone()),
-        Error::Poisoned(why) => Error::Poisoned(why.clone()),
-        Error::Overloaded => Error::Overloaded,
-        Error::Closed => Error::Closed,
-    }
 }
 
 impl fmt::Debug for TokenManager {

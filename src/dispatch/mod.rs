@@ -68,9 +68,9 @@ pub enum ConsumeError {
     /// As many consumers are parked as may be.
     #[error("too many consumers are waiting (at most {0})")]
     TooMany(usize),
-    /// The store failed. Shared, since one failed fetch may have been for many.
+    /// The store failed.
     #[error("{0}")]
-    Store(Arc<Error>),
+    Store(Error),
 }
 
 /// What one consumer asks for.
@@ -160,7 +160,7 @@ impl Dispatcher {
             (&mut waiting.outcome).await
         };
         // Nobody drops a waiter's channel unanswered while the runtime lives.
-        outcome.unwrap_or_else(|_| Err(ConsumeError::Store(Arc::new(Error::Closed))))
+        outcome.unwrap_or_else(|_| Err(ConsumeError::Store(Error::Closed)))
     }
 
     /// Answers every parked consumer with nothing, now, and lets nobody wait from here on. Those that a fetch is
@@ -327,7 +327,6 @@ impl Dispatcher {
                 }
             }
             Err(error) => {
-                let error = Arc::new(error);
                 let failed = fetch.waiters.iter().filter_map(|(arrival, _)| list.remove(*arrival));
                 let failed: Vec<_> = failed.collect();
                 for waiter in failed.into_iter().chain(list.remove_impatient(fetch.before)) {

@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 
 /// How large a batch may grow. A single call heavier than this still goes, alone.
 #[derive(Clone, Copy, Debug)]
-pub struct Bound {
-    /// Jobs (or what else [`Weigh::items`] counts).
+pub struct BatchLimit {
+    /// Jobs (or what else [`BatchSize::items`] counts).
     pub items: usize,
     /// Bytes.
     pub bytes: usize,
 }
 
-/// What a call weighs against a [`Bound`].
-pub trait Weigh {
+/// What a call weighs against a [`BatchLimit`].
+pub trait BatchSize {
     /// How many jobs it moves.
     fn items(&self) -> usize;
     /// How many bytes it carries to the store.
@@ -50,7 +50,7 @@ impl<Rep> Reply<Rep> {
     }
 }
 
-impl<Req: Weigh, Rep> Weigh for Call<Req, Rep> {
+impl<Req: BatchSize, Rep> BatchSize for Call<Req, Rep> {
     fn items(&self) -> usize {
         self.request.items()
     }
@@ -62,20 +62,20 @@ impl<Req: Weigh, Rep> Weigh for Call<Req, Rep> {
 
 /// The side that calls.
 #[derive(Debug)]
-pub struct Sender<T> {
+pub struct BatchSender<T> {
     calls: mpsc::Sender<T>,
 }
 
-/// A [`Sender`] of calls that all have the same type of reply.
-pub type Caller<Req, Rep> = Sender<Call<Req, Rep>>;
+/// A [`BatchSender`] of calls that all have the same type of reply.
+pub type Caller<Req, Rep> = BatchSender<Call<Req, Rep>>;
 
-impl<T> Clone for Sender<T> {
+impl<T> Clone for BatchSender<T> {
     fn clone(&self) -> Self {
-        Sender { calls: self.calls.clone() }
+        BatchSender { calls: self.calls.clone() }
     }
 }
 
-impl<T> Sender<T> {
+impl<T> BatchSender<T> {
     /// Queues a call that carries its own reply. [`Error::Overloaded`] when the queue is full,
     /// [`Error::Closed`] when nobody serves it any more.
     pub fn send(&self, call: T) -> Result<()> {
@@ -87,7 +87,7 @@ impl<T> Sender<T> {
 }
 
 impl<Req, Rep> Caller<Req, Rep> {
-    /// Queues the call as [`send`](Sender::send) does, and waits for its answer.
+    /// Queues the call as [`send`](BatchSender::send) does, and waits for its answer.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
         self.send(Call { request, reply })?;
@@ -97,24 +97,24 @@ impl<Req, Rep> Caller<Req, Rep> {
 
 /// The side that serves.
 #[derive(Debug)]
-pub struct Batches<T> {
+pub struct BatchReceiver<T> {
     calls: mpsc::Receiver<T>,
     /// Did not fit into the last batch, so it opens the next.
     held: Option<T>,
-    bound: Bound,
+    limit: BatchLimit,
 }
 
-/// [`Batches`] of calls that all have the same type of reply.
-pub type Calls<Req, Rep> = Batches<Call<Req, Rep>>;
+/// [`BatchReceiver`] of calls that all have the same type of reply.
+pub type Calls<Req, Rep> = BatchReceiver<Call<Req, Rep>>;
 
 /// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
-pub fn channel<T: Weigh>(capacity: usize, bound: Bound) -> (Sender<T>, Batches<T>) {
+pub fn channel<T: BatchSize>(capacity: usize, limit: BatchLimit) -> (BatchSender<T>, BatchReceiver<T>) {
     let (tx, rx) = mpsc::channel(capacity);
-    (Sender { calls: tx }, Batches { calls: rx, held: None, bound })
+    (BatchSender { calls: tx }, BatchReceiver { calls: rx, held: None, limit })
 }
 
-impl<T: Weigh> Batches<T> {
-    /// Waits for a call, and takes with it all that wait already, up to the bound. `None` when every caller
+impl<T: BatchSize> BatchReceiver<T> {
+    /// Waits for a call, and takes with it all that wait already, up to the limit. `None` when every caller
     /// is gone. Cancel-safe: a call taken is a call returned.
     pub async fn next(&mut self) -> Option<Vec<T>> {
         let first = match self.held.take() {
@@ -139,7 +139,7 @@ impl<T: Weigh> Batches<T> {
         while let Ok(call) = self.calls.try_recv() {
             items += call.items();
             bytes += call.bytes();
-            if items > self.bound.items || bytes > self.bound.bytes {
+            if items > self.limit.items || bytes > self.limit.bytes {
                 self.held = Some(call);
                 break;
             }
@@ -161,17 +161,17 @@ mod tests {
     #[derive(Debug)]
     struct Jobs(usize);
 
-    impl Weigh for Jobs {
+    impl BatchSize for Jobs {
         fn items(&self) -> usize {
             self.0
         }
     }
 
-    const BOUND: Bound = Bound { items: 4, bytes: 1 };
+    const LIMIT: BatchLimit = BatchLimit { items: 4, bytes: 1 };
 
     #[tokio::test]
     async fn calls_that_wait_go_together_up_to_the_bound() {
-        let (caller, mut calls) = channel::<Call<Jobs, ()>>(16, BOUND);
+        let (caller, mut calls) = channel::<Call<Jobs, ()>>(16, LIMIT);
         let waiting: Vec<_> = [1, 2, 3, 9]
             .map(|n| {
                 let caller = caller.clone();
@@ -195,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_a_closed_one_says_so() {
-        let (caller, mut calls) = channel::<Call<Jobs, ()>>(1, BOUND);
+        let (caller, mut calls) = channel::<Call<Jobs, ()>>(1, LIMIT);
         let first = tokio::spawn({
             let caller = caller.clone();
             async move { caller.call(Jobs(1)).await }

@@ -99,7 +99,9 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, tasks: Ta
     };
     while let Some(Some((permit, accepted))) = stop.run_until_cancelled(accept()).await {
         match accepted {
-            Ok((stream, addr)) => tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit)),
+            Ok((stream, addr)) => {
+                tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit));
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 sleep(ACCEPT_PAUSE).await;

@@ -1,16 +1,17 @@
 //! The errors that requests are answered with. This is the only table from our errors to statuses and texts. An
-//! error that is our own fault travels with the response to the middleware, which logs it once.
-
-use std::sync::Arc;
+//! error that is our own fault travels with the response to the middleware, which reports it once.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::outage::Trouble;
 use super::reply;
 use crate::dispatch::ConsumeError;
 use crate::error::Error;
 use crate::name::NameError;
+
+/// Travels with a response that a store's failure caused, to where it is reported.
+#[derive(Clone, Debug)]
+pub struct StoreFailure(pub Error);
 
 /// Why a request gets an error response.
 #[derive(Debug)]
@@ -19,8 +20,8 @@ pub enum ApiError {
     Refused(StatusCode, &'static str),
     /// Over the token's limit: `{"msg": ..}`.
     Limited(String),
-    /// Our own fault, with the error unless it was logged already.
-    Ours(StatusCode, &'static str, Option<Arc<Error>>),
+    /// Our own fault, with the error unless it was reported already.
+    Ours(StatusCode, &'static str, Option<Error>),
 }
 
 /// Where an invalid name stood. lmstfy's error texts differ by place.
@@ -57,30 +58,28 @@ impl ApiError {
         ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, text)
     }
 
-    /// An error that was logged where it happened.
-    pub fn logged(error: Error) -> ApiError {
-        match store(Arc::new(error)) {
+    /// An error that was reported where it happened.
+    pub fn reported(error: Error) -> ApiError {
+        match ApiError::from(error) {
             ApiError::Ours(status, text, _) => ApiError::Ours(status, text, None),
             other => other,
         }
     }
 }
 
-fn store(error: Arc<Error>) -> ApiError {
-    match &*error {
-        Error::Overloaded => {
-            ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store", None)
-        }
-        Error::Closed => ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down", None),
-        Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) | Error::Poisoned(_) => {
-            ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
-        }
-    }
-}
-
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
-        store(Arc::new(error))
+        match error {
+            Error::Overloaded => {
+                ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store", None)
+            }
+            Error::Closed => {
+                ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down", None)
+            }
+            Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) | Error::Poisoned(_) => {
+                ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
+            }
+        }
     }
 }
 
@@ -92,7 +91,7 @@ impl From<ConsumeError> for ApiError {
                 "too many consumers are waiting, please retry later",
                 None,
             ),
-            ConsumeError::Store(error) => store(error),
+            ConsumeError::Store(error) => error.into(),
         }
     }
 }
@@ -101,10 +100,10 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self {
             ApiError::Refused(status, text) => reply::error(status, text),
-            ApiError::Ours(status, text, trouble) => {
+            ApiError::Ours(status, text, failure) => {
                 let mut response = reply::error(status, text);
-                if let Some(error) = trouble {
-                    response.extensions_mut().insert(Trouble(error));
+                if let Some(error) = failure {
+                    response.extensions_mut().insert(StoreFailure(error));
                 }
                 response
             }

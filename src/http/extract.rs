@@ -179,7 +179,7 @@ async fn authenticate(
         TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
-        if !state.tokens.check(&key).await.map_err(ApiError::logged)? {
+        if !state.tokens.check(&key).await.map_err(ApiError::reported)? {
             return Err(BAD_TOKEN);
         }
         key

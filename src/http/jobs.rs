@@ -254,17 +254,12 @@ fn size_of(queue: &Queue, size: u64) -> Response {
 
 /// Counts the request against its token's limit.
 async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    let admission = state.throttle.admit(key, direction).await.map_err(|error| {
-        state.outages.uncounted(&error);
-        ApiError::logged(error)
-    })?;
-    match admission {
+    match state.throttle.admit(key, direction).await.map_err(ApiError::reported)? {
         Admission::Admitted(pass) if pass.counts() => {
-            state.outages.counted();
             return Ok(Counted(Some((pass, state.tasks.clone()))));
         }
         Admission::Admitted(_) => return Ok(Counted(None)),
-        Admission::OverLimit => state.outages.counted(),
+        Admission::OverLimit => {}
     }
     let action = match direction {
         Direction::Read => "consume",
@@ -291,7 +286,7 @@ impl Drop for Counted {
         let Some((pass, tasks)) = self.0.take() else { return };
         tasks.spawn(async move {
             if let Err(error) = pass.give_back().await {
-                tracing::warn!(%error, "a request could not be given back to its token's limit");
+                tracing::debug!(%error, "a request could not be given back to its token's limit");
             }
         });
     }

@@ -21,6 +21,7 @@ use subtle::ConstantTimeEq;
 use ulid::Ulid;
 
 use super::connection::Peer;
+use super::error::StoreFailure;
 use super::extract::Labels;
 use super::reply;
 use super::{App, AppState};
@@ -55,7 +56,15 @@ pub fn observe(State(state): App, mut request: Request, next: Next) -> impl Futu
         if let Some(unread) = unread {
             Box::pin(unread.drain()).await;
         }
-        state.outages.note(labels.pool(), &response);
+        let failure = response.extensions().get::<StoreFailure>();
+        // The pool is known once the request's token has named one. What fails without one is an operator's
+        // request: they are few, and logged each.
+        match (failure, labels.pool().and_then(|name| state.pools.get(name))) {
+            (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed(error),
+            (Some(StoreFailure(error)), None) => tracing::error!(%error, "a request failed"),
+            (None, Some(pool)) if response.status().is_success() => pool.outage.works(),
+            (None, _) => {}
+        }
         let took = began.elapsed();
         let status = response.status().as_u16();
         if let Some(route) = &route {

@@ -10,7 +10,6 @@ mod extract;
 mod jobs;
 mod middleware;
 mod operations;
-mod outage;
 mod params;
 mod reply;
 mod tokens;
@@ -28,7 +27,6 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use self::error::ApiError;
-pub use self::outage::Outages;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
@@ -37,6 +35,7 @@ use crate::engine::Engine;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 
 /// How a handler takes the state.
@@ -53,6 +52,8 @@ pub struct PoolState {
     pub name: PoolName,
     pub engine: Arc<dyn Engine>,
     pub dispatcher: Arc<Dispatcher>,
+    /// Hears of requests that fail, and of those that work.
+    pub outage: Arc<Outage>,
     /// Ids of the jobs published to this pool.
     pub ids: JobIds,
 }
@@ -110,8 +111,6 @@ pub struct AppState {
     /// How many polls are parked, over all pools.
     pub parked: Arc<ParkedPolls>,
     pub readiness: Readiness,
-    /// Which pools' requests fail now.
-    pub outages: Outages,
     /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
     pub scrape: Mutex<()>,
     /// `-sv`: every token is accepted.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -49,8 +50,9 @@ impl Tasks {
     }
 
     /// Starts a task that may end at any time. It should end soon after [`stop`](Tasks::stop).
-    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn_on(work, &self.runtime);
+    /// A panic in it is for whoever waits for its handle.
+    pub fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.tracker.spawn_on(work, &self.runtime)
     }
 
     /// Starts a task that must run until [`stop`](Tasks::stop). If it ends or panics before, that is logged and

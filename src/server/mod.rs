@@ -25,10 +25,11 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, AppState, Defaults, Outages, PoolState, Readiness};
+use crate::http::{self, AppState, Defaults, PoolState, Readiness};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::outage::Outage;
 use crate::process::open_files;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
@@ -131,14 +132,18 @@ impl Server {
         let state = Arc::new(app_state(&config, &options, &stores, store, metrics, readiness, tasks.clone()));
 
         for (name, engine) in &stores.engines {
-            let pump =
-                pump::run(engine.clone(), name.to_string(), stores.batches[name], tasks.stopping().clone());
+            let pump = pump::run(
+                engine.clone(),
+                stores.outages[name].clone(),
+                stores.batches[name],
+                tasks.stopping().clone(),
+            );
             tasks.spawn_essential(format!("the pump of pool {name}"), pump);
         }
-        for (name, disk) in stores.disks {
+        for (name, failed) in stores.failures {
             let (failure, stop) = (failure.clone(), tasks.stopping().clone());
             tasks.spawn(async move {
-                if let Some(why) = stop.run_until_cancelled(disk.poisoned()).await {
+                if let Some(why) = stop.run_until_cancelled(failed).await {
                     tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
                     failure.report(format!("pool {name}: {why}"));
                 }
@@ -239,14 +244,16 @@ fn app_state(
             engine = Arc::new(Migration::new(engine, new.clone()));
         }
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, ids: JobIds::default() })
+        let outage = stores.outages[name].clone();
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() })
     };
+    let outage = Outage::new("tokens and limits");
     let pools: BTreeMap<_, _> =
         stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
     AppState {
         pools,
-        tokens: TokenManager::new(store.clone(), Arc::new(SystemClock::default())),
-        throttle: Throttle::new(store, Arc::new(SystemClock::default())),
+        tokens: TokenManager::new(store.clone(), Arc::new(SystemClock::default()), outage.clone()),
+        throttle: Throttle::new(store, Arc::new(SystemClock::default()), outage),
         defaults: Defaults {
             ttl: config.ttl_second,
             delay: config.delay_second,
@@ -257,7 +264,6 @@ fn app_state(
         metrics,
         parked,
         readiness,
-        outages: Outages::default(),
         scrape: Mutex::default(),
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),

@@ -2,6 +2,7 @@
 //! task of its own.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::ServerError;
@@ -16,11 +17,18 @@ use crate::engine::metered::Metered;
 use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::outage::Outage;
 
 /// How many due jobs one call of the pump moves. On Redis it bounds how long one script keeps the server busy, on
 /// disk how long other calls wait for one commit.
 const REDIS_PUMP: usize = 200;
 const DISK_PUMP: usize = 500;
+
+/// Ends when a store has failed for good, and says why.
+type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
+
+/// A store, how many due jobs one call of the pump moves there, who hears whether it can be used, and its end.
+type Opened = (Arc<dyn Engine>, usize, Arc<Outage>, Failed);
 
 /// The stores of the pools.
 #[derive(Default)]
@@ -30,6 +38,9 @@ pub struct Stores {
     /// How many due jobs one call of the pump moves there.
     pub batches: BTreeMap<PoolName, usize>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
+    /// Hears whether a store can be used.
+    pub outages: BTreeMap<PoolName, Arc<Outage>>,
+    pub failures: Vec<(PoolName, Failed)>,
 }
 
 /// Opens every pool's store. After an error `stores` holds those that are open.
@@ -42,7 +53,7 @@ pub async fn open_stores(
         let section = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(section.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
-        let (engine, batch): (Arc<dyn Engine>, usize) = match &pool.path {
+        let (engine, batch, outage, failed_for_good): Opened = match &pool.path {
             Some(path) => {
                 let sync = match pool.sync {
                     SyncMode::Always => Sync::Always,
@@ -56,17 +67,23 @@ pub async fn open_stores(
                     .map_err(|e| failed(&e))?
                     .map_err(|e| failed(&e))?;
                 stores.disks.insert(name.clone(), disk.clone());
-                (disk, DISK_PUMP)
+                let poisoned = disk.clone();
+                let failed_for_good = Box::pin(async move { poisoned.poisoned().await });
+                (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
                 let address = redis_address(pool);
                 if !config.allow_unsafe_redis {
                     check_safety(&address).await.map_err(|e| failed(&e))?;
                 }
-                (RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?, REDIS_PUMP)
+                let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
+                let (outage, failed_for_good) = (redis.outage(), Box::pin(redis.failed()));
+                (redis, REDIS_PUMP, outage, failed_for_good)
             }
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
+        stores.outages.insert(name.clone(), outage);
+        stores.failures.push((name.clone(), failed_for_good));
         stores.batches.insert(name, batch);
     }
     Ok(())

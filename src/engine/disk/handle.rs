@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// Asks the writer, and knows when it has failed.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    pub ops: batch::Sender<Op>,
+    pub ops: batch::BatchSender<Op>,
     pub poison: Arc<Poison>,
     pub clock: PoolClock,
 }

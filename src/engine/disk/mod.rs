@@ -59,7 +59,7 @@ pub use self::store::open::OpenError;
 use self::sweep::{Position, Report, Sweep};
 use self::threads::Stop;
 use self::writer::Writer;
-use super::batch::{self, Bound};
+use super::batch::{self, BatchLimit};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
@@ -121,7 +121,7 @@ impl DiskOptions {
 }
 
 /// One group: large enough that a sync is shared by many, small enough that the first need not wait long.
-const GROUP: Bound = Bound { items: 2048, bytes: 8 << 20 };
+const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 
 /// The engine. Dropping it ends its threads; [`close`](Engine::close) does so without blocking the runtime.
 #[derive(Debug)]

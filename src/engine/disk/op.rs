@@ -10,7 +10,7 @@ use super::publish::Publish;
 use super::state::WriterState;
 use super::step::{Failure, Step};
 use super::store::Fatal;
-use crate::engine::batch::Weigh;
+use crate::engine::batch::BatchSize;
 use crate::error::{Error, Result};
 
 /// One call of any verb.
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Op {
     }
 }
 
-impl Weigh for Op {
+impl BatchSize for Op {
     fn items(&self) -> usize {
         self.pending().items()
     }

@@ -10,13 +10,13 @@ use super::state::WriterState;
 use super::store::codec::META_CLOSED;
 use super::store::{Fatal, Space};
 use super::threads::Stop;
-use crate::engine::batch::Batches;
+use crate::engine::batch::BatchReceiver;
 use crate::engine::notifier::Notifiers;
 
 /// What the thread works with.
 pub struct Writer {
     pub state: WriterState,
-    pub calls: Batches<Op>,
+    pub calls: BatchReceiver<Op>,
     /// The calls that are served together. It belongs to the writer, so that the callers of a group whose step
     /// panics are told of it after the store was poisoned.
     pub group: Vec<Op>,

@@ -1,95 +1,109 @@
-//! What this process remembers to save the Redis work; forgetting any of it is harmless. Bounded.
+//! What this process remembers to save the Redis work. Bounded; forgetting any of it is harmless. Knows no
+//! connection.
 
-use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
+use tokio::time::Instant;
 
+use crate::job::JobId;
 use crate::name::Queue;
 
-/// A map that keeps the newest entries in two generations: when the young one is full the old one goes. At
-/// least `limit` and at most twice as many entries are kept.
-#[derive(Debug)]
-pub struct Generations<K, V> {
-    limit: usize,
-    state: Mutex<(HashMap<K, V>, HashMap<K, V>)>,
+/// A cache of at most `entries` that keeps what was inserted last: of a full one's entries at most a hundredth
+/// stays because it is old and was used again.
+fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
+    let options = OptionsBuilder::new()
+        .estimated_items_capacity(entries)
+        .weight_capacity(entries as u64)
+        .hot_allocation(0.01)
+        .ghost_allocation(0.0)
+        .build()
+        .expect("both capacities are set");
+    Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
-impl<K: Hash + Eq, V> Generations<K, V> {
-    /// An empty map.
-    pub fn new(limit: usize) -> Generations<K, V> {
-        Generations { limit, state: Mutex::new((HashMap::new(), HashMap::new())) }
+/// The tries left of the running jobs that this process handed out: what their timer members are made of, so
+/// that an ack can remove them.
+#[derive(Debug)]
+pub struct TriesCache(Cache<JobId, u16>);
+
+impl TriesCache {
+    /// An empty cache that keeps the newest `least` jobs, and at most twice as many. (The cache is made of
+    /// shards that fill unevenly, so the difference is needed.)
+    pub fn new(least: usize) -> TriesCache {
+        TriesCache(newest(2 * least))
     }
 
-    /// Remembers; the latest word counts.
-    pub fn insert(&self, key: K, value: V) {
-        let mut state = self.state.lock();
-        let (young, old) = &mut *state;
-        if young.len() >= self.limit {
-            *old = std::mem::take(young);
-        }
-        young.insert(key, value);
+    /// The job was handed out, and has so many tries left.
+    pub fn insert(&self, id: JobId, tries: u16) {
+        self.0.insert(id, tries);
     }
 
-    /// Takes out.
-    pub fn remove(&self, key: &K) -> Option<V> {
-        let mut state = self.state.lock();
-        let (young, old) = &mut *state;
-        let stale = old.remove(key);
-        young.remove(key).or(stale)
+    /// The job ends: its tries, when they are remembered.
+    pub fn remove(&self, id: &JobId) -> Option<u16> {
+        self.0.remove(id).map(|(_, tries)| tries)
     }
 }
 
 /// The most queues remembered as recorded.
-const MOST_QUEUES: usize = 65_536;
+const MAX_QUEUES: usize = 65_536;
 /// How long they are remembered: afterwards each is recorded once more, in case that somebody deleted it.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Queues whose names this process has recorded in the Redis lately.
+/// The queues whose names this process has recorded in the Redis lately, each with when.
 #[derive(Debug)]
-pub struct Recorded {
-    state: Mutex<(Instant, HashSet<Queue>)>,
-}
+pub struct RecordedQueues(Cache<Queue, Instant>);
 
-impl Default for Recorded {
-    fn default() -> Recorded {
-        Recorded { state: Mutex::new((Instant::now(), HashSet::new())) }
+impl Default for RecordedQueues {
+    fn default() -> RecordedQueues {
+        RecordedQueues(newest(MAX_QUEUES))
     }
 }
 
-impl Recorded {
+impl RecordedQueues {
     /// Whether the queue's name need not be recorded.
     pub fn has(&self, queue: &Queue) -> bool {
-        let mut state = self.state.lock();
-        if state.0.elapsed() > REMEMBERED {
-            *state = (Instant::now(), HashSet::new());
-        }
-        state.1.contains(queue)
+        self.0.get(queue).is_some_and(|recorded| recorded.elapsed() <= REMEMBERED)
     }
 
     /// The queue's name was recorded.
     pub fn add(&self, queue: Queue) {
-        let mut state = self.state.lock();
-        if state.1.len() >= MOST_QUEUES {
-            state.1.clear();
-        }
-        state.1.insert(queue);
+        self.0.insert(queue, Instant::now());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::{Namespace, QueueName};
 
     #[test]
-    fn the_newest_are_kept_and_the_rest_is_bounded() {
-        let map = Generations::new(10);
-        for i in 0..100 {
-            map.insert(i, i);
+    fn the_newest_jobs_are_kept_and_the_rest_is_bounded() {
+        let id = |n: u64| JobId::from_parts(n, n, 0, false);
+        let cache = TriesCache::new(1000);
+        for n in 0..20_000 {
+            cache.insert(id(n), n as u16);
         }
-        let kept = (0..100).filter(|i| map.remove(i).is_some()).collect::<Vec<_>>();
-        assert!(kept.len() <= 20, "at most twice the limit, kept {}", kept.len());
-        assert!((90..100).all(|i| kept.contains(&i)), "the newest ten should be there: {kept:?}");
+        assert!(cache.0.len() <= 2000, "at most twice the least, but {} are kept", cache.0.len());
+        let lost: Vec<u64> = (19_000..20_000).filter(|n| cache.remove(&id(*n)) != Some(*n as u16)).collect();
+        assert!(lost.is_empty(), "the newest thousand should be there, without: {lost:?}");
+        assert_eq!(cache.remove(&id(19_999)), None, "it was taken out");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_recorded_queue_is_recorded_again_after_a_minute() {
+        let queue = Queue {
+            namespace: Namespace::parse("ns").expect("a name"),
+            name: QueueName::parse("q").expect("a name"),
+        };
+        let recorded = RecordedQueues::default();
+        assert!(!recorded.has(&queue), "it was never recorded");
+        recorded.add(queue.clone());
+        tokio::time::advance(REMEMBERED).await;
+        assert!(recorded.has(&queue), "it was, a minute ago");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!recorded.has(&queue), "somebody may have deleted it");
     }
 }

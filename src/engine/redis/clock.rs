@@ -1,5 +1,5 @@
-//! The Redis's clock as this process knows it: an estimate that every reply with a time in it makes better.
-//! Nothing here decides when a job moves, the Redis does.
+//! An estimate of the Redis's clock, for the ids and ages that this process makes. It is corrected by replies that
+//! say what time it is, those that prove it wrong. The scripts decide by the Redis's own clock, never by this one.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -36,9 +36,9 @@ impl RedisClock {
     fn learn_between(&self, sent: Duration, received: Duration, at: Micros) {
         let least = at as i64 - received.as_micros() as i64;
         let most = at as i64 - sent.as_micros() as i64;
-        let known = self.offset.load(Ordering::Relaxed);
+        let offset = self.offset.load(Ordering::Relaxed);
         self.offset.store(
-            if known == i64::MIN { (least + most) / 2 } else { known.clamp(least, most.max(least)) },
+            if offset == i64::MIN { (least + most) / 2 } else { offset.clamp(least, most.max(least)) },
             Ordering::Relaxed,
         );
     }

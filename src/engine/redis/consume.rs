@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use super::Shared;
+use super::RedisCore;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::shared::SharedConnection;
 use super::layout::{keys, value};
@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
-impl Shared {
+impl RedisCore {
     /// Hands out a job for each ttr.
     pub async fn consume(
         &self,
@@ -80,7 +80,7 @@ impl Shared {
             };
             match value::job(queue, id, stored, ttl, now) {
                 Ok(job) => {
-                    self.running.insert(id, tries_left);
+                    self.tries.insert(id, tries_left);
                     jobs.push(Job { tries_left, receipt: due, ..job });
                 }
                 Err(e) => {

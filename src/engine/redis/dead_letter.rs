@@ -1,63 +1,26 @@
-//! Whole queues at once: dropping what is ready, respawning and deleting what is dead. In bounded steps, and
-//! never more than was there at the start.
+//! The dead letter: its size, respawning and deleting what is in it. In bounded steps, and never more than was
+//! there at the start.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
+use super::RedisCore;
 use super::layout::keys;
 use super::publish::ttl_millis;
-use crate::error::{Error, Result};
+use crate::engine::DeadLetter;
+use crate::error::Result;
 use crate::name::Queue;
 
-/// How many jobs one step looks at.
+/// How many jobs one step takes.
 const STEP: u64 = 250;
-/// How many queues' leftovers one look finishes at most.
-const MOST_UNFINISHED: usize = 100;
 
-impl Shared {
-    /// Drops what is ready now. In a task, so that a caller that leaves does not leave half of the steps undone.
-    pub async fn destroy(self: &Arc<Shared>, queue: &Queue) -> Result<()> {
-        let (shared, queue) = (self.clone(), queue.clone());
-        let task = self.tasks.spawn(async move {
-            shared.drop_list(&queue, true).await?;
-            shared.finish_dropped().await;
-            Ok(())
-        });
-        task.await.map_err(Error::away)?
-    }
-
-    /// Deletes a list that is set aside; with `ready`, what is ready goes the same way.
-    async fn drop_list(&self, queue: &Queue, ready: bool) -> Result<()> {
-        let script = &self.scripts.destroy;
-        let mut moved = !ready;
-        loop {
-            let mut cmd = script.call(3);
-            cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue)).arg(keys::DROPPED);
-            cmd.arg(keys::group(queue)).arg(keys::job_prefix(queue)).arg(u8::from(!moved));
-            let (now, left): (u8, u64) = self.links.run(script, &cmd).await?;
-            moved |= now == 1;
-            if moved && left == 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Finishes lists that servers set aside before they were killed. Each is of one destroy, so this ends. What
-    /// fails is left to the next one who looks.
-    pub async fn finish_dropped(&self) {
-        let unfinished = async {
-            let mut look = redis::cmd("SRANDMEMBER");
-            look.arg(keys::DROPPED).arg(MOST_UNFINISHED);
-            let groups: Vec<Vec<u8>> = self.links.ask(&look).await?;
-            for queue in groups.iter().filter_map(|group| keys::queue_of_group(group)) {
-                self.drop_list(&queue, false).await?;
-            }
-            Ok::<(), Error>(())
-        };
-        if let Err(e) = unfinished.await {
-            tracing::debug!(pool = &*self.pool, "dropped queues wait to be finished: {e}");
-        }
+impl RedisCore {
+    /// The dead letter's size and oldest id.
+    pub async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        let key = keys::dead(queue);
+        let mut both = redis::pipe();
+        both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
+        let (size, head): (u64, Option<Vec<u8>>) = self.pooled.query_all(&both).await?;
+        Ok(DeadLetter { size, head: head.and_then(|element| keys::id_of_element(&element)) })
     }
 
     /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
@@ -68,7 +31,7 @@ impl Shared {
             let mut cmd = script.call(2);
             cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::job_prefix(queue));
             cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
-            let (seen, respawned): (u64, u64) = self.links.run(script, &cmd).await?;
+            let (seen, respawned): (u64, u64) = self.pooled.run(script, &cmd).await?;
             if respawned > 0 {
                 self.notifiers.notify(queue);
             }
@@ -81,14 +44,14 @@ impl Shared {
         Ok(done)
     }
 
-    /// Deletes the oldest dead jobs; ids whose job is gone are dropped and not counted.
+    /// Deletes the oldest dead jobs.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let script = &self.scripts.delete_dead;
-        let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
-        while unseen > 0 && done < limit {
+        let (mut unseen, mut done) = (self.dead_size(queue).await?.min(limit), 0);
+        while unseen > 0 {
             let mut cmd = script.call(1);
-            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
-            let (taken, deleted): (u64, u64) = self.links.run(script, &cmd).await?;
+            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen));
+            let (taken, deleted): (u64, u64) = self.pooled.run(script, &cmd).await?;
             done += deleted;
             if taken == 0 {
                 break;
@@ -99,6 +62,6 @@ impl Shared {
     }
 
     async fn dead_size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.links.ask(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
+        Ok(self.pooled.query(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
     }
 }

@@ -1,6 +1,6 @@
 //! Gives hand-overs back: those that a consumer left behind.
 
-use super::Shared;
+use super::RedisCore;
 use super::layout::keys;
 use crate::error::Result;
 use crate::job::Job;
@@ -8,7 +8,7 @@ use crate::job::Job;
 /// How many go back in one script call.
 const STEP: usize = 250;
 
-impl Shared {
+impl RedisCore {
     /// Each to the head of its queue, in the order given.
     pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         // The last one goes first, so that the first one ends at the very head.
@@ -36,7 +36,7 @@ impl Shared {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            let _: u64 = self.links.run(&self.scripts.give_back, &cmd).await?;
+            let _: u64 = self.pooled.run(&self.scripts.give_back, &cmd).await?;
             for queue in lists {
                 self.notifiers.notify(queue);
             }

@@ -1,25 +1,26 @@
 //! Publish and republish: coalesced calls become one script call.
 
 use std::collections::{HashMap, HashSet};
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
 
-use super::Shared;
-use super::connection::connector::Link;
+use super::RedisCore;
+use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::worker::Serve;
+use super::connection::worker::Handler;
 use super::layout::{keys, value};
 use crate::clock::{self, Micros};
 use crate::engine::MAX_PUBLISH;
-use crate::engine::batch::{Bound, Call, Reply, Weigh};
+use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::{Namespace, Queue};
 
 /// How large a batch of publishes grows. A single call of 64 jobs of 1 MiB goes alone.
-pub const BOUND: Bound = Bound { items: MAX_PUBLISH, bytes: 4 << 20 };
+pub const LIMIT: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 4 << 20 };
 
 /// One call: jobs to store, and for a republish the one that they replace.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub struct Publish {
     pub old: Option<JobRef>,
 }
 
-impl Weigh for Publish {
+impl BatchSize for Publish {
     fn items(&self) -> usize {
         self.jobs.len()
     }
@@ -38,28 +39,31 @@ impl Weigh for Publish {
     }
 }
 
-/// A lane's hands.
+/// Handles batches of publishes.
 #[derive(Debug)]
-pub struct Publisher(pub Arc<Shared>);
+pub struct PublishHandler(pub Arc<RedisCore>);
 
-type Waiting = (Publish, Reply<()>);
+type PendingCall = (Publish, Reply<()>);
 
-impl Serve for Publisher {
+impl Handler for PublishHandler {
     type Request = Publish;
     type Reply = ();
 
-    async fn serve(&mut self, link: &mut Link, batch: Vec<Call<Publish, ()>>) -> Outcome<()> {
-        let mut calls = self.sift(batch);
+    async fn handle(&mut self, connection: &mut Connection, batch: Vec<Call<Publish, ()>>) -> Outcome<()> {
+        let mut calls = self.refuse_duplicates(batch);
         if calls.is_empty() {
             return Ok(());
         }
-        if self.carry(link, &mut calls).await? {
+        if self.store(connection, &mut calls).await? {
             // Some key has the wrong type, so nothing was stored. One by one, only its own callers suffer.
             let several = calls.len() > 1;
             for call in calls {
                 let mut alone = vec![call];
-                if !several || self.carry(link, &mut alone).await? {
-                    answer(alone, &Fault::refused("a key of the queue is not of the type that it must be"));
+                if !several || self.store(connection, &mut alone).await? {
+                    refuse_all(
+                        alone,
+                        &Error::refused("a key of the queue is not of the type that it must be"),
+                    );
                 }
             }
         }
@@ -67,21 +71,22 @@ impl Serve for Publisher {
     }
 }
 
-/// Gives every call the same answer.
-fn answer(calls: Vec<Waiting>, fault: &Fault) {
+/// Answers every call with the same error.
+fn refuse_all(calls: Vec<PendingCall>, error: &Error) {
     for (_, reply) in calls {
         // A caller that has left needs no answer; so everywhere in this file.
-        let _ = reply.send(Err(fault.error()));
+        let _ = reply.send(Err(error.clone()));
     }
 }
 
-fn taken() -> Error {
+fn id_taken() -> Error {
     Error::refused("a job with this id is stored already")
 }
 
-impl Publisher {
-    /// Answers calls that cannot be stored whatever the Redis holds: an id that is in the batch already.
-    fn sift(&self, batch: Vec<Call<Publish, ()>>) -> Vec<Waiting> {
+impl PublishHandler {
+    /// Refuses calls with an id that another job of the batch has: they cannot be stored, whatever the Redis
+    /// holds. Returns the others.
+    fn refuse_duplicates(&self, batch: Vec<Call<Publish, ()>>) -> Vec<PendingCall> {
         let (mut seen, mut calls) = (HashSet::new(), Vec::with_capacity(batch.len()));
         for call in batch {
             let (request, reply) = call.split();
@@ -91,25 +96,24 @@ impl Publisher {
             } else if fresh {
                 calls.push((request, reply));
             } else {
-                let _ = reply.send(Err(taken()));
+                let _ = reply.send(Err(id_taken()));
             }
         }
         calls
     }
 
     /// Sends the calls and answers them. `true`: all were refused for a key's type, and none was answered.
-    async fn carry(&self, link: &mut Link, calls: &mut Vec<Waiting>) -> Outcome<bool> {
-        let shared = &self.0;
+    async fn store(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
+        let core = &self.0;
         let (cmd, recorded) = match self.command(calls) {
             Ok(built) => built,
             Err(e) => {
-                let fault = Fault::refused(e.to_string());
-                answer(std::mem::take(calls), &fault);
+                refuse_all(take(calls), &e);
                 return Ok(false);
             }
         };
-        let sent = shared.clock.mark();
-        let reply = shared.scripts.publish.run(&mut link.conn, &cmd).await;
+        let sent = core.clock.mark();
+        let reply = core.scripts.publish.run(&mut connection.redis, &cmd).await;
         let reply: Outcome<Vec<u64>> =
             reply.map_err(Fault::from).and_then(|v| Ok(redis::from_redis_value(v)?));
         let (now, refused) = match reply.as_deref() {
@@ -117,46 +121,46 @@ impl Publisher {
             Ok([_, _, ..]) => return Ok(true),
             Ok(_) => {
                 let fault = Fault::unreadable("publish");
-                answer(std::mem::take(calls), &fault);
+                refuse_all(take(calls), &fault.clone().into());
                 return Err(fault);
             }
             Err(fault) => {
-                answer(std::mem::take(calls), fault);
+                refuse_all(take(calls), &fault.clone().into());
                 return Err(fault.clone());
             }
         };
-        shared.clock.learn(sent, now);
+        core.clock.learn(sent, now);
         for queue in recorded {
-            shared.recorded.add(queue);
+            core.recorded_queues.add(queue);
         }
         for (i, (request, reply)) in calls.drain(..).enumerate() {
             if refused.contains(&i) {
-                let _ = reply.send(Err(taken()));
+                let _ = reply.send(Err(id_taken()));
                 continue;
             }
-            self.announce(&request, now);
+            self.notify(&request, now);
             let _ = reply.send(Ok(()));
         }
         Ok(false)
     }
 
     /// Tells consumers and the pump of what was stored.
-    fn announce(&self, request: &Publish, now: Micros) {
-        let mut last: Option<&Queue> = None;
+    fn notify(&self, request: &Publish, now: Micros) {
+        let mut notified: Option<&Queue> = None;
         for job in &request.jobs {
             if !job.delay.is_zero() {
                 self.0.next_due.stored(now + micros(job.delay));
-            } else if last != Some(&job.queue) {
+            } else if notified != Some(&job.queue) {
                 self.0.notifiers.notify(&job.queue);
-                last = Some(&job.queue);
+                notified = Some(&job.queue);
             }
         }
     }
 
     /// The script call, and the queues whose names it records.
-    fn command(&self, calls: &[Waiting]) -> Result<(Cmd, Vec<Queue>)> {
+    fn command(&self, calls: &[PendingCall]) -> Result<(Cmd, Vec<Queue>)> {
         let (mut lists, mut list_of) = (Vec::new(), HashMap::new());
-        let (mut jobs, mut olds) = (Vec::new(), Vec::new());
+        let (mut jobs, mut replaced) = (Vec::new(), Vec::new());
         for (i, (request, _)) in calls.iter().enumerate() {
             for job in &request.jobs {
                 let next = lists.len() + 1;
@@ -166,14 +170,14 @@ impl Publisher {
                 }
                 jobs.push((i, list, job));
             }
-            olds.extend(request.old.as_ref().map(|old| (i, old)));
+            replaced.extend(request.old.as_ref().map(|old| (i, old)));
         }
         let new: Vec<Queue> =
-            lists.iter().filter(|queue| !self.0.recorded.has(queue)).map(|queue| (*queue).clone()).collect();
-        let spaces: HashSet<&Namespace> = new.iter().map(|queue| &queue.namespace).collect();
-        let hashes = spaces.len() + new.len();
+            lists.iter().filter(|queue| !self.0.recorded_queues.has(queue)).copied().cloned().collect();
+        let namespaces: HashSet<&Namespace> = new.iter().map(|queue| &queue.namespace).collect();
+        let names = namespaces.len() + new.len();
 
-        let mut cmd = self.0.scripts.publish.call(1 + lists.len() + jobs.len() + olds.len() + hashes);
+        let mut cmd = self.0.scripts.publish.call(1 + lists.len() + jobs.len() + replaced.len() + names);
         cmd.arg(keys::TIMER_SET);
         for queue in &lists {
             cmd.arg(keys::ready(queue));
@@ -181,17 +185,17 @@ impl Publisher {
         for (_, _, job) in &jobs {
             cmd.arg(keys::job(&job.queue, &job.id));
         }
-        for (_, old) in &olds {
+        for (_, old) in &replaced {
             cmd.arg(keys::job(&old.queue, &old.id));
         }
-        for _ in &spaces {
+        for _ in &namespaces {
             cmd.arg(keys::NAMESPACES);
         }
         for queue in &new {
             cmd.arg(keys::queues_of(&queue.namespace));
         }
 
-        cmd.arg(lists.len()).arg(jobs.len()).arg(olds.len());
+        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len());
         for (call, list, job) in &jobs {
             let tries = job.tries.get();
             cmd.arg(call);
@@ -205,11 +209,11 @@ impl Publisher {
             });
             cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
         }
-        for (call, old) in &olds {
-            let member = self.0.running.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));
+        for (call, old) in &replaced {
+            let member = self.0.tries.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));
             cmd.arg(call).arg(member.unwrap_or_default());
         }
-        for namespace in &spaces {
+        for namespace in &namespaces {
             cmd.arg(namespace.as_str());
         }
         for queue in &new {

@@ -1,19 +1,19 @@
-//! The pump: moves due jobs in batches, each under a millisecond of the Redis's time.
+//! Pump: moves due jobs in batches, each of which takes the Redis a few hundred microseconds.
 
 use std::time::Duration;
 
-use super::Shared;
+use super::RedisCore;
 use super::layout::keys;
 use crate::clock;
 use crate::engine::Pumped;
 use crate::error::Result;
 
-/// How many go in one script call. Larger batches gain nothing and hold the Redis up.
+/// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
 const BATCH: usize = 200;
-/// Nobody tells us of jobs that other servers stored, so look at least this often.
-const MOST: Duration = Duration::from_secs(1);
+/// The longest pause between two pumps: nobody tells this process of the jobs that other servers store.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-impl Shared {
+impl RedisCore {
     /// Moves up to `limit` due jobs.
     pub async fn pump(&self, limit: usize) -> Result<Pumped> {
         let mut moved = 0;
@@ -24,7 +24,7 @@ impl Shared {
             self.next_due.pump_begins();
             let sent = self.clock.mark();
             let (now, n, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
-                self.links.run(&self.scripts.pump, &cmd).await?;
+                self.pooled.run(&self.scripts.pump, &cmd).await?;
             self.clock.learn(sent, now);
             if garbage > 0 {
                 tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");
@@ -36,7 +36,7 @@ impl Shared {
                 self.notifiers.notify(&queue);
             }
             moved += n;
-            let next = u64::try_from(next).map_or(MOST, Duration::from_micros).min(MOST);
+            let next = u64::try_from(next).map_or(LONGEST_PAUSE, Duration::from_micros).min(LONGEST_PAUSE);
             self.next_due.pump_said(now + clock::micros(next));
             if n < batch || moved >= limit {
                 return Ok(Pumped { moved, next });

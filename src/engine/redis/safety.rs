@@ -8,7 +8,7 @@ use redis::InfoDict;
 
 use super::connection::connector::{Connector, RedisAddress};
 use super::connection::fault::{Fault, Outcome};
-use super::connection::pool::Pool;
+use super::connection::pool::ConnectionPool;
 use crate::error::Error;
 
 /// Why a Redis would lose jobs, or why that could not be told.
@@ -26,7 +26,7 @@ pub enum Unsafe {
 /// with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
     let connector = Arc::new(Connector::new(address).map_err(Error::from)?);
-    let pool = Pool::new(connector.clone(), 1).map_err(Error::from)?;
+    let pool = ConnectionPool::new(connector.clone(), 1).map_err(Error::from)?;
     let appendonly = match setting(&pool, "appendonly").await.map_err(Error::from)? {
         Some(value) => Some(value),
         None => info(&pool, "persistence", "aof_enabled")
@@ -52,17 +52,18 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
 }
 
 /// A setting; `None` when the server will not tell.
-async fn setting(pool: &Pool, name: &str) -> Outcome<Option<String>> {
-    let answer: Outcome<HashMap<String, String>> = pool.ask(redis::cmd("CONFIG").arg("GET").arg(name)).await;
+async fn setting(pool: &ConnectionPool, name: &str) -> Outcome<Option<String>> {
+    let answer: Outcome<HashMap<String, String>> =
+        pool.query(redis::cmd("CONFIG").arg("GET").arg(name)).await;
     match answer {
         Ok(mut settings) => Ok(settings.remove(name)),
-        Err(fault) if matches!(fault.error(), Error::Refused(_)) && !fault.reconnect => Ok(None),
+        Err(fault) if fault.is_refusal() && !fault.reconnect => Ok(None),
         Err(fault) => Err(fault),
     }
 }
 
 /// A field of INFO; `None` when the server will not tell.
-async fn info(pool: &Pool, section: &str, field: &str) -> Option<String> {
-    let answer: Result<InfoDict, Fault> = pool.ask(redis::cmd("INFO").arg(section)).await;
+async fn info(pool: &ConnectionPool, section: &str, field: &str) -> Option<String> {
+    let answer: Result<InfoDict, Fault> = pool.query(redis::cmd("INFO").arg(section)).await;
     answer.ok()?.get(field)
 }

@@ -17,11 +17,10 @@ use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::Shared;
-use super::connection::connector::Link;
+use super::RedisCore;
+use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::outage::{Kind, Pause, Place};
-use super::connection::worker::Home;
+use super::connection::status::{Backoff, ConnectionStatus, Connections, Group};
 use super::layout::keys;
 use crate::name::Queue;
 
@@ -54,85 +53,87 @@ impl Watch {
     }
 }
 
-/// The task. Its connection is counted from the call on, not from the first poll.
-pub fn run(shared: Arc<Shared>, home: Home) -> impl Future<Output = ()> + Send {
-    let place = Place::new(home.outage.clone(), Kind::default());
-    keep(shared, home, place)
+/// The task. Its connection counts as down from the call on, not from the first poll.
+pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
+    let status = ConnectionStatus::new(core.connections.clone(), Group::default());
+    keep(core, status)
 }
 
-async fn keep(shared: Arc<Shared>, home: Home, mut place: Place) {
-    let mut pause = Pause::new(&home.outage);
+async fn keep(core: Arc<RedisCore>, mut status: ConnectionStatus) {
+    let connections = core.connections.clone();
+    let mut backoff = Backoff::new(&connections);
     loop {
-        let served = tokio::select! {
-            () = home.closing.cancelled() => return,
-            served = async {
-                pause.pass().await;
-                serve(&shared, &home, &mut place).await
-            } => served,
+        let served = async {
+            backoff.wait().await;
+            serve(&core, &connections, &mut status).await
         };
-        let Err(fault) = served;
-        if place.is_up() {
-            pause = Pause::new(&home.outage);
+        let Some(Err(fault)) = connections.closing.run_until_cancelled(served).await else { return };
+        if status.is_up() {
+            backoff = Backoff::new(&connections);
         }
-        place.down();
-        home.outage.begins(&fault);
-        pause.lengthen();
+        status.down();
+        connections.outage.failed(&fault);
+        backoff.lengthen();
     }
 }
 
 /// One connection's life.
-async fn serve(shared: &Arc<Shared>, home: &Home, place: &mut Place) -> Outcome<Infallible> {
-    let weak = Arc::downgrade(shared);
-    let mut link = home
+async fn serve(
+    core: &Arc<RedisCore>,
+    connections: &Connections,
+    status: &mut ConnectionStatus,
+) -> Outcome<Infallible> {
+    let weak = Arc::downgrade(core);
+    let mut connection = connections
         .connector
         .connect_with(Arc::new(move |push: PushInfo| {
-            if let Some(shared) = weak.upgrade() {
-                on_push(&shared, &push);
+            if let Some(core) = weak.upgrade() {
+                on_push(&core, &push);
             }
         }))
         .await?;
-    let tracking = match track(&mut link).await {
+    let tracking = match track(&mut connection).await {
         Ok(()) => true,
-        Err(fault) if fault.reconnect => return Err(fault.at(home.connector.label())),
+        Err(fault) if fault.reconnect => return Err(fault.at(connections.connector.label())),
         Err(fault) => {
             tracing::warn!(
-                pool = &*home.pool,
+                pool = &*connections.pool,
                 "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {}",
-                fault.text()
+                fault
             );
             false
         }
     };
-    place.up();
+    status.up();
     // Changes may have been missed while there was no connection.
-    shared.watch.arm(shared.notifiers.waited_for());
-    shared.notifiers.notify_all();
+    core.watch.arm(core.notifiers.waited_for());
+    core.notifiers.notify_all();
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut rested = Instant::now();
     loop {
         let queues = tokio::select! {
-            () = link.lost.cancelled() => return Err(Fault::away("the connection was lost").at(home.connector.label())),
+            () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost").at(connections.connector.label())),
             // In this order, since a notification that was taken must not be dropped by another branch.
-            () = async { sleep_until(rested).await; shared.watch.changed.notified().await } => {
+            () = async { sleep_until(rested).await; core.watch.changed.notified().await } => {
                 rested = Instant::now() + ARM_PAUSE;
-                let mut queues = shared.watch.take();
-                queues.retain(|queue| shared.notifiers.waits_for(queue));
+                let mut queues = core.watch.take();
+                queues.retain(|queue| core.notifiers.waits_for(queue));
                 queues
             }
-            _ = sweep.tick() => shared.notifiers.waited_for(),
+            _ = sweep.tick() => core.notifiers.waited_for(),
         };
-        arm(shared, &mut link, &queues).await.map_err(|fault| fault.at(home.connector.label()))?;
+        arm(core, &mut connection, &queues).await.map_err(|fault| fault.at(connections.connector.label()))?;
     }
 }
 
-async fn track(link: &mut Link) -> Outcome<()> {
-    Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut link.conn).await?)
+async fn track(connection: &mut Connection) -> Outcome<()> {
+    Ok(redis::cmd("CLIENT").arg("TRACKING").arg("ON").exec_async(&mut connection.redis).await?)
 }
 
 /// A list has changed, or the Redis has forgotten what it tracked.
-fn on_push(shared: &Shared, push: &PushInfo) {
+fn on_push(core: &RedisCore, push: &PushInfo) {
     if push.kind != PushKind::Invalidate {
         return;
     }
@@ -142,37 +143,37 @@ fn on_push(shared: &Shared, push: &PushInfo) {
                 Value::BulkString(key) => keys::queue_of_ready(key),
                 _ => None,
             });
-            shared.watch.arm(queues);
+            core.watch.arm(queues);
         }
         // The database was flushed.
         _ => {
-            shared.watch.arm(shared.notifiers.waited_for());
-            shared.notifiers.notify_all();
+            core.watch.arm(core.notifiers.waited_for());
+            core.notifiers.notify_all();
         }
     }
 }
 
 /// Arms these queues' lists, and notifies of those that have jobs.
-async fn arm(shared: &Shared, link: &mut Link, queues: &[Queue]) -> Outcome<()> {
+async fn arm(core: &RedisCore, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
     for chunk in queues.chunks(CHUNK) {
         let mut cmd = redis::cmd("EXISTS");
         for queue in chunk {
             cmd.arg(keys::ready(queue));
         }
-        let with_jobs: usize = cmd.query_async(&mut link.conn).await?;
+        let with_jobs: usize = cmd.query_async(&mut connection.redis).await?;
         if with_jobs == chunk.len() {
-            chunk.iter().for_each(|queue| shared.notifiers.notify(queue));
+            chunk.iter().for_each(|queue| core.notifiers.notify(queue));
         } else if with_jobs > 0 {
             let mut each = redis::pipe();
             for queue in chunk {
                 each.cmd("EXISTS").arg(keys::ready(queue));
             }
-            let each: Vec<bool> = each.query_async(&mut link.conn).await?;
+            let each: Vec<bool> = each.query_async(&mut connection.redis).await?;
             chunk
                 .iter()
                 .zip(each)
                 .filter(|(_, has)| *has)
-                .for_each(|(queue, _)| shared.notifiers.notify(queue));
+                .for_each(|(queue, _)| core.notifiers.notify(queue));
         }
     }
     Ok(())

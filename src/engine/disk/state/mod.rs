@@ -263,6 +263,6 @@ impl WriterState {
 
     /// The same as an error.
     pub fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
-        Error::Corrupt(format!("job {id} of {queue}: {reason}"))
+        Error::corrupt(format!("job {id} of {queue}: {reason}"))
     }
 }

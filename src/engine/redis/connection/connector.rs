@@ -50,10 +50,10 @@ impl fmt::Debug for RedisAddress {
     }
 }
 
-/// A connection, and word of its end.
+/// One connection. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Link {
-    pub conn: MultiplexedConnection,
+pub struct Connection {
+    pub redis: MultiplexedConnection,
     /// Cancelled when the connection breaks, also while nobody uses it (on servers that speak RESP3).
     pub lost: CancellationToken,
 }
@@ -61,15 +61,17 @@ pub struct Link {
 /// What to do with a push from the server.
 pub type OnPush = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
-enum Way {
+/// How the server is found.
+enum Route {
+    /// It is where the address says.
     Direct(ConnectionInfo),
-    /// Asked anew for every connection, since the master may have changed.
+    /// Sentinels say where it is. They are asked for every connection, since the master may have changed.
     Sentinel(Mutex<SentinelClient>),
 }
 
 /// Makes connections.
 pub struct Connector {
-    way: Way,
+    route: Route,
     /// For messages: the addresses, and the master's name when there is one.
     label: String,
     /// The server is older than RESP3.
@@ -90,7 +92,7 @@ impl Connector {
             Some(master) => format!("{master} of sentinels {}", address.addrs.join(",")),
             None => address.addrs.join(","),
         };
-        let way = match &address.master_name {
+        let route = match &address.master_name {
             Some(master) => {
                 let mut builder = SentinelClientBuilder::new(addrs, master, SentinelServerType::Master)?
                     .set_client_to_redis_db(address.db)
@@ -101,7 +103,7 @@ impl Connector {
                 if let Some(password) = &address.sentinel_password {
                     builder = builder.set_client_to_sentinel_password(password);
                 }
-                Way::Sentinel(Mutex::new(builder.build()?))
+                Route::Sentinel(Mutex::new(builder.build()?))
             }
             None => {
                 let Ok([addr]) = <[ConnectionAddr; 1]>::try_from(addrs) else {
@@ -114,10 +116,10 @@ impl Connector {
                 if let Some(password) = &address.password {
                     login = login.set_password(password);
                 }
-                Way::Direct(addr.into_connection_info()?.set_redis_settings(login))
+                Route::Direct(addr.into_connection_info()?.set_redis_settings(login))
             }
         };
-        Ok(Connector { way, label, resp2: AtomicBool::new(false) })
+        Ok(Connector { route, label, resp2: AtomicBool::new(false) })
     }
 
     /// For messages.
@@ -125,36 +127,36 @@ impl Connector {
         &self.label
     }
 
-    /// A new connection. With Sentinels the master is looked up again.
-    pub async fn connect(&self) -> Outcome<Link> {
+    /// A new connection.
+    pub async fn connect(&self) -> Outcome<Connection> {
         self.connect_with(Arc::new(|_| ())).await
     }
 
     /// A new connection whose pushes go to `on_push`, which must not block.
-    pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Link> {
+    pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Connection> {
         // Sentinels are asked one after another, so this bounds the whole search.
-        let all = 2 * CONNECT_TIMEOUT + Duration::from_secs(1);
+        let limit = 2 * CONNECT_TIMEOUT + Duration::from_secs(1);
         // Boxed: what it takes to connect is large, rare, and would be part of every caller's future.
-        match tokio::time::timeout(all, Box::pin(self.attempt(on_push))).await {
-            Ok(Ok(link)) => Ok(link),
+        match tokio::time::timeout(limit, Box::pin(self.attempt(on_push))).await {
+            Ok(Ok(connection)) => Ok(connection),
             Ok(Err(fault)) => Err(fault.at(&self.label)),
             Err(_) => Err(Fault::away("no answer while connecting").at(&self.label)),
         }
     }
 
-    async fn attempt(&self, on_push: OnPush) -> Outcome<Link> {
-        let info = match &self.way {
-            Way::Direct(info) => info.clone(),
-            Way::Sentinel(client) => {
+    async fn attempt(&self, on_push: OnPush) -> Outcome<Connection> {
+        let info = match &self.route {
+            Route::Direct(info) => info.clone(),
+            Route::Sentinel(client) => {
                 Box::pin(client.lock().await.async_get_client()).await?.get_connection_info().clone()
             }
         };
         if !self.resp2.load(Ordering::Relaxed) {
             let lost = CancellationToken::new();
-            let tell = lost.clone();
+            let breaks = lost.clone();
             let config = config().set_push_sender(move |push: PushInfo| {
                 match push.kind {
-                    PushKind::Disconnection => tell.cancel(),
+                    PushKind::Disconnection => breaks.cancel(),
                     _ => on_push(push),
                 }
                 Ok::<(), ()>(())
@@ -163,13 +165,13 @@ impl Connector {
                 Err(e) if e.kind() == ErrorKind::RESP3NotSupported => {
                     self.resp2.store(true, Ordering::Relaxed)
                 }
-                conn => return Ok(Link { conn: conn?, lost }),
+                conn => return Ok(Connection { redis: conn?, lost }),
             }
         }
         let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
         let client = Client::open(info.set_redis_settings(login))?;
         let conn = client.get_multiplexed_async_connection_with_config(&config()).await?;
-        Ok(Link { conn, lost: CancellationToken::new() })
+        Ok(Connection { redis: conn, lost: CancellationToken::new() })
     }
 }
 

@@ -2,16 +2,17 @@
 
 use redis::{ErrorKind, ParsingError, RedisError, ServerErrorKind};
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 
-/// A failed exchange, in words that may be logged: no secrets, one line.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// A failed exchange. Its text may be logged: no secrets, one line.
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Fault {
     text: String,
     kind: Kind,
     /// The connection is of no more use: broken, or to a server that is no longer the master.
     pub reconnect: bool,
+    source: Option<RedisError>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,18 +23,8 @@ enum Kind {
 }
 
 impl Fault {
-    /// The caller's error. One fault answers every caller of a batch.
-    pub fn error(&self) -> Error {
-        match self.kind {
-            Kind::Away => Error::away(self.text.clone()),
-            Kind::Refused => Error::refused(self.text.clone()),
-            Kind::Corrupt => Error::Corrupt(self.text.clone()),
-        }
-    }
-
-    /// For a log line.
-    pub fn text(&self) -> &str {
-        &self.text
+    fn new(kind: Kind, reconnect: bool, text: impl Into<String>) -> Fault {
+        Fault { text: text.into(), kind, reconnect, source: None }
     }
 
     /// The same, saying which server.
@@ -44,29 +35,43 @@ impl Fault {
 
     /// The server did not answer in time, or cannot be reached.
     pub fn away(text: impl Into<String>) -> Fault {
-        Fault { text: text.into(), kind: Kind::Away, reconnect: true }
+        Fault::new(Kind::Away, true, text)
     }
 
     /// The server will not have it.
     pub fn refused(text: impl Into<String>) -> Fault {
-        Fault { text: text.into(), kind: Kind::Refused, reconnect: false }
+        Fault::new(Kind::Refused, false, text)
     }
 
     /// A reply that no script of ours gives.
     pub fn unreadable(what: &str) -> Fault {
-        Fault { text: format!("unexpected reply to {what}"), kind: Kind::Corrupt, reconnect: false }
+        Fault::new(Kind::Corrupt, false, format!("unexpected reply to {what}"))
+    }
+
+    /// Whether the server answered, and refused.
+    pub fn is_refusal(&self) -> bool {
+        self.kind == Kind::Refused
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Error {
+        match fault.kind {
+            Kind::Away => Error::away(fault),
+            Kind::Refused => Error::refused(fault),
+            Kind::Corrupt => Error::corrupt(fault),
+        }
     }
 }
 
 impl From<RedisError> for Fault {
     fn from(e: RedisError) -> Fault {
-        use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, NoPerm, ReadOnly, TryAgain};
+        use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly, TryAgain};
         let (kind, reconnect) = match e.kind() {
             // It said itself that it did nothing, and that it is not the one to ask for a while.
             ErrorKind::Server(BusyLoading | MasterDown | ClusterDown | TryAgain) => (Kind::Away, false),
             // A failover made a replica of it: another is the master now.
             ErrorKind::Server(ReadOnly) => (Kind::Refused, true),
-            ErrorKind::Server(NoPerm) => (Kind::Refused, false),
             ErrorKind::Server(_) => (Kind::Refused, false),
             ErrorKind::Extension => match e.code() {
                 Some("NOAUTH" | "WRONGPASS") => (Kind::Refused, true),
@@ -78,7 +83,7 @@ impl From<RedisError> for Fault {
             // A broken stream of replies cannot be trusted any more, and neither can one that timed out.
             _ => (Kind::Away, true),
         };
-        Fault { text: one_line(&e), kind, reconnect }
+        Fault { text: one_line(&e), kind, reconnect, source: Some(e) }
     }
 }
 
@@ -103,14 +108,10 @@ fn one_line(e: &RedisError) -> String {
 /// `Result` of an exchange.
 pub type Outcome<T> = Result<T, Fault>;
 
-impl From<Fault> for Error {
-    fn from(fault: Fault) -> Error {
-        fault.error()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
 
     fn reply(code: &str, detail: &str) -> Fault {
@@ -134,14 +135,22 @@ mod tests {
             ("ERR", false, false),
         ] {
             let fault = reply(code, "some words. script: abc, on @user_script:3.");
-            let is_away = matches!(fault.error(), Error::Away(_));
+            let error = Error::from(fault.clone());
+            let is_away = matches!(error, Error::Away(_));
             assert_eq!(
                 (is_away, fault.reconnect),
                 (away, reconnect),
                 "{code}: (away, reconnect) of {fault:?}"
             );
-            assert!(fault.text().starts_with(code), "the code should be told: {:?}", fault.text());
-            assert!(!fault.text().contains("user_script"), "the script's line is noise: {:?}", fault.text());
+            assert!(fault.to_string().starts_with(code), "the code should be told: {fault}");
+            assert!(!fault.to_string().contains("user_script"), "the script's line is noise: {fault}");
+            let source = error.source().and_then(std::error::Error::source);
+            let source = source.and_then(|source| source.downcast_ref::<RedisError>());
+            assert_eq!(
+                source.and_then(RedisError::code),
+                Some(code),
+                "the client's error is the last source"
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 
 pub mod connector;
 pub mod fault;
-pub mod outage;
 pub mod pool;
 pub mod shared;
+pub mod status;
 pub mod worker;

@@ -1,27 +1,27 @@
 //! One connection that many calls share at the same time: calls are pipelined, and each gets its own reply. It is
 //! made again whenever it breaks. A call that was sent is never sent twice.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::connector::Link;
+use super::connector::Connection;
 use super::fault::{Fault, Outcome};
-use super::outage::{Kind, Pause, Place};
-use super::worker::Home;
+use super::status::{Backoff, ConnectionStatus, Connections, Group};
 use crate::engine::redis::layout::scripts::Script;
 
 /// How long a call waits for the first attempt to connect again.
-const PATIENCE: Duration = Duration::from_secs(1);
+const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// What calls find.
 #[derive(Clone, Debug)]
 enum State {
     /// The connection broke, and the first attempt to make it again is under way.
     Connecting,
-    Up(Link),
+    Up(Connection),
     /// The last attempt failed, or the engine closes.
     Down(Fault),
 }
@@ -35,29 +35,29 @@ pub struct SharedConnection {
 impl SharedConnection {
     /// The calling side, and the task that makes the connection and makes it again. The connection counts as
     /// down from the call on.
-    pub fn new(home: Home) -> (SharedConnection, impl Future<Output = ()> + Send) {
+    pub fn new(connections: Arc<Connections>) -> (SharedConnection, impl Future<Output = ()> + Send) {
         let (tell, state) = watch::channel(State::Connecting);
-        let place = Place::new(home.outage.clone(), Kind::default());
-        (SharedConnection { state }, keep(home, place, tell))
+        let status = ConnectionStatus::new(connections.clone(), Group::default());
+        (SharedConnection { state }, keep(connections, status, tell))
     }
 
-    /// Runs a script call. Waits up to [`PATIENCE`] while the connection is being made.
+    /// Runs a script call. Waits up to [`FIRST_ATTEMPT`] while the connection is being made.
     pub async fn run(&self, script: &Script, call: &Cmd) -> Outcome<Value> {
-        let mut link = self.link().await?;
-        let reply = script.run(&mut link.conn, call).await.map_err(Fault::from);
+        let mut connection = self.connection().await?;
+        let reply = script.run(&mut connection.redis, call).await.map_err(Fault::from);
         reply.inspect_err(|fault| {
             if fault.reconnect {
-                link.lost.cancel();
+                connection.lost.cancel();
             }
         })
     }
 
-    async fn link(&self) -> Outcome<Link> {
+    async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| !matches!(state, State::Connecting));
-        match timeout(PATIENCE, settled).await {
+        match timeout(FIRST_ATTEMPT, settled).await {
             Ok(Ok(state)) => match &*state {
-                State::Up(link) => Ok(link.clone()),
+                State::Up(connection) => Ok(connection.clone()),
                 State::Down(fault) => Err(fault.clone()),
                 State::Connecting => Err(Fault::away("no connection")), // not what was waited for
             },
@@ -69,30 +69,34 @@ impl SharedConnection {
 }
 
 /// Keeps one connection until the engine closes.
-async fn keep(home: Home, place: Place, tell: watch::Sender<State>) {
-    home.closing.run_until_cancelled(keep_connected(&home, place, &tell)).await;
+async fn keep(connections: Arc<Connections>, status: ConnectionStatus, tell: watch::Sender<State>) {
+    connections.closing.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
     // The calling side may live on. It must not hold the connection.
     tell.send_replace(State::Down(Fault::away("the engine is closing")));
 }
 
-async fn keep_connected(home: &Home, mut place: Place, tell: &watch::Sender<State>) {
-    let mut pause = Pause::new(&home.outage);
+async fn keep_connected(
+    connections: &Connections,
+    mut status: ConnectionStatus,
+    tell: &watch::Sender<State>,
+) {
+    let mut backoff = Backoff::new(connections);
     loop {
-        pause.pass().await;
-        match home.connector.connect().await {
-            Ok(link) => {
-                tell.send_replace(State::Up(link.clone()));
-                place.up();
-                link.lost.cancelled().await;
-                tracing::debug!(pool = &*home.pool, "a shared connection broke");
-                place.down();
+        backoff.wait().await;
+        match connections.connector.connect().await {
+            Ok(connection) => {
+                tell.send_replace(State::Up(connection.clone()));
+                status.up();
+                connection.lost.cancelled().await;
+                tracing::debug!(pool = &*connections.pool, "a shared connection broke");
+                status.down();
                 tell.send_replace(State::Connecting);
-                pause = Pause::new(&home.outage);
+                backoff = Backoff::new(connections);
             }
             Err(fault) => {
-                home.outage.begins(&fault);
+                connections.outage.failed(&fault);
                 tell.send_replace(State::Down(fault));
-                pause.lengthen();
+                backoff.lengthen();
             }
         }
     }

@@ -1,5 +1,7 @@
-//! Every key and every packed element or member, in lmstfy's layout, made here and nowhere else. Both kinds of
-//! server read and write these bytes at the same time, so they never change. Knows no connection.
+//! The keys of a pool of jobs, and the packed elements and members in them. Nothing else in Rust makes them (the
+//! scripts append ids to the prefixes made here, and the pump and consume scripts pack elements and members). All
+//! but those that begin with `dormouse/` are lmstfy's: both kinds of server read and write these bytes at the same
+//! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 
 use crate::job::JobId;
 use crate::name::{Namespace, Queue};

@@ -1,4 +1,4 @@
-//! lmstfy's layout: the keys, the values and the scripts of lua/. Knows no connection's life.
+//! lmstfy's layout: the keys, the values and the scripts of lua/. Opens no connection.
 
 pub mod keys;
 pub mod scripts;

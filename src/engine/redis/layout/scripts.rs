@@ -1,5 +1,5 @@
-//! The scripts, one per transition, and the one place that runs them. What each takes and returns stands at
-//! its head in lua/.
+//! The scripts of lua/, and the only place that sends one to a Redis. What each of them takes, returns and may do
+//! at most stands at its head. Who calls a script builds its keys and arguments; nothing is known of them here.
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
@@ -28,15 +28,15 @@ pub struct Scripts {
     pub remove_token: Script,
 }
 
-/// A script that needs no clock.
-macro_rules! plain {
+/// A script that does not need the clock.
+macro_rules! without_clock {
     ($name:literal) => {
         Script::new(include_str!(concat!("../../../../lua/", $name, ".lua")))
     };
 }
 
-/// A script that counts by the Redis's clock.
-macro_rules! timed {
+/// A script that needs the Redis's clock: lua/clock.lua is put before it.
+macro_rules! with_clock {
     ($name:literal) => {
         Script::new(concat!(
             include_str!("../../../../lua/clock.lua"),
@@ -48,18 +48,18 @@ macro_rules! timed {
 impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
-            publish: timed!("publish"),
-            consume: timed!("consume"),
-            give_back: timed!("give_back"),
-            ack: plain!("ack"),
-            peek: timed!("peek"),
-            destroy: plain!("destroy"),
-            respawn: plain!("respawn"),
-            delete_dead: plain!("delete_dead"),
-            pump: timed!("pump"),
-            count: plain!("count"),
-            uncount: plain!("uncount"),
-            remove_token: plain!("remove_token"),
+            publish: with_clock!("publish"),
+            consume: with_clock!("consume"),
+            give_back: with_clock!("give_back"),
+            ack: without_clock!("ack"),
+            peek: with_clock!("peek"),
+            destroy: without_clock!("destroy"),
+            respawn: without_clock!("respawn"),
+            delete_dead: without_clock!("delete_dead"),
+            pump: with_clock!("pump"),
+            count: without_clock!("count"),
+            uncount: without_clock!("uncount"),
+            remove_token: without_clock!("remove_token"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What is stored under a job's key: the raw body, or for versioned ids a JSON object of body and attributes.
+//! What is stored under a job's key: the body as it is, or for versioned ids a JSON object of the body in base64
+//! and the attributes, byte for byte as lmstfy writes it. Knows no key and no connection.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -38,7 +39,7 @@ fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     if !id.is_versioned() {
         return Ok((stored, Attributes::new()));
     }
-    let corrupt = |e: &dyn std::fmt::Display| Error::Corrupt(format!("the value of job {id}: {e}"));
+    let corrupt = |e: &dyn std::fmt::Display| Error::corrupt(format!("the value of job {id}: {e}"));
     let read: Versioned = serde_json::from_slice(&stored).map_err(|e| corrupt(&e))?;
     // Go writes an empty body as null.
     let body = STANDARD.decode(read.body.as_deref().unwrap_or("")).map_err(|e| corrupt(&e))?;

@@ -1,0 +1,344 @@
+//! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
+//! calls (by number of workers), longest (how long one script keeps the Redis busy), pump (a million due jobs),
+//! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time). Each does a
+//! fixed amount of work, on Redis servers of its own.
+
+#[allow(dead_code)] // only attached here
+#[path = "../tests/support/notified.rs"]
+mod notified;
+#[path = "../tests/support/redis_server.rs"]
+mod redis_server;
+
+use std::future::Future;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dormouse::engine::Engine;
+use dormouse::engine::redis::{RedisEngine, WorkerCounts};
+use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
+use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use hdrhistogram::Histogram;
+use notified::Notified;
+use redis_server::RedisServer;
+
+const JOBS: usize = 64_000;
+
+fn queue(name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse("shop").expect("a name"),
+        name: QueueName::parse(name).expect("a name"),
+    }
+}
+
+async fn engine(server: &RedisServer, workers: WorkerCounts) -> Arc<RedisEngine> {
+    RedisEngine::connect_with(server.address(), &PoolName::default_pool(), workers)
+        .await
+        .expect("the server is there")
+}
+
+/// CPU that the server has used, in microseconds.
+fn cpu(server: &RedisServer) -> f64 {
+    let info: redis::InfoDict = redis::cmd("INFO").arg("cpu").query(&mut server.connection()).expect("INFO");
+    let read = |field| info.get::<f64>(field).unwrap_or(0.0);
+    (read("used_cpu_user") + read("used_cpu_sys")) * 1e6
+}
+
+/// Runs `JOBS` calls from so many callers and prints what they took.
+async fn phase<F, Fut>(what: &str, server: &RedisServer, callers: usize, call: F)
+where
+    F: Fn(usize) -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = ()> + Send,
+{
+    let (begun, before) = (Instant::now(), cpu(server));
+    let jobs = if callers == 1 { JOBS / 16 } else { JOBS };
+    let each = jobs / callers;
+    let tasks: Vec<_> = (0..callers)
+        .map(|c| {
+            let call = call.clone();
+            tokio::spawn(async move {
+                let mut times = Histogram::<u64>::new(3).expect("3 digits");
+                for i in 0..each {
+                    let sent = Instant::now();
+                    call(c * each + i).await;
+                    times.saturating_record(sent.elapsed().as_micros() as u64);
+                }
+                times
+            })
+        })
+        .collect();
+    let mut times = Histogram::<u64>::new(3).expect("3 digits");
+    for task in tasks {
+        times.add(task.await.expect("the caller ends")).expect("of one kind");
+    }
+    let (took, used) = (begun.elapsed(), cpu(server) - before);
+    println!(
+        "{what:8} {callers:3} callers: {:7.0}/s  {:5.1} us of Redis each  p50 {:5} us  p99 {:6} us",
+        jobs as f64 / took.as_secs_f64(),
+        used / jobs as f64,
+        times.value_at_quantile(0.5),
+        times.value_at_quantile(0.99),
+    );
+}
+
+async fn calls() {
+    for n in [1, 2, 4, 1, 2, 4] {
+        let workers = WorkerCounts { publish: n, ack: n.min(3) };
+        println!("{n} workers");
+        for callers in [1, 64] {
+            let server = RedisServer::start();
+            let (engine, q) = (engine(&server, workers).await, queue("orders"));
+            let ids = Arc::new(JobIds::default());
+            let body = Bytes::from(vec![b'x'; 100]);
+            let jobs = if callers == 1 { JOBS / 16 } else { JOBS };
+            let made: Arc<Vec<_>> = Arc::new((0..jobs).map(|_| ids.make(engine.now(), 0, false)).collect());
+            let (e, all, queue) = (engine.clone(), made.clone(), q.clone());
+            phase("publish", &server, callers, move |i| {
+                let (e, queue, id, body) = (e.clone(), queue.clone(), all[i], body.clone());
+                async move {
+                    let job = NewJob {
+                        queue,
+                        id,
+                        body,
+                        attributes: Attributes::new(),
+                        ttl: Some(Duration::from_secs(86_400)),
+                        delay: Duration::ZERO,
+                        tries: NonZeroU16::MIN,
+                    };
+                    e.publish(vec![job]).await.expect("published");
+                }
+            })
+            .await;
+            let (e, queue) = (engine.clone(), q.clone());
+            phase("consume", &server, callers, move |_| {
+                let (e, list) = (e.clone(), queue.clone().into());
+                async move {
+                    let got = e.consume(&list, &[Duration::from_secs(120)]).await.expect("consumed");
+                    assert_eq!(got.jobs.len(), 1, "there is one for everybody");
+                }
+            })
+            .await;
+            let (e, queue) = (engine.clone(), q.clone());
+            phase("ack", &server, callers, move |i| {
+                let (e, job) = (e.clone(), JobRef { queue: queue.clone(), id: made[i] });
+                async move { e.ack(job).await.expect("acked") }
+            })
+            .await;
+            engine.close().await;
+        }
+    }
+}
+
+async fn idle() {
+    for watched in [0, 10_000] {
+        let server = RedisServer::start();
+        let engine = engine(&server, WorkerCounts::default()).await;
+        let queues: Vec<_> = (0..watched).map(|n| queue(&format!("q{n}"))).collect();
+        let _notified = Notified::attach(&*engine, &queues);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let commands = || {
+            let info: redis::InfoDict =
+                redis::cmd("INFO").arg("stats").query(&mut server.connection()).expect("INFO");
+            info.get::<u64>("total_commands_processed").unwrap_or(0)
+        };
+        let (before, used) = (commands(), cpu(&server));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let own = 4; // the questions themselves: each connection says HELLO or CLIENT SETINFO, and INFO
+        println!(
+            "{watched} watched: {:.1} commands/s (of which {own} or so in all are this question's), {:.0} us of Redis/s",
+            (commands() - before) as f64 / 4.0,
+            (cpu(&server) - used) / 4.0
+        );
+        engine.close().await;
+    }
+}
+
+/// Stores so many jobs, 64 a call.
+async fn fill(engine: &RedisEngine, q: &Queue, jobs: usize, delay: Duration) {
+    let ids = JobIds::default();
+    let body = Bytes::from(vec![b'x'; 100]);
+    for first in (0..jobs).step_by(64) {
+        let some = (first..jobs.min(first + 64)).map(|_| NewJob {
+            queue: q.clone(),
+            id: ids.make(engine.now(), 0, false),
+            body: body.clone(),
+            attributes: Attributes::new(),
+            ttl: Some(Duration::from_secs(86_400)),
+            delay,
+            tries: NonZeroU16::MIN,
+        });
+        engine.publish(some.collect()).await.expect("published");
+    }
+}
+
+/// Forgets the calls that the slow log holds, and logs from now on. Not what takes less than some microseconds:
+/// the commands inside a script are logged too, and would push the scripts themselves out of the log.
+fn log_all(conn: &mut redis::Connection) {
+    redis::cmd("CONFIG")
+        .arg(&["SET", "slowlog-log-slower-than", "30", "slowlog-max-len", "20000"])
+        .exec(conn)
+        .expect("CONFIG SET");
+    redis::cmd("SLOWLOG").arg("RESET").exec(conn).expect("SLOWLOG RESET");
+}
+
+/// How long the scripts ran inside the server since `log_all`.
+fn print_log(what: &str, conn: &mut redis::Connection) {
+    type Entry = (u64, u64, u64, Vec<Vec<u8>>, redis::Value, redis::Value);
+    let entries: Vec<Entry> = redis::cmd("SLOWLOG").arg("GET").arg(20_000).query(conn).expect("SLOWLOG GET");
+    let mut times = Histogram::<u64>::new(3).expect("3 digits");
+    for (_, _, micros, args, _, _) in entries {
+        if args.first().is_some_and(|command| command == b"EVALSHA") {
+            times.saturating_record(micros);
+        }
+    }
+    println!(
+        "{what:30} {:5} calls inside Redis: p50 {:5} us  p99 {:5} us  longest {:5} us",
+        times.len(),
+        times.value_at_quantile(0.5),
+        times.value_at_quantile(0.99),
+        times.max()
+    );
+}
+
+async fn longest() {
+    for name in ["orders".to_owned(), "q".repeat(255)] {
+        let server = RedisServer::start();
+        let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue(&name));
+        let conn = &mut server.connection();
+        println!("a queue's name of {} bytes", name.len());
+        log_all(conn);
+        fill(&engine, &q, 64_000, Duration::ZERO).await;
+        print_log("publish, 64 ready", conn);
+        log_all(conn);
+        let ttrs = [Duration::from_millis(1); 128];
+        let list = q.clone().into();
+        let mut taken = Vec::new();
+        for _ in 0..500 {
+            let got = engine.consume(&list, &ttrs[..64]).await.expect("consumed");
+            taken.extend(got.jobs);
+        }
+        print_log("consume, 64 jobs", conn);
+        log_all(conn);
+        for _ in 0..200 {
+            engine.consume(&list, &ttrs).await.expect("consumed");
+        }
+        print_log("consume, 128 jobs", conn);
+        log_all(conn);
+        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        print_log("pump, 200 without tries", conn);
+        log_all(conn);
+        engine.respawn(&q, u64::MAX, None).await.expect("respawned");
+        print_log("respawn, one step", conn);
+        // Acked behind the engine's back, as lmstfy does: dead elements at the head.
+        for some in taken.chunks(1000) {
+            let keys: Vec<_> = some.iter().map(|job| format!("j/shop/{name}/{}", job.id)).collect();
+            redis::cmd("DEL").arg(keys).exec(conn).expect("DEL");
+        }
+        log_all(conn);
+        engine.peek(&q).await.expect("peeked");
+        print_log("peek behind dead ones", conn);
+        log_all(conn);
+        engine.consume(&list, &ttrs[..1]).await.expect("consumed");
+        print_log("consume behind dead ones", conn);
+        log_all(conn);
+        engine.destroy(&q).await.expect("destroyed");
+        print_log("destroy, one step", conn);
+        fill(&engine, &q, 64_000, Duration::from_millis(1)).await;
+        log_all(conn);
+        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        print_log("pump, 200 delayed", conn);
+        engine.close().await;
+    }
+}
+
+async fn pump() {
+    let server = RedisServer::start();
+    let engine = engine(&server, WorkerCounts::default()).await;
+    fill(&engine, &queue("orders"), 1_000_000, Duration::from_millis(1)).await;
+    let conn = &mut server.connection();
+    log_all(conn);
+    let (begun, before, mut moved) = (Instant::now(), cpu(&server), 0);
+    loop {
+        let pumped = engine.pump(200).await.expect("pumped");
+        moved += pumped.moved;
+        if pumped.moved == 0 {
+            break;
+        }
+    }
+    let (took, used) = (begun.elapsed(), cpu(&server) - before);
+    println!(
+        "{moved} jobs in {took:?}: {:.0} jobs/s, {:.2} us of Redis each",
+        moved as f64 / took.as_secs_f64(),
+        used / moved as f64
+    );
+    print_log("pump, 200", conn);
+    engine.close().await;
+}
+
+async fn busy() {
+    for (watched, servers) in [(0, 1), (1, 1), (1, 4), (10_000, 1)] {
+        let server = RedisServer::start();
+        let mut engines = Vec::new();
+        let mut notified = Vec::new();
+        let queues: Vec<_> = (0..watched).map(|n| queue(&format!("q{n}"))).collect();
+        for _ in 0..servers {
+            let engine = engine(&server, WorkerCounts::default()).await;
+            notified.push(Notified::attach(&*engine, &queues));
+            engines.push(engine);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let calls = || {
+            let info: redis::InfoDict =
+                redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("INFO");
+            let stat = info.get::<String>("cmdstat_exists").unwrap_or_default();
+            let calls = stat.split(['=', ',']).nth(1).and_then(|n| n.parse::<u64>().ok());
+            calls.unwrap_or(0)
+        };
+        // The scripts' own EXISTS count too: one for each publish.
+        let (q, e) = (queue("q0"), &engines[0]);
+        let (begun, before, used) = (Instant::now(), calls(), cpu(&server));
+        let mut published = 0_u64;
+        while begun.elapsed() < Duration::from_secs(2) {
+            fill(e, &q, 1, Duration::ZERO).await;
+            published += 1;
+        }
+        let arms = (calls() - before).saturating_sub(published);
+        println!(
+            "{watched} watched by {servers}: {} publishes/s, {} arming EXISTS/s, {:.1} us of Redis per publish",
+            published / 2,
+            arms / 2,
+            (cpu(&server) - used) / published as f64
+        );
+        for engine in engines {
+            engine.close().await;
+        }
+    }
+}
+
+const SECTIONS: [&str; 5] = ["calls", "longest", "pump", "idle", "busy"];
+
+async fn section(name: &str) {
+    match name {
+        "calls" => calls().await,
+        "longest" => longest().await,
+        "pump" => pump().await,
+        "idle" => idle().await,
+        "busy" => busy().await,
+        other => println!("no section {other}: {}", SECTIONS.join(", ")),
+    }
+}
+
+fn main() {
+    if std::env::args().any(|arg| arg == "--list") {
+        return;
+    }
+    let asked: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let sections = if asked.is_empty() { SECTIONS.map(str::to_owned).to_vec() } else { asked };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    for name in sections {
+        println!("\n{name}");
+        runtime.block_on(section(&name));
+    }
+}

@@ -1,0 +1,58 @@
+//! Destroy: drops what is ready in a queue. The list is set aside in one move, and then deleted in bounded steps,
+//! which any server can finish.
+
+use std::sync::Arc;
+
+use super::RedisCore;
+use super::layout::keys;
+use crate::error::{Error, Result};
+use crate::name::Queue;
+
+/// How many lists that were left behind one destroy finishes at most.
+const MAX_UNFINISHED: usize = 100;
+
+impl RedisCore {
+    /// Drops what is ready now. In a task, so that a caller that leaves does not leave half of the steps undone.
+    pub async fn destroy(self: &Arc<RedisCore>, queue: &Queue) -> Result<()> {
+        let (core, queue) = (self.clone(), queue.clone());
+        let task = self.tasks.spawn(async move {
+            core.drop_list(&queue, true).await?;
+            core.finish_dropped().await;
+            Ok(())
+        });
+        task.await.map_err(Error::away)?
+    }
+
+    /// Deletes a list that is set aside; with `ready`, what is ready goes the same way.
+    async fn drop_list(&self, queue: &Queue, ready: bool) -> Result<()> {
+        let script = &self.scripts.destroy;
+        let mut moved = !ready;
+        loop {
+            let mut cmd = script.call(3);
+            cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue)).arg(keys::DROPPED);
+            cmd.arg(keys::group(queue)).arg(keys::job_prefix(queue)).arg(u8::from(!moved));
+            let (now, left): (u8, u64) = self.pooled.run(script, &cmd).await?;
+            moved |= now == 1;
+            if moved && left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Finishes lists that servers set aside before they were killed. Each is of one destroy, so this ends. What
+    /// fails is left to the next destroy, or to the next server that starts.
+    pub async fn finish_dropped(&self) {
+        let finish = async {
+            let mut cmd = redis::cmd("SRANDMEMBER");
+            cmd.arg(keys::DROPPED).arg(MAX_UNFINISHED);
+            let groups: Vec<Vec<u8>> = self.pooled.query(&cmd).await?;
+            for queue in groups.iter().filter_map(|group| keys::queue_of_group(group)) {
+                self.drop_list(&queue, false).await?;
+            }
+            Ok::<(), Error>(())
+        };
+        if let Err(e) = finish.await {
+            tracing::debug!(pool = &*self.pool, "lists that were set aside wait to be deleted: {e}");
+        }
+    }
+}

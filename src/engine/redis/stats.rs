@@ -1,0 +1,105 @@
+//! Sizes, names of queues, and figures for the metrics. Changes nothing.
+
+use super::RedisCore;
+use super::layout::keys;
+use crate::engine::{QueueSize, Stats};
+use crate::error::Result;
+use crate::name::{Namespace, Queue, QueueName};
+
+/// How many queues' lists are measured in one round trip.
+const CHUNK: usize = 256;
+/// How many names one step of a scan is asked for.
+const SCAN: usize = 500;
+
+impl RedisCore {
+    /// How many elements the ready list has.
+    pub async fn size(&self, queue: &Queue) -> Result<u64> {
+        Ok(self.pooled.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?)
+    }
+
+    /// Every known queue. Names that are none, which another program left, are passed over.
+    pub async fn queues(&self) -> Result<Vec<Queue>> {
+        let mut queues = Vec::new();
+        for namespace in self.fields(keys::NAMESPACES).await? {
+            let Ok(namespace) = Namespace::parse(&namespace) else { continue };
+            for name in self.fields(&keys::queues_of(&namespace)).await? {
+                if let Ok(name) = QueueName::parse_for_consume(&name) {
+                    queues.push(Queue { namespace: namespace.clone(), name });
+                }
+            }
+        }
+        queues.sort_unstable();
+        // A scan may tell a name twice.
+        queues.dedup();
+        Ok(queues)
+    }
+
+    /// The fields of a hash, read in steps.
+    async fn fields(&self, key: &str) -> Result<Vec<String>> {
+        let (mut cursor, mut fields) = ("0".to_owned(), Vec::new());
+        loop {
+            let mut cmd = redis::cmd("HSCAN");
+            cmd.arg(key).arg(&cursor).arg("COUNT").arg(SCAN);
+            let (next, step): (String, Vec<Vec<u8>>) = self.pooled.query(&cmd).await?;
+            fields.extend(step.chunks(2).filter_map(|pair| String::from_utf8(pair.first()?.clone()).ok()));
+            cursor = next;
+            if cursor == "0" {
+                return Ok(fields);
+            }
+        }
+    }
+
+    /// Sizes of everything, and the server's own figures.
+    pub async fn stats(&self) -> Result<Stats> {
+        let queues = self.queues().await?;
+        let timers = self.pooled.query(redis::cmd("ZCARD").arg(keys::TIMER_SET)).await?;
+        let mut sizes = Vec::with_capacity(queues.len());
+        for chunk in queues.chunks(CHUNK) {
+            let mut lens = redis::pipe();
+            for queue in chunk {
+                lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
+            }
+            let lens: Vec<u64> = self.pooled.query_all(&lens).await?;
+            sizes.extend(chunk.iter().zip(lens.chunks_exact(2)).map(|(queue, len)| QueueSize {
+                queue: queue.clone(),
+                ready: len[0],
+                dead: len[1],
+            }));
+        }
+        Ok(Stats { timers, queues: sizes, gauges: self.gauges().await })
+    }
+
+    /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.
+    async fn gauges(&self) -> Vec<(&'static str, f64)> {
+        let Ok(info) = self.pooled.query::<String>(&redis::cmd("INFO")).await else { return Vec::new() };
+        let mut gauges = Vec::new();
+        let (mut keys, mut with_ttl) = (0.0, 0.0);
+        for (field, value) in info.lines().filter_map(|line| line.split_once(':')) {
+            let gauge = match field {
+                "maxmemory" => "max_mem_bytes",
+                "used_memory" => "used_mem_bytes",
+                "connected_clients" => "connections",
+                "blocked_clients" => "blocking_connections",
+                _ => {
+                    // db0:keys=1,expires=0,avg_ttl=0
+                    if field.strip_prefix("db").is_some_and(|n| n.parse::<u32>().is_ok()) {
+                        for (name, n) in value.split(',').filter_map(|part| part.split_once('=')) {
+                            let n: f64 = n.trim().parse().unwrap_or(0.0);
+                            match name {
+                                "keys" => keys += n,
+                                "expires" => with_ttl += n,
+                                _ => (),
+                            }
+                        }
+                    }
+                    continue;
+                }
+            };
+            if let Ok(value) = value.trim().parse() {
+                gauges.push((gauge, value));
+            }
+        }
+        gauges.extend([("total_keys", keys), ("total_ttl_keys", with_ttl)]);
+        gauges
+    }
+}

@@ -1,0 +1,122 @@
+//! The time in which a store cannot be used: one log line when it begins, one when it has ended, however many
+//! requests and tasks notice. Everybody who uses a store reports to the same [`Outage`] what came of it. Knows
+//! no store and makes no call.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+
+/// An outage has ended when the store works and no failure was reported for this long. Failures of requests
+/// that were under way arrive when others succeed already, and what retries does so once a second: without
+/// this wait each would be an outage of its own in the log.
+pub const SETTLED: Duration = Duration::from_secs(3);
+
+/// One store's outages, one after the other.
+#[derive(Debug)]
+pub struct Outage {
+    store: String,
+    /// Whether `state` holds one, so that the usual report takes no lock.
+    on: AtomicBool,
+    state: Mutex<Option<Failing>>,
+}
+
+#[derive(Debug)]
+struct Failing {
+    since: Instant,
+    last: Instant,
+    failures: u64,
+}
+
+impl Outage {
+    /// No outage yet. `store` is what the log calls it.
+    pub fn new(store: impl Into<String>) -> Arc<Outage> {
+        Arc::new(Outage { store: store.into(), on: AtomicBool::new(false), state: Mutex::default() })
+    }
+
+    /// The store did not do what it was asked.
+    pub fn failed(&self, error: &dyn Display) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        match &mut *state {
+            Some(failing) => {
+                failing.last = now;
+                failing.failures += 1;
+            }
+            None => {
+                *state = Some(Failing { since: now, last: now, failures: 1 });
+                self.on.store(true, Ordering::Relaxed);
+                tracing::error!(store = self.store, %error, "the store cannot be used");
+            }
+        }
+    }
+
+    /// The store did what it was asked.
+    pub fn works(&self) {
+        if !self.on.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if let Some(Failing { since, last, failures }) = &*state
+            && last.elapsed() >= SETTLED
+        {
+            let seconds = last.duration_since(*since).as_secs();
+            tracing::info!(store = self.store, failures, seconds, "the store can be used again");
+            *state = None;
+            self.on.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Either of the two. A server that is too busy or going down says nothing about its store.
+    pub fn report<T>(&self, result: &Result<T>) {
+        match result {
+            Ok(_) => self.works(),
+            Err(Error::Overloaded | Error::Closed) => {}
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// Whether there is one now.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_with_the_first_success_after_a_while_without_a_failure() {
+        let outage = Outage::new("pool default");
+        outage.works();
+        assert!(!outage.is_on(), "nothing has failed yet");
+        for _ in 0..5 {
+            outage.report::<()>(&Err(Error::away("refused")));
+            outage.works();
+            assert!(outage.is_on(), "a success beside a failure does not end it");
+            sleep(SETTLED / 2).await;
+            outage.works();
+            assert!(outage.is_on(), "the last failure is too young");
+        }
+        sleep(SETTLED / 2).await;
+        assert!(outage.is_on(), "nobody has used the store yet");
+        outage.report(&Ok(()));
+        assert!(!outage.is_on(), "it works, and nothing has failed for {SETTLED:?}");
+    }
+
+    #[test]
+    fn a_server_that_is_too_busy_is_no_outage() {
+        let outage = Outage::new("pool default");
+        outage.report::<()>(&Err(Error::Overloaded));
+        outage.report::<()>(&Err(Error::Closed));
+        assert!(!outage.is_on(), "neither says anything about the store");
+    }
+}
