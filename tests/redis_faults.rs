@@ -444,7 +444,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
         }
     })
     .await;
-    let ready = take(&engine, &q, 100).await.expect("consumed");
+    let ready = until_back("consumes follow too", || take(&engine, &q, 100)).await;
     assert_eq!(ready.len(), 41, "the forty that were ready and the new one");
     let timers: u64 = replica.connection().zcard("timer_set").expect("ZCARD");
     assert_eq!(timers, 51, "the ten that were running are armed beside them");

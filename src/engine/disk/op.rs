@@ -86,7 +86,9 @@ type Reply<S> = oneshot::Sender<Result<<S as Step>::Reply>>;
 
 /// One call of one verb.
 pub enum Call<S: Step> {
-    Asked(S, Reply<S>),
+    /// The step is taken out while it runs. The reply stays, so that a panic of the step drops it with the group,
+    /// after the store was poisoned.
+    Asked(Option<S>, Reply<S>),
     /// The step was run, and is not committed yet.
     Run(Result<S::Reply>, Reply<S>),
     Answered,
@@ -96,17 +98,17 @@ impl<S: Step> Call<S> {
     /// A call, and where its answer will be.
     pub fn new(step: S) -> (Call<S>, oneshot::Receiver<Result<S::Reply>>) {
         let (reply, answer) = oneshot::channel();
-        (Call::Asked(step, reply), answer)
+        (Call::Asked(Some(step), reply), answer)
     }
 }
 
 impl<S: Step> Pending for Call<S> {
     fn items(&self) -> usize {
-        if let Call::Asked(step, _) = self { step.items() } else { 0 }
+        if let Call::Asked(Some(step), _) = self { step.items() } else { 0 }
     }
 
     fn bytes(&self) -> usize {
-        if let Call::Asked(step, _) = self { step.bytes() } else { 0 }
+        if let Call::Asked(Some(step), _) = self { step.bytes() } else { 0 }
     }
 
     fn must_last(&self) -> bool {
@@ -114,14 +116,17 @@ impl<S: Step> Pending for Call<S> {
     }
 
     fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal> {
-        let Call::Asked(step, reply) = std::mem::replace(self, Call::Answered) else { return Ok(()) };
+        let Call::Asked(step, _) = self else { return Ok(()) };
+        let Some(step) = step.take() else { return Ok(()) };
         let outcome = state.begin_step().map_err(Failure::Fatal).and_then(|now| step.run(state, now));
         let (answer, result) = match outcome {
             Ok(answer) => (Ok(answer), Ok(())),
             Err(Failure::Refused(e)) => (Err(e), Ok(())),
             Err(Failure::Fatal(fatal)) => (Err(Error::Poisoned(fatal.0.clone())), Err(fatal)),
         };
-        *self = Call::Run(answer, reply);
+        if let Call::Asked(_, reply) = std::mem::replace(self, Call::Answered) {
+            *self = Call::Run(answer, reply);
+        }
         result
     }
 
