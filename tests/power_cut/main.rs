@@ -1,0 +1,351 @@
+//! Power cuts. A real server is recorded while it is asked everything that changes its store; the recording
+//! is cut at some moment, and the directory is rebuilt as the cut may have left it; the store must open it,
+//! with all that was answered.
+//!
+//! [`trace`] sees each system call, [`recording`] reads them as changes of files and names, [`disk`] says what
+//! a cut may leave of them, [`load`] asks the server, [`judge`] opens what is left and accounts for it.
+//!
+//! `DORMOUSE_POWER_CUTS=5000` tries so many cuts of each recording instead of a few;
+//! `DORMOUSE_POWER_SEED=7` draws others; `DORMOUSE_POWER_KEEP=dir` keeps the first directories that were
+//! refused or judged wrong. Needs `strace`.
+
+mod disk;
+mod judge;
+mod load;
+mod recording;
+mod rng;
+#[path = "../support/mod.rs"]
+mod support;
+mod trace;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use disk::{Disk, Promise};
+use judge::{Account, Kind, Verdict};
+use load::{Driver, Server};
+use recording::{Op, Recording, SyncKind};
+use rng::Rng;
+use tempfile::TempDir;
+
+/// What was recorded, and what the clients know.
+struct Recorded {
+    recording: Recording,
+    account: Account,
+}
+
+/// Which requests are recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Size {
+    /// Everything but a full journal.
+    Small,
+    /// So much that the journal is rotated.
+    Large,
+}
+
+/// Runs servers and their clients, one after the other on the same directory, and proves that the recording
+/// misses nothing.
+async fn record(sync: &str, size: Size) -> Recorded {
+    let dir = TempDir::new().expect("a temporary directory");
+    // strace tells paths as the kernel knows them.
+    let home = dir.path().canonicalize().expect("it is there");
+    let (root, work) = (home.join("root"), home.join("work"));
+    std::fs::create_dir(&root).expect("a directory");
+    std::fs::create_dir(&work).expect("a directory");
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let mut recording = Recording::new();
+
+    // The first run: everything, and enough that the close writes out tables.
+    let server = Server::start(&root, &work, sync);
+    let mut driver = Driver::new(&server, acts.clone(), 1).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..4 {
+        tasks.spawn(driver.other(n).everyday(60));
+    }
+    tasks.spawn(driver.other(10).dead_letters());
+    tasks.spawn(driver.other(11).destroyed());
+    tasks.spawn(driver.other(12).burst());
+    tasks.join_all().await;
+    let mass = driver.mass(if size == Size::Large { 76 } else { 5 }).await;
+    driver.other(20).everyday(40).await;
+    recording.add(&root, &server.stop().await);
+
+    // The second acks most of what the tables hold.
+    let server = Server::start(&root, &work, sync);
+    let driver = Driver::new(&server, acts.clone(), 2).await;
+    let keep = mass.len() / 10;
+    let mut tasks = tokio::task::JoinSet::new();
+    for part in mass[keep..].chunks(mass.len() / 4 + 1) {
+        let (driver, part) = (driver.other(0), part.to_vec());
+        tasks.spawn(async move {
+            for job in part {
+                driver.ack("mass", &job.id).await;
+            }
+        });
+    }
+    tasks.spawn(driver.other(30).everyday(40));
+    tasks.join_all().await;
+    recording.add(&root, &server.stop().await);
+
+    // The third finds garbage and compacts; meanwhile the queues go on.
+    let server = Server::start(&root, &work, sync);
+    let driver = Driver::new(&server, acts.clone(), 3).await;
+    driver.make_token("other").await;
+    let began = Instant::now();
+    while began.elapsed().as_millis() < 1500 {
+        driver.other(40 + began.elapsed().as_nanos() as u64).everyday(10).await;
+    }
+    recording.add(&root, &server.stop().await);
+
+    let mut last = Disk::new(&recording, Promise::Posix, None);
+    last.advance(recording.moments.len());
+    last.living().expect_same(&root);
+    let acts = std::mem::take(&mut *acts.lock().expect("no client died"));
+    Recorded { recording, account: Account::new(acts, sync == "always") }
+}
+
+impl Recorded {
+    /// Panics unless everything of interest is in the recording.
+    fn expect_all(&self, size: Size) {
+        let (mut tables, mut replaced, mut journals, mut syncs) = (0, 0, 0, [0; 3]);
+        for event in &self.recording.events {
+            match &event.op {
+                Op::Names(names) => {
+                    for (_, _, node) in names {
+                        let path = node.map_or("", |node| self.recording.first_path[node].as_str());
+                        tables += usize::from(path.contains("/tables/"));
+                        journals += usize::from(path.ends_with(".jnl"));
+                        replaced += usize::from(node.is_none());
+                    }
+                }
+                Op::Sync { kind, .. } => syncs[*kind as usize] += 1,
+                Op::Write { .. } | Op::Resize { .. } => {}
+            }
+        }
+        println!(
+            "recorded: {} events, {} jobs, {tables} tables, {replaced} names removed, {journals} journals, \
+             syncs of files, data, directories {syncs:?}",
+            self.recording.events.len(),
+            self.account.jobs()
+        );
+        assert!(tables > 12, "memory was written out: {tables} tables");
+        assert!(replaced > 12, "a compaction replaced tables: {replaced} names removed");
+        assert!(syncs.iter().all(|n| *n > 3), "each kind of sync is there: {syncs:?}");
+        assert!(size == Size::Small || journals > 1, "the journal was rotated: {journals} journals");
+    }
+
+    /// Draws cuts: anywhere, just before a sync has ended, and around changes of names.
+    fn draw(&self, count: usize, seed: u64) -> Vec<Cut> {
+        let mut rng = Rng::new(seed);
+        let moments = &self.recording.moments;
+        let where_is = |is: &dyn Fn(&Op) -> bool| -> Vec<usize> {
+            let at =
+                |(n, m): (usize, &recording::Moment)| is(&self.recording.events[m.event].op).then_some(n);
+            moments.iter().enumerate().filter_map(at).collect()
+        };
+        let syncs = where_is(&|op| matches!(op, Op::Sync { .. }));
+        let names = where_is(&|op| matches!(op, Op::Names(_)));
+        let mut cuts: Vec<Cut> = (0..count)
+            .map(|_| {
+                let at = match rng.below(4) {
+                    0 => syncs[rng.below(syncs.len())],
+                    1 => names[rng.below(names.len())] + rng.below(4),
+                    _ => rng.below(moments.len() + 1),
+                };
+                Cut { at: at.min(moments.len()), seed: rng.next() }
+            })
+            .collect();
+        cuts.sort_by_key(|cut| cut.at);
+        cuts
+    }
+
+    /// When the moment after the cut would have come.
+    fn time(&self, cut: Cut) -> u64 {
+        let moments = &self.recording.moments;
+        moments
+            .get(cut.at)
+            .or(moments.last())
+            .map_or(0, |moment| moment.at + u64::from(cut.at == moments.len()))
+    }
+
+    /// Tries each cut.
+    fn judge(&self, cuts: &[Cut], promise: Promise, forget: Option<SyncKind>) -> Report {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut disk = Disk::new(&self.recording, promise, forget);
+        let mut report = Report::default();
+        for cut in cuts {
+            disk.advance(cut.at);
+            let image = disk.cut(&mut Rng::new(cut.seed));
+            let dir = TempDir::new().expect("a temporary directory");
+            image.store(dir.path()).expect("it can be rebuilt");
+            let time = self.time(*cut);
+            let verdict = runtime.block_on(self.account.judge(&dir.path().join("pool"), time));
+            let is_promised = self.account.first_answer() < time;
+            if report.add(*cut, is_promised, verdict)
+                && let Some(keep) = std::env::var_os("DORMOUSE_POWER_KEEP")
+            {
+                let kept = PathBuf::from(keep).join(format!("{promise:?}-{}-{:x}", cut.at, cut.seed));
+                image.store(&kept).expect("it can be kept");
+                self.explain(*cut, &kept.join("why"));
+            }
+        }
+        report
+    }
+
+    /// Writes down what happened last before a cut.
+    fn explain(&self, cut: Cut, path: &Path) {
+        let mut text = String::new();
+        for (n, moment) in self.recording.moments[..cut.at].iter().enumerate().rev().take(60) {
+            let what = if moment.ends { "ended" } else { "began" };
+            let _ = writeln!(text, "{n} {what} {}", self.show(&self.recording.events[moment.event].op));
+        }
+        std::fs::write(path, text).expect("it can be written");
+    }
+
+    fn show(&self, op: &Op) -> String {
+        let path = |node: &usize| self.recording.first_path[*node].as_str();
+        match op {
+            Op::Write { file, at, data } => format!("write {} at {at} of {}", path(file), data.len()),
+            Op::Resize { file, size } => format!("resize {} to {size}", path(file)),
+            Op::Names(names) => {
+                let names = names.iter().map(|(dir, name, node)| {
+                    format!("{}/{name} = {}", path(dir), node.as_ref().map_or("nothing", path))
+                });
+                names.collect::<Vec<_>>().join(", ")
+            }
+            Op::Sync { node, kind } => format!("sync {kind:?} {}", path(node)),
+        }
+    }
+}
+
+/// A moment, and what decides of what is left.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    at: usize,
+    seed: u64,
+}
+
+/// What became of some cuts.
+#[derive(Debug, Default)]
+struct Report {
+    cuts: usize,
+    opened: usize,
+    /// By reason; and those of them where something had been answered.
+    refused: BTreeMap<String, (usize, usize)>,
+    /// Cuts, and findings, of each kind.
+    wrong: BTreeMap<Kind, (usize, usize)>,
+    examples: Vec<String>,
+}
+
+impl Report {
+    /// Adds one. Answers whether something is wrong.
+    fn add(&mut self, cut: Cut, is_promised: bool, verdict: Verdict) -> bool {
+        self.cuts += 1;
+        let findings = match verdict {
+            Verdict::Refused(reason) | Verdict::Broke(reason) => {
+                let count = self.refused.entry(reason.clone()).or_default();
+                count.0 += 1;
+                count.1 += usize::from(is_promised);
+                if count.0 <= 2 {
+                    self.examples.push(format!("{cut:?} refused: {reason}"));
+                }
+                return true;
+            }
+            Verdict::Opened(findings) => findings,
+        };
+        self.opened += 1;
+        let mut kinds: BTreeMap<Kind, usize> = BTreeMap::new();
+        findings.iter().for_each(|(kind, _)| *kinds.entry(*kind).or_default() += 1);
+        for (kind, count) in &kinds {
+            let all = self.wrong.entry(*kind).or_default();
+            all.0 += 1;
+            all.1 += count;
+            if all.0 <= 3
+                && let Some((_, text)) = findings.iter().find(|(of, _)| of == kind)
+            {
+                self.examples.push(format!("{cut:?} {kind:?} ({count}): {text}"));
+            }
+        }
+        !findings.is_empty()
+    }
+
+    fn refusals(&self) -> usize {
+        self.refused.values().map(|(all, _)| all).sum()
+    }
+
+    fn show(&self, what: &str) -> String {
+        let mut text =
+            format!("{what}: {} cuts, {} opened, {} refused\n", self.cuts, self.opened, self.refusals());
+        for (reason, (all, promised)) in &self.refused {
+            let _ = writeln!(text, "  refused {all} times ({promised} after an answer): {reason}");
+        }
+        for (kind, (cuts, findings)) in &self.wrong {
+            let _ = writeln!(text, "  {kind:?}: {cuts} cuts, {findings} findings");
+        }
+        self.examples.iter().for_each(|example| {
+            let _ = writeln!(text, "    {example}");
+        });
+        text
+    }
+}
+
+/// A number from the environment.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+/// How many cuts: so many, or as many as the long form asks for.
+fn count(short: usize) -> usize {
+    number("DORMOUSE_POWER_CUTS").map_or(short, |n| n as usize)
+}
+
+fn seed() -> u64 {
+    number("DORMOUSE_POWER_SEED").unwrap_or(1)
+}
+
+/// Records, cuts and judges.
+fn try_cuts(sync: &str, size: Size, short: usize) -> String {
+    let began = Instant::now();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let recorded = runtime.block_on(record(sync, size));
+    drop(runtime);
+    println!("recording took {:?}", began.elapsed());
+    recorded.expect_all(size);
+    let mut text = String::new();
+    for promise in [Promise::Posix, Promise::Ext4] {
+        let began = Instant::now();
+        let report = recorded.judge(&recorded.draw(count(short), seed()), promise, None);
+        text += &report.show(&format!("{sync} {promise:?}"));
+        println!("{} took {:?}", report.show(&format!("{sync} {promise:?}")), began.elapsed());
+    }
+    text
+}
+
+#[test]
+fn a_power_cut_loses_nothing_that_was_answered() {
+    try_cuts("always", Size::Small, 40);
+}
+
+#[test]
+fn a_power_cut_loses_a_second_with_everysec() {
+    try_cuts("everysec", Size::Small, 20);
+}
+
+#[test]
+fn a_power_cut_around_a_full_journal_loses_nothing() {
+    try_cuts("always", Size::Large, 6);
+}
+
+#[test]
+fn a_store_that_does_not_sync_is_found_out() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let recorded = runtime.block_on(record("always", Size::Small));
+    drop(runtime);
+    for kind in [SyncKind::FileData, SyncKind::File, SyncKind::Directory] {
+        let report = recorded.judge(&recorded.draw(count(20), seed()), Promise::Posix, Some(kind));
+        println!("{}", report.show(&format!("without {kind:?}")));
+    }
+}
