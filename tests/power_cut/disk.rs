@@ -206,12 +206,11 @@ enum Fate {
 
 impl Fate {
     fn draw(rng: &mut Rng) -> Fate {
-        match rng.below(6) {
+        match rng.below(8) {
             0 => Fate::Nothing,
             1 => Fate::All,
-            2 => Fate::Some(15),
-            3 => Fate::Some(85),
-            _ => Fate::Some(50),
+            // One page of many that is missing is found otherwise than many.
+            other => Fate::Some([3, 15, 50, 85, 95, 99][other - 2]),
         }
     }
 

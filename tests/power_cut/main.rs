@@ -137,7 +137,8 @@ impl Recorded {
         assert!(size == Size::Small || journals > 1, "the journal was rotated: {journals} journals");
     }
 
-    /// Draws cuts: anywhere, just before a sync has ended, and around changes of names.
+    /// Draws cuts: anywhere, just before a sync has ended, around changes of names, behind large writes, and
+    /// before anything was answered.
     fn draw(&self, count: usize, seed: u64) -> Vec<Cut> {
         let mut rng = Rng::new(seed);
         let moments = &self.recording.moments;
@@ -148,11 +149,16 @@ impl Recorded {
         };
         let syncs = where_is(&|op| matches!(op, Op::Sync { .. }));
         let names = where_is(&|op| matches!(op, Op::Names(_)));
+        let large = where_is(&|op| matches!(op, Op::Write { data, .. } if data.len() > 4096));
+        let answered = self.account.first_answer();
+        let first = moments.iter().position(|moment| moment.at > answered).unwrap_or(moments.len());
         let mut cuts: Vec<Cut> = (0..count)
             .map(|_| {
-                let at = match rng.below(4) {
+                let at = match rng.below(6) {
                     0 => syncs[rng.below(syncs.len())],
                     1 => names[rng.below(names.len())] + rng.below(4),
+                    2 => large[rng.below(large.len())] + 1 + rng.below(4),
+                    3 => rng.below(first),
                     _ => rng.below(moments.len() + 1),
                 };
                 Cut { at: at.min(moments.len()), seed: rng.next() }
@@ -228,6 +234,11 @@ struct Cut {
     seed: u64,
 }
 
+/// Why a store may refuse to open today though all that was answered is there. Each is a fault to be mended:
+/// a batch that was not synced, and of which pages in the middle are missing, is whole by its frame and wrong
+/// by its checksum. fjall refuses it in place of dropping it.
+const KNOWN_REFUSALS: [&str; 1] = ["JournalRecovery(ChecksumMismatch)"];
+
 /// What became of some cuts.
 #[derive(Debug, Default)]
 struct Report {
@@ -272,6 +283,23 @@ impl Report {
         !findings.is_empty()
     }
 
+    /// How many stores did not open for a reason that is not known yet.
+    fn unknown_refusals(&self) -> usize {
+        let unknown = |reason: &str| !KNOWN_REFUSALS.iter().any(|known| reason.contains(known));
+        self.refused.iter().filter(|(reason, _)| unknown(reason)).map(|(_, (all, _))| all).sum()
+    }
+
+    /// Panics if a store was not as it must be.
+    #[track_caller]
+    fn expect_sound(&self) {
+        assert!(self.cuts > 0 && self.opened > self.refusals(), "most open:\n{}", self.show("but"));
+        assert!(
+            self.wrong.is_empty() && self.unknown_refusals() == 0,
+            "every store opens and has what was answered, but of\n{}",
+            self.show("these")
+        );
+    }
+
     fn refusals(&self) -> usize {
         self.refused.values().map(|(all, _)| all).sum()
     }
@@ -306,46 +334,57 @@ fn seed() -> u64 {
     number("DORMOUSE_POWER_SEED").unwrap_or(1)
 }
 
-/// Records, cuts and judges.
-fn try_cuts(sync: &str, size: Size, short: usize) -> String {
+/// Records a server, and checks that everything of interest is in the recording.
+fn recorded(sync: &str, size: Size) -> Recorded {
     let began = Instant::now();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let recorded = runtime.block_on(record(sync, size));
-    drop(runtime);
     println!("recording took {:?}", began.elapsed());
     recorded.expect_all(size);
-    let mut text = String::new();
-    for promise in [Promise::Posix, Promise::Ext4] {
-        let began = Instant::now();
-        let report = recorded.judge(&recorded.draw(count(short), seed()), promise, None);
-        text += &report.show(&format!("{sync} {promise:?}"));
-        println!("{} took {:?}", report.show(&format!("{sync} {promise:?}")), began.elapsed());
-    }
-    text
+    recorded
+}
+
+/// Cuts and judges.
+fn try_cuts(recorded: &Recorded, promise: Promise, forget: Option<SyncKind>, short: usize) -> Report {
+    let began = Instant::now();
+    let report = recorded.judge(&recorded.draw(count(short), seed()), promise, forget);
+    let without = forget.map_or(String::new(), |kind| format!(", as if no sync of {kind:?} were made"));
+    println!("{}  took {:?}", report.show(&format!("{promise:?}{without}")), began.elapsed());
+    report
 }
 
 #[test]
 fn a_power_cut_loses_nothing_that_was_answered() {
-    try_cuts("always", Size::Small, 40);
+    let recorded = recorded("always", Size::Small);
+    try_cuts(&recorded, Promise::Posix, None, 60).expect_sound();
+    try_cuts(&recorded, Promise::Ext4, None, 20).expect_sound();
 }
 
 #[test]
-fn a_power_cut_loses_a_second_with_everysec() {
-    try_cuts("everysec", Size::Small, 20);
+fn a_power_cut_loses_a_second_at_most_with_everysec() {
+    let recorded = recorded("everysec", Size::Small);
+    try_cuts(&recorded, Promise::Posix, None, 40).expect_sound();
 }
 
 #[test]
 fn a_power_cut_around_a_full_journal_loses_nothing() {
-    try_cuts("always", Size::Large, 6);
+    let recorded = recorded("always", Size::Large);
+    try_cuts(&recorded, Promise::Posix, None, 8).expect_sound();
 }
 
+/// The judge must be able to find a fault: each kind of sync is needed, so without it something must be amiss.
 #[test]
 fn a_store_that_does_not_sync_is_found_out() {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let recorded = runtime.block_on(record("always", Size::Small));
-    drop(runtime);
+    let recorded = recorded("always", Size::Small);
     for kind in [SyncKind::FileData, SyncKind::File, SyncKind::Directory] {
-        let report = recorded.judge(&recorded.draw(count(20), seed()), Promise::Posix, Some(kind));
-        println!("{}", report.show(&format!("without {kind:?}")));
+        let report = try_cuts(&recorded, Promise::Posix, Some(kind), 30);
+        let lost = report.wrong.get(&Kind::Lost).map_or(0, |(cuts, _)| *cuts);
+        assert!(
+            lost > 0 || report.unknown_refusals() > 0,
+            "no cut has lost anything though no sync of {kind:?} was made:\n{}",
+            report.show("without it")
+        );
+        // The journal is synced so: what it loses must be seen as such.
+        assert!(kind != SyncKind::FileData || lost > 0, "no job is lost:\n{}", report.show("without it"));
     }
 }

@@ -24,6 +24,8 @@ use crate::name::Queue;
 const MARK: &str = "dormouse";
 /// The database, beside it.
 const DATABASE: &str = "db";
+/// Where fjall keeps its keyspaces, in the database.
+const KEYSPACES: &str = "keyspaces";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 2;
 
@@ -85,6 +87,7 @@ pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
         fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
         other => OpenError::Damaged(path.to_owned(), describe(&other)),
     })?;
+    sync_names(path, &database).map_err(io)?;
     if let Some(number) = mark.closed {
         let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
         let found = number_in(&store, META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
@@ -95,6 +98,20 @@ pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
         mark.write().map_err(io)?;
     }
     Ok((store, mark))
+}
+
+/// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
+/// name was never synced, with all that was synced in it. fjall does not sync the names of its keyspaces.
+fn sync_names(path: &Path, database: &Path) -> std::io::Result<()> {
+    let sync = |dir: &Path| File::open(dir).and_then(|dir| dir.sync_all());
+    for dir in [&database.join(KEYSPACES), database, path] {
+        sync(dir)?;
+    }
+    // `path` may have been made with some of these. One that this process may not read was there before.
+    for dir in path.canonicalize()?.ancestors().skip(1) {
+        let _ = sync(dir);
+    }
+    Ok(())
 }
 
 fn number_in(store: &Store, key: &[u8]) -> Result<Option<u64>, Fatal> {
