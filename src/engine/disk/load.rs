@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,8 +78,7 @@ pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     std::fs::create_dir_all(path).map_err(io)?;
     let mut mark = mark(path)?;
     let database = path.join(DATABASE);
-    // fjall writes this file last. Without it the database was never complete and holds nothing.
-    if database.exists() && !database.join("version").exists() && mark.closed.is_none() {
+    if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
         std::fs::remove_dir_all(&database).map_err(io)?;
     }
     let store = Store::open(&database).map_err(|e| match e {
@@ -98,6 +97,27 @@ pub(super) fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
         mark.write().map_err(io)?;
     }
     Ok((store, mark))
+}
+
+/// Whether there is a database whose making was cut off, so that it holds nothing. Before it makes the first
+/// keyspace, fjall writes this file last and syncs it: where the file is not whole, there is no keyspace.
+fn was_never_complete(database: &Path) -> std::io::Result<bool> {
+    if !database.exists() {
+        return Ok(false);
+    }
+    let version = match std::fs::read(database.join("version")) {
+        Ok(version) => version,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(true),
+        Err(e) => return Err(e),
+    };
+    // Four bytes, none of them zero.
+    let is_whole = version.len() >= 4 && !version.contains(&0);
+    let has_keyspaces = match std::fs::read_dir(database.join(KEYSPACES)) {
+        Ok(mut keyspaces) => keyspaces.next().is_some(),
+        Err(e) if e.kind() == ErrorKind::NotFound => false,
+        Err(e) => return Err(e),
+    };
+    Ok(!is_whole && !has_keyspaces)
 }
 
 /// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
@@ -136,8 +156,9 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
     let mut mark = Mark { file, closed: None };
-    if bytes.is_empty() && empty {
-        // New, or a start that was cut off before the mark was on disk.
+    if bytes.iter().all(|byte| *byte == 0) && empty {
+        // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
+        // not its bytes.
         mark.write().map_err(io)?;
         File::open(path).and_then(|dir| dir.sync_all()).map_err(io)?;
         return Ok(mark);
