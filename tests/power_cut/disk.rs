@@ -439,3 +439,126 @@ fn pick(known: &[Page], fate: Fate, tears: bool, rng: &mut Rng) -> Page {
     }
     page
 }
+
+/// The model must not promise more than the calls do, nor less.
+#[cfg(test)]
+mod tests {
+    use super::super::recording::{Event, Moment};
+    use super::*;
+
+    /// Nodes: 0 the root, 1 a directory in it, 2 a file in that.
+    const DIR: Node = 1;
+    const FILE: Node = 2;
+
+    fn recording(ops: Vec<Op>) -> Recording {
+        let mut recording = Recording::new();
+        recording.is_dir.extend([true, false]);
+        for (event, op) in ops.into_iter().enumerate() {
+            recording.events.push(Event { op, began: 2 * event, ended: 2 * event + 1 });
+            recording.moments.extend([false, true].map(|ends| Moment { event, ends, at: 0 }));
+        }
+        recording
+    }
+
+    fn make(dir: Node, name: &str, node: Node) -> Op {
+        Op::Names(vec![(dir, name.to_owned(), Some(node))])
+    }
+
+    fn write(at: u64, byte: u8, len: usize) -> Op {
+        Op::Write { file: FILE, at, data: Arc::new(vec![byte; len]) }
+    }
+
+    fn sync(node: Node, kind: SyncKind) -> Op {
+        Op::Sync { node, kind }
+    }
+
+    /// What a hundred cuts at the end leave of the file: its bytes, or nothing.
+    fn cuts(ops: Vec<Op>, promise: Promise) -> Vec<Option<Vec<u8>>> {
+        let recording = recording(ops);
+        let mut disk = Disk::new(&recording, promise, None);
+        disk.advance(recording.moments.len());
+        let file = |image: Image| {
+            let Image::Directory(mut root) = image else { panic!("the root is a directory") };
+            let Some(Image::Directory(mut dir)) = root.remove("d") else { return None };
+            let Some(Image::File(content)) = dir.remove("f") else { return None };
+            let pages = (0..content.size.div_ceil(PAGE as u64)).flat_map(|n| content.page(n));
+            Some(pages.take(content.size as usize).collect())
+        };
+        (0..100).map(|seed| file(disk.cut(&mut Rng::new(seed)))).collect()
+    }
+
+    #[test]
+    fn what_is_synced_is_there_and_what_is_not_may_be() {
+        let synced = || {
+            vec![
+                make(0, "d", DIR),
+                sync(0, SyncKind::Directory),
+                make(DIR, "f", FILE),
+                sync(DIR, SyncKind::Directory),
+                write(0, 1, 3 * PAGE),
+                sync(FILE, SyncKind::FileData),
+            ]
+        };
+        assert!(
+            cuts(synced(), Promise::Posix).iter().all(|file| *file == Some(vec![1; 3 * PAGE])),
+            "all was synced, so that every cut leaves it"
+        );
+        let mut more = synced();
+        more.push(write(PAGE as u64, 2, 3 * PAGE));
+        let left = cuts(more, Promise::Posix);
+        let (mut old, mut new, mut torn, mut short) = (0, 0, 0, 0);
+        for file in left {
+            let file = file.expect("its name is synced");
+            assert!(file.len() >= 3 * PAGE, "the synced length is there, not {}", file.len());
+            assert!(file[..PAGE].iter().all(|b| *b == 1), "the first page was synced and not written since");
+            assert!(file[PAGE..].iter().all(|b| [0, 1, 2].contains(b)), "only what was written, or zeros");
+            assert!(file[PAGE..3 * PAGE].iter().all(|b| *b != 0), "no zeros where something was synced");
+            old += usize::from(file[PAGE..3 * PAGE].iter().all(|b| *b == 1));
+            new += usize::from(file[PAGE..] == [2; 3 * PAGE]);
+            torn += usize::from(file[PAGE] != file[2 * PAGE - 1]);
+            short += usize::from(file.len() < 4 * PAGE);
+        }
+        assert!(
+            old > 0 && new > 0 && torn > 0 && short > 0,
+            "old {old}, new {new}, torn {torn}, short {short}"
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_not_synced_may_be_missing_with_all_that_is_below() {
+        // The file and the name in its directory are synced, the directory's own name is not.
+        let ops = || {
+            vec![
+                make(0, "d", DIR),
+                make(DIR, "f", FILE),
+                write(0, 1, 100),
+                sync(FILE, SyncKind::File),
+                sync(DIR, SyncKind::Directory),
+            ]
+        };
+        let left = cuts(ops(), Promise::Posix);
+        let gone = left.iter().filter(|file| file.is_none()).count();
+        assert!(gone > 10 && gone < 90, "of a hundred cuts some lose it, not {gone}");
+        assert!(left.iter().flatten().all(|file| *file == [1; 100]), "where it is, it is whole");
+        let left = cuts(ops(), Promise::Ext4);
+        assert!(left.iter().all(Option::is_some), "a sync of anything keeps earlier names there");
+    }
+
+    #[test]
+    fn what_is_written_after_a_file_was_cut_shows_nothing_from_before() {
+        let ops = vec![
+            make(0, "d", DIR),
+            sync(0, SyncKind::Directory),
+            make(DIR, "f", FILE),
+            sync(DIR, SyncKind::Directory),
+            write(0, 1, 2 * PAGE),
+            sync(FILE, SyncKind::File),
+            Op::Resize { file: FILE, size: 0 },
+            write(PAGE as u64, 2, PAGE),
+        ];
+        for file in cuts(ops, Promise::Posix).into_iter().map(|file| file.expect("its name is synced")) {
+            let is_old = file == vec![1; 2 * PAGE];
+            assert!(is_old || !file.contains(&1), "the old file, or nothing of it: {} bytes", file.len());
+        }
+    }
+}

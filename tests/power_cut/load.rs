@@ -381,12 +381,27 @@ impl Driver {
         }
     }
 
-    /// So many megabytes in ready jobs. Answers them.
+    /// So many megabytes in ready jobs, many small ones and then large ones. Answers them.
     pub async fn mass(&mut self, megabytes: usize) -> Vec<Sent> {
         let mut sent = Vec::new();
-        for _ in 0..megabytes * 2 {
+        for _ in 0..16 {
+            sent.extend(self.bulk("mass", 64, 4 << 10, 3, Duration::ZERO).await);
+        }
+        for _ in 0..megabytes.saturating_sub(4) * 2 {
             sent.extend(self.bulk("mass", 8, 64 << 10, 3, Duration::ZERO).await);
         }
         sent
+    }
+
+    /// Acks some jobs that are ready, and destroys the others of their queue.
+    pub async fn empty(&self, jobs: &[Sent], acks: usize) {
+        let (first, others) = jobs.split_at(acks.min(jobs.len()));
+        for job in first {
+            self.ack(&job.queue, &job.id).await;
+        }
+        let Some(queue) = others.first().map(|job| &job.queue) else { return };
+        let answer = self.ask(Method::DELETE, self.url(queue), Vec::new()).await;
+        assert_eq!(answer.status, 204, "destroyed: {}", answer.json);
+        self.note(&answer, What::Remove(others.iter().map(|job| job.id.clone()).collect()));
     }
 }

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use disk::{Disk, Promise};
 use judge::{Account, Kind, Verdict};
@@ -47,8 +47,8 @@ enum Size {
 }
 
 /// Runs servers and their clients, one after the other on the same directory, and proves that the recording
-/// misses nothing.
-async fn record(sync: &str, size: Size) -> Recorded {
+/// misses nothing. Fails where a server's end leaves open what was written last.
+async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let dir = TempDir::new().expect("a temporary directory");
     // strace tells paths as the kernel knows them.
     let home = dir.path().canonicalize().expect("it is there");
@@ -71,54 +71,69 @@ async fn record(sync: &str, size: Size) -> Recorded {
     tasks.join_all().await;
     let mass = driver.mass(if size == Size::Large { 76 } else { 5 }).await;
     driver.other(20).everyday(40).await;
-    recording.add(&root, &server.stop().await);
+    recording.add(&root, &server.stop().await)?;
 
-    // The second acks most of what the tables hold.
+    // The second empties the queue that the tables hold most of.
     let server = Server::start(&root, &work, sync);
     let driver = Driver::new(&server, acts.clone(), 2).await;
-    let keep = mass.len() / 10;
-    let mut tasks = tokio::task::JoinSet::new();
-    for part in mass[keep..].chunks(mass.len() / 4 + 1) {
-        let (driver, part) = (driver.other(0), part.to_vec());
-        tasks.spawn(async move {
-            for job in part {
-                driver.ack("mass", &job.id).await;
-            }
-        });
-    }
-    tasks.spawn(driver.other(30).everyday(40));
-    tasks.join_all().await;
-    recording.add(&root, &server.stop().await);
+    let everyday = tokio::spawn(driver.other(30).everyday(40));
+    driver.empty(&mass, 60).await;
+    everyday.await.expect("the client is answered");
+    recording.add(&root, &server.stop().await)?;
 
-    // The third finds garbage and compacts; meanwhile the queues go on.
+    // The third finds garbage and compacts as long as it has little to do; a job now and then is little.
+    let before = tables(&root);
     let server = Server::start(&root, &work, sync);
-    let driver = Driver::new(&server, acts.clone(), 3).await;
+    let mut driver = Driver::new(&server, acts.clone(), 3).await;
     driver.make_token("other").await;
     let began = Instant::now();
-    while began.elapsed().as_millis() < 1500 {
-        driver.other(40 + began.elapsed().as_nanos() as u64).everyday(10).await;
+    while before.iter().all(|table| table.exists()) && began.elapsed() < PATIENCE {
+        driver.publish("trickle", 100, 1, Duration::ZERO).await;
+        // Upkeep tells nobody when it has done something.
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    recording.add(&root, &server.stop().await);
+    driver.other(40).everyday(60).await;
+    recording.add(&root, &server.stop().await)?;
 
     let mut last = Disk::new(&recording, Promise::Posix, None);
     last.advance(recording.moments.len());
     last.living().expect_same(&root);
     let acts = std::mem::take(&mut *acts.lock().expect("no client died"));
-    Recorded { recording, account: Account::new(acts, sync == "always") }
+    Ok(Recorded { recording, account: Account::new(acts, sync == "always") })
+}
+
+/// How long a recording waits for a compaction.
+const PATIENCE: Duration = Duration::from_secs(12);
+
+/// Whether this is a table of a keyspace of the store's. fjall's own keyspace is number 0.
+fn is_table(path: &Path) -> bool {
+    let path = path.to_string_lossy();
+    path.contains("/tables/") && !path.contains("/keyspaces/0/")
+}
+
+/// The tables below a directory.
+fn tables(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let found = entries.flat_map(|path| match path.is_dir() {
+        true => tables(&path),
+        false => vec![path],
+    });
+    found.filter(|path| is_table(path)).collect()
 }
 
 impl Recorded {
     /// Panics unless everything of interest is in the recording.
     fn expect_all(&self, size: Size) {
-        let (mut tables, mut replaced, mut journals, mut syncs) = (0, 0, 0, [0; 3]);
+        // Each as made and removed.
+        let (mut tables, mut journals, mut syncs) = ([0; 2], [0; 2], [0; 3]);
         for event in &self.recording.events {
             match &event.op {
                 Op::Names(names) => {
-                    for (_, _, node) in names {
-                        let path = node.map_or("", |node| self.recording.first_path[node].as_str());
-                        tables += usize::from(path.contains("/tables/"));
-                        journals += usize::from(path.ends_with(".jnl"));
-                        replaced += usize::from(node.is_none());
+                    for (dir, name, node) in names {
+                        let path = format!("{}/{name}", self.recording.first_path[*dir]);
+                        let removed = usize::from(node.is_none());
+                        tables[removed] += usize::from(is_table(Path::new(&path)));
+                        journals[removed] += usize::from(path.ends_with(".jnl"));
                     }
                 }
                 Op::Sync { kind, .. } => syncs[*kind as usize] += 1,
@@ -126,15 +141,17 @@ impl Recorded {
             }
         }
         println!(
-            "recorded: {} events, {} jobs, {tables} tables, {replaced} names removed, {journals} journals, \
-             syncs of files, data, directories {syncs:?}",
+            "recorded: {} events, {} jobs; tables made and removed {tables:?}, journals {journals:?}; syncs of \
+             files, data, directories {syncs:?}",
             self.recording.events.len(),
             self.account.jobs()
         );
-        assert!(tables > 12, "memory was written out: {tables} tables");
-        assert!(replaced > 12, "a compaction replaced tables: {replaced} names removed");
+        assert!(tables[0] >= 8, "memory was written out as tables: {tables:?} made and removed");
+        assert!(tables[1] >= 1, "a compaction replaced tables: {tables:?} made and removed");
         assert!(syncs.iter().all(|n| *n > 3), "each kind of sync is there: {syncs:?}");
-        assert!(size == Size::Small || journals > 1, "the journal was rotated: {journals} journals");
+        if size == Size::Large {
+            assert!(journals[0] > 1, "the journal was rotated: {journals:?} made and removed");
+        }
     }
 
     /// Draws cuts: anywhere, just before a sync has ended, around changes of names, behind large writes, and
@@ -343,14 +360,25 @@ fn seed() -> u64 {
     number("DORMOUSE_POWER_SEED").unwrap_or(1)
 }
 
+/// How often a server is recorded anew.
+const TRIES: usize = 4;
+
 /// Records a server, and checks that everything of interest is in the recording.
 fn recorded(sync: &str, size: Size) -> Recorded {
     let began = Instant::now();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let recorded = runtime.block_on(record(sync, size));
-    println!("recording took {:?}", began.elapsed());
-    recorded.expect_all(size);
-    recorded
+    for _ in 0..TRIES {
+        match runtime.block_on(record(sync, size)) {
+            Ok(recorded) => {
+                println!("recording took {:?}", began.elapsed());
+                recorded.expect_all(size);
+                return recorded;
+            }
+            // On a busy machine a server may end before its tables are written.
+            Err(reason) => println!("recorded once more: {reason}"),
+        }
+    }
+    panic!("no recording in {TRIES} tries");
 }
 
 /// Cuts and judges all.

@@ -92,8 +92,15 @@ impl Recording {
         }
     }
 
-    /// Adds what one process did, from its start to its end.
-    pub fn add(&mut self, root: &Path, trace: &Trace) {
+    /// Adds what one process did, from its start to its end. Fails if it ended within a call of which nobody
+    /// can say whether it was done, or if the machine's clock went backwards.
+    pub fn add(&mut self, root: &Path, trace: &Trace) -> Result<(), String> {
+        // Of a write that was cut off the file tells how far it came; a sync that was promises nothing.
+        let is_told = ["write", "unlink", "fsync", "fdatasync", "close", "read", "readv", "fcntl", "lseek"];
+        let is_open = |call: &&Call| call.answer.is_none() && !is_told.contains(&call.name.as_str());
+        if let Some(call) = trace.calls.iter().find(is_open) {
+            return Err(format!("the process ended within {}", show(call)));
+        }
         let mut fds: HashMap<i64, Rc<RefCell<Open>>> = HashMap::new();
         // By call: the events that it became.
         let mut made: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -119,9 +126,14 @@ impl Recording {
                 .collect();
             made.insert(moment.call, events);
         }
-        assert!(made.is_empty(), "the process ended within {} calls: what they did is not known", made.len());
+        // The process has ended, and with it all that it had begun.
+        let at = trace.moments.last().map_or(0, |moment| moment.at);
+        for event in made.into_values().flatten() {
+            self.events[event].ended = self.moments.len();
+            self.moments.push(Moment { event, ends: true, at });
+        }
         let ordered = self.moments.is_sorted_by_key(|moment| moment.at);
-        assert!(ordered, "the machine's clock went backwards: record again");
+        if ordered { Ok(()) } else { Err("the machine's clock went backwards".to_owned()) }
     }
 
     /// What a call does, from its beginning on. A descriptor that it closes is free at once.
@@ -133,11 +145,7 @@ impl Recording {
             }
             return Vec::new();
         }
-        let Some(answer) = call.answer else {
-            // Nothing is lost where a process ends in a call that changes nothing.
-            assert!(matches!(name, "read" | "readv" | "fcntl" | "lseek"), "the process ended in {call:?}");
-            return Vec::new();
-        };
+        let Some(answer) = call.answer.or_else(|| self.cut_off(root, call, fds)) else { return Vec::new() };
         if answer < 0 {
             return Vec::new();
         }
@@ -275,6 +283,26 @@ impl Recording {
             }
             _ => {}
         }
+    }
+
+    /// What a call would have answered that the end of its process has cut off: how many bytes a write has
+    /// written, that a name is gone. `None` if it has done nothing.
+    fn cut_off(&self, root: &Path, call: &Call, fds: &HashMap<i64, Rc<RefCell<Open>>>) -> Option<i64> {
+        if call.name == "unlink" {
+            return (!path(call, 0)?.exists()).then_some(0);
+        }
+        let ("write", Some(Arg::Fd(_, path)), Some(Arg::Text(data))) =
+            (call.name.as_str(), call.args.first(), call.args.get(1))
+        else {
+            return None;
+        };
+        let open = self.known(root, call, fds);
+        let open = open.borrow();
+        let (at, size) =
+            (if open.appends { self.sizes[&open.node] } else { open.at }, self.sizes[&open.node]);
+        assert!(at >= size, "a write over old bytes was cut off, nobody knows where: {}", show(call));
+        let now = std::fs::metadata(path).map_or(size, |file| file.len());
+        Some(now.saturating_sub(at).min(data.len() as u64) as i64)
     }
 
     fn opened(&mut self, root: &Path, call: &Call) -> Vec<Op> {
