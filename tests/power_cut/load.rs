@@ -101,17 +101,26 @@ impl Server {
     }
 
     /// Ends it in order. Answers what it did.
-    pub async fn stop(mut self) -> Trace {
-        self.signal("TERM");
+    pub async fn stop(self) -> Trace {
+        self.end("TERM", Some(0)).await
+    }
+
+    /// Ends it by kill -9. Answers what it did.
+    pub async fn kill(self) -> Trace {
+        self.end("KILL", None).await
+    }
+
+    async fn end(mut self, signal: &str, code: Option<i32>) -> Trace {
+        self.signal(signal);
         let process = self.process.take().expect("it was started");
         let reader = self.reader.take().expect("it was started");
         let wait = move || {
             let ended = process.ended();
-            assert_eq!(
-                ended.status.code(),
-                Some(0),
-                "the recorded server ends well; it said:\n{}",
-                ended.said
+            let said = &ended.said;
+            assert!(
+                code.is_none() || ended.status.code() == code,
+                "the recorded server should end with {code:?}, not {:?}; it said:\n{said}",
+                ended.status
             );
             reader.trace()
         };

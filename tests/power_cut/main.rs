@@ -73,15 +73,15 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     driver.other(20).everyday(40).await;
     recording.add(&root, &server.stop().await)?;
 
-    // The second empties the queue that the tables hold most of.
+    // The second empties the queue that the tables hold most of, and is killed.
     let server = Server::start(&root, &work, sync);
     let driver = Driver::new(&server, acts.clone(), 2).await;
     let everyday = tokio::spawn(driver.other(30).everyday(40));
     driver.empty(&mass, 60).await;
     everyday.await.expect("the client is answered");
-    recording.add(&root, &server.stop().await)?;
+    recording.add(&root, &server.kill().await)?;
 
-    // The third finds garbage and compacts as long as it has little to do; a job now and then is little.
+    // The third reads the journal again, finds garbage, and compacts as long as it has little to do; a job now and then is little.
     let before = tables(&root);
     let server = Server::start(&root, &work, sync);
     let mut driver = Driver::new(&server, acts.clone(), 3).await;
@@ -122,8 +122,8 @@ fn tables(dir: &Path) -> Vec<PathBuf> {
 }
 
 impl Recorded {
-    /// Panics unless everything of interest is in the recording.
-    fn expect_all(&self, size: Size) {
+    /// Whether everything of interest is in the recording; else what is not.
+    fn has_all(&self, size: Size) -> Result<(), String> {
         // Each as made and removed.
         let (mut tables, mut journals, mut syncs) = ([0; 2], [0; 2], [0; 3]);
         for event in &self.recording.events {
@@ -146,12 +146,13 @@ impl Recorded {
             self.recording.events.len(),
             self.account.jobs()
         );
-        assert!(tables[0] >= 8, "memory was written out as tables: {tables:?} made and removed");
-        assert!(tables[1] >= 1, "a compaction replaced tables: {tables:?} made and removed");
-        assert!(syncs.iter().all(|n| *n > 3), "each kind of sync is there: {syncs:?}");
-        if size == Size::Large {
-            assert!(journals[0] > 1, "the journal was rotated: {journals:?} made and removed");
-        }
+        let checks = [
+            (tables[0] >= 4, "memory was not written out as tables"),
+            (tables[1] >= 1, "no compaction replaced tables"),
+            (syncs.iter().all(|n| *n > 3), "a kind of sync is not there"),
+            (size == Size::Small || journals[0] > 1, "the journal was not rotated"),
+        ];
+        checks.into_iter().try_for_each(|(is, not)| if is { Ok(()) } else { Err(not.to_owned()) })
     }
 
     /// Draws cuts: anywhere, just before a sync has ended, around changes of names, behind large writes, and
@@ -368,13 +369,11 @@ fn recorded(sync: &str, size: Size) -> Recorded {
     let began = Instant::now();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     for _ in 0..TRIES {
-        match runtime.block_on(record(sync, size)) {
-            Ok(recorded) => {
-                println!("recording took {:?}", began.elapsed());
-                recorded.expect_all(size);
-                return recorded;
-            }
-            // On a busy machine a server may end before its tables are written.
+        let recorded = runtime.block_on(record(sync, size));
+        println!("recording took {:?}", began.elapsed());
+        // On a busy machine a server may end before its tables are written.
+        match recorded.and_then(|recorded| recorded.has_all(size).map(|()| recorded)) {
+            Ok(recorded) => return recorded,
             Err(reason) => println!("recorded once more: {reason}"),
         }
     }
