@@ -425,3 +425,112 @@ fn class(reason: &str) -> String {
     }
     text.chars().take(300).collect()
 }
+
+/// The judge must find each kind of fault: here in stores that are made so.
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU16;
+
+    use dormouse::job::{Attributes, JobId, NewJob};
+
+    use super::super::load::Sent;
+    use super::*;
+
+    /// When the cut was, in milliseconds.
+    const CUT: u64 = 1_000_000_000;
+
+    fn id(n: u64) -> JobId {
+        JobId::from_parts(CUT - 1000, n, 0, false)
+    }
+
+    fn stored(n: u64, tries: u16) -> NewJob {
+        NewJob {
+            queue: queue("q"),
+            id: id(n),
+            body: format!("body {n}").into(),
+            attributes: Attributes::new(),
+            ttl: None,
+            delay: Duration::ZERO,
+            tries: NonZeroU16::new(tries).expect("a job has a try"),
+        }
+    }
+
+    fn sent(n: u64, tries: u16, delay: u64) -> Sent {
+        let body = format!("body {n}").into_bytes();
+        Sent { id: id(n).to_string(), queue: "q".into(), body, tries, delay: Duration::from_secs(delay) }
+    }
+
+    /// An act that began and was answered so many milliseconds before the cut.
+    fn act(began: u64, answered: u64, what: What) -> Act {
+        Act { began: (CUT - began) * 1_000_000, answered: (CUT - answered) * 1_000_000, what }
+    }
+
+    fn published(began: u64, jobs: &[Sent]) -> Act {
+        act(began, began - 10, What::Publish(jobs.to_vec()))
+    }
+
+    /// What the judge finds in a store with these jobs, when this was answered.
+    async fn kinds(jobs: Vec<NewJob>, acts: Vec<Act>) -> Vec<Kind> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let clock = Arc::new(ManualClock::new(CUT - 1000));
+        let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock)).expect("a new directory opens");
+        for job in jobs {
+            engine.publish(vec![job]).await.expect("published");
+        }
+        engine.close().await;
+        drop(engine);
+        let verdict = Account::new(acts, true).judge(dir.path(), CUT * 1_000_000).await;
+        let Verdict::Opened(findings) = verdict else { panic!("the store opens: {verdict:?}") };
+        let mut kinds: Vec<Kind> = findings.into_iter().map(|(kind, _)| kind).collect();
+        kinds.sort_unstable();
+        kinds
+    }
+
+    #[tokio::test]
+    async fn what_was_answered_is_found_in_order() {
+        let acts = vec![published(500, &[sent(1, 1, 0)]), published(400, &[sent(2, 2, 0), sent(3, 2, 0)])];
+        let stored = vec![stored(1, 1), stored(2, 2), stored(3, 2)];
+        assert_eq!(kinds(stored, acts).await, [], "nothing is wrong");
+    }
+
+    #[tokio::test]
+    async fn what_is_missing_or_back_is_found() {
+        let answered = vec![published(500, &[sent(1, 1, 0)])];
+        assert_eq!(kinds(vec![], answered.clone()).await, [Kind::Lost]);
+        let unanswered = vec![act(500, 0, What::Publish(vec![sent(1, 1, 0)]))];
+        assert_eq!(kinds(vec![], unanswered).await, [], "it was not answered before the cut");
+        let acked = act(400, 390, What::Ack(sent(1, 1, 0).id));
+        assert_eq!(
+            kinds(vec![stored(1, 1)], [answered.clone(), vec![acked]].concat()).await,
+            [Kind::Resurrected]
+        );
+        let acking = act(400, 0, What::Ack(sent(1, 1, 0).id));
+        assert_eq!(
+            kinds(vec![stored(1, 1)], [answered, vec![acking]].concat()).await,
+            [],
+            "the ack was under way"
+        );
+        assert_eq!(kinds(vec![stored(1, 1)], vec![]).await, [Kind::Wrong], "nobody published it");
+    }
+
+    #[tokio::test]
+    async fn tries_order_and_halves_are_found() {
+        let acts = |tries| vec![published(500, &[sent(1, tries, 0)])];
+        assert_eq!(kinds(vec![stored(1, 1)], acts(2)).await, [Kind::TryLost]);
+        assert_eq!(kinds(vec![stored(1, 2)], acts(1)).await, [Kind::TryGained]);
+        // A hand-over may be undone, unless something behind it was synced.
+        let taken = act(400, 390, What::HandOut(vec![sent(1, 2, 0).id]));
+        let undone = [acts(2), vec![taken]].concat();
+        assert_eq!(kinds(vec![stored(1, 2)], undone.clone()).await, []);
+        let later = published(300, &[sent(2, 1, 0)]);
+        let jobs = vec![stored(1, 2), stored(2, 1)];
+        assert_eq!(kinds(jobs, [undone, vec![later]].concat()).await, [Kind::TryGained]);
+
+        let in_turn = vec![published(500, &[sent(1, 1, 0)]), published(400, &[sent(2, 1, 0)])];
+        assert_eq!(kinds(vec![stored(2, 1), stored(1, 1)], in_turn).await, [Kind::Order]);
+        let bulk = vec![act(500, 0, What::Publish(vec![sent(1, 1, 0), sent(2, 1, 0)]))];
+        assert_eq!(kinds(vec![stored(1, 1)], bulk).await, [Kind::Half]);
+        let delayed = vec![published(500, &[sent(1, 1, 60)])];
+        assert_eq!(kinds(vec![stored(1, 1)], delayed).await, [Kind::Early]);
+    }
+}

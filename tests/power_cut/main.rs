@@ -5,8 +5,8 @@
 //! [`trace`] sees each system call, [`recording`] reads them as changes of files and names, [`disk`] says what
 //! a cut may leave of them, [`load`] asks the server, [`judge`] opens what is left and accounts for it.
 //!
-//! `DORMOUSE_POWER_CUTS=5000` tries so many cuts of each recording instead of a few;
-//! `DORMOUSE_POWER_SEED=7` draws others; `DORMOUSE_POWER_KEEP=dir` keeps the first directories that were
+//! `POWER_CUTS=5000` tries so many cuts of each recording instead of a few;
+//! `POWER_CUTS_SEED=7` draws others; `POWER_CUTS_KEEP=dir` keeps the first directories that were
 //! refused or judged wrong. Needs `strace`.
 
 mod disk;
@@ -215,7 +215,7 @@ impl Recorded {
             let verdict = runtime.block_on(self.account.judge(&dir.path().join("pool"), time));
             let is_promised = self.account.first_answer() < time;
             if report.add(*cut, is_promised, verdict)
-                && let Some(keep) = std::env::var_os("DORMOUSE_POWER_KEEP")
+                && let Some(keep) = std::env::var_os("POWER_CUTS_KEEP")
             {
                 let kept = PathBuf::from(keep).join(format!("{promise:?}-{}-{:x}", cut.at, cut.seed));
                 image.store(&kept).expect("it can be kept");
@@ -354,11 +354,11 @@ fn number(name: &str) -> Option<u64> {
 
 /// How many cuts: so many, or as many as the long form asks for.
 fn count(short: usize) -> usize {
-    number("DORMOUSE_POWER_CUTS").map_or(short, |n| n as usize)
+    number("POWER_CUTS").map_or(short, |n| n as usize)
 }
 
 fn seed() -> u64 {
-    number("DORMOUSE_POWER_SEED").unwrap_or(1)
+    number("POWER_CUTS_SEED").unwrap_or(1)
 }
 
 /// How often a server is recorded anew.
@@ -424,7 +424,7 @@ fn a_store_that_does_not_sync_is_found_out() {
         // Those after an answer: before it nothing can be lost.
         let answered = recorded.account.first_answer();
         cuts.retain(|cut| recorded.time(*cut) > answered);
-        let long_form = number("DORMOUSE_POWER_CUTS").is_some();
+        let long_form = number("POWER_CUTS").is_some();
         let report =
             recorded.judge(&cuts, Promise::Posix, Some(kind), &|report| !long_form && is_found(report));
         println!("{}", report.show(&format!("as if no sync of {kind:?} were made")));
