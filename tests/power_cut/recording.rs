@@ -97,7 +97,12 @@ impl Recording {
     pub fn add(&mut self, root: &Path, trace: &Trace) -> Result<(), String> {
         // Of a write that was cut off the file tells how far it came; a sync that was promises nothing.
         let is_told = ["write", "unlink", "fsync", "fdatasync", "close", "read", "readv", "fcntl", "lseek"];
-        let is_open = |call: &&Call| call.answer.is_none() && !is_told.contains(&call.name.as_str());
+        let only_reads = |call: &Call| {
+            call.name == "openat" && !flags(call).contains("O_CREAT") && !flags(call).contains("O_TRUNC")
+        };
+        let is_open = |call: &&Call| {
+            call.answer.is_none() && !is_told.contains(&call.name.as_str()) && !only_reads(call)
+        };
         if let Some(call) = trace.calls.iter().find(is_open) {
             return Err(format!("the process ended within {}", show(call)));
         }
