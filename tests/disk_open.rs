@@ -76,12 +76,25 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    for cut in ["", "dormouse disk pool, format 2\n"] {
+    let mark = "dormouse disk pool, format 2\n";
+    // What the mark holds, and the file `version` that ends the making of the database. A power cut may leave a
+    // length without the bytes.
+    for (cut, version) in [
+        ("", None),
+        ("\0\0\0", None),
+        (mark, None),
+        (mark, Some("")),
+        (mark, Some("FJL")),
+        (mark, Some("\0\0\0\0")),
+    ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");
-        if !cut.is_empty() {
-            std::fs::create_dir(dir.path().join("db")).expect("made");
+        if cut == mark {
+            std::fs::create_dir_all(dir.path().join("db/keyspaces")).expect("made");
             std::fs::write(dir.path().join("db/0.jnl"), "").expect("written");
+        }
+        if let Some(version) = version {
+            std::fs::write(dir.path().join("db/version"), version).expect("written");
         }
         open(dir.path(), &clock).check().await.expect("a directory without data opens anew");
     }

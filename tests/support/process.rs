@@ -26,7 +26,15 @@ pub struct Ended {
 impl Process {
     /// Starts `dormouse` in `dir` with free ports.
     pub fn start(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        Process::start_under(&[], dir, args, env)
+    }
+
+    /// The same, run by another program: its words stand before those of `dormouse`.
+    pub fn start_under(words: &[String], dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
+        let mut words = words.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_dormouse")]);
+        // There is one at least.
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words);
         command.current_dir(dir).args(args).env_clear();
         command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,7 +1,7 @@
 //! Opening: finds out whose directory it is, locks it, and opens the database.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::codec::META_CLOSED;
@@ -11,6 +11,8 @@ use super::{Fatal, Store, describe};
 const MARK: &str = "dormouse";
 /// The database, beside it.
 const DATABASE: &str = "db";
+/// Where fjall keeps its keyspaces, in the database.
+const KEYSPACES: &str = "keyspaces";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 2;
 
@@ -63,8 +65,7 @@ pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     std::fs::create_dir_all(path).map_err(io)?;
     let mut mark = mark(path)?;
     let database = path.join(DATABASE);
-    // fjall writes this file last. Without it the database was never complete and holds nothing.
-    if database.exists() && !database.join("version").exists() && mark.closed.is_none() {
+    if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
         std::fs::remove_dir_all(&database).map_err(io)?;
     }
     let store = Store::open(&database).map_err(|e| match e {
@@ -72,6 +73,7 @@ pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
         fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
         other => OpenError::Damaged(path.to_owned(), describe(&other)),
     })?;
+    sync_names(path, &database).map_err(io)?;
     if let Some(number) = mark.closed {
         let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
         let found = store.number(META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
@@ -82,6 +84,41 @@ pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
         mark.write().map_err(io)?;
     }
     Ok((store, mark))
+}
+
+/// Whether there is a database whose making was cut off, so that it holds nothing. Before it makes the first
+/// keyspace, fjall writes this file last and syncs it: where the file is not whole, there is no keyspace.
+fn was_never_complete(database: &Path) -> std::io::Result<bool> {
+    if !database.exists() {
+        return Ok(false);
+    }
+    let version = match std::fs::read(database.join("version")) {
+        Ok(version) => version,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(true),
+        Err(e) => return Err(e),
+    };
+    // Four bytes, none of them zero.
+    let is_whole = version.len() >= 4 && !version.contains(&0);
+    let has_keyspaces = match std::fs::read_dir(database.join(KEYSPACES)) {
+        Ok(mut keyspaces) => keyspaces.next().is_some(),
+        Err(e) if e.kind() == ErrorKind::NotFound => false,
+        Err(e) => return Err(e),
+    };
+    Ok(!is_whole && !has_keyspaces)
+}
+
+/// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
+/// name was never synced, with all that was synced in it. fjall does not sync the names of its keyspaces.
+fn sync_names(path: &Path, database: &Path) -> std::io::Result<()> {
+    let sync = |dir: &Path| File::open(dir).and_then(|dir| dir.sync_all());
+    for dir in [&database.join(KEYSPACES), database, path] {
+        sync(dir)?;
+    }
+    // `path` may have been made with some of these. One that this process may not read was there before.
+    for dir in path.canonicalize()?.ancestors().skip(1) {
+        let _ = sync(dir);
+    }
+    Ok(())
 }
 
 /// Locks and reads the mark, or makes it in an empty directory.
@@ -102,8 +139,9 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
     let mut mark = Mark { file, closed: None };
-    if bytes.is_empty() && empty {
-        // New, or a start that was cut off before the mark was on disk.
+    if bytes.iter().all(|byte| *byte == 0) && empty {
+        // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
+        // not its bytes.
         mark.write().map_err(io)?;
         File::open(path).and_then(|dir| dir.sync_all()).map_err(io)?;
         return Ok(mark);
