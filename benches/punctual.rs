@@ -152,11 +152,11 @@ async fn fill(api: &Target, wanted: usize, instant: Instant) -> Outcome<usize> {
     const CONNECTIONS: usize = 16;
     let body = format!("[{}]", ["\"forty bytes of a job that does not matter\""; BULK].join(","));
     let mut tasks = JoinSet::new();
-    for lane in 0..CONNECTIONS {
+    for n in 0..CONNECTIONS {
         let (mut client, body) = (api.connect().await?, body.clone());
         tasks.spawn(async move {
             let mut loaded = 0;
-            for _ in (lane * BULK..wanted).step_by(CONNECTIONS * BULK) {
+            for _ in (n * BULK..wanted).step_by(CONNECTIONS * BULK) {
                 let left = instant.saturating_duration_since(Instant::now());
                 if left < Duration::from_secs(2) {
                     break;

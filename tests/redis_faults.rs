@@ -246,11 +246,11 @@ async fn what_one_server_publishes_wakes_the_other() {
     let server = RedisServer::start();
     let (one, two, q) = (engine(&server).await, engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*two, std::slice::from_ref(&q));
-    // The sweep behind tracking would ring too, once a second: sixty rounds within the bound are pushes.
-    within("sixty publishes of the other server ring", async {
+    // The sweep behind tracking would notify too, once a second. Sixty notifications within the bound come from pushes.
+    within("sixty publishes of the other server notify", async {
         for n in 0..60 {
             one.publish(vec![small(&q, n)]).await.expect("published");
-            is_told("a publish of the other server rings", &notified, &q).await;
+            is_told("a publish of the other server notifies", &notified, &q).await;
             while !take(&two, &q, 9).await.expect("consumed").is_empty() {}
         }
     })
@@ -265,7 +265,7 @@ async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
     let conn = &mut server.connection();
     for round in 0..5 {
         let _: u64 = conn.lpush("q/shop/orders", "\u{1}").expect("LPUSH");
-        is_told(&format!("push {round} rings"), &notified, &q).await;
+        is_told(&format!("push {round} notifies"), &notified, &q).await;
         let _: u64 = conn.del("q/shop/orders").expect("DEL");
         redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(conn).expect("CLIENT KILL");
     }
@@ -277,7 +277,7 @@ async fn rings_outlive_a_restart_of_the_server() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
     server.restart();
-    is_told("a reconnect rings everything", &notified, &q).await;
+    is_told("a reconnect notifies of everything", &notified, &q).await;
     let _: u64 = server.connection().lpush("q/shop/orders", "x").expect("LPUSH");
     is_told("and listens again", &notified, &q).await;
 }
@@ -319,7 +319,7 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
     let before = keys_read(conn);
     for queue in &queues[..20] {
         let _: u64 = conn.lpush(format!("q/shop/{}", queue.name), "x").expect("LPUSH");
-        is_told("the changed queue rings", &notified, queue).await;
+        is_told("the changed queue is notified of", &notified, queue).await;
         let _: u64 = conn.del(format!("q/shop/{}", queue.name)).expect("DEL");
     }
     // An LPUSH and its DEL arm once each. A sweep, one a second, asks for all, and once more for each of the
@@ -451,7 +451,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     engine.give_back(running).await.expect("what ran before the failover can be given back");
     assert_eq!(engine.size(&q).await.expect("answered"), 10, "and is ready again");
     let _: u64 = replica.connection().lpush("q/shop/parked", "x").expect("LPUSH");
-    is_told("the new master's pushes ring", &notified, &queue("parked")).await;
+    is_told("the pushes of the new master notify", &notified, &queue("parked")).await;
 }
 
 #[tokio::test]

@@ -106,11 +106,11 @@ pub struct Light {
 pub async fn light(target: Target, per_second: f64, stop: CancellationToken) -> Outcome<Light> {
     const CONNECTIONS: usize = 8;
     let mut tasks = JoinSet::new();
-    for lane in 0..CONNECTIONS {
+    for worker in 0..CONNECTIONS {
         let mut client = target.connect().await?;
         let stop = stop.clone();
         tasks.spawn(async move {
-            let (queue, mut met) = (format!("light-{lane}"), Light::default());
+            let (queue, mut met) = (format!("light-{worker}"), Light::default());
             let mut due = tokio::time::interval(Duration::from_secs_f64(CONNECTIONS as f64 / per_second));
             loop {
                 let at = tokio::select! {

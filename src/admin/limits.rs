@@ -128,7 +128,7 @@ impl Throttle {
     pub async fn keep_fresh(&self) {
         loop {
             tokio::time::sleep(REFRESH).await;
-            let _ = self.refresh().await; // `outage` has heard of it
+            let _ = self.refresh().await; // it was reported to `outage`
         }
     }
 

@@ -28,7 +28,7 @@ pub struct Migration<Old, New> {
 }
 
 impl<Old: Engine, New: Engine> Migration<Old, New> {
-    /// Drains `old` into the hands of consumers, and fills `new`.
+    /// Drains `old` by consumes, and fills `new` by publishes.
     pub fn new(old: Old, new: New) -> Migration<Old, New> {
         Migration { old, new }
     }
