@@ -28,7 +28,7 @@ pub struct RedisAddress {
     pub addrs: Vec<String>,
     pub password: Option<String>,
     pub db: i64,
-    /// The most connections that a pool may keep; beyond [`MAX_CONNECTIONS`](super::MAX_CONNECTIONS) none are
+    /// The most connections that a pool may keep; beyond [`MAX_CONNECTIONS`](crate::engine::redis::MAX_CONNECTIONS) none are
     /// made anyway.
     pub pool_size: usize,
     /// The name that the Sentinels know the Redis by.
