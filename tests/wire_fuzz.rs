@@ -251,7 +251,9 @@ async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<Vec<u8>, 
         let (_writer, _) = tokio::join!(write, reader.read_to_end(&mut read));
         read
     };
-    tokio::time::timeout(TIMEOUT, whole).await.map_err(|_| format!("the connection has not ended after {TIMEOUT:?}"))
+    tokio::time::timeout(TIMEOUT, whole)
+        .await
+        .map_err(|_| format!("the connection has not ended after {TIMEOUT:?}"))
 }
 
 /// Conversations one after the other, until there were enough requests.
@@ -285,9 +287,8 @@ async fn lane(lane: usize, seed: u64, enough: usize, end: Instant, target: Arc<T
 
 /// Until there were so many requests in all.
 async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usize, end: Instant) {
-    let lanes: Vec<_> = (0..LANES)
-        .map(|n| tokio::spawn(lane(n, seed, enough, end, target.clone(), tally.clone())))
-        .collect();
+    let lanes: Vec<_> =
+        (0..LANES).map(|n| tokio::spawn(lane(n, seed, enough, end, target.clone(), tally.clone()))).collect();
     let thrown = async {
         for lane in lanes {
             lane.await.expect("a lane does not panic");
@@ -332,7 +333,8 @@ async fn random_conversations_leave_no_trace(store: Store) {
     throw(&target, &tally, seed, enough / 4, end).await;
     let warm = target.memory();
     for part in 1..=8u64 {
-        throw(&target, &tally, seed.wrapping_add(part), enough / 4 + enough * 3 / 4 * part as usize / 8, end).await;
+        throw(&target, &tally, seed.wrapping_add(part), enough / 4 + enough * 3 / 4 * part as usize / 8, end)
+            .await;
     }
     let peak = target.memory();
     for ((port, status), count) in tally.answers.lock().iter() {
@@ -364,11 +366,12 @@ async fn random_conversations_leave_no_trace(store: Store) {
     stand.process.signal("TERM");
     let ended = stand.process.ended();
     assert_eq!(ended.status.code(), Some(0), "it stops as always; it said:\n{}", ended.said);
-    let logs = ["error.log", "access.log"]
-        .map(|name| std::fs::read_to_string(stand.dir.path().join("logs").join(name)).expect("a log is text"));
+    let logs = ["error.log", "access.log"].map(|name| {
+        std::fs::read_to_string(stand.dir.path().join("logs").join(name)).expect("a log is text")
+    });
     for line in logs[0].lines().chain(logs[1].lines()) {
-        let parsed: serde_json::Value =
-            serde_json::from_str(line).unwrap_or_else(|e| panic!("a line of a log should be JSON ({e}): {line:?}"));
+        let parsed: serde_json::Value = serde_json::from_str(line)
+            .unwrap_or_else(|e| panic!("a line of a log should be JSON ({e}): {line:?}"));
         let level = parsed["level"].as_str().unwrap_or_default();
         assert!(matches!(level, "INFO" | "WARN"), "nothing failed, so nothing like this is logged: {line}");
     }

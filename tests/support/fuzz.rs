@@ -204,7 +204,9 @@ impl Request {
         };
         let method = match random.below(30) {
             0 => random
-                .pick(&["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "X", "get", "PRI"])
+                .pick(&[
+                    "GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "X", "get", "PRI",
+                ])
                 .to_owned(),
             1 if !random.tidy => String::from_utf8_lossy(&letters(random, 20)).into_owned(),
             _ => method.to_owned(),
@@ -365,7 +367,9 @@ impl Request {
         let version = match random.below(40) {
             // Its connection ends after the answer.
             0 => "HTTP/1.0",
-            2 if !random.tidy => random.pick(&["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "http/1.1", "HTTP/1", "", "HTTP/1.1 "]),
+            2 if !random.tidy => {
+                random.pick(&["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "http/1.1", "HTTP/1", "", "HTTP/1.1 "])
+            }
             _ => "HTTP/1.1",
         };
         let end = if random.breaks(20) { random.pick(&["\n", "\r", "\r\r\n"]) } else { "\r\n" };
@@ -373,7 +377,10 @@ impl Request {
         bytes.extend(end.as_bytes());
         for (name, value) in &self.headers {
             bytes.extend(name);
-            bytes.extend(if random.breaks(40) { " : " } else { random.pick(&[": ", ": ", ": ", ":", ":\t "]) }.as_bytes());
+            bytes.extend(
+                if random.breaks(40) { " : " } else { random.pick(&[": ", ": ", ": ", ":", ":\t "]) }
+                    .as_bytes(),
+            );
             bytes.extend(value);
             bytes.extend(end.as_bytes());
         }
@@ -433,7 +440,8 @@ fn chunked(random: &mut Random, body: &[u8]) -> Option<Vec<u8>> {
     let mut chunks = Vec::new();
     for piece in body.chunks(1 + random.below(body.len().max(1))) {
         match random.below(if random.tidy { 400 } else { 40 }) {
-            0 if !random.tidy => chunks.extend(random.pick(&["-1", "ffffffffffffffff", "10000000000000000", "g", "", " 5"]).bytes()),
+            0 if !random.tidy => chunks
+                .extend(random.pick(&["-1", "ffffffffffffffff", "10000000000000000", "g", "", " 5"]).bytes()),
             1 => chunks.extend(format!("{:x};name=\"value\"", piece.len()).bytes()),
             2 if !random.tidy => chunks.extend(format!("{:x}", piece.len() + 1 + random.below(9)).bytes()),
             3 => chunks.extend(format!("000000{:X}", piece.len()).bytes()),
@@ -501,7 +509,11 @@ fn admin_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
     match random.below(40) {
         0..4 => ("POST", tokens),
         4..7 => ("GET", tokens),
-        7..10 => ("DELETE", [tokens.as_slice(), format!("/01FUZZFUZZFUZZFUZZFUZZ{:02}", random.below(30)).as_bytes()].concat()),
+        7..10 => (
+            "DELETE",
+            [tokens.as_slice(), format!("/01FUZZFUZZFUZZFUZZFUZZ{:02}", random.below(30)).as_bytes()]
+                .concat(),
+        ),
         10..13 => ("POST", limit),
         13..17 => ("PUT", limit),
         17..20 => ("GET", limit),
@@ -624,10 +636,25 @@ fn odd_value(random: &mut Random) -> Vec<u8> {
         0 => odd_number(random),
         1 => Vec::new(),
         2 => random
-            .pick(&["%", "%z", "%zz", "%00", "%2f", "%2F..%2f", "%252f", "%ff%fe", "%u1234", "..", "+", "%0d%0aX: y"])
+            .pick(&[
+                "%",
+                "%z",
+                "%zz",
+                "%00",
+                "%2f",
+                "%2F..%2f",
+                "%252f",
+                "%ff%fe",
+                "%u1234",
+                "..",
+                "+",
+                "%0d%0aX: y",
+            ])
             .into(),
         3 => random.bytes(12).iter().flat_map(|byte| format!("%{byte:02x}").into_bytes()).collect(),
-        4 if !random.tidy => random.bytes(6).into_iter().filter(|byte| *byte > b' ' && *byte != 127).collect(),
+        4 if !random.tidy => {
+            random.bytes(6).into_iter().filter(|byte| *byte > b' ' && *byte != 127).collect()
+        }
         5 if random.one_in(20) => {
             let length = random.below(if random.tidy { 5_000 } else { 70_000 });
             vec![b'a'; length]
@@ -664,7 +691,17 @@ fn body(random: &mut Random, port: Port) -> Vec<u8> {
     if port == Port::Admin {
         let number = |random: &mut Random| -> String {
             random
-                .pick(&["1", "0", "-1", "9223372036854775807", "-9223372036854775808", "1e9", "null", "\"1\"", "100000"])
+                .pick(&[
+                    "1",
+                    "0",
+                    "-1",
+                    "9223372036854775807",
+                    "-9223372036854775808",
+                    "1e9",
+                    "null",
+                    "\"1\"",
+                    "100000",
+                ])
                 .to_owned()
         };
         return match random.below(6) {
@@ -689,7 +726,9 @@ fn body(random: &mut Random, port: Port) -> Vec<u8> {
         40..200 => {
             let jobs = if random.one_in(12) { random.below(70) } else { random.below(4) };
             let jobs: Vec<&str> = (0..jobs)
-                .map(|_| random.pick(&["1", "\"a\"", "{\"k\": [1, 2]}", "null", "{\"\\ud800\":1e999}", " 2 "]))
+                .map(|_| {
+                    random.pick(&["1", "\"a\"", "{\"k\": [1, 2]}", "null", "{\"\\ud800\":1e999}", " 2 "])
+                })
                 .collect();
             format!("[{}]", jobs.join(",")).into_bytes()
         }
