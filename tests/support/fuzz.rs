@@ -90,6 +90,8 @@ pub struct Conversation {
     /// Where the bytes are sent in pieces; empty: all at once.
     pub pieces: Vec<usize>,
     pub leave: Leave,
+    /// Whether it is HTTP to the letter, so that each request is to be answered.
+    pub tidy: bool,
 }
 
 impl Conversation {
@@ -137,7 +139,7 @@ pub fn conversation(random: &mut Random, known: &Known) -> Conversation {
         pieces.sort_unstable();
         pieces.dedup();
     }
-    Conversation { port, bytes, requests, pieces, leave }
+    Conversation { port, bytes, requests, pieces, leave, tidy: random.tidy }
 }
 
 /// Whether some `timeout` in it is longer than a second.
