@@ -147,7 +147,8 @@ impl Fleet {
             let timeout = timeout.min(self.patience.as_secs().saturating_sub(1) as usize);
             let asked = Instant::now();
             // Those that ask for other queues besides wait apart, and are fetched for at the same time.
-            let besides = if number % 3 == 0 { format!(",empty{}", number % 5) } else { String::new() };
+            let besides =
+                if number.is_multiple_of(3) { format!(",empty{}", number % 5) } else { String::new() };
             let path = format!("{queue}{besides}?ttr={ttr}&timeout={timeout}&count={count}");
             let answer = self.ask("GET", &path, "", self.patience).await;
             let Some((200, text)) = answer else {

@@ -146,19 +146,23 @@ impl Target {
 #[derive(Default)]
 struct Tally {
     requests: AtomicUsize,
-    answers: Mutex<BTreeMap<(Port2, u16), usize>>,
+    /// By port and status.
+    answers: Mutex<BTreeMap<(&'static str, u16), usize>>,
     ids: Mutex<Vec<String>>,
     broken: Mutex<Option<String>>,
     stop: AtomicBool,
 }
 
-/// The name of a port in the histogram.
-type Port2 = &'static str;
-
 impl Tally {
     fn break_off(&self, why: String) {
         self.broken.lock().get_or_insert(why);
         self.stop.store(true, Ordering::SeqCst);
+    }
+
+    fn print(&self) {
+        for ((port, status), count) in self.answers.lock().iter() {
+            println!("{port:>8} {status} {count:>8}");
+        }
     }
 
     /// Notes what answers showed, or says what is wrong with them.
@@ -337,6 +341,7 @@ async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usiz
         target.sockets()
     );
     if let Some(why) = tally.broken.lock().take() {
+        tally.print();
         panic!("after {requests} requests: {why}");
     }
 }
@@ -360,9 +365,7 @@ async fn random_conversations_leave_no_trace(store: Store) {
             .await;
     }
     let peak = target.memory();
-    for ((port, status), count) in tally.answers.lock().iter() {
-        println!("{port:>8} {status} {count:>8}");
-    }
+    tally.print();
 
     target.serves("after").await;
     send(request("GET", &format!("http://{}/ready", target.admin), "")).await.expect(200);
