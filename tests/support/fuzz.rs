@@ -650,7 +650,7 @@ fn odd_value(random: &mut Random) -> Vec<u8> {
                 "%u1234",
                 "..",
                 "+",
-                "%0d%0aX: y",
+                "%0d%0aX:%20y",
             ])
             .into(),
         3 => random.bytes(12).iter().flat_map(|byte| format!("%{byte:02x}").into_bytes()).collect(),
