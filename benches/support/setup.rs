@@ -122,6 +122,12 @@ impl Setup {
         Ok(Setup { servers, redis: Some(redis) })
     }
 
+    /// One server that reaches this Redis at another address: through a proxy, as through a virtual IP.
+    pub async fn behind(addr: &str, redis: RedisServer) -> Outcome<Setup> {
+        let pool = format!("[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\n");
+        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: Some(redis) })
+    }
+
     /// The first server.
     pub fn first(&self) -> &Server {
         &self.servers[0] // every constructor makes at least one
