@@ -27,7 +27,20 @@ impl Process {
     /// Starts `dormouse` in `dir` with free ports.
     pub fn start(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
-        command.current_dir(dir).args(args).env_clear();
+        command.args(args);
+        Process::run(command, dir, env)
+    }
+
+    /// Starts it without arguments, and with a limit of open files that it cannot raise.
+    pub fn start_with_open_files(dir: &Path, most: usize) -> Process {
+        let mut command = Command::new("/bin/sh");
+        let binary = env!("CARGO_BIN_EXE_dormouse");
+        command.args(["-c", &format!("ulimit -n {most} && exec '{binary}'")]);
+        Process::run(command, dir, &[])
+    }
+
+    fn run(mut command: Command, dir: &Path, env: &[(&str, &str)]) -> Process {
+        command.current_dir(dir).env_clear();
         command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
