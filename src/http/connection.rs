@@ -360,6 +360,63 @@ mod tests {
 
     use super::*;
 
+    #[tokio::test]
+    async fn a_silent_peer_is_asked_whether_it_is_there() {
+        let listener = listen("127.0.0.1:0").await.expect("a free port");
+        let _peer =
+            TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let of = |value: rustix::io::Result<Duration>| value.expect("a TCP socket");
+        assert_eq!(sockopt::socket_keepalive(&stream), Ok(true), "keepalive of an accepted connection");
+        assert_eq!(
+            of(sockopt::tcp_keepidle(&stream)),
+            KEEPALIVE_IDLE,
+            "silent for so long before it is asked"
+        );
+        assert_eq!(of(sockopt::tcp_keepintvl(&stream)), KEEPALIVE_INTERVAL, "between two questions");
+        assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_to_accept_are_one_outage_until_they_have_ended_for_a_while() {
+        let mut trouble = AcceptTrouble { port: "public", failing: None };
+        let error = io::Error::other("the test says so");
+        for _ in 0..100 {
+            trouble.failed(&error);
+            sleep(ACCEPT_SETTLED / 2).await;
+            trouble.works();
+            assert!(trouble.failing.is_some(), "one that works between two that fail does not end it");
+        }
+        assert!(trouble.failing.is_some_and(|(_, _, failures)| failures == 100), "{:?}", trouble.failing);
+        sleep(ACCEPT_SETTLED).await;
+        trouble.works();
+        assert!(trouble.failing.is_none(), "nothing has failed for {ACCEPT_SETTLED:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let reader = async {
+            // Enough at a time that the kernel tells the server of it.
+            let mut some = vec![0; WRITE_LEAST / 8];
+            while let Ok(n) = tokio::io::AsyncReadExt::read(&mut peer, &mut some).await
+                && n > 0
+            {
+                sleep(WRITE_STALL / 2).await;
+            }
+        };
+        let all = vec![0; 64 << 20];
+        let error = tokio::select! {
+            written = stream.write_all(&all) => written.expect_err("the peer reads far too little"),
+            () = reader => panic!("the connection ended before the server gave it up"),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_does_not_read_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

@@ -439,3 +439,29 @@ fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_bulk_with_far_too_many_jobs_few_are_kept() {
+        let array = |jobs: usize| format!("[{}]", vec!["1"; jobs].join(", "));
+        let text = |jobs: usize| array(jobs).into_bytes();
+        let elements: Elements<'_> = serde_json::from_str("[]").expect("JSON");
+        assert!(elements.first.is_empty() && !elements.more, "{elements:?}");
+        for (jobs, more) in [(1, false), (MAX_PUBLISH, false), (MAX_PUBLISH + 1, true), (1_000_000, true)] {
+            let text = text(jobs);
+            let elements: Elements<'_> = serde_json::from_slice(&text).expect("JSON");
+            assert_eq!(
+                (elements.first.len(), elements.more),
+                (jobs.min(MAX_PUBLISH), more),
+                "of {jobs} jobs, and whether there are more"
+            );
+            assert!(elements.first.capacity() <= 2 * MAX_PUBLISH, "memory for {}", elements.first.capacity());
+        }
+        // What is no JSON behind the last job that counts is no JSON.
+        let broken = format!("{},", array(MAX_PUBLISH + 1).trim_end_matches(']'));
+        assert!(serde_json::from_str::<Elements<'_>>(&broken).is_err(), "a broken array");
+    }
+}
