@@ -13,6 +13,7 @@ use prometheus::{
     Registry, TextEncoder, exponential_buckets,
 };
 
+use crate::job::JobId;
 use crate::name::{Namespace, PoolName, Queue};
 
 /// How many queues get time series of their own. Queues beyond it share one, so that a queue per job (fire
@@ -20,6 +21,9 @@ use crate::name::{Namespace, PoolName, Queue};
 const MOST_QUEUES: usize = 10_000;
 /// The namespace and queue that the queues beyond it share.
 const OTHER: &str = "(other)";
+/// The queue that all queues share whose names are job ids. There is one for each job that its producer waits for
+/// (fire and wait), and none of them lives long.
+const JOB_ID: &str = "(job id)";
 
 const POOL: &[&str] = &["pool"];
 const QUEUE: &[&str] = &["pool", "namespace", "queue"];
@@ -254,10 +258,29 @@ impl Metrics {
     ) {
         let stores = &self.engine.stores;
         stores.timer_sizes.with_label_values(&[pool.as_str()]).set(timers as i64);
-        for (queue, ready, dead) in queues.into_iter().take(MOST_QUEUES) {
-            let labels = [pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
+        let set = |[namespace, queue]: [&str; 2], ready: u64, dead: u64| {
+            let labels = [pool.as_str(), namespace, queue];
             stores.queue_sizes.with_label_values(&labels).set(ready as i64);
             stores.deadletter_sizes.with_label_values(&labels).set(dead as i64);
+        };
+        let (mut named, mut of_jobs, mut others) = (0, None, None);
+        for (queue, ready, dead) in queues {
+            let shared = if is_job_id(queue) {
+                &mut of_jobs
+            } else if named == MOST_QUEUES {
+                &mut others
+            } else {
+                named += 1;
+                set([queue.namespace.as_str(), queue.name.as_str()], ready, dead);
+                continue;
+            };
+            let (ready_before, dead_before) = shared.unwrap_or((0, 0));
+            *shared = Some((ready_before + ready, dead_before + dead));
+        }
+        for (name, sizes) in [(JOB_ID, of_jobs), (OTHER, others)] {
+            if let Some((ready, dead)) = sizes {
+                set([OTHER, name], ready, dead);
+            }
         }
     }
 
@@ -280,6 +303,11 @@ impl Metrics {
         }
         text
     }
+}
+
+/// Whether a queue is named after a job.
+fn is_job_id(queue: &Queue) -> bool {
+    JobId::parse(queue.name.as_str()).is_some()
 }
 
 /// `/api/{namespace}/{queue}` as lmstfy's dashboards know it: `/api/:namespace/:queue`.
@@ -328,8 +356,12 @@ impl EngineMetrics {
         self.stores.qps.with_label_values(&[pool, command, status]).inc();
     }
 
-    /// The labels of a queue: its own while there is room, those of all others after that.
+    /// The labels of a queue: its own while there is room, those of all others after that. Queues that are named
+    /// after jobs take no room.
     fn labels<'a>(&self, queue: &'a Queue) -> (&'a str, &'a str) {
+        if is_job_id(queue) {
+            return (OTHER, JOB_ID);
+        }
         let mut named = self.named.lock();
         if named.contains(queue) || (named.len() < MOST_QUEUES && named.insert(queue.clone())) {
             (queue.namespace.as_str(), queue.name.as_str())

@@ -154,7 +154,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("config", &["name"]),
     ("process", &["config"]),
     ("process::tasks", &[]),
-    ("metrics", &["name"]),
+    ("metrics", &["job", "name"]),
     ("engine", &["clock", "error", "job", "name"]),
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
     ("engine::migration", &["engine", "clock", "error", "job", "name"]),

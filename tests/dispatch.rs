@@ -37,7 +37,7 @@ impl Setup {
         if silent {
             engine.silence();
         }
-        let parked = Arc::new(ParkedPolls::new(room));
+        let parked = Arc::new(ParkedPolls::new(room, room));
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), Failure::default());
         let stage = VirtualStage::new(engine.clone(), clock, ());
         Setup { engine, dispatcher, parked, stage }

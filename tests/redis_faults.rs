@@ -223,7 +223,8 @@ async fn a_worker_that_cannot_connect_leaves_the_calls_to_the_other_and_the_chec
 async fn a_consumer_that_left_loses_nothing() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let dispatcher = Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100)), Failure::default());
+    let dispatcher =
+        Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100, 100)), Failure::default());
     engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
     let mut taken = 0;
     for _ in 0..50 {

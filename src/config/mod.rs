@@ -89,8 +89,15 @@ table! {
         "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
         /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503.
         "MaxParkedPolls" max_parked_polls: usize = 100_000;
-        /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted.
+        /// Dormouse's own. How many of them may wait for queues of one namespace; beyond it: 503. 0 is half of
+        /// `MaxParkedPolls`.
+        "MaxParkedPollsPerNamespace" max_parked_polls_per_namespace: usize = 0;
+        /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted. The
+        /// open-file limit may allow fewer.
         "MaxConnections" max_connections: usize = 200_000;
+        /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
+        /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
+        "MaxBodyMemory" max_body_memory: usize = 512;
     }
 }
 
@@ -331,6 +338,7 @@ mod tests {
             (&format!("TriesNum=0\n{disk}"), "TriesNum"),
             (&format!("{disk}[Pool.b]\nPath='d'"), "already"),
             (&format!("MaxConnections=0\n{disk}"), "MaxConnections"),
+            (&format!("MaxBodyMemory=0\n{disk}"), "MaxBodyMemory"),
             (&format!("AdminHost=''\n{disk}"), "AdminHost"),
             ("Port = = 1", "line 1"),
         ] {

@@ -15,9 +15,11 @@ impl Config {
                 return err(format!("{key} is empty: name the address to listen on, such as \"0.0.0.0\""));
             }
         }
-        for (key, most) in
-            [("MaxConnections", self.max_connections), ("MaxParkedPolls", self.max_parked_polls)]
-        {
+        for (key, most) in [
+            ("MaxConnections", self.max_connections),
+            ("MaxParkedPolls", self.max_parked_polls),
+            ("MaxBodyMemory", self.max_body_memory),
+        ] {
             if most == 0 {
                 return err(format!("{key} is 0: the server could serve nobody"));
             }

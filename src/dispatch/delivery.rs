@@ -27,6 +27,14 @@ impl Delivery {
         &self.jobs
     }
 
+    /// Keeps the first `most` jobs; the others go back.
+    pub fn keep(&mut self, most: usize) {
+        if most < self.jobs.len() {
+            let rest = self.jobs.split_off(most);
+            drop(Delivery::new(rest, self.waited, self.give_back.clone()));
+        }
+    }
+
     /// Whether the consumer was parked before the jobs came: it may have left meanwhile.
     pub fn waited(&self) -> bool {
         self.waited

@@ -68,6 +68,9 @@ pub enum ConsumeError {
     /// As many consumers are parked as may be.
     #[error("too many consumers are waiting (at most {0})")]
     TooMany(usize),
+    /// As many consumers of its namespace are parked as may be.
+    #[error("too many consumers of the namespace are waiting (at most {0})")]
+    TooManyInNamespace(usize),
     /// The store failed.
     #[error("{0}")]
     Store(Error),
@@ -140,7 +143,7 @@ impl Dispatcher {
     async fn serve(self: Arc<Self>, request: Request) -> Outcome {
         let patient = !request.timeout.is_zero();
         if patient {
-            self.parked.enter()?;
+            self.parked.enter(request.queues.namespace())?;
         }
         let deadline = Instant::now() + request.timeout.min(LONGEST_POLL);
         let mut waiting = self.arrive(request, patient);
@@ -429,7 +432,7 @@ impl Waiting {
             return;
         }
         if self.parked {
-            self.dispatcher.parked.leave();
+            self.dispatcher.parked.leave(self.queues.namespace());
         }
         let mut lists = self.dispatcher.lists.lock();
         let Some(list) = lists.get(&self.queues) else { return };

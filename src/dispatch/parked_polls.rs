@@ -1,38 +1,64 @@
-//! How many consumers wait in long polls: the one bound that all pools' dispatchers share.
+//! How many consumers wait in long polls: the two bounds that all pools' dispatchers share.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 use super::ConsumeError;
+use crate::name::Namespace;
 
-/// Counts parked polls, over all pools.
+/// Counts parked polls, over all pools. Namespaces of the same name in several pools count as one.
 #[derive(Debug)]
 pub struct ParkedPolls {
     most: usize,
-    count: AtomicUsize,
+    most_of_namespace: usize,
+    count: Mutex<Count>,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    all: usize,
+    /// Only those that have some.
+    by_namespace: HashMap<Namespace, usize>,
 }
 
 impl ParkedPolls {
-    /// Lets `most` polls be parked at a time.
-    pub fn new(most: usize) -> ParkedPolls {
-        ParkedPolls { most, count: AtomicUsize::new(0) }
+    /// Lets `most` polls be parked at a time, `most_of_namespace` of one namespace.
+    pub fn new(most: usize, most_of_namespace: usize) -> ParkedPolls {
+        ParkedPolls { most, most_of_namespace, count: Mutex::default() }
     }
 
     /// How many are parked.
     pub fn count(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.count.lock().all
     }
 
     /// Counts one more, or refuses it.
-    pub(super) fn enter(&self) -> Result<(), ConsumeError> {
-        if self.count.fetch_add(1, Ordering::Relaxed) >= self.most {
-            self.leave();
+    pub(super) fn enter(&self, namespace: &Namespace) -> Result<(), ConsumeError> {
+        let mut count = self.count.lock();
+        if count.all >= self.most {
             return Err(ConsumeError::TooMany(self.most));
         }
+        match count.by_namespace.get_mut(namespace) {
+            Some(polls) if *polls >= self.most_of_namespace => {
+                return Err(ConsumeError::TooManyInNamespace(self.most_of_namespace));
+            }
+            Some(polls) => *polls += 1,
+            None => drop(count.by_namespace.insert(namespace.clone(), 1)),
+        }
+        count.all += 1;
         Ok(())
     }
 
     /// One that entered is parked no more.
-    pub(super) fn leave(&self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn leave(&self, namespace: &Namespace) {
+        let mut count = self.count.lock();
+        count.all -= 1;
+        if let Some(polls) = count.by_namespace.get_mut(namespace) {
+            *polls -= 1;
+            if *polls == 0 {
+                count.by_namespace.remove(namespace);
+            }
+        }
     }
 }

@@ -9,16 +9,27 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::ApiError;
+use super::room::{RequestRoom, SMALL};
 
 /// How long a sender may pause within a body.
 const BODY_PAUSE: Duration = Duration::from_secs(30);
-/// How long a whole body may take. A bulk that comes byte by byte would keep others' room for ever.
+/// How long a whole body may take.
 const BODY_TIME: Duration = Duration::from_secs(300);
+/// Of a body that takes room, so many bytes must come in each [`ROOM_WINDOW`], or its end. One that comes byte by
+/// byte would keep others' room for long.
+const ROOM_LEAST: usize = 64 * 1024;
+const ROOM_WINDOW: Duration = Duration::from_secs(10);
 const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
-/// Reads a whole body of at most `most` bytes. 413 if it is larger (the middleware reads the rest away), 408 if it
-/// stops coming or takes longer than [`BODY_TIME`], 400 if it breaks off.
-pub async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> Result<Bytes, ApiError> {
+/// Reads a whole body of at most `most` bytes, and takes `room` for what has come, if it is given. 413 if it is larger (the
+/// middleware reads the rest away), 408 if it stops coming, comes too slowly, or takes longer than [`BODY_TIME`],
+/// 400 if it breaks off, 503 if there is no room.
+pub async fn read_body(
+    mut body: Body,
+    most: usize,
+    too_large: &'static str,
+    mut room: Option<&mut RequestRoom<'_>>,
+) -> Result<Bytes, ApiError> {
     let declared = hyper::body::Body::size_hint(&body).exact();
     if declared.is_some_and(|size| size > most as u64) {
         return Err(ApiError::too_large(too_large));
@@ -26,8 +37,13 @@ pub async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> 
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     let end = Instant::now() + BODY_TIME;
+    // While the body takes room: until when how much must have come.
+    let mut due: Option<(Instant, usize)> = None;
     loop {
-        let deadline = end.min(Instant::now() + BODY_PAUSE);
+        let mut deadline = end.min(Instant::now() + BODY_PAUSE);
+        if let Some((by, _)) = due {
+            deadline = deadline.min(by);
+        }
         let frame = timeout_at(deadline, body.frame()).await.map_err(|_| BODY_STALLED)?;
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::bad("failed to read body"))?;
@@ -35,13 +51,23 @@ pub async fn read_body(mut body: Body, most: usize, too_large: &'static str) -> 
         if first.len() + whole.len() + data.len() > most {
             return Err(ApiError::too_large(too_large));
         }
+        let came = first.len() + whole.len() + data.len();
+        if came > SMALL
+            && let Some(room) = &mut room
+        {
+            room.grow_to(came).await?;
+            if due.is_none_or(|(_, least)| came >= least) {
+                due = Some((Instant::now() + ROOM_WINDOW, came + ROOM_LEAST));
+            }
+        }
         // Most bodies come in one piece, and are not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;
             continue;
         }
         if whole.is_empty() {
-            whole.reserve(declared.map_or(0, |size| size as usize).max(first.len() + data.len()));
+            // Memory that is not written to is not taken.
+            whole.reserve(declared.map_or(0, |size| size as usize).max(came));
             whole.extend_from_slice(&std::mem::take(&mut first));
         }
         whole.extend_from_slice(&data);
@@ -58,6 +84,7 @@ mod tests {
     use hyper::body::Frame;
     use tokio::time::{Sleep, sleep};
 
+    use super::super::room::BodyRoom;
     use super::*;
 
     /// Sends a byte after each pause, for ever.
@@ -83,11 +110,31 @@ mod tests {
         }
     }
 
+    /// One body after the other.
+    struct Then(Body, Body);
+
+    impl HttpBody for Then {
+        type Data = Bytes;
+        type Error = axum::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            match ready!(Pin::new(&mut self.0).poll_frame(cx)) {
+                Some(frame) => Poll::Ready(Some(frame)),
+                None => Pin::new(&mut self.1).poll_frame(cx),
+            }
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_body_that_comes_too_slowly_is_given_up() {
+        let room = BodyRoom::new(1 << 20);
         for (pause, longest) in [(BODY_PAUSE / 2, BODY_TIME), (BODY_PAUSE * 2, BODY_PAUSE)] {
             let began = Instant::now();
-            let read = read_body(Trickle::body(pause), 1 << 20, "too large").await;
+            let read =
+                read_body(Trickle::body(pause), 1 << 20, "too large", Some(&mut room.for_request())).await;
             assert!(
                 matches!(read, Err(ApiError::Refused(StatusCode::REQUEST_TIMEOUT, _))),
                 "a byte every {pause:?}: {read:?}"
@@ -97,8 +144,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_large_body_that_slows_down_is_given_up_and_its_room_is_free() {
+        let room = BodyRoom::new(1 << 20);
+        let began = Instant::now();
+        // More than a small body at first, and then a byte at a time.
+        let large = Body::from(vec![0; SMALL + 1]);
+        let body = Body::new(Then(large, Trickle::body(BODY_PAUSE / 20)));
+        let read = read_body(body, 1 << 20, "too large", Some(&mut room.for_request())).await;
+        assert!(
+            matches!(read, Err(ApiError::Refused(StatusCode::REQUEST_TIMEOUT, _))),
+            "a byte every {:?}: {read:?}",
+            BODY_PAUSE / 20
+        );
+        assert_eq!(began.elapsed(), ROOM_WINDOW, "it was given up at the end of its first window");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_body_over_its_bound_is_refused_where_it_grows_over_it() {
-        let read = read_body(Trickle::body(Duration::from_secs(1)), 5, "too large").await;
+        let room = BodyRoom::new(1 << 20);
+        let body = Trickle::body(Duration::from_secs(1));
+        let read = read_body(body, 5, "too large", Some(&mut room.for_request())).await;
         assert!(
             matches!(read, Err(ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, "too large"))),
             "six bytes, five may come: {read:?}"

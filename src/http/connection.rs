@@ -1,10 +1,14 @@
 //! Connections: accepts them, bounds them, and lets a handler ask whether its peer is still there. Knows
 //! nothing of routes.
+//!
+//! A peer is *gone* when it has closed its connection, or only its writing side: the kernel tells both by the same
+//! packet, and nearly everybody who sends it has left. Bytes that it sent before do not hide that.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,11 +17,12 @@ use axum::extract::Request;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -29,51 +34,78 @@ const BACKLOG: u32 = 4096;
 const MAX_HEAD: usize = 64 * 1024;
 /// How long a connection may take to send a request's head, or stay idle between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a peer may take nothing of an answer: one that never reads would keep it in memory for ever.
+/// A peer must take [`WRITE_LEAST`] of an answer, or all of it, within this time: one that never reads, or a byte
+/// now and then, would keep the answer in memory for ever.
 const WRITE_STALL: Duration = Duration::from_secs(60);
+const WRITE_LEAST: usize = 64 * 1024;
 /// After accept fails (no file descriptors left, most likely) the loop rests this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Failures to accept are one outage until none has come for this long. It is logged when it begins and ends.
+const ACCEPT_SETTLED: Duration = Duration::from_secs(3);
+/// A peer that is silent for `KEEPALIVE_IDLE` is asked whether it is there, `KEEPALIVE_COUNT` times,
+/// `KEEPALIVE_INTERVAL` apart. One that lost its power or its network is gone after two minutes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_COUNT: u32 = 4;
+/// At the stop, a connection that has sent nothing yet may begin its request for this long, and connections in the
+/// listen queue may be accepted.
+const LAST_CALL: Duration = Duration::from_millis(500);
+/// How much is read at a time around the runtime: see [`Socket::ask_kernel`].
+const PIECE: usize = 4096;
+
+/// A connection's socket.
+#[derive(Debug)]
+struct Socket {
+    stream: TcpStream,
+    /// The runtime may not know of bytes that the kernel has: the next read asks the kernel itself.
+    ask_kernel: AtomicBool,
+    /// Something was read.
+    was_read: AtomicBool,
+}
+
+impl Socket {
+    fn new(stream: TcpStream) -> Socket {
+        Socket { stream, ask_kernel: AtomicBool::new(false), was_read: AtomicBool::new(false) }
+    }
+
+    /// Has the next read ask the kernel, whatever the runtime knows. The reader and the caller are one task, so
+    /// the flag needs no order.
+    fn ask_kernel(&self) {
+        self.ask_kernel.store(true, Ordering::Relaxed);
+    }
+}
 
 /// The other end of the connection that a request came on.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    stream: Arc<TcpStream>,
+    socket: Arc<Socket>,
     /// Where it came from.
     pub addr: SocketAddr,
 }
 
 impl Peer {
-    /// Whether it has closed the connection, as far as the kernel knows now.
+    /// Whether it is gone, as far as the kernel knows now. One system call.
     pub fn is_gone(&self) -> bool {
-        match self.peek() {
-            Ok(read) => read == 0,
-            Err(e) => !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-        }
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut sockets = [PollFd::new(&self.socket.stream, gone)];
+        // An error is about the call, not about the peer.
+        poll(&mut sockets, Some(&NOW)).is_ok() && sockets[0].revents().intersects(gone)
     }
 
-    /// Returns when it has closed the connection. hyper could notice as well, but for that it keeps a buffer
-    /// of 8 KiB ready to read into, for every poll that is parked.
+    /// Returns when it is gone. hyper could notice as well, but for that it keeps a buffer of 8 KiB ready to read
+    /// into, for every poll that is parked; and it would read the next requests for it. Makes no system call.
     pub async fn gone(&self) {
-        loop {
-            let peeked = match self.stream.readable().await {
-                Ok(()) => self.stream.try_io(Interest::READABLE, || self.peek()),
-                Err(error) => Err(error),
-            };
-            match peeked {
-                Ok(0) => return,
-                // It has sent its next request already. What comes after that cannot be peeked at.
-                Ok(_) => std::future::pending().await,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(_) => return,
-            }
+        let stream = &self.socket.stream;
+        while let Ok(ready) = stream.ready(Interest::READABLE).await
+            && !ready.is_read_closed()
+        {
+            // It sends its next request already, or the runtime has not forgotten the last one. The bytes stay
+            // where they are. The runtime is told to forget them, so that it tells of the next event.
+            self.socket.ask_kernel();
+            let _: io::Result<()> =
+                stream.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
         }
-    }
-
-    /// How many bytes can be read now, 0 or 1. 0 is the end of the stream.
-    fn peek(&self) -> io::Result<usize> {
-        let mut byte = [0u8; 1];
-        let (_, read) = recv(&*self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-        Ok(read)
     }
 }
 
@@ -82,16 +114,25 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
     let addr = lookup_host(name).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
     let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
+    // Connections have what their listener has.
+    socket.set_keepalive(true)?;
+    sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT)?;
     socket.bind(addr)?;
     socket.listen(BACKLOG)
 }
 
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
-/// finishes the request that it is in, and ends. At most `most` connections at a time: further ones wait in the
-/// listen queue.
-pub async fn serve(listener: TcpListener, routes: Router, most: usize, tasks: Tasks) {
+/// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue.
+/// `port` is what the log calls it.
+pub async fn serve(port: &'static str, listener: TcpListener, routes: Router, most: usize, tasks: Tasks) {
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
+    let mut trouble = AcceptTrouble { port, failing: None };
+    let begin = |stream, addr, permit| {
+        tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit));
+    };
     let accept = async || {
         // Nobody closes the semaphore.
         let permit = permits.clone().acquire_owned().await.ok()?;
@@ -100,12 +141,54 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, tasks: Ta
     while let Some(Some((permit, accepted))) = stop.run_until_cancelled(accept()).await {
         match accepted {
             Ok((stream, addr)) => {
-                tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit));
+                trouble.works();
+                begin(stream, addr, permit);
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                trouble.failed(&error);
+                drop(permit);
                 sleep(ACCEPT_PAUSE).await;
             }
+        }
+    }
+    // For their peers, those in the listen queue are connected, and many have sent a request.
+    let until = Instant::now() + LAST_CALL;
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, addr)) = listener.accept() {
+        let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        let Ok(Ok(permit)) = timeout_at(until, permits.clone().acquire_owned()).await else { return };
+        if let Ok(stream) = accepted {
+            begin(stream, addr, permit);
+        }
+    }
+}
+
+/// Logs failures to accept connections once an outage.
+struct AcceptTrouble {
+    port: &'static str,
+    /// When the outage began, when the last failure came, and how many came.
+    failing: Option<(Instant, Instant, u64)>,
+}
+
+impl AcceptTrouble {
+    fn failed(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        match &mut self.failing {
+            Some((_, last, failures)) => (*last, *failures) = (now, *failures + 1),
+            None => {
+                self.failing = Some((now, now, 1));
+                tracing::warn!(port = self.port, %error, "connections cannot be accepted");
+            }
+        }
+    }
+
+    fn works(&mut self) {
+        if let Some((since, last, failures)) = self.failing
+            && last.elapsed() >= ACCEPT_SETTLED
+        {
+            let seconds = last.duration_since(since).as_secs();
+            tracing::info!(port = self.port, failures, seconds, "connections can be accepted again");
+            self.failing = None;
         }
     }
 }
@@ -121,8 +204,8 @@ fn connection(
 ) -> impl Future<Output = ()> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
-    let stream = Arc::new(stream);
-    let peer = Peer { stream: stream.clone(), addr };
+    let socket = Arc::new(Socket::new(stream));
+    let peer = Peer { socket: socket.clone(), addr };
     let service = tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(peer.clone());
         routes.clone().call(request)
@@ -133,7 +216,7 @@ fn connection(
         .max_buf_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.
         .half_close(true)
-        .serve_connection(TokioIo::new(SharedStream::new(stream)), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), TowerToHyperService::new(service));
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {
@@ -141,52 +224,100 @@ fn connection(
         // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
         tokio::select! {
             _ = connection.as_mut() => return,
-            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            () = stop.cancelled() => {}
         }
-        let _ = connection.await;
+        let last = async move {
+            // One that has just connected is about to send its first request. hyper would close it.
+            if !socket.was_read.load(Ordering::Relaxed) {
+                let _ = timeout(LAST_CALL, socket.stream.readable()).await;
+            }
+            // hyper closes an idle connection when it is told to stop, also if a request lies in the kernel: so it
+            // reads that first. The answers say by now that the connection ends.
+            socket.ask_kernel();
+            let read = std::future::poll_fn(|cx| Poll::Ready(connection.as_mut().poll(cx))).await;
+            if read.is_pending() {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            }
+        };
+        // Not a part of the task of every connection.
+        Box::pin(last).await;
     }
 }
 
-/// A stream with two owners: hyper reads and writes it, and [`Peer`] peeks at it.
+/// A stream with two owners: hyper reads and writes it, and [`Peer`] watches it.
 struct SharedStream {
-    stream: Arc<TcpStream>,
-    /// Runs while an answer cannot be written.
-    stalled: Option<Pin<Box<Sleep>>>,
+    socket: Arc<Socket>,
+    /// Runs while an answer cannot be written, with what was written since it began to run.
+    stalled: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
 impl SharedStream {
-    fn new(stream: Arc<TcpStream>) -> SharedStream {
-        SharedStream { stream, stalled: None }
+    fn new(socket: Arc<Socket>) -> SharedStream {
+        SharedStream { socket, stalled: None }
     }
 
-    /// Writes as much as the kernel takes. Fails when it takes nothing for [`WRITE_STALL`].
+    /// Writes as much as the kernel takes. Fails when it takes less than [`WRITE_LEAST`] in [`WRITE_STALL`].
     fn poll_with(
         &mut self,
         cx: &mut Context<'_>,
         write: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        while self.stream.poll_write_ready(cx)?.is_ready() {
-            match write(&self.stream) {
+        while self.socket.stream.poll_write_ready(cx)?.is_ready() {
+            match write(&self.socket.stream) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
-                    self.stalled = None;
+                    if let (Some((_, taken)), Ok(n)) = (&mut self.stalled, &done) {
+                        *taken += n;
+                        if *taken >= WRITE_LEAST {
+                            self.stalled = None;
+                        }
+                    }
                     return Poll::Ready(done);
                 }
             }
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(WRITE_STALL)));
+        let (stalled, _) = self.stalled.get_or_insert_with(|| (Box::pin(sleep(WRITE_STALL)), 0));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Reads what the kernel has, whatever the runtime knows of it. `None` when it has nothing.
+    fn read_from_kernel(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+        let mut piece = [0; PIECE];
+        let most = buf.remaining().min(PIECE);
+        match recv(&self.socket.stream, &mut piece[..most], RecvFlags::DONTWAIT) {
+            Ok((_, read)) => {
+                if read > 0 {
+                    // There may be more, of which the runtime does not know either.
+                    self.socket.ask_kernel();
+                }
+                buf.put_slice(&piece[..read]);
+                Some(Ok(()))
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+            Err(error) => Some(Err(error.into())),
+        }
     }
 }
 
 impl AsyncRead for SharedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let socket = &self.socket;
+        if socket.ask_kernel.swap(false, Ordering::Relaxed)
+            && let Some(read) = self.read_from_kernel(buf)
+        {
+            socket.was_read.store(true, Ordering::Relaxed);
+            return Poll::Ready(read);
+        }
         loop {
-            ready!(self.stream.poll_read_ready(cx))?;
+            ready!(socket.stream.poll_read_ready(cx))?;
             // Into memory that is not touched before: most of a buffer is never used.
-            match self.stream.try_read_buf(buf) {
-                Ok(_) => return Poll::Ready(Ok(())),
+            match socket.stream.try_read_buf(buf) {
+                Ok(_) => {
+                    socket.was_read.store(true, Ordering::Relaxed);
+                    return Poll::Ready(Ok(()));
+                }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }
@@ -211,12 +342,14 @@ impl AsyncWrite for SharedStream {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // All that there was is written.
+        self.stalled = None;
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(shutdown(&*self.stream, Shutdown::Write).map_err(io::Error::from))
+        Poll::Ready(shutdown(&self.socket.stream, Shutdown::Write).map_err(io::Error::from))
     }
 }
 
@@ -227,13 +360,70 @@ mod tests {
 
     use super::*;
 
+    #[tokio::test]
+    async fn a_silent_peer_is_asked_whether_it_is_there() {
+        let listener = listen("127.0.0.1:0").await.expect("a free port");
+        let _peer =
+            TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let of = |value: rustix::io::Result<Duration>| value.expect("a TCP socket");
+        assert_eq!(sockopt::socket_keepalive(&stream), Ok(true), "keepalive of an accepted connection");
+        assert_eq!(
+            of(sockopt::tcp_keepidle(&stream)),
+            KEEPALIVE_IDLE,
+            "silent for so long before it is asked"
+        );
+        assert_eq!(of(sockopt::tcp_keepintvl(&stream)), KEEPALIVE_INTERVAL, "between two questions");
+        assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_to_accept_are_one_outage_until_they_have_ended_for_a_while() {
+        let mut trouble = AcceptTrouble { port: "public", failing: None };
+        let error = io::Error::other("the test says so");
+        for _ in 0..100 {
+            trouble.failed(&error);
+            sleep(ACCEPT_SETTLED / 2).await;
+            trouble.works();
+            assert!(trouble.failing.is_some(), "one that works between two that fail does not end it");
+        }
+        assert!(trouble.failing.is_some_and(|(_, _, failures)| failures == 100), "{:?}", trouble.failing);
+        sleep(ACCEPT_SETTLED).await;
+        trouble.works();
+        assert!(trouble.failing.is_none(), "nothing has failed for {ACCEPT_SETTLED:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let reader = async {
+            // Enough at a time that the kernel tells the server of it.
+            let mut some = vec![0; WRITE_LEAST / 8];
+            while let Ok(n) = tokio::io::AsyncReadExt::read(&mut peer, &mut some).await
+                && n > 0
+            {
+                sleep(WRITE_STALL / 2).await;
+            }
+        };
+        let all = vec![0; 64 << 20];
+        let error = tokio::select! {
+            written = stream.write_all(&all) => written.expect_err("the peer reads far too little"),
+            () = reader => panic!("the connection ended before the server gave it up"),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_does_not_read_is_given_up() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let _peer = TcpStream::connect(address).await.expect("it listens");
         let (stream, _) = listener.accept().await.expect("it is connected");
-        let mut stream = SharedStream::new(Arc::new(stream));
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
         let began = Instant::now();
         // Far more than the kernel keeps for both ends.
         let written = stream.write_all(&vec![0; 64 << 20]).await;

@@ -1,5 +1,7 @@
-//! A response body that owns a delivery until hyper asks for the bytes: from then on the jobs are the consumer's.
-//! If the connection ends before, the delivery is dropped and gives its jobs back to their queue.
+//! The bodies of responses that hand out jobs. Each owns its delivery until hyper asks for the bytes: from then on
+//! the jobs are the consumer's. If the connection ends before, the delivery is dropped and gives its jobs back to
+//! their queue. A large answer is made job by job while it is sent, so that memory holds the jobs and one of them as
+//! JSON, not all of them twice more.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,12 +9,42 @@ use std::task::{Context, Poll};
 use axum::body::{Body, HttpBody};
 use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::reply::JobReply;
 use crate::dispatch::Delivery;
+use crate::job::Job;
 
 /// The same body; asking for its bytes takes the delivery.
 pub fn until_sent(body: Body, delivery: Delivery) -> Body {
     Body::new(Delivered { body, delivery: Some(delivery) })
+}
+
+/// The JSON of the jobs, as an array or as the only job's object, made while it is sent. `room` is kept until then.
+pub fn piece_by_piece(delivery: Delivery, array: bool, room: OwnedSemaphorePermit) -> Body {
+    let jobs = delivery.jobs();
+    // The brackets of the array, and the commas between its jobs.
+    let around = if array { jobs.len() + 1 } else { 0 };
+    let left = jobs.iter().map(length).sum::<u64>() + around as u64;
+    Body::new(Pieces {
+        delivery: Some(delivery),
+        jobs: Vec::new().into_iter(),
+        array,
+        begun: false,
+        left,
+        _room: room,
+    })
+}
+
+/// How long a job's JSON is.
+fn length(job: &Job) -> u64 {
+    let shell = json(&JobReply::consumed(job).without_data()).len();
+    (shell + job.body.len().div_ceil(3) * 4) as u64
+}
+
+fn json(job: &JobReply<'_>) -> Vec<u8> {
+    // It has string keys and no failing serializers, so this cannot fail.
+    serde_json::to_vec(job).unwrap_or_default()
 }
 
 struct Delivered {
@@ -40,5 +72,52 @@ impl HttpBody for Delivered {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+struct Pieces {
+    /// `Some` until the first bytes were asked for.
+    delivery: Option<Delivery>,
+    jobs: std::vec::IntoIter<Job>,
+    array: bool,
+    /// The first job was sent.
+    begun: bool,
+    /// How many bytes are still to come.
+    left: u64,
+    _room: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if let Some(delivery) = self.delivery.take() {
+            self.jobs = delivery.take().into_iter();
+        }
+        let Some(job) = self.jobs.next() else { return Poll::Ready(None) };
+        let mut piece = Vec::with_capacity(length(&job) as usize + 2);
+        if self.array {
+            piece.push(if self.begun { b',' } else { b'[' });
+        }
+        self.begun = true;
+        // As above. Writing to memory does not fail either.
+        let _ = serde_json::to_writer(&mut piece, &JobReply::consumed(&job));
+        if self.array && self.jobs.len() == 0 {
+            piece.push(b']');
+        }
+        self.left = self.left.saturating_sub(piece.len() as u64);
+        Poll::Ready(Some(Ok(Frame::data(piece.into()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
     }
 }

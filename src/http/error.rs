@@ -36,6 +36,13 @@ pub enum NameIn {
 }
 
 impl ApiError {
+    /// 503: large bodies take all the memory that they may.
+    pub const NO_ROOM: ApiError = ApiError::Ours(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "too many large bodies are in memory, please retry later",
+        None,
+    );
+
     /// 400 for an invalid name.
     pub const fn bad_name(place: NameIn, error: NameError) -> ApiError {
         ApiError::bad(match (place, error) {
@@ -89,6 +96,11 @@ impl From<ConsumeError> for ApiError {
             ConsumeError::TooMany(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many consumers are waiting, please retry later",
+                None,
+            ),
+            ConsumeError::TooManyInNamespace(_) => ApiError::Ours(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many consumers of this namespace are waiting, please retry later",
                 None,
             ),
             ConsumeError::Store(error) => error.into(),

@@ -15,9 +15,13 @@ use crate::admin::{Scope, TokenKey};
 use crate::job::JobId;
 use crate::name::{NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 
+/// The most queues that one consume may name, repeated ones counted each time.
+const MAX_QUEUES: usize = 100;
+
+const NO_QUEUE: ApiError = ApiError::bad("invalid queue name(s)");
 const NO_POOL: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "pool not found");
 const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token not found");
-const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
+pub const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
 
 /// What the metrics and the log may say of a request. The namespace is set only after the token was accepted,
 /// so that clients without a token cannot fill the metrics with names.
@@ -80,8 +84,12 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
         state: &Arc<AppState>,
     ) -> Result<AuthorizedConsume, ApiError> {
         let path = Path::read(parts).await?;
-        let queues = path.queues()?;
-        let (pool, key) = authenticate(parts, state, queues.namespace()).await?;
+        let (namespace, names) = path.queues()?;
+        let (pool, key) = authenticate(parts, state, &namespace).await?;
+        if names.len() > MAX_QUEUES {
+            return Err(ApiError::bad("too many queues"));
+        }
+        let queues = QueueList::new(namespace, names).ok_or(NO_QUEUE)?;
         Ok(AuthorizedConsume { pool, key, queues })
     }
 }
@@ -135,12 +143,14 @@ impl Path {
         Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
     }
 
-    fn queues(&self) -> Result<QueueList, ApiError> {
+    /// The namespace and the queues of a consume, one queue more than [`MAX_QUEUES`] at most: the token has not
+    /// been looked at yet, so a stranger's long list must cost little.
+    fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
         let namespace = self.namespace()?;
-        let names = self.queue.split(',').filter(|name| !name.is_empty());
+        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
         let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
         let names = names.map_err(bad_queue)?;
-        QueueList::new(namespace, names).ok_or(ApiError::bad("invalid queue name(s)"))
+        if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
     }
 }
 

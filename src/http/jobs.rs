@@ -1,22 +1,28 @@
 //! The handlers of the public API. Each one extracts, makes one call, and replies.
 
+use std::fmt;
 use std::pin::Pin;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Extension;
 use axum::extract::{RawQuery, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Serialize;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use super::body::read_body;
 use super::connection::Peer;
+use super::delivered;
 use super::error::ApiError;
-use super::extract::{Anonymous, Authorized, AuthorizedConsume};
+use super::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN};
 use super::params::{self, Life, Query};
+use super::parked_tokens::ParkedToken;
 use super::reply::{self, JobReply};
+use super::room::RequestRoom;
 use super::{App, AppState, HandlerResult, PoolState};
 use crate::admin::limits::{Admission, Pass};
 use crate::admin::{Direction, TokenKey};
@@ -30,6 +36,13 @@ use crate::process::tasks::Tasks;
 pub const MAX_JOB: usize = 1 << 20;
 /// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
 const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
+/// The most bytes of jobs that an answer hands out, unless its first job is larger. The others go back.
+const MAX_ANSWER: usize = 8 << 20;
+/// An answer with more bytes of jobs than this is made while it is sent, and takes room.
+const LARGE_ANSWER: usize = 64 << 10;
+/// A consumer that got its jobs sooner is not looked at before it is answered: hardly anybody leaves so soon, and a
+/// look is a system call.
+const LOOK_AFTER: Duration = Duration::from_millis(5);
 
 #[derive(Serialize)]
 struct Published {
@@ -67,7 +80,8 @@ struct Respawned {
 /// `PUT /api/:namespace/:queue`
 pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, Direction::Write).await?;
-    let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
+    let mut room = state.body_room.for_request();
+    let (new, id) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     auth.pool.engine.publish(vec![new]).await?;
     counted.keep();
     Ok(published(id))
@@ -78,12 +92,8 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let counted = admitted(&state, &auth.key, Direction::Write).await?;
     let life = params::life(query(&request), &state.defaults)?;
     let attributes = attributes(request.headers())?;
-    // Bulks may be large, so there is room for a bounded number of bytes of them. A bulk waits for its room
-    // before its body is read. Nobody closes the semaphore, and no bulk needs more than there is.
-    let size = hyper::body::Body::size_hint(request.body()).upper().map_or(MAX_BULK, |size| size as usize);
-    let room = size.min(MAX_BULK).div_ceil(1024) as u32;
-    let _room = state.bulk_room.acquire_many(room).await.map_err(|_| crate::error::Error::Closed)?;
-    let body = read_body(request.into_body(), MAX_BULK, "body too large").await?;
+    let mut room = state.body_room.for_request();
+    let body = read_body(request.into_body(), MAX_BULK, "body too large", Some(&mut room)).await?;
     let new: Vec<NewJob> = split_bulk(&body)?
         .into_iter()
         .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
@@ -96,13 +106,14 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
 
 /// The jobs of a bulk, each as its raw JSON text.
 fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
-    let jobs: Option<Vec<&RawValue>> = serde_json::from_slice(body)
+    let jobs: Option<Elements<'_>> = serde_json::from_slice(body)
         .map_err(|_| ApiError::bad("request body should be an array of objects"))?;
-    let jobs = jobs.unwrap_or_default();
-    match jobs.len() {
-        0 => return Err(ApiError::bad("no jobs")),
-        1..=MAX_PUBLISH => {}
-        _ => return Err(ApiError::bad("too many jobs")),
+    let Elements { first: jobs, more } = jobs.unwrap_or_default();
+    if jobs.is_empty() {
+        return Err(ApiError::bad("no jobs"));
+    }
+    if more {
+        return Err(ApiError::bad("too many jobs"));
     }
     if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
         return Err(ApiError::too_large("job too large"));
@@ -110,10 +121,47 @@ fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
     Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
 }
 
+/// The elements of a JSON array: the first [`MAX_PUBLISH`], and whether there are more. An array may have millions,
+/// which would take more memory than its text.
+#[derive(Debug, Default)]
+struct Elements<'a> {
+    first: Vec<&'a RawValue>,
+    more: bool,
+}
+
+impl<'de> Deserialize<'de> for Elements<'de> {
+    fn deserialize<D: Deserializer<'de>>(array: D) -> Result<Elements<'de>, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Elements<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Elements<'de>, A::Error> {
+                let mut elements = Elements::default();
+                while elements.first.len() < MAX_PUBLISH {
+                    match array.next_element()? {
+                        Some(element) => elements.first.push(element),
+                        None => return Ok(elements),
+                    }
+                }
+                while array.next_element::<IgnoredAny>()?.is_some() {
+                    elements.more = true;
+                }
+                Ok(elements)
+            }
+        }
+        array.deserialize_seq(Collect)
+    }
+}
+
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
 pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let queue = auth.queue.clone();
-    let (new, id) = read_job(&state, &auth.pool, auth.queue, request).await?;
+    let mut room = state.body_room.for_request();
+    let (new, id) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     match auth.job_id {
         Some(old) => auth.pool.engine.republish(JobRef { queue, id: old }, new).await?,
         None => auth.pool.engine.publish(vec![new]).await?,
@@ -134,40 +182,67 @@ pub async fn consume(
     let query = Query(query.as_deref().unwrap_or_default());
     let request = params::consume(query, auth.queues, &state.defaults)?;
     let (count, patient) = (request.count, !request.timeout.is_zero());
+    let token = (patient && !state.skip_verification).then(|| state.parked_tokens.enter(&auth.key));
     let consume = auth.pool.dispatcher.consume(request);
-    let delivery = if patient { unless_gone(consume, peer).await? } else { Some(consume.await?) };
-    match delivery {
+    match unless_gone(consume, peer, token).await? {
         Some(delivery) if !delivery.jobs().is_empty() => {
+            let response = handed_out(&state, delivery, count).await?;
             counted.keep();
-            Ok(handed_out(delivery, count))
+            Ok(response)
         }
         _ => Ok(reply::message(StatusCode::NOT_FOUND, "no job available")),
     }
 }
 
-/// What a waiting consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all
-/// the same is dropped here, which gives its jobs back. Boxed, so that a consumer that waits holds this future
-/// only, and no room for the handler's later steps.
+/// What a consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all the same
+/// is dropped here, which gives its jobs back. 401 when its token is revoked while it waits. Boxed, so that a
+/// consumer that waits holds this future only, and no room for the handler's later steps.
 fn unless_gone(
     consume: impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static,
     peer: Peer,
-) -> Pin<Box<dyn Future<Output = Result<Option<Delivery>, ConsumeError>> + Send>> {
+    token: Option<Arc<ParkedToken>>,
+) -> Pin<Box<dyn Future<Output = Result<Option<Delivery>, ApiError>> + Send>> {
     Box::pin(async move {
+        let began = Instant::now();
+        let revoked = async {
+            match &token {
+                Some(token) => token.revoked().await,
+                None => std::future::pending().await,
+            }
+        };
         let delivery = tokio::select! {
             biased;
             delivery = consume => delivery?,
             () = peer.gone() => return Ok(None),
+            () = revoked => return Err(BAD_TOKEN),
         };
-        Ok(if delivery.waited() && peer.is_gone() { None } else { Some(delivery) })
+        let look = delivery.waited() || began.elapsed() >= LOOK_AFTER;
+        Ok(if look && peer.is_gone() { None } else { Some(delivery) })
     })
 }
 
-fn handed_out(delivery: Delivery, count: u16) -> Response {
+/// The answer to a consume, with as many of the jobs as it may have. 503 if there is no room for it: then all of
+/// them go back.
+async fn handed_out(state: &AppState, mut delivery: Delivery, count: u16) -> HandlerResult {
+    let mut bytes = 0;
+    let fits = delivery.jobs().iter().take_while(|job| {
+        bytes += job.body.len();
+        bytes <= MAX_ANSWER
+    });
+    let fits = fits.count().max(1);
+    delivery.keep(fits);
+    let bytes: usize = delivery.jobs().iter().map(|job| job.body.len()).sum();
+    if bytes > LARGE_ANSWER {
+        // Boxed, so that small answers do not keep memory for this.
+        let room = Box::pin(state.body_room.for_answer(bytes)).await?;
+        let body = delivered::piece_by_piece(delivery, count > 1, room);
+        return Ok(reply::json_stream(StatusCode::OK, body));
+    }
     let answer = match delivery.jobs() {
         [job] if count == 1 => reply::json(StatusCode::OK, &JobReply::consumed(job)),
         jobs => reply::json(StatusCode::OK, &jobs.iter().map(JobReply::consumed).collect::<Vec<_>>()),
     };
-    answer.map(|body| super::delivered::until_sent(body, delivery))
+    Ok(answer.map(|body| delivered::until_sent(body, delivery)))
 }
 
 /// `DELETE /api/:namespace/:queue/job/:job_id`
@@ -302,10 +377,11 @@ async fn read_job(
     pool: &PoolState,
     queue: Queue,
     request: Request,
+    room: &mut RequestRoom<'_>,
 ) -> Result<(NewJob, String), ApiError> {
     let life = params::life(query(&request), &state.defaults)?;
     let attributes = attributes(request.headers())?;
-    let body = read_body(request.into_body(), MAX_JOB, "body too large").await?;
+    let body = read_body(request.into_body(), MAX_JOB, "body too large", Some(room)).await?;
     let new = new_job(pool, queue, body, life, attributes);
     let id = new.id.to_string();
     Ok((new, id))
@@ -362,4 +438,30 @@ fn attributes(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
 /// At most `most` bytes of `text`, in whole characters.
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_bulk_with_far_too_many_jobs_few_are_kept() {
+        let array = |jobs: usize| format!("[{}]", vec!["1"; jobs].join(", "));
+        let text = |jobs: usize| array(jobs).into_bytes();
+        let elements: Elements<'_> = serde_json::from_str("[]").expect("JSON");
+        assert!(elements.first.is_empty() && !elements.more, "{elements:?}");
+        for (jobs, more) in [(1, false), (MAX_PUBLISH, false), (MAX_PUBLISH + 1, true), (1_000_000, true)] {
+            let text = text(jobs);
+            let elements: Elements<'_> = serde_json::from_slice(&text).expect("JSON");
+            assert_eq!(
+                (elements.first.len(), elements.more),
+                (jobs.min(MAX_PUBLISH), more),
+                "of {jobs} jobs, and whether there are more"
+            );
+            assert!(elements.first.capacity() <= 2 * MAX_PUBLISH, "memory for {}", elements.first.capacity());
+        }
+        // What is no JSON behind the last job that counts is no JSON.
+        let broken = format!("{},", array(MAX_PUBLISH + 1).trim_end_matches(']'));
+        assert!(serde_json::from_str::<Elements<'_>>(&broken).is_err(), "a broken array");
+    }
 }

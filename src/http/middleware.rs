@@ -46,15 +46,21 @@ pub fn observe(State(state): App, mut request: Request, next: Next) -> impl Futu
     // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
     // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
     let holds_back = request.headers().get(header::EXPECT).is_some();
-    let unread = (!holds_back && !request.body().is_end_stream()).then(UnreadBody::default);
+    let unread = (!request.body().is_end_stream()).then(UnreadBody::default);
     if let Some(unread) = &unread {
         request = request.map(|body| unread.watch(body));
     }
     let response = catch_panic(Box::pin(next.run(request)));
     async move {
         let mut response = response.await;
-        if let Some(unread) = unread {
-            Box::pin(unread.drain()).await;
+        let all_read = match unread {
+            Some(unread) => Box::pin(unread.drain(holds_back)).await,
+            None => true,
+        };
+        // hyper closes the connection after a body that was not read, and a server that stops closes all. A client
+        // that is not told sends its next request into a closed connection.
+        if !all_read || state.readiness.is_draining() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         let failure = response.extensions().get::<StoreFailure>();
         // The pool is known once the request's token has named one. What fails without one is an operator's
@@ -144,27 +150,49 @@ fn allowed(state: &AppState, request: &Request) -> bool {
     })
 }
 
-/// A request's body after its handler has dropped it without reading it to the end.
+/// What is left of a request's body when its handler has dropped it.
 #[derive(Clone, Default)]
-struct UnreadBody(Arc<Mutex<Option<Body>>>);
+struct UnreadBody(Arc<Mutex<Rest>>);
+
+#[derive(Default)]
+enum Rest {
+    /// Nothing: the handler has read it to the end.
+    #[default]
+    Nothing,
+    Body(Body),
+    /// It broke off, or is no HTTP. Nothing can be read after it.
+    Broken,
+}
 
 impl UnreadBody {
     fn watch(&self, body: Body) -> Body {
         Body::new(Watched { body: Some(body), unread: self.clone() })
     }
 
-    async fn drain(self) {
-        let Some(mut body) = self.0.lock().take() else { return };
+    /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
+    async fn drain(self, holds_back: bool) -> bool {
+        let mut body = match std::mem::take(&mut *self.0.lock()) {
+            Rest::Nothing => return true,
+            Rest::Broken => return false,
+            Rest::Body(_) if holds_back => return false,
+            Rest::Body(body) => body,
+        };
         let mut left = DRAIN_BYTES;
         let drain = async {
-            while let Some(Ok(frame)) = body.frame().await {
-                left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+            loop {
+                match body.frame().await {
+                    None => return true,
+                    Some(Err(_)) => return false,
+                    Some(Ok(frame)) => {
+                        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+                    }
+                }
                 if left == 0 {
-                    return;
+                    return body.is_end_stream();
                 }
             }
         };
-        let _ = tokio::time::timeout(DRAIN_TIME, drain).await;
+        tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
     }
 }
 
@@ -185,8 +213,13 @@ impl HttpBody for Watched {
     ) -> Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, axum::Error>>> {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(cx);
-        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
-            self.body = None;
+        match polled {
+            Poll::Ready(None) => self.body = None,
+            Poll::Ready(Some(Err(_))) => {
+                self.body = None;
+                *self.unread.0.lock() = Rest::Broken;
+            }
+            _ => {}
         }
         polled
     }
@@ -203,7 +236,7 @@ impl HttpBody for Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.unread.0.lock() = Some(body);
+            *self.unread.0.lock() = Rest::Body(body);
         }
     }
 }

@@ -11,7 +11,9 @@ mod jobs;
 mod middleware;
 mod operations;
 mod params;
+pub mod parked_tokens;
 mod reply;
+pub mod room;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -24,9 +26,10 @@ use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
 use self::error::ApiError;
+use self::parked_tokens::ParkedTokens;
+use self::room::BodyRoom;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
@@ -42,9 +45,6 @@ use crate::process::tasks::{Failure, Tasks};
 type App = State<Arc<AppState>>;
 /// What a handler returns.
 type HandlerResult = Result<Response, ApiError>;
-
-/// How much memory the bodies of all bulks may take together, in KiB: room for eight of the largest.
-pub const BULK_ROOM: usize = 8 * 65 * 1024;
 
 /// What requests need of a pool.
 #[derive(Debug)]
@@ -90,6 +90,11 @@ impl Readiness {
         self.draining.store(true, Ordering::SeqCst);
     }
 
+    /// Whether the server stops.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     /// Why the server should get no requests now.
     pub fn problem(&self) -> Option<String> {
         match self.failure.reason() {
@@ -110,6 +115,8 @@ pub struct AppState {
     pub metrics: Arc<Metrics>,
     /// How many polls are parked, over all pools.
     pub parked: Arc<ParkedPolls>,
+    /// The tokens that they wait with.
+    pub parked_tokens: ParkedTokens,
     pub readiness: Readiness,
     /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
     pub scrape: Mutex<()>,
@@ -117,8 +124,8 @@ pub struct AppState {
     pub skip_verification: bool,
     /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
     pub accounts: BTreeMap<String, Secret>,
-    /// Room for the bodies of bulks, in KiB. It bounds the memory that they take together.
-    pub bulk_room: Semaphore,
+    /// Bounds the memory that large bodies take together.
+    pub body_room: BodyRoom,
     /// Whether requests are logged.
     pub access_log: AtomicBool,
     /// Where handlers start tasks that outlive their request.

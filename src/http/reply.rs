@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use base64::Engine as _;
+use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Serialize, Serializer};
 
@@ -12,6 +13,9 @@ use crate::job::{Attributes, Job};
 /// The type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
+
+/// Bodies of jobs up to this size become base64 in one piece.
+const PIECE: usize = 4096;
 
 /// A JSON answer.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
@@ -36,6 +40,11 @@ pub fn indented_text(value: &impl Serialize) -> Vec<u8> {
 
 fn raw_json(status: StatusCode, text: Vec<u8>) -> Response {
     with_body(status, JSON, text.into())
+}
+
+/// A JSON answer whose body is made while it is sent.
+pub fn json_stream(status: StatusCode, body: Body) -> Response {
+    with_body(status, JSON, body)
 }
 
 /// An answer with a body of another type.
@@ -111,6 +120,11 @@ impl<'a> JobReply<'a> {
         }
     }
 
+    /// The same without its body.
+    pub fn without_data(self) -> JobReply<'a> {
+        JobReply { data: &[], ..self }
+    }
+
     /// A job that was handed out.
     pub fn consumed(job: &'a Job) -> JobReply<'a> {
         JobReply { msg: Some("new job"), ..JobReply::peeked(job) }
@@ -122,7 +136,12 @@ fn null_when_empty<S: Serializer>(attributes: &Attributes, s: S) -> Result<S::Ok
 }
 
 fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&STANDARD.encode(data))
+    if data.len() <= PIECE {
+        s.serialize_str(&STANDARD.encode(data))
+    } else {
+        // Piece by piece, without a copy of the whole.
+        s.collect_str(&Base64Display::new(data, &STANDARD))
+    }
 }
 
 fn as_text<S: Serializer>(id: &crate::job::JobId, s: S) -> Result<S::Ok, S::Error> {

@@ -202,7 +202,7 @@ pub async fn list_limits(State(state): App, RawQuery(query): RawQuery) -> Handle
 }
 
 async fn read_form(request: Request) -> Result<Bytes, ApiError> {
-    read_body(request.into_body(), MAX_FORM, "body too large").await
+    read_body(request.into_body(), MAX_FORM, "body too large", None).await
 }
 
 /// The limit in the body, which can be stored. Any other body is refused before the names in the path are

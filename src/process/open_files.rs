@@ -1,19 +1,122 @@
-//! The limit of open files. Each connection is one, so thousands of waiting consumers need a high limit.
+//! The limit of open files. Each connection is one, and so is each file of a store: a store that cannot open its
+//! files fails for good. So connections are bounded by what the limit leaves when the stores have their share.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the open-file limit to the hard limit, and logs what it is now: one file per connection.
-pub fn raise_open_files() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |l| l.to_string());
-    if current == maximum {
-        tracing::info!(open_files = shown(current), "open-file limit");
-        return;
+/// For the process itself: logs, listeners, the runtime, directories that are looked into.
+const PROCESS: u64 = 32;
+/// For one Redis pool, or the Redis of tokens and limits: its connections, with those to Sentinels, and some that
+/// are being replaced.
+const REDIS: u64 = 32;
+/// For one disk pool, besides the tables that it keeps open: journals, and the tables that a compaction reads and
+/// writes.
+const DISK: u64 = 64;
+/// The tables that a disk pool keeps open: as many as fjall would, or a quarter of the limit for all pools.
+const TABLES: u64 = 900;
+const FEWEST_TABLES: u64 = 10;
+/// The fewest connections that a server is of use with.
+const FEWEST: u64 = 16;
+
+/// How many files may be used for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenFiles {
+    /// What the stores and the process itself need.
+    pub reserved: u64,
+    /// How many tables each disk pool keeps open.
+    pub tables: usize,
+    /// How many connections the public port may take.
+    pub connections: usize,
+    /// How many the admin port may take.
+    pub admin_connections: usize,
+}
+
+impl OpenFiles {
+    /// Raises the limit of the process to the hard limit, divides it, and logs that. The error says how high the
+    /// limit must be.
+    pub fn divide(disks: usize, redises: usize, most: usize, most_admin: usize) -> Result<OpenFiles, String> {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let raised = current != maximum && {
+            let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+            if let Err(error) = &raised {
+                tracing::warn!(%error, "the open-file limit could not be raised");
+            }
+            raised.is_ok()
+        };
+        let limit = if raised { maximum } else { current };
+        let files = OpenFiles::of(limit, (disks, redises), (most, most_admin))?;
+        let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |l| l.to_string());
+        tracing::info!(
+            open_files = shown(limit),
+            was = raised.then(|| shown(current)),
+            reserved = files.reserved,
+            connections = files.connections,
+            admin_connections = files.admin_connections,
+            "open-file limit"
+        );
+        Ok(files)
     }
-    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => tracing::info!(open_files = shown(maximum), was = shown(current), "open-file limit raised"),
-        Err(error) => {
-            tracing::warn!(%error, open_files = shown(current), "the open-file limit could not be raised");
+
+    /// How `limit` is divided between so many stores and the connections of both ports, of which there may be so
+    /// many at most.
+    fn of(
+        limit: Option<u64>,
+        (disks, redises): (usize, usize),
+        (most, most_admin): (usize, usize),
+    ) -> Result<OpenFiles, String> {
+        let (disks, redises) = (disks as u64, redises as u64);
+        let tables = limit.map_or(TABLES, |limit| (limit / 4 / disks.max(1)).clamp(FEWEST_TABLES, TABLES));
+        let reserved = PROCESS + redises * REDIS + disks * (DISK + tables);
+        let tables = tables as usize;
+        let Some(limit) = limit else {
+            return Ok(OpenFiles { reserved, tables, connections: most, admin_connections: most_admin });
+        };
+        let left = limit.saturating_sub(reserved);
+        if left < FEWEST {
+            let needed = PROCESS + redises * REDIS + disks * (DISK + FEWEST_TABLES) + FEWEST;
+            // With so many, a quarter of them is more than the fewest tables.
+            let needed = if disks > 0 { needed + needed / 2 } else { needed };
+            return Err(format!(
+                "the open-file limit is {limit}, and the stores need {reserved} of them: raise it (`ulimit -n`) to {needed} or more"
+            ));
+        }
+        let admin = (left / 8).min(most_admin as u64);
+        let connections = (left - admin).min(most as u64) as usize;
+        Ok(OpenFiles { reserved, tables, connections, admin_connections: admin as usize })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_and_connections_stay_within_the_limit() {
+        for limit in [200, 256, 1024, 4096, 20_000, 1 << 20] {
+            for stores in [(1, 0), (0, 2), (1, 1), (2, 2)] {
+                let Ok(files) = OpenFiles::of(Some(limit), stores, (200_000, 1024)) else {
+                    assert!(limit < 400, "{limit} open files are enough for {stores:?}");
+                    continue;
+                };
+                let used = files.reserved + (files.connections + files.admin_connections) as u64;
+                assert!(used <= limit, "{files:?} of {limit}");
+                assert!(files.admin_connections >= 2, "{files:?} of {limit}");
+                assert!(
+                    used == limit || files.connections == 200_000,
+                    "{files:?} of {limit} leaves some unused"
+                );
+            }
+        }
+        let files = OpenFiles::of(None, (1, 1), (200_000, 1024)).expect("there is no limit");
+        assert_eq!((files.connections, files.admin_connections, files.tables), (200_000, 1024, 900));
+    }
+
+    #[test]
+    fn a_limit_that_is_too_low_is_said_and_the_one_that_is_named_is_enough() {
+        for stores in [(1, 0), (0, 2), (3, 3)] {
+            let error = OpenFiles::of(Some(64), stores, (100, 100)).expect_err("64 are not enough");
+            let needed = error.split(" to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+            let files = OpenFiles::of(needed, stores, (100, 100));
+            assert!(needed.is_some() && files.is_ok(), "{stores:?}: {error}, and then {files:?}");
         }
     }
 }

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use self::stores::{Stores, admin_store, open_stores};
 use crate::admin::AdminStore;
@@ -25,12 +24,14 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
+use crate::http::parked_tokens::ParkedTokens;
+use crate::http::room::BodyRoom;
 use crate::http::{self, AppState, Defaults, PoolState, Readiness};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
-use crate::process::open_files;
+use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
@@ -106,7 +107,10 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        open_files::raise_open_files();
+        let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
+        let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
+        let files = OpenFiles::divide(disks, redises, config.max_connections, MAX_ADMIN_CONNECTIONS)
+            .map_err(ServerError::Failed)?;
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -114,7 +118,7 @@ impl Server {
 
         let metrics = Arc::new(Metrics::default());
         let mut stores = Stores::default();
-        let opened = match open_stores(&config, &metrics, &mut stores).await {
+        let opened = match open_stores(&config, files.tables, &metrics, &mut stores).await {
             Ok(()) => admin_store(&config, &stores).await,
             Err(error) => Err(error),
         };
@@ -153,12 +157,16 @@ impl Server {
         tasks.spawn_essential("the refresh of limits", async move {
             stop.run_until_cancelled(throttle.keep_fresh()).await;
         });
+        let (parked, stop) = (state.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the checks of parked polls' tokens", async move {
+            stop.run_until_cancelled(http::parked_tokens::keep_checked(parked)).await;
+        });
         let serve = http::connection::serve;
         let routes = http::api(state.clone());
-        let port = serve(api_listener, routes, config.max_connections, api_tasks.clone());
+        let port = serve("public", api_listener, routes, files.connections, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
-        let port =
-            serve(admin_listener, http::admin(state.clone()), MAX_ADMIN_CONNECTIONS, admin_tasks.clone());
+        let (routes, most) = (http::admin(state.clone()), files.admin_connections);
+        let port = serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         let engines = stores.engines.into_values().collect();
@@ -234,7 +242,11 @@ fn app_state(
     readiness: Readiness,
     tasks: Tasks,
 ) -> AppState {
-    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls));
+    let of_namespace = match config.max_parked_polls_per_namespace {
+        0 => config.max_parked_polls.div_ceil(2),
+        most => most,
+    };
+    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, of_namespace));
     let pool = |name: &PoolName, engine: &Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
         let mut engine = engine.clone();
@@ -263,11 +275,12 @@ fn app_state(
         },
         metrics,
         parked,
+        parked_tokens: ParkedTokens::default(),
         readiness,
         scrape: Mutex::default(),
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
-        bulk_room: Semaphore::new(http::BULK_ROOM),
+        body_room: BodyRoom::new(config.max_body_memory.saturating_mul(1 << 20)),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,
     }

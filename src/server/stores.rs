@@ -43,9 +43,10 @@ pub struct Stores {
     pub failures: Vec<(PoolName, Failed)>,
 }
 
-/// Opens every pool's store. After an error `stores` holds those that are open.
+/// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those that are open.
 pub async fn open_stores(
     config: &Config,
+    open_tables: usize,
     metrics: &Arc<Metrics>,
     stores: &mut Stores,
 ) -> Result<(), ServerError> {
@@ -59,8 +60,11 @@ pub async fn open_stores(
                     SyncMode::Always => Sync::Always,
                     SyncMode::EverySec => Sync::EverySecond,
                 };
-                let options =
-                    DiskOptions { sync, ..DiskOptions::new(path, Arc::new(SystemClock::default())) };
+                let options = DiskOptions {
+                    sync,
+                    open_tables,
+                    ..DiskOptions::new(path, Arc::new(SystemClock::default()))
+                };
                 // Opening reads the store, which may take a while.
                 let disk = tokio::task::spawn_blocking(|| DiskEngine::open(options))
                     .await

@@ -34,8 +34,20 @@ impl Process {
         let mut words = words.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_dormouse")]);
         // There is one at least.
         let mut command = Command::new(words.next().unwrap_or_default());
-        command.args(words);
-        command.current_dir(dir).args(args).env_clear();
+        command.args(words).args(args);
+        Process::run(command, dir, env)
+    }
+
+    /// Starts it without arguments, and with a limit of open files that it cannot raise.
+    pub fn start_with_open_files(dir: &Path, most: usize) -> Process {
+        let mut command = Command::new("/bin/sh");
+        let binary = env!("CARGO_BIN_EXE_dormouse");
+        command.args(["-c", &format!("ulimit -n {most} && exec '{binary}'")]);
+        Process::run(command, dir, &[])
+    }
+
+    fn run(mut command: Command, dir: &Path, env: &[(&str, &str)]) -> Process {
+        command.current_dir(dir).env_clear();
         command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");

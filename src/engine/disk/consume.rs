@@ -11,6 +11,9 @@ use crate::engine::Consumed;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
+/// One call hands out no further job after so many bytes of them: what it hands out is held in memory.
+const MAX_BYTES: usize = 8 << 20;
+
 /// Hands out jobs, one for each ttr.
 pub struct Consume {
     pub queues: QueueList,
@@ -33,14 +36,18 @@ impl Step for Consume {
 impl WriterState {
     fn consume(&mut self, queues: &QueueList, ttrs: &[Duration], now: Micros) -> Result<Consumed, Fatal> {
         let mut consumed = Consumed::default();
-        let mut skipped = 0;
+        let (mut skipped, mut bytes) = (0, 0);
         for queue in self.queues.of_list(queues) {
             while let Some(ttr) = ttrs.get(consumed.jobs.len()) {
                 let Some((seq, entry)) = self.head(&queue)? else { break };
                 match self.read_entry(&queue, &entry)? {
                     Some(Ok(record)) if !record.expired(now) => {
                         let job = self.hand_out(&queue, (seq, entry), record, *ttr, now);
+                        bytes += job.body.len();
                         consumed.jobs.push(job);
+                        if bytes >= MAX_BYTES && consumed.jobs.len() < ttrs.len() {
+                            return Ok(Consumed { more: true, ..consumed });
+                        }
                     }
                     unfit => {
                         self.pass_over(&queue, unfit, now);

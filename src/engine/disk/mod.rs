@@ -95,6 +95,8 @@ pub struct DiskOptions {
     pub ready_window: usize,
     /// How many delayed jobs are kept in memory (about 150 bytes each).
     pub delayed_window: usize,
+    /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
+    pub open_tables: usize,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
     /// Whether to sweep and compact in the background. Tests that count sweep by hand.
@@ -113,6 +115,7 @@ impl DiskOptions {
             waiting: 16384,
             ready_window: 4096,
             delayed_window: 16384,
+            open_tables: 900,
             forget_queues_after: Duration::from_secs(600),
             upkeep: true,
             upkeep_every: Duration::from_secs(5),
@@ -163,7 +166,7 @@ impl DiskEngine {
     /// Opens the directory and starts the threads. Reads the keys of every list: a second for some million
     /// jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let (store, mark) = open::open(&options.path)?;
+        let (store, mark) = open::open(&options.path, options.open_tables)?;
         let windows = Windows {
             ready: options.ready_window.max(1),
             delayed: options.delayed_window.max(1),

@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path()).unwrap(); // new directory
+        let store = Store::open(dir.path(), 64).unwrap(); // new directory
         let (ops, calls) = batch::channel::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };

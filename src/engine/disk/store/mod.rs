@@ -99,10 +99,14 @@ impl std::fmt::Debug for Store {
     }
 }
 
+/// fjall takes no fewer.
+const FEWEST_OPEN_TABLES: usize = 10;
+
 impl Store {
-    /// Opens or creates the database in `path`.
-    pub fn open(path: &Path) -> fjall::Result<Store> {
+    /// Opens or creates the database in `path`. `open_tables` of its tables may stay open.
+    pub fn open(path: &Path, open_tables: usize) -> fjall::Result<Store> {
         let db = Database::builder(path)
+            .max_cached_files(Some(open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
             // One of them only writes memtables out, and spins while all others compact: with three that is
@@ -348,7 +352,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path()).unwrap(); // new directory
+        let store = Store::open(dir.path(), 64).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -359,7 +363,7 @@ mod tests {
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
         drop((txn, store));
-        let store = Store::open(dir.path()).unwrap(); // closed just now
+        let store = Store::open(dir.path(), 64).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),

@@ -59,8 +59,8 @@ impl Mark {
     }
 }
 
-/// Opens `path`, made if it is not there.
-pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
+/// Opens `path`, made if it is not there. `open_tables` of the tables may stay open.
+pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     std::fs::create_dir_all(path).map_err(io)?;
     let mut mark = mark(path)?;
@@ -68,7 +68,7 @@ pub fn open(path: &Path) -> Result<(Store, Mark), OpenError> {
     if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
         std::fs::remove_dir_all(&database).map_err(io)?;
     }
-    let store = Store::open(&database).map_err(|e| match e {
+    let store = Store::open(&database, open_tables).map_err(|e| match e {
         fjall::Error::Locked => OpenError::Locked(path.to_owned()),
         fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
         other => OpenError::Damaged(path.to_owned(), describe(&other)),

@@ -1,0 +1,111 @@
+//! The tokens of the polls that are parked. A poll may wait for hours, so its token is checked again while it
+//! waits: once a second for each token, however many polls wait with it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::AppState;
+use crate::admin::TokenKey;
+
+/// How often each token is checked.
+const EVERY: Duration = Duration::from_secs(1);
+/// How many tokens are checked at the same time.
+const AT_ONCE: usize = 64;
+
+/// The tokens that polls wait with.
+#[derive(Debug, Default)]
+pub struct ParkedTokens {
+    /// An entry whose polls have all ended is removed before the next check.
+    entries: Mutex<HashMap<TokenKey, Weak<ParkedToken>>>,
+}
+
+/// A token that polls wait with. Each of them holds it.
+#[derive(Debug)]
+pub struct ParkedToken {
+    key: TokenKey,
+    /// Notified after each check that the token did not pass. A poll that comes later has passed a check of its own.
+    revoked: Notify,
+}
+
+impl ParkedToken {
+    /// Returns when the token opens its namespace no more.
+    pub async fn revoked(&self) {
+        self.revoked.notified().await;
+    }
+}
+
+impl ParkedTokens {
+    /// A poll with this token waits, until it drops the answer.
+    pub fn enter(&self, key: &TokenKey) -> Arc<ParkedToken> {
+        let mut entries = self.entries.lock();
+        if let Some(parked) = entries.get(key).and_then(Weak::upgrade) {
+            return parked;
+        }
+        let parked = Arc::new(ParkedToken { key: key.clone(), revoked: Notify::new() });
+        entries.insert(key.clone(), Arc::downgrade(&parked));
+        parked
+    }
+
+    /// Those that polls wait with now.
+    fn parked(&self) -> Vec<Arc<ParkedToken>> {
+        let mut parked = Vec::new();
+        self.entries.lock().retain(|_, entry| {
+            let entry = entry.upgrade();
+            let there = entry.is_some();
+            parked.extend(entry);
+            there
+        });
+        parked
+    }
+}
+
+/// Checks the tokens of parked polls until it is dropped.
+pub async fn keep_checked(state: Arc<AppState>) {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        for some in state.parked_tokens.parked().chunks(AT_ONCE) {
+            let check = |parked: &Arc<ParkedToken>| {
+                let (state, parked) = (state.clone(), parked.clone());
+                state.tasks.clone().spawn(async move {
+                    // An error says nothing about the token. It was reported, and the next second asks again.
+                    if let Ok(false) = state.tokens.check(&parked.key).await {
+                        parked.revoked.notify_waiters();
+                    }
+                })
+            };
+            for check in some.iter().map(check).collect::<Vec<_>>() {
+                // A panic is in the log, and the next second asks again.
+                let _ = check.await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::Scope;
+    use crate::name::{Namespace, PoolName, Token};
+
+    #[test]
+    fn a_token_is_kept_once_and_only_while_polls_wait_with_it() {
+        let namespace = Namespace::parse("ns").expect("a literal");
+        let scope = Scope { pool: PoolName::default_pool(), namespace };
+        let key = |token| TokenKey { scope: scope.clone(), token: Token::new(token).expect("not empty") };
+        let tokens = ParkedTokens::default();
+        let polls: Vec<_> = (0..100).map(|_| tokens.enter(&key("a"))).collect();
+        let other = tokens.enter(&key("b"));
+        assert_eq!(tokens.parked().len(), 2, "a hundred polls wait with one token, one with another");
+        drop(other);
+        assert_eq!(tokens.parked().len(), 1, "nobody waits with the other one");
+        drop(polls);
+        assert_eq!((tokens.parked().len(), tokens.entries.lock().len()), (0, 0), "nobody waits");
+    }
+}
