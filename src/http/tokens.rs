@@ -119,8 +119,6 @@ pub async fn delete_token(
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
-    // The store has deleted its limit too. This server's copy of it goes at once.
-    state.throttle.remove(&key).await?;
     Ok(reply::no_content())
 }
 
@@ -176,20 +174,15 @@ pub async fn remove_limit(
     Ok(reply::message(StatusCode::OK, "success"))
 }
 
-/// `GET /limits?force_update`
-pub async fn list_limits(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+/// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
+pub async fn list_limits(State(state): App) -> HandlerResult {
     #[derive(Serialize)]
     struct TokenLimit {
         namespace: String,
         token: String,
         limiter: Limit,
     }
-    let query = query.unwrap_or_default();
-    let force = matches!(
-        Query(&query).get("force_update").as_deref(),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
-    );
-    let limits = state.throttle.list(force).await?;
+    let limits = state.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
         .into_iter()
         .map(|(key, limiter)| TokenLimit {
@@ -228,6 +221,7 @@ impl FromRequest<Arc<AppState>> for ValidLimit {
 fn refused(error: LimitError, limit: Limit) -> Response {
     let error: ApiError = match error {
         LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),
+        LimitError::Unlimited => ApiError::bad("read and write are both 0 or less: that is no limit"),
         LimitError::Interval if limit.interval == 0 => ApiError::bad("interval should be > 0"),
         LimitError::Interval => ApiError::bad("limiter interval should be > 0"),
         LimitError::Exists => ApiError::bad("the token has a limit already"),

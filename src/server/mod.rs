@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use self::stores::{Stores, admin_store, open_stores};
 use crate::admin::AdminStore;
+use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
@@ -113,23 +114,27 @@ impl Server {
             listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
         let metrics = Arc::new(Metrics::default());
+        let failure = Failure::default();
+        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let mut stores = Stores::default();
+        let outage = Outage::new("tokens and limits");
         let opened = match open_stores(&config, &metrics, &mut stores).await {
-            Ok(()) => admin_store(&config, &stores).await,
+            Ok(()) => admin_store(&config, &stores, &outage, &tasks).await,
             Err(error) => Err(error),
         };
         let store = match opened {
             Ok(store) => store,
             Err(error) => {
+                tasks.stop();
                 close(stores.engines.into_values()).await;
                 return Err(error);
             }
         };
 
-        let failure = Failure::default();
-        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let readiness = Readiness::new(failure.clone());
-        let state = Arc::new(app_state(&config, &options, &stores, store, metrics, readiness, tasks.clone()));
+        let admin_state = (store, outage);
+        let state = app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone());
+        let state = Arc::new(state);
 
         for (name, engine) in &stores.engines {
             let pump = pump::run(
@@ -149,10 +154,6 @@ impl Server {
                 }
             });
         }
-        let (throttle, stop) = (state.throttle.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the refresh of limits", async move {
-            stop.run_until_cancelled(throttle.keep_fresh()).await;
-        });
         let serve = http::connection::serve;
         let routes = http::api(state.clone());
         let port = serve(api_listener, routes, config.max_connections, api_tasks.clone());
@@ -229,7 +230,7 @@ fn app_state(
     config: &Config,
     options: &Options,
     stores: &Stores,
-    store: Arc<dyn AdminStore>,
+    (store, outage): (Arc<dyn AdminStore>, Arc<Outage>),
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
@@ -247,13 +248,14 @@ fn app_state(
         let outage = stores.outages[name].clone();
         Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() })
     };
-    let outage = Outage::new("tokens and limits");
+    let clock = Arc::new(SystemClock::default());
+    let cache = TokenCache::new(store.clone(), clock, outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
         stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
     AppState {
         pools,
-        tokens: TokenManager::new(store.clone(), Arc::new(SystemClock::default()), outage.clone()),
-        throttle: Throttle::new(store, Arc::new(SystemClock::default()), outage),
+        tokens: TokenManager::new(store.clone(), cache.clone()),
+        throttle: Throttle::new(store, cache, outage),
         defaults: Defaults {
             ttl: config.ttl_second,
             delay: config.delay_second,
