@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::{self, AppState, Defaults, PoolState, Readiness};
+use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -49,7 +49,7 @@ const TIDY: Duration = Duration::from_millis(500);
 pub struct Options {
     /// Every token is accepted.
     pub skip_verification: bool,
-    /// The server was started without a configuration: it makes a token for the `demo` namespace, and prints
+    /// The server was started without a configuration, file or environment: it makes a token for the `demo` namespace, and prints
     /// what to try.
     pub demo: bool,
     /// Written once the server serves, removed at its end.
@@ -158,8 +158,10 @@ impl Server {
         let routes = http::api(state.clone());
         let port = serve(api_listener, routes, config.max_connections, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
-        let port =
-            serve(admin_listener, http::admin(state.clone()), MAX_ADMIN_CONNECTIONS, admin_tasks.clone());
+        let loopback = admin.ip().to_canonical().is_loopback();
+        let name = AdminName { loopback, configured: config.admin_host.clone() };
+        let routes = http::admin(state.clone(), name);
+        let port = serve(admin_listener, routes, MAX_ADMIN_CONNECTIONS, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         let engines = stores.engines.into_values().collect();
@@ -217,6 +219,18 @@ impl Server {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
         tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
+        if options.skip_verification {
+            tracing::warn!(
+                "-sv: tokens are not checked, everybody who reaches the public port may use every queue"
+            );
+        }
+        if !self.admin.ip().to_canonical().is_loopback() && config.accounts.is_empty() {
+            tracing::warn!(
+                admin = %self.admin,
+                "the admin port listens beyond this machine and asks for no password: whoever reaches it can make \
+                 tokens; set [Accounts], or AdminHost to 127.0.0.1"
+            );
+        }
         if options.demo {
             let token = demo::token(&self.state.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
@@ -269,6 +283,7 @@ fn app_state(
         scrape: Mutex::default(),
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
+        failed_logins: FailedLogins::default(),
         bulk_room: Semaphore::new(http::BULK_ROOM),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,
