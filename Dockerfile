@@ -1,5 +1,7 @@
 # Two stages: the first builds, the second holds the two binaries and nothing that builds.
 FROM rust:1.95-slim-bookworm AS build
+# jemalloc is built by its makefile. The image has a C compiler and no make.
+RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
@@ -13,7 +15,7 @@ RUN DORMOUSE_BUILD_COMMIT="$COMMIT" DORMOUSE_BUILD_DATE="$DATE" cargo build --re
 
 FROM debian:bookworm-slim
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin dormouse \
-    && mkdir /data && chown dormouse:dormouse /data
+    && mkdir -m 0700 /data && chown dormouse:dormouse /data
 COPY --from=build /src/target/release/dormouse /src/target/release/token-cli /usr/local/bin/
 COPY config/dormouse.toml config/redis.toml /etc/dormouse/
 USER dormouse

@@ -1,9 +1,18 @@
--- Counts a request of a token.
+-- Counts a request of a token, if its counter is below the limit. A refused request changes nothing. lmstfy's
+-- servers count on the same key, refused requests too, so the counter may be above the limit.
 -- KEYS    counter
--- ARGV    ms after which it ends, counted from its first count
--- returns the count
+-- ARGV    the limit, ms after which the counter ends, counted from its first count
+-- returns when the counter ends, ms by this Redis's clock; 0 when it was not below the limit
 -- bound   one key
-local count = redis.call('INCR', KEYS[1])
--- lmstfy counts in two steps: killed in between it leaves a counter that never ends.
-if count == 1 or redis.call('PTTL', KEYS[1]) < 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
-return count
+local count = tonumber(call('GET', KEYS[1]) or 0)
+-- What is no number fails at INCR, as it does for lmstfy.
+local below = not count or count < tonumber(ARGV[1])
+if below then count = call('INCR', KEYS[1]) end
+local left = call('PTTL', KEYS[1])
+-- A counter without an end counts for ever: one that somebody made by hand, or PERSISTed.
+if left < 0 then
+  call('PEXPIRE', KEYS[1], ARGV[2])
+  left = tonumber(ARGV[2])
+end
+if not below then return 0 end
+return math.floor(now / 1000) + left

@@ -1,8 +1,12 @@
--- Takes one back from a counter that has not ended. A counter that has ended is not begun anew, and none goes
--- below zero: that would let more in than its limit.
+-- Takes one back from the counter that ends at a given time. Another counter, which has begun since that one
+-- ended, stays as it is, and none goes below zero: either would let more in than the limit.
 -- KEYS    counter
--- returns the count
+-- ARGV    when the counter ends, as count.lua has returned it
+-- returns the count, or 0 when that counter has ended
 -- bound   one key
-local count = tonumber(redis.call('GET', KEYS[1]) or 0)
-if count <= 0 then return 0 end
-return redis.call('DECR', KEYS[1])
+local count = tonumber(call('GET', KEYS[1]) or 0)
+if not count or count <= 0 then return 0 end
+-- A counter of the next interval ends a whole interval later. Rounding makes a difference of a millisecond.
+local ends = math.floor(now / 1000) + call('PTTL', KEYS[1])
+if math.abs(ends - tonumber(ARGV[1])) > 100 then return 0 end
+return call('DECR', KEYS[1])

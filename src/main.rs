@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dormouse::config::{Config, DEFAULT_FILE, LogLevel};
+use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
+use dormouse::process::files;
 use dormouse::process::log;
 use dormouse::process::version::Version;
 use dormouse::server::{self, Options, ServerError};
@@ -54,8 +55,14 @@ fn main() -> ExitCode {
         println!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}");
         return ExitCode::SUCCESS;
     }
+    files::keep_private();
     let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
     let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    let env: Vec<(String, String)> = env.collect();
+    let demo = file.is_none() && !is_configured(&env);
+    let links: Vec<&str> =
+        env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
+    let links = links.join(" ");
     let config = match Config::load(file.as_deref(), env) {
         Ok(config) => config,
         Err(error) => return fail(2, &error),
@@ -66,8 +73,10 @@ fn main() -> ExitCode {
         Err(error) => return fail(2, &error),
     };
     log::log_panics();
-    let options =
-        Options { skip_verification: args.skip_verification, demo: file.is_none(), pid_file: args.pid_file };
+    if !links.is_empty() {
+        tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
+    }
+    let options = Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),

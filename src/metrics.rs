@@ -14,7 +14,7 @@ use prometheus::{
 };
 
 use crate::job::JobId;
-use crate::name::{Namespace, PoolName, Queue};
+use crate::name::{Namespace, PoolName, Queue, Token};
 
 /// How many queues get time series of their own. Queues beyond it share one, so that a queue per job (fire
 /// and wait) cannot fill the memory of the server and of its Prometheus.
@@ -230,11 +230,8 @@ impl Metrics {
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
-    pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &str, action: &str) {
-        use std::hash::{DefaultHasher, Hash, Hasher};
-        let mut hasher = DefaultHasher::new();
-        token.hash(&mut hasher);
-        let token = format!("{:08x}", hasher.finish() as u32);
+    pub fn limited(&self, pool: &PoolName, namespace: &Namespace, token: &Token, action: &str) {
+        let token = token.hash();
         self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
     }
 
@@ -423,7 +420,8 @@ mod tests {
     fn a_refused_token_is_not_shown() {
         let metrics = Metrics::default();
         let namespace = Namespace::parse("ns").expect("a literal");
-        metrics.limited(&PoolName::default_pool(), &namespace, "01SECRETSECRET", "produce");
+        let token = Token::new("01SECRETSECRET").expect("not empty");
+        metrics.limited(&PoolName::default_pool(), &namespace, &token, "produce");
         let text = String::from_utf8(metrics.text()).expect("it is text");
         assert!(text.contains("infra_lmstfy_http_rate_limit") && !text.contains("SECRET"), "{text}");
     }

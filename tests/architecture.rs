@@ -160,9 +160,9 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine::migration", &["engine", "clock", "error", "job", "name"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks"]),
-    ("admin", &["clock", "error", "name", "outage"]),
+    ("admin", &["clock", "error", "name", "outage", "process::tasks"]),
     ("admin::disk", &["admin", "clock", "error", "name", "engine::disk"]),
-    ("admin::redis", &["admin", "clock", "error", "name", "engine::redis"]),
+    ("admin::redis", &["admin", "clock", "error", "name", "outage", "process::tasks", "engine::redis"]),
     ("dispatch", &["engine", "error", "job", "name", "process::tasks"]),
     ("pump", &["engine", "outage"]),
     (

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::admin::disk::DiskAdmin;
-use dormouse::admin::redis::RedisAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
@@ -108,8 +107,8 @@ async fn admin_disk() -> AdminStage {
 
 async fn admin_redis() -> AdminStage {
     let redis = RedisServer::start();
-    let store = RedisAdmin::connect(&redis.address()).await.expect("the Redis answers");
-    AdminStage::new(Arc::new(store), None, redis)
+    let store = support::stores::open_admin_redis(&redis).await;
+    AdminStage::new(store, None, redis)
 }
 
 laws::laws!(on_model, model, virtual_time);

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -254,4 +256,216 @@ async fn logs_go_to_their_files_and_are_opened_anew_after_rotation() {
     }
     call(Method::PUT, &url, "x", "x").await;
     until("access.log", "/api/ns/queue").await;
+}
+
+/// Guards against a container that is configured by its environment and prints a token that works.
+#[tokio::test]
+async fn a_configured_server_makes_no_demo_token() {
+    for (file, env) in [(false, vec![("DORMOUSE_HOST", "127.0.0.1")]), (true, vec![])] {
+        let dir = dir();
+        std::fs::write(dir.path().join("c.toml"), "[Pool.default]\nPath = 'jobs'\n").expect("a file");
+        let args: &[&str] = if file { &["-c", "c.toml"] } else { &[] };
+        let mut process = Process::start(dir.path(), args, &env);
+        let admin = process.address("admin");
+        let (_, list) = call(Method::GET, &format!("http://{admin}/token/demo"), "", "").await;
+        assert_eq!(list, serde_json::json!({"tokens": {}}), "with a file: {file}, variables: {env:?}");
+        process.signal("TERM");
+        let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
+        assert!(!said.contains("X-Token"), "it printed a token:\n{said}");
+    }
+}
+
+/// Guards against a start that fails, or an account that appears, because of a Service called dormouse.
+#[tokio::test]
+async fn the_service_links_of_kubernetes_are_ignored_and_mistakes_are_not() {
+    let links = [
+        ("DORMOUSE_SERVICE_HOST", "10.96.0.7"),
+        ("DORMOUSE_SERVICE_PORT", "7777"),
+        ("DORMOUSE_SERVICE_PORT_HTTP", "7777"),
+        ("DORMOUSE_PORT", "tcp://10.96.0.7:7777"),
+        ("DORMOUSE_PORT_7777_TCP", "tcp://10.96.0.7:7777"),
+        ("DORMOUSE_PORT_7777_TCP_PROTO", "tcp"),
+        ("DORMOUSE_PORT_7777_TCP_PORT", "7777"),
+        ("DORMOUSE_PORT_7777_TCP_ADDR", "10.96.0.7"),
+        ("DORMOUSE_ADMIN_PORT", "tcp://10.96.0.8:7778"),
+        ("DORMOUSE_ADMIN_SERVICE_HOST", "10.96.0.8"),
+        ("DORMOUSE_ACCOUNTS_SERVICE_HOST", "10.96.0.9"),
+    ];
+    let dir = dir();
+    let toml = "Port = 0\nAdminPort = 0\n[Pool.default]\nPath = 'jobs'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &links);
+    let admin = process.address("admin");
+    let (status, _) = call(Method::GET, &format!("http://{admin}/token/ns"), "", "").await;
+    assert_eq!(status, StatusCode::OK, "no account has appeared");
+    process.signal("TERM");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    let lines: Vec<&str> = ended.said.lines().filter(|line| line.contains("service links")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("DORMOUSE_SERVICE_PORT_HTTP"), "one line:\n{}", ended.said);
+    for (name, value) in
+        [("DORMOUSE_PROT", "tcp://10.96.0.7:7777"), ("DORMOUSE_SERVICE_HOST", "queue.example")]
+    {
+        let ended = Process::start(dir.path(), &["-c", "c.toml"], &[(name, value)]).ended();
+        assert_eq!(ended.status.code(), Some(2), "{name}={value} is a mistake:\n{}", ended.said);
+        assert!(ended.said.contains(name), "it names {name}:\n{}", ended.said);
+    }
+}
+
+/// Guards against jobs and tokens that every user of the machine can read.
+#[tokio::test]
+async fn what_the_server_makes_is_for_its_user_alone() {
+    fn walk(path: &Path, wrong: &mut Vec<String>) {
+        let meta = path.symlink_metadata().expect("it is there");
+        let (mode, want) = (meta.permissions().mode() & 0o777, if meta.is_dir() { 0o700 } else { 0o600 });
+        if mode & 0o077 != 0 || mode & want != want {
+            wrong.push(format!("{} has {mode:o}, not {want:o}", path.display()));
+        }
+        if meta.is_dir() {
+            for entry in std::fs::read_dir(path).expect("a directory") {
+                walk(&entry.expect("its entry").path(), wrong);
+            }
+        }
+    }
+    let dir = dir();
+    let toml = "LogDir = 'logs/here'\nEnableAccessLog = true\n[Pool.default]\nPath = 'data/jobs'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    let process = Process::start(dir.path(), &["-c", "c.toml", "-sv", "-p", "pid"], &[]);
+    let api = logged_address(&dir, "logs/here/error.log").await;
+    let (status, _) = call(Method::PUT, &format!("http://{api}/api/ns/q"), "any", "x").await;
+    assert_eq!(status, StatusCode::CREATED, "it works");
+    let mut wrong = Vec::new();
+    for path in ["data", "logs", "pid"] {
+        walk(&dir.path().join(path), &mut wrong);
+    }
+    assert!(wrong.is_empty(), "others may read:\n{}", wrong.join("\n"));
+    drop(process);
+}
+
+#[tokio::test]
+async fn a_pid_file_is_not_written_through_a_link() {
+    let dir = dir();
+    let victim = dir.path().join("victim");
+    std::fs::write(&victim, "precious").expect("a file");
+    std::os::unix::fs::symlink(&victim, dir.path().join("pid")).expect("a link");
+    let ended = Process::start(dir.path(), &["-p", "pid"], &[]).ended();
+    assert_eq!(ended.status.code(), Some(1), "a link is in its place:\n{}", ended.said);
+    assert!(ended.said.contains("the pid file pid"), "it says which file:\n{}", ended.said);
+    assert_eq!(std::fs::read_to_string(&victim).expect("it is there"), "precious", "what the link points to");
+}
+
+/// The public port's address, out of a log file.
+async fn logged_address(dir: &TempDir, log: &str) -> String {
+    logged(dir, log, "api=")
+        .await
+        .split("api=")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// The first line of a log file with this text, as soon as it is there.
+async fn logged(dir: &TempDir, log: &str, text: &str) -> String {
+    let read = || std::fs::read_to_string(dir.path().join(log)).unwrap_or_default();
+    for _ in 0..2000 {
+        if let Some(line) = read().lines().find(|line| line.contains(text)) {
+            return line.to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("no {text:?} in {log}: {}", read());
+}
+
+/// Guards against changes of rights that nobody can trace, and against logs that hold tokens.
+#[tokio::test]
+async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
+    let dir = dir();
+    let toml = "LogDir = 'logs'\nLogLevel = 'error'\nEnableAccessLog = true\nAccounts = {Ann = 'pw'}\nPort = 0\nAdminPort = 0\n[Pool.default]\nPath = 'jobs'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+    // At the level `error` the addresses are not logged, so the ports are chosen here.
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        listener.local_addr().expect("it is bound").port().to_string()
+    };
+    let (api, admin) = (free(), free());
+    let env = [("DORMOUSE_PORT", api.as_str()), ("DORMOUSE_ADMIN_PORT", admin.as_str())];
+    let process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+    let send = async |method: &str, port: &str, path: &str, body: &str| {
+        let method: Method = method.parse().expect("a method");
+        let request = Client::new().request(method, format!("http://127.0.0.1:{port}{path}"));
+        let request = request.header("Authorization", "Basic QW5uOnB3").body(body.to_owned());
+        request.send().await
+    };
+    let secret = "01SECRETSECRETSECRETSECRET";
+    let create = format!("/token/ns?description=d&token={secret}");
+    for _ in 0..2000 {
+        if send("GET", &admin, "/ping", "").await.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let limit = r#"{"read":1,"write":1,"interval":60}"#;
+    let path = format!("/token/ns/{secret}/limit");
+    let steps = [
+        ("POST", create.as_str(), "", 201),
+        ("POST", create.as_str(), "", 400),
+        ("POST", &path, limit, 201),
+        ("PUT", &path, limit, 200),
+        ("DELETE", &path, "", 200),
+        ("DELETE", &format!("/token/ns/{secret}"), "", 204),
+        // No route, and other spellings of one.
+        ("GET", &format!("//token/ns/{secret}"), "", 404),
+        ("DELETE", &format!("/%74oken/ns/{secret}"), "", 404),
+        ("GET", &format!("/token/ns/{secret}/limits"), "", 404),
+        ("GET", &format!("/token/ns/{secret}/limit/"), "", 404),
+    ];
+    for (method, path, body, status) in steps {
+        let answer = send(method, &admin, path, body).await.expect("it answers");
+        assert_eq!(answer.status().as_u16(), status, "{method} {path}");
+        // Somebody may take the wrong port.
+        send(method, &api, path, body).await.expect("it answers");
+    }
+    logged(&dir, "logs/access.log", "/token/:namespace/:token/limit").await;
+    let read = |log: &str| std::fs::read_to_string(dir.path().join(log)).expect("a log");
+    let (errors, access) = (read("logs/error.log"), read("logs/access.log"));
+    let audit: Vec<&str> = errors.lines().filter(|line| line.contains("audit")).collect();
+    let want = [
+        "a token was made",
+        "a limit was made",
+        "a limit was made or changed",
+        "a limit was deleted",
+        "a token was deleted",
+    ];
+    assert_eq!(audit.len(), want.len(), "one line for each change, in:\n{errors}");
+    for (line, want) in audit.iter().zip(want) {
+        let all = [want, "by=\"Ann\"", "namespace=\"ns\"", "pool=\"default\"", "token=\""];
+        assert!(all.iter().all(|part| line.contains(part)), "{all:?} in {line}");
+    }
+    for (name, log) in [("error.log", &errors), ("access.log", &access)] {
+        assert!(!log.contains("SECRET"), "a token is in {name}:\n{log}");
+    }
+    assert!(access.contains("path=\"/token/:namespace\""), "the routes are logged:\n{access}");
+    drop(process);
+}
+
+/// Guards against an admin port that is open to a network, and a server that checks nothing, without a word.
+#[tokio::test]
+async fn open_doors_are_said_at_the_start() {
+    for (args, toml, says) in [
+        (vec!["-c", "c.toml", "-sv"], "", vec!["-sv"]),
+        (vec!["-c", "c.toml"], "AdminHost = '0.0.0.0'", vec!["[Accounts]"]),
+        (vec!["-c", "c.toml"], "AdminHost = '0.0.0.0'\nAccounts = {ann = 'pw'}", vec![]),
+        (vec!["-c", "c.toml"], "", vec![]),
+    ] {
+        let dir = dir();
+        std::fs::write(dir.path().join("c.toml"), format!("{toml}\n[Pool.default]\nPath = 'jobs'\n"))
+            .expect("a file");
+        let mut process = Process::start(dir.path(), &args, &[]);
+        process.line_with("serving");
+        process.signal("TERM");
+        let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
+        let warned: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warned.len(), says.len(), "{args:?} {toml:?}: as many warnings, in:\n{said}");
+        assert!(warned.iter().zip(&says).all(|(line, says)| line.contains(says)), "{says:?} in {warned:?}");
+    }
 }

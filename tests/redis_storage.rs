@@ -8,7 +8,6 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
 use dormouse::engine::{Engine, Pumped};
@@ -18,6 +17,7 @@ use redis::{Commands, Connection};
 use redis_common::{TTR, consume, engine, id, job, queue};
 use support::redis_server::RedisServer;
 use support::stage;
+use support::stores::open_admin_redis;
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
     consume(engine, queue, count, ttr).await.expect("consume is answered")
@@ -489,7 +489,7 @@ fn token(text: &str) -> TokenKey {
 #[tokio::test]
 async fn tokens_limits_and_counters_are_lmstfys() {
     let server = RedisServer::start();
-    let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
+    let admin = open_admin_redis(&server).await;
     let conn = &mut server.connection();
     let key = token("01/TOKEN");
     assert!(admin.add_token(&key, "mine").await.expect("answered"), "it is new");
@@ -508,21 +508,25 @@ async fn tokens_limits_and_counters_are_lmstfys() {
     );
 
     let interval = Duration::from_secs(30);
-    for n in 1..=2 {
-        assert_eq!(admin.count(&key, Direction::Write, interval).await.expect("answered"), n);
-    }
+    let count = async || admin.count(&key, Direction::Write, 3, interval).await.expect("answered");
+    let ends = count().await.expect("the first of three");
+    assert!(count().await.is_some(), "the second");
     let ttl: i64 = conn.ttl("l/default/shop/01/TOKEN/w").expect("TTL");
     assert!((29..=30).contains(&ttl), "it ends with the interval, came {ttl}");
-    admin.uncount(&key, Direction::Write).await.expect("answered");
-    admin.uncount(&key, Direction::Read).await.expect("answered");
+    admin.uncount(&key, Direction::Write, ends).await.expect("answered");
+    admin.uncount(&key, Direction::Read, ends).await.expect("answered");
     assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(1), "one given back");
+    // lmstfy counts what it refuses too.
+    let _: i64 = conn.incr("l/default/shop/01/TOKEN/w", 10).expect("INCR");
+    assert_eq!(count().await, None, "over the limit of three");
+    assert_eq!(conn.get::<_, i64>("l/default/shop/01/TOKEN/w"), Ok(11), "and not counted");
     assert!(
         !conn.exists::<_, bool>("l/default/shop/01/TOKEN/r").expect("EXISTS"),
         "none is begun by giving back"
     );
 
     admin.remove_token(&key).await.expect("answered");
-    assert!(!admin.has_token(&key).await.expect("answered"), "gone");
+    assert!(!admin.look_up(&key).await.expect("answered").exists, "gone");
     assert!(admin.limits().await.expect("answered").is_empty(), "and its limit");
 }
 
@@ -654,13 +658,18 @@ async fn a_destroy_whose_caller_leaves_is_finished() {
 #[tokio::test]
 async fn a_counter_without_an_end_gets_one() {
     let server = RedisServer::start();
-    let admin = RedisAdmin::connect(&server.address()).await.expect("the server is there");
+    let admin = open_admin_redis(&server).await;
     let conn = &mut server.connection();
     let key = token("01TOKEN");
     // What a server leaves that was killed between counting and setting the end.
     let _: () = conn.set("l/default/shop/01TOKEN/w", 1000).expect("SET");
-    let count = admin.count(&key, Direction::Write, Duration::from_secs(30)).await.expect("answered");
-    assert_eq!(count, 1001, "it counts on");
-    let ttl: i64 = conn.ttl("l/default/shop/01TOKEN/w").expect("TTL");
-    assert!((29..=30).contains(&ttl), "the token must not be locked out for ever, came {ttl}");
+    for (most, counts) in [(2000, true), (1, false)] {
+        let ends =
+            admin.count(&key, Direction::Write, most, Duration::from_secs(30)).await.expect("answered");
+        assert_eq!(ends.is_some(), counts, "1000 and a limit of {most}");
+        let ttl: i64 = conn.ttl("l/default/shop/01TOKEN/w").expect("TTL");
+        assert!((29..=30).contains(&ttl), "the token must not be locked out for ever, came {ttl}");
+        let _: bool = conn.persist("l/default/shop/01TOKEN/w").expect("PERSIST");
+    }
+    assert_eq!(conn.get::<_, i64>("l/default/shop/01TOKEN/w"), Ok(1001), "it counts on");
 }

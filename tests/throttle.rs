@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::admin::Direction::{Read, Write};
-use dormouse::admin::limits::{Admission, LimitError, MAX_INTERVAL, Pass, REFRESH, Throttle};
+use dormouse::admin::cache::{FRESH, STALE, TokenCache};
+use dormouse::admin::limits::{Admission, COUNT_TIMEOUT, LimitError, MAX_INTERVAL, Pass, Throttle};
 use dormouse::admin::{AdminStore, Direction, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::Error;
 use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
 use support::admin::{MemoryAdmin, limit, token};
 use support::stage::manual_clock;
 
@@ -23,8 +25,22 @@ struct Server {
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let throttle = Throttle::new(store.clone(), clock.clone(), Outage::new("the limits of a test"));
+    server_on(store, clock)
+}
+
+/// Another server on the same store.
+fn server_on(store: Arc<MemoryAdmin>, clock: Arc<ManualClock>) -> Server {
+    let (outage, tasks) = (Outage::new("the limits of a test"), Tasks::new(Failure::default()));
+    let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks);
+    let throttle = Throttle::new(store.clone(), cache, outage);
     Server { store, clock, throttle }
+}
+
+/// A token that is there: what is known of others is not kept.
+async fn known(s: &Server, text: &str) -> TokenKey {
+    let key = token("p", "ns", text);
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    key
 }
 
 async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass> {
@@ -37,10 +53,11 @@ async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass>
 #[tokio::test]
 async fn a_token_without_a_limit_costs_no_call() {
     let s = server();
-    s.throttle.refresh().await.expect("the store in memory answers");
+    let key = known(&s, "t").await;
+    assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
     let before = s.store.calls();
     for direction in [Read, Write] {
-        let pass = admit(&s, &token("p", "ns", "t"), direction).await.expect("there is no limit");
+        let pass = admit(&s, &key, direction).await.expect("there is no limit");
         pass.give_back().await.expect("there is nothing to give back");
     }
     assert_eq!(s.store.calls(), before, "no call to the store");
@@ -97,11 +114,7 @@ async fn servers_share_the_counters() {
     let s = server();
     let key = token("p", "ns", "t");
     s.throttle.add(&key, limit(3, 3, 10)).await.expect("the store in memory answers");
-    let other = Server {
-        store: s.store.clone(),
-        clock: s.clock.clone(),
-        throttle: Throttle::new(s.store.clone(), s.clock.clone(), Outage::new("the limits of a test")),
-    };
+    let other = server_on(s.store.clone(), s.clock.clone());
     for server in [&s, &other, &s] {
         assert!(admit(server, &key, Write).await.is_some(), "three in all");
     }
@@ -110,35 +123,71 @@ async fn servers_share_the_counters() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_limit_of_another_server_is_seen_within_its_refresh() {
+#[tokio::test]
+async fn a_limit_of_another_server_is_seen_within_a_second() {
     let s = server();
-    let key = token("p", "ns", "t");
-    s.throttle.refresh().await.expect("the store in memory answers");
-    let fresh = tokio::spawn({
-        let throttle = s.throttle.clone();
-        async move { throttle.keep_fresh().await }
-    });
+    let key = known(&s, "t").await;
+    assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
     s.store.set_limit(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "not seen yet");
-    tokio::time::sleep(REFRESH + Duration::from_millis(1)).await;
+    s.clock.advance(STALE);
     assert!(admit(&s, &key, Read).await.is_some(), "the first that is counted");
     assert!(admit(&s, &key, Read).await.is_none(), "seen");
-    s.store.fail(true);
-    tokio::time::sleep(REFRESH).await;
-    s.store.fail(false);
-    assert!(admit(&s, &key, Read).await.is_none(), "a failed refresh keeps the limits");
     s.store.remove_limit(&key).await.expect("the store in memory answers");
-    tokio::time::sleep(REFRESH).await;
+    s.clock.advance(FRESH - Duration::from_millis(1));
+    assert!(admit(&s, &key, Read).await.is_none(), "not yet");
+    s.clock.advance(STALE);
     assert!(admit(&s, &key, Read).await.is_some(), "seen to be gone");
-    fresh.abort();
+}
+
+/// Guards against a store that every server reads as a whole each second.
+#[tokio::test]
+async fn only_the_tokens_in_use_are_asked_about() {
+    let s = server();
+    let key = known(&s, "t").await;
+    for n in 0..1000 {
+        s.store.set_limit(&token("p", "ns", &format!("idle-{n}")), limit(1, 1, 10)).await.expect("stored");
+    }
+    assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
+    let before = s.store.calls();
+    for _ in 0..10 {
+        s.clock.advance(STALE);
+        assert!(admit(&s, &key, Read).await.is_some(), "there is no limit");
+    }
+    assert_eq!(s.store.calls() - before, 10, "one small question a second");
+}
+
+/// Guards against a refusal that counts first and takes back then: two calls, and others are refused meanwhile.
+#[tokio::test]
+async fn a_refusal_costs_one_call() {
+    let s = server();
+    let key = known(&s, "t").await;
+    s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
+    assert!(admit(&s, &key, Read).await.is_some(), "the first of one");
+    let before = s.store.calls();
+    assert!(admit(&s, &key, Read).await.is_none(), "over the limit");
+    assert_eq!(s.store.calls() - before, 1, "one call to the store");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_fails_a_limited_request_soon() {
+    let s = server();
+    let key = known(&s, "t").await;
+    s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
+    assert!(admit(&s, &key, Read).await.is_some(), "the first");
+    let held = s.store.hold().await;
+    let began = tokio::time::Instant::now();
+    let counted = s.throttle.admit(&key, Read).await;
+    assert!(matches!(counted, Err(Error::Away(_))), "it cannot be counted: {counted:?}");
+    assert!(began.elapsed() <= COUNT_TIMEOUT, "after {:?}", began.elapsed());
+    drop(held);
 }
 
 #[tokio::test]
 async fn changes_here_count_at_once() {
     let s = server();
     let (key, other) = (token("p", "ns", "t"), token("o", "ns", "t"));
-    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), [], "none yet");
+    assert_eq!(s.throttle.list().await.expect("the store in memory answers"), [], "none yet");
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
     let again = s.throttle.add(&key, limit(9, 9, 9)).await;
     assert!(matches!(again, Err(LimitError::Exists)), "there is one: {again:?}");
@@ -150,18 +199,14 @@ async fn changes_here_count_at_once() {
     s.throttle.set(&key, limit(2, 2, 10)).await.expect("the store in memory answers");
     s.throttle.set(&other, limit(3, 3, 3)).await.expect("the store in memory answers");
     let both = [(other, limit(3, 3, 3)), (key.clone(), limit(2, 2, 10))];
-    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), both, "sorted by token");
+    assert_eq!(s.throttle.list().await.expect("the store in memory answers"), both, "sorted by token");
     assert!(admit(&s, &key, Read).await.is_some() && admit(&s, &key, Read).await.is_some(), "two");
     assert!(admit(&s, &key, Read).await.is_none(), "not three");
     s.throttle.remove(&key).await.expect("the store in memory answers");
     assert!(admit(&s, &key, Read).await.is_some(), "no limit any more");
     s.store.set_limit(&key, limit(7, 7, 7)).await.expect("the store in memory answers");
-    assert_eq!(s.throttle.list(false).await.expect("the store in memory answers"), both[..1], "as last read");
-    assert_eq!(
-        s.throttle.list(true).await.expect("the store in memory answers").len(),
-        2,
-        "as the store has it"
-    );
+    let listed = s.throttle.list().await.expect("the store in memory answers");
+    assert_eq!(listed.len(), 2, "as the store has it now: {listed:?}");
 }
 
 #[tokio::test]
@@ -174,8 +219,12 @@ async fn a_limit_that_limits_nothing_is_refused() {
     }
     let empty = s.throttle.set(&key, limit(0, 0, 1)).await;
     assert!(matches!(empty, Err(LimitError::Empty)), "both are 0: {empty:?}");
-    assert_eq!(s.throttle.list(true).await.expect("the store in memory answers"), [], "nothing was stored");
-    for good in [limit(0, 1, 1), limit(-1, 0, MAX_INTERVAL), limit(i64::MAX, 1, 1)] {
+    for bad in [limit(-1, -1, 1), limit(0, -1, 1), limit(-1, 0, MAX_INTERVAL), limit(i64::MIN, i64::MIN, 1)] {
+        let answers = [s.throttle.add(&key, bad).await, s.throttle.set(&key, bad).await];
+        assert!(answers.iter().all(|a| matches!(a, Err(LimitError::Unlimited))), "{bad:?}: {answers:?}");
+    }
+    assert_eq!(s.throttle.list().await.expect("the store in memory answers"), [], "nothing was stored");
+    for good in [limit(0, 1, 1), limit(-1, 1, MAX_INTERVAL), limit(i64::MAX, 1, 1)] {
         s.throttle.set(&key, good).await.unwrap_or_else(|e| panic!("{good:?} is a limit: {e}"));
     }
 }
@@ -186,13 +235,13 @@ async fn a_stored_limit_that_makes_no_sense_lets_all_in() {
     let key = token("p", "ns", "t");
     for odd in [limit(-5, -5, 10), limit(1, 1, 0), limit(1, 1, i64::MIN)] {
         s.store.set_limit(&key, odd).await.expect("the store in memory answers");
-        s.throttle.refresh().await.expect("the store in memory answers");
+        s.clock.advance(STALE);
         for _ in 0..3 {
             assert!(admit(&s, &key, Read).await.is_some(), "{odd:?} is no limit");
         }
     }
     s.store.set_limit(&key, limit(1, 1, i64::MAX)).await.expect("the store in memory answers");
-    s.throttle.refresh().await.expect("the store in memory answers");
+    s.clock.advance(STALE);
     assert!(admit(&s, &key, Write).await.is_some(), "one");
     assert!(admit(&s, &key, Write).await.is_none(), "and no more for a very long time");
 }
@@ -203,18 +252,22 @@ async fn without_the_store_a_limited_request_fails() {
     let key = token("p", "ns", "t");
     s.store.fail(true);
     let unknown = s.throttle.admit(&key, Read).await;
-    assert!(matches!(unknown, Err(Error::Away(_))), "the limits were never read: {unknown:?}");
+    assert!(matches!(unknown, Err(Error::Away(_))), "nobody knows whether it has a limit: {unknown:?}");
     s.store.fail(false);
     s.throttle.add(&key, limit(1, 1, 10)).await.expect("the store in memory answers");
-    s.throttle.refresh().await.expect("the store in memory answers");
+    let free = known(&s, "free").await;
+    for key in [&key, &free] {
+        assert!(admit(&s, key, Write).await.is_some(), "the first");
+    }
     s.store.fail(true);
+    s.clock.advance(STALE);
     let counted = s.throttle.admit(&key, Read).await;
     assert!(matches!(counted, Err(Error::Away(_))), "it cannot be counted: {counted:?}");
-    assert!(admit(&s, &token("p", "ns", "free"), Read).await.is_some(), "no limit, no need of the store");
+    assert!(admit(&s, &free, Read).await.is_some(), "it had no limit, so there is no need of the store");
 }
 
 #[tokio::test]
-async fn at_the_start_many_requests_read_the_limits_once() {
+async fn many_requests_of_a_new_token_ask_once() {
     let s = server();
     let held = s.store.hold().await;
     let admits: Vec<_> = (0..20)
@@ -228,5 +281,5 @@ async fn at_the_start_many_requests_read_the_limits_once() {
     for admit in admits {
         assert!(admit.await.expect("no panic"), "let in");
     }
-    assert_eq!(s.store.calls(), 1, "one reading for all");
+    assert_eq!(s.store.calls(), 1, "one question for all");
 }

@@ -5,15 +5,18 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::admin::tokens::{CreateError, FRESH, GRACE, TokenManager};
+use dormouse::admin::cache::{FRESH, GRACE, PATIENCE, STALE, TokenCache};
+use dormouse::admin::tokens::{CreateError, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};
 use dormouse::clock::ManualClock;
 use dormouse::error::{Error, Result};
 use dormouse::name::Token;
 use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
 use support::admin::{MemoryAdmin, scope, token};
 use support::stage::manual_clock;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 struct Server {
     store: Arc<MemoryAdmin>,
@@ -24,12 +27,20 @@ struct Server {
 fn server() -> Server {
     let clock = manual_clock();
     let store = MemoryAdmin::new(clock.clone());
-    let outage = Outage::new("the tokens of a test");
-    let tokens = Arc::new(TokenManager::new(store.clone(), clock.clone(), outage));
+    let (outage, tasks) = (Outage::new("the tokens of a test"), Tasks::new(Failure::default()));
+    let cache = TokenCache::new(store.clone(), clock.clone(), outage, tasks);
+    let tokens = Arc::new(TokenManager::new(store.clone(), cache));
     Server { store, clock, tokens }
 }
 
 const MS: Duration = Duration::from_millis(1);
+
+/// Lets the tasks run that can: questions are asked by tasks of their own.
+async fn others_run() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
 
 #[tokio::test]
 async fn a_known_token_costs_one_question_until_it_is_stale() {
@@ -42,21 +53,105 @@ async fn a_known_token_costs_one_question_until_it_is_stale() {
     }
     assert_eq!(s.store.calls() - before, 1, "ten checks, one question");
     s.clock.advance(FRESH);
-    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it is still there");
-    assert_eq!(s.store.calls() - before, 2, "asked again when stale");
+    for _ in 0..10 {
+        assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it is still there");
+    }
+    others_run().await;
+    assert_eq!(s.store.calls() - before, 2, "asked again when no longer fresh");
 }
 
 #[tokio::test]
 async fn a_token_deleted_on_another_server_is_refused_within_a_second() {
     let s = server();
     let key = token("p", "ns", "t");
+    let check = async || s.tokens.check(&key).await.expect("the store in memory answers");
+    for (age, seen) in [(FRESH - MS, true), (STALE - MS, true), (STALE, false)] {
+        s.store.add_token(&key, "d").await.expect("the store in memory answers");
+        assert!(check().await, "it was added");
+        s.store.remove_token(&key).await.expect("the store in memory answers");
+        s.clock.advance(age);
+        assert_eq!(check().await, seen, "{age:?} after the last yes");
+        others_run().await;
+        if age >= FRESH {
+            assert!(!check().await, "asked again after {age:?}, and the answer is believed");
+        }
+        s.clock.advance(STALE);
+        assert!(!check().await, "refused for good");
+    }
+}
+
+/// Guards against requests that wait each half second for a store that is far away.
+#[tokio::test]
+async fn a_fresh_yes_serves_while_it_is_asked_again() {
+    let s = server();
+    let key = token("p", "ns", "t");
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
-    s.store.remove_token(&key).await.expect("the store in memory answers");
+    s.clock.advance(FRESH);
+    let before = s.store.calls();
+    let held = s.store.hold().await;
+    for _ in 0..10 {
+        let answer = end_check(begin_check(&s, &key).await).await;
+        assert!(answer.expect("answered at once"), "the last yes is less than a second old");
+    }
+    assert_eq!(s.store.calls() - before, 1, "one question for all of them");
+    drop(held);
+    others_run().await;
     s.clock.advance(FRESH - MS);
-    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "believed for half a second");
-    s.clock.advance(MS);
-    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "and no longer");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "fresh again");
+    assert_eq!(s.store.calls() - before, 1, "no further question");
+}
+
+/// Guards against requests that wait as long as the store hangs.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_delays_a_good_token_by_a_moment() {
+    let s = server();
+    let (key, unknown) = (token("p", "ns", "t"), token("p", "ns", "u"));
+    s.store.add_token(&key, "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
+    s.clock.advance(GRACE - MS);
+    let held = s.store.hold().await;
+    let began = Instant::now();
+    for n in 0..10 {
+        assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store hangs, check {n}");
+        assert!(began.elapsed() <= PATIENCE, "check {n} came after {:?}: all wait together", began.elapsed());
+    }
+    let stranger = tokio::time::timeout(2 * PATIENCE, s.tokens.check(&unknown)).await;
+    assert!(stranger.is_err(), "nobody knows this one, so it waits for the store: {stranger:?}");
+    // What the store says in the end counts: it was deleted while the store hung.
+    drop(held);
+    others_run().await;
+    s.store.remove_token(&key).await.expect("the store in memory answers");
+    s.clock.advance(STALE);
+    assert!(!s.tokens.check(&key).await.expect("the store in memory answers"), "the store is back");
+}
+
+#[tokio::test]
+async fn a_store_that_hangs_gathers_a_bounded_number_of_questions() {
+    let s = server();
+    let known = token("p", "ns", "known");
+    s.store.add_token(&known, "d").await.expect("the store in memory answers");
+    assert!(s.tokens.check(&known).await.expect("the store in memory answers"), "it was added");
+    s.clock.advance(STALE);
+    let held = s.store.hold().await;
+    let mut guesses = Vec::new();
+    let refused = loop {
+        let (tokens, key) = (s.tokens.clone(), token("p", "ns", &format!("guess-{}", guesses.len())));
+        let guess = tokio::spawn(async move { tokens.check(&key).await });
+        tokio::task::yield_now().await;
+        if guess.is_finished() {
+            break guess.await.expect("no panic");
+        }
+        guesses.push(guess);
+        assert!(guesses.len() <= 20_000, "{} questions wait for the store", guesses.len());
+    };
+    assert!(matches!(refused, Err(Error::Overloaded)), "too many questions: {refused:?}");
+    assert!(guesses.len() > 10_000, "only {} questions may wait", guesses.len());
+    assert!(s.tokens.check(&known).await.expect("good within the hour"), "guesses do not lock it out");
+    drop(held);
+    for guess in guesses {
+        assert!(!guess.await.expect("no panic").expect("the store in memory answers"), "a guess");
+    }
 }
 
 #[tokio::test]
@@ -78,7 +173,7 @@ async fn what_this_server_creates_and_deletes_counts_at_once() {
 async fn begin_check(s: &Server, key: &TokenKey) -> JoinHandle<Result<bool>> {
     let (tokens, key) = (s.tokens.clone(), key.clone());
     let check = tokio::spawn(async move { tokens.check(&key).await });
-    tokio::task::yield_now().await;
+    others_run().await;
     check
 }
 
@@ -228,13 +323,13 @@ async fn while_the_store_is_away_few_requests_wait_for_it() {
     s.store.add_token(&key, "d").await.expect("the store in memory answers");
     assert!(s.tokens.check(&key).await.expect("the store in memory answers"), "it was added");
     s.store.fail(true);
-    s.clock.advance(FRESH);
+    s.clock.advance(STALE);
     let before = s.store.calls();
     for _ in 0..10 {
         assert!(s.tokens.check(&key).await.expect("good within the hour"), "the store is away");
     }
     assert_eq!(s.store.calls() - before, 1, "one question each half second");
-    s.clock.advance(FRESH);
+    s.clock.advance(STALE);
     let held = s.store.hold().await;
     let waits = begin_check(&s, &key).await;
     let other = begin_check(&s, &key).await;

@@ -39,9 +39,11 @@ async fn a_token_lives_in_one_pool_and_says_so() {
     let other = token_of(&create(&server, "description=b&pool=other").await.expect(201));
     assert!(other.starts_with("other:") && !plain.contains(':'), "the pool in front: {plain}, {other}");
     let chosen = "other:a-token-of-twenty-characters";
+    let bare = token_of(&create(&server, &format!("description=c&token={chosen}")).await.expect(201));
     assert_eq!(
-        token_of(&create(&server, &format!("description=c&token={chosen}")).await.expect(201)),
-        chosen
+        format!("other:{bare}"),
+        chosen,
+        "a pool that was chosen with the token is not answered, as in lmstfy"
     );
     for token in [&plain, &other, chosen] {
         put(&server, token).await.expect(201);
@@ -189,6 +191,8 @@ async fn limits_are_kept_changed_listed_and_refused() {
         r#"{"read":1,"write":1,"interval":0}"#,
         r#"{"read":1,"write":1,"interval":-1}"#,
         r#"{"read":0,"write":0,"interval":1}"#,
+        r#"{"read":-1,"write":-1,"interval":1}"#,
+        r#"{"read":0,"write":-5,"interval":1}"#,
         r#"{"read":1e99,"write":1,"interval":1}"#,
     ] {
         for method in ["POST", "PUT"] {

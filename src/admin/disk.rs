@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::{AdminStore, Direction, Limit, Scope, TokenKey};
+use super::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::disk::{Change, DiskEngine, Records, Table};
 use crate::error::{Error, Result};
@@ -132,9 +132,11 @@ impl AdminStore for DiskAdmin {
         })
     }
 
-    async fn has_token(&self, key: &TokenKey) -> Result<bool> {
+    async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
         let key = key_of(key);
-        self.records.read(Table::Tokens, |rows| rows.contains_key(&key))
+        let exists = self.records.read(Table::Tokens, |rows| rows.contains_key(&key))?;
+        let limit = |rows: &BTreeMap<Bytes, Bytes>| rows.get(&key).map(|value| read_limit(value)).transpose();
+        Ok(TokenRecord { exists, limit: self.records.read(Table::Limits, limit)?? })
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
@@ -163,7 +165,13 @@ impl AdminStore for DiskAdmin {
         self.change(Table::Limits, key, Change::Delete).await.map(drop)
     }
 
-    async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64> {
+    async fn count(
+        &self,
+        key: &TokenKey,
+        direction: Direction,
+        most: u64,
+        interval: Duration,
+    ) -> Result<Option<Millis>> {
         let now = self.records.now()?;
         let mut counters = self.counters.lock();
         counters.clean(now);
@@ -173,14 +181,18 @@ impl AdminStore for DiskAdmin {
         if counter.ends <= now {
             *counter = Counter { count: 0, ends };
         }
+        if counter.count >= most {
+            return Ok(None);
+        }
         counter.count += 1;
-        Ok(counter.count)
+        Ok(Some(counter.ends))
     }
 
-    async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()> {
+    async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
         let now = self.records.now()?;
         if let Some(counter) = self.counters.lock().all.get_mut(&(key.clone(), direction))
-            && counter.ends > now
+            && counter.ends == ends
+            && ends > now
         {
             counter.count = counter.count.saturating_sub(1);
         }

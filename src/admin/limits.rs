@@ -1,26 +1,25 @@
 //! How many requests a token may make. Limits and counters are kept in the admin store, so all servers share them.
-//! A token has one counter for consumes and one for publishes; each counts until its interval ends. The limits
-//! are also kept in memory and read again every [`REFRESH`], so a request of a token without a limit does not ask
-//! the store. Knows nothing of HTTP. No token is logged.
+//! A token has one counter for consumes and one for publishes; each counts until its interval ends. A token's limit
+//! is read with the token, so a request of a token without a limit asks nothing more
+//! ([`cache`](super::cache)). Knows nothing of HTTP. No token is logged.
 //!
-//! A refused request is not counted: the count that refused it is taken back at once. So the counter is the
-//! number of requests that were admitted and not given back, and each one given back makes room for another.
-//! (lmstfy leaves refused requests in the counter, so there a request that is given back may make no room.)
+//! A refused request is not counted. So the counter is the number of requests that were admitted and not given
+//! back, and each one given back makes room for another. (lmstfy counts refused requests too, so there a request
+//! that is given back may make no room.)
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
-use tokio::sync::Mutex;
+use tokio::time::timeout;
 
+use super::cache::TokenCache;
 use super::{AdminStore, Direction, Limit, TokenKey};
-use crate::clock::{Clock, Millis};
+use crate::clock::Millis;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 
-/// How old the limits in memory may be.
-pub const REFRESH: Duration = Duration::from_secs(1);
+/// How long a request waits to be counted. A store that hangs costs a limited request this and no more.
+pub const COUNT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest interval, in seconds.
 pub const MAX_INTERVAL: i64 = u32::MAX as i64;
 
@@ -31,6 +30,8 @@ pub enum LimitError {
     Interval,
     #[error("read and write are both 0: that is no limit")]
     Empty,
+    #[error("read and write are both 0 or less: that is no limit")]
+    Unlimited,
     #[error("the token has a limit already")]
     Exists,
     #[error(transparent)]
@@ -58,7 +59,7 @@ struct Counted {
     throttle: Arc<Throttle>,
     key: TokenKey,
     direction: Direction,
-    /// By then the counter has ended, whenever it began.
+    /// Tells its counter from the next one of the same token. By the store's clock.
     ends: Millis,
 }
 
@@ -66,145 +67,77 @@ struct Counted {
 #[derive(Debug)]
 pub struct Throttle {
     store: Arc<dyn AdminStore>,
-    clock: Arc<dyn Clock>,
-    /// As last read. `None` until the store has answered once: until then nobody knows whether there are limits.
-    limits: RwLock<Option<HashMap<TokenKey, Limit>>>,
-    /// Held from before the store is read or changed until `limits` shows it, so that what was read before a change
-    /// does not overwrite the change.
-    changing: Mutex<()>,
-    /// Hears whether the store answers.
+    cache: Arc<TokenCache>,
+    /// Hears whether the store counts.
     outage: Arc<Outage>,
 }
 
 impl Throttle {
-    /// Limits of `store`; `clock` tells whether a counter has ended.
-    pub fn new(store: Arc<dyn AdminStore>, clock: Arc<dyn Clock>, outage: Arc<Outage>) -> Arc<Throttle> {
-        Arc::new(Throttle { store, clock, limits: RwLock::new(None), changing: Mutex::default(), outage })
+    /// Limits of `store`, whose answers are in `cache`.
+    pub fn new(store: Arc<dyn AdminStore>, cache: Arc<TokenCache>, outage: Arc<Outage>) -> Arc<Throttle> {
+        Arc::new(Throttle { store, cache, outage })
     }
 
     /// Admits a request or refuses it. Errors when the store fails: without a count nothing is admitted. If the
     /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
-        let Some(limit) = self.limit_of(key).await? else {
-            return Ok(Admission::Admitted(Pass { counted: None }));
-        };
+        let free = Ok(Admission::Admitted(Pass { counted: None }));
+        let Some(limit) = self.cache.get(key).await?.limit else { return free };
         let most = match direction {
             Direction::Read => limit.read,
             Direction::Write => limit.write,
         };
         // Stored by others too, so perhaps never validated: without an interval nothing can be counted.
         let (Ok(most @ 1..), interval @ 1..) = (u64::try_from(most), limit.interval.min(MAX_INTERVAL)) else {
-            return Ok(Admission::Admitted(Pass { counted: None }));
+            return free;
         };
         let interval = Duration::from_secs(interval.unsigned_abs());
-        let count = self.store.count(key, direction, interval).await;
+        let count = self.store.count(key, direction, most, interval);
+        let count = timeout(COUNT_TIMEOUT, count).await;
+        let count = count.unwrap_or_else(|_| Err(Error::away("a request was not counted in time")));
         self.outage.report(&count);
-        let count = count?;
-        let ends = self.clock.now().saturating_add(interval.as_millis() as Millis);
-        let pass =
-            Pass { counted: Some(Counted { throttle: self.clone(), key: key.clone(), direction, ends }) };
-        if count <= most {
-            return Ok(Admission::Admitted(pass));
-        }
-        pass.give_back().await?;
-        Ok(Admission::OverLimit)
+        Ok(match count? {
+            Some(ends) => {
+                let (throttle, key) = (self.clone(), key.clone());
+                Admission::Admitted(Pass { counted: Some(Counted { throttle, key, direction, ends }) })
+            }
+            None => Admission::OverLimit,
+        })
     }
 
-    /// Reads all limits anew.
-    pub async fn refresh(&self) -> Result<()> {
-        let _changing = self.changing.lock().await;
-        self.read().await
-    }
-
-    /// Under `changing`.
-    async fn read(&self) -> Result<()> {
-        let read = self.store.limits().await;
-        self.outage.report(&read);
-        *self.limits.write() = Some(read?.into_iter().collect());
-        Ok(())
-    }
-
-    /// Reads all limits every [`REFRESH`], for ever. After a failure the last ones stay, and it tries again.
-    pub async fn keep_fresh(&self) {
-        loop {
-            tokio::time::sleep(REFRESH).await;
-            let _ = self.refresh().await; // it was reported to `outage`
-        }
-    }
-
-    /// Every limit, in the order of their tokens; as the store has them now when `force`, else at most
-    /// [`REFRESH`] old.
-    pub async fn list(&self, force: bool) -> Result<Vec<(TokenKey, Limit)>> {
-        if force {
-            self.refresh().await?;
-        } else {
-            self.load().await?;
-        }
-        let mut all: Vec<_> =
-            self.limits.read().iter().flatten().map(|(key, limit)| (key.clone(), *limit)).collect();
+    /// Every limit, in the order of their tokens.
+    pub async fn list(&self) -> Result<Vec<(TokenKey, Limit)>> {
+        let mut all = self.store.limits().await?;
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(all)
     }
 
     /// A token's limit, as the store has it now.
     pub async fn get(&self, key: &TokenKey) -> Result<Option<Limit>> {
-        self.refresh().await?;
-        self.limit_of(key).await
+        Ok(self.store.look_up(key).await?.limit)
     }
 
-    /// Stores a limit for a token that has none.
+    /// Stores a limit for a token that has none. It counts on this server at once, on others within a second.
     pub async fn add(&self, key: &TokenKey, limit: Limit) -> Result<(), LimitError> {
         validate(limit)?;
-        let _changing = self.changing.lock().await;
-        if !self.store.add_limit(key, limit).await? {
-            return Err(LimitError::Exists);
-        }
-        self.note(key, Some(limit));
-        Ok(())
+        let added = self.store.add_limit(key, limit).await;
+        self.cache.forget(key); // also after an error: it may have been added
+        if added? { Ok(()) } else { Err(LimitError::Exists) }
     }
 
     /// Stores a limit, whether or not there is one.
     pub async fn set(&self, key: &TokenKey, limit: Limit) -> Result<(), LimitError> {
         validate(limit)?;
-        let _changing = self.changing.lock().await;
-        self.store.set_limit(key, limit).await?;
-        self.note(key, Some(limit));
-        Ok(())
+        let set = self.store.set_limit(key, limit).await;
+        self.cache.forget(key);
+        Ok(set?)
     }
 
     /// Deletes a limit. Deleting an unknown one is fine.
     pub async fn remove(&self, key: &TokenKey) -> Result<()> {
-        let _changing = self.changing.lock().await;
-        self.store.remove_limit(key).await?;
-        self.note(key, None);
-        Ok(())
-    }
-
-    /// The limit in memory; reads the store first if that was never done.
-    async fn limit_of(&self, key: &TokenKey) -> Result<Option<Limit>> {
-        self.load().await?;
-        Ok(self.limits.read().as_ref().and_then(|limits| limits.get(key).copied()))
-    }
-
-    async fn load(&self) -> Result<()> {
-        let missing = || self.limits.read().is_none();
-        if missing() {
-            let _changing = self.changing.lock().await;
-            if missing() {
-                self.read().await?; // nobody has read them while this call waited for the lock
-            }
-        }
-        Ok(())
-    }
-
-    /// Shows a change of this server's at once. Under `changing`.
-    fn note(&self, key: &TokenKey, limit: Option<Limit>) {
-        if let Some(limits) = self.limits.write().as_mut() {
-            match limit {
-                Some(limit) => limits.insert(key.clone(), limit),
-                None => limits.remove(key),
-            };
-        }
+        let removed = self.store.remove_limit(key).await;
+        self.cache.forget(key);
+        removed
     }
 }
 
@@ -214,13 +147,11 @@ impl Pass {
         self.counted.is_some()
     }
 
-    /// Takes the request out of the count, if it was counted and its counter may still run.
+    /// Takes the request out of the count, if it was counted and its counter still runs. The counter may have
+    /// ended during a long poll; the next one did not count this request.
     pub async fn give_back(self) -> Result<()> {
         let Some(Counted { throttle, key, direction, ends }) = self.counted else { return Ok(()) };
-        if throttle.clock.now() >= ends {
-            return Ok(()); // the count ended during a long poll; the next counter did not count this request
-        }
-        let uncounted = throttle.store.uncount(&key, direction).await;
+        let uncounted = throttle.store.uncount(&key, direction, ends).await;
         throttle.outage.report(&uncounted);
         uncounted
     }
@@ -230,6 +161,9 @@ impl Pass {
 pub fn validate(limit: Limit) -> Result<(), LimitError> {
     if limit.read == 0 && limit.write == 0 {
         return Err(LimitError::Empty);
+    }
+    if limit.read <= 0 && limit.write <= 0 {
+        return Err(LimitError::Unlimited);
     }
     if !(1..=MAX_INTERVAL).contains(&limit.interval) {
         return Err(LimitError::Interval);

@@ -1,7 +1,8 @@
-//! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], and the two stores that
-//! keep them: a Redis in lmstfy's layout, which several servers share, or the disk of the default pool. Knows
-//! nothing of HTTP.
+//! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], what is remembered of its
+//! answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several servers share,
+//! or the disk of the default pool. Knows nothing of HTTP.
 
+pub mod cache;
 pub mod disk;
 pub mod limits;
 pub mod redis;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Millis;
 use crate::error::Result;
 use crate::name::{Namespace, PoolName, Token};
 
@@ -45,6 +47,15 @@ pub struct Limit {
     pub interval: i64,
 }
 
+/// What a store knows of a token. The default is what it says of a token that it has never heard of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenRecord {
+    /// Whether the token is there.
+    pub exists: bool,
+    /// Its limit, which may be there without it.
+    pub limit: Option<Limit>,
+}
+
 /// Which of a token's two counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -60,8 +71,8 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// The tokens of a scope, each with its description.
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>>;
 
-    /// Whether the token is there.
-    async fn has_token(&self, key: &TokenKey) -> Result<bool>;
+    /// Whether the token is there, and its limit.
+    async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord>;
 
     /// Stores a token. `false`, and nothing changes, when it is there already.
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool>;
@@ -69,7 +80,7 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Deletes a token and its limit. Deleting an unknown one is fine.
     async fn remove_token(&self, key: &TokenKey) -> Result<()>;
 
-    /// Every limit.
+    /// Every limit. One that is changed meanwhile is shown as before or as after.
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>>;
 
     /// Stores a limit where there is none. `false`, and nothing changes, when there is one.
@@ -81,11 +92,20 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Deletes a limit. Deleting an unknown one is fine.
     async fn remove_limit(&self, key: &TokenKey) -> Result<()>;
 
-    /// Adds one to a counter, which begins at 0 and ends `interval` after its first count. Answers the count.
-    async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64>;
+    /// Adds one to a counter that is below `most`; else changes nothing. The counter begins at 0, and ends
+    /// `interval` after its first count. Answers when it ends, by the store's own clock; `None` when it was not
+    /// below `most`.
+    async fn count(
+        &self,
+        key: &TokenKey,
+        direction: Direction,
+        most: u64,
+        interval: Duration,
+    ) -> Result<Option<Millis>>;
 
-    /// Subtracts one from a counter that has not ended. The counter does not go below zero.
-    async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()>;
+    /// Subtracts one from the counter that ends then, as [`count`](AdminStore::count) has told. Any other counter
+    /// stays as it is: the one meant has ended. The counter does not go below zero.
+    async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
 
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;

@@ -2,46 +2,98 @@
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
+//!
+//! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
+//! nobody waits for somebody else's answer. What operators ask for uses a few pooled connections. A hash is read
+//! in steps: a Redis that reads all limits of a large fleet at once serves nobody else meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use redis::{Cmd, FromRedisValue};
 
-use super::{AdminStore, Direction, Limit, Scope, TokenKey};
+use super::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
+use crate::clock::Millis;
 use crate::engine::redis::RedisAddress;
 use crate::engine::redis::connection::connector::Connector;
 use crate::engine::redis::connection::pool::ConnectionPool;
-use crate::engine::redis::layout::scripts::Scripts;
+use crate::engine::redis::connection::shared::SharedConnection;
+use crate::engine::redis::connection::status::Connections;
+use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
+use crate::outage::Outage;
+use crate::process::tasks::Tasks;
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The most connections: each request of a limited token takes one for a moment.
+/// The most connections, the shared one included.
 const MAX_CONNECTIONS: usize = 4;
+/// How long a new store waits for its connection. A busy machine needs some of it.
+const FIRST_CONNECTION: Duration = Duration::from_secs(5);
+/// How long a check of a Redis that answers waits for the shared connection, if that is down.
+const CONNECTION_WAIT: Duration = Duration::from_millis(500);
+/// About how many fields of a hash are read in one step: half a millisecond of the Redis.
+const SCAN_STEP: usize = 1000;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    connections: ConnectionPool,
+    shared: SharedConnection,
+    pooled: ConnectionPool,
+    /// The shared connection's.
+    connections: Arc<Connections>,
     scripts: Scripts,
+    /// A limit that cannot be read was met, and the log says so.
+    unreadable: AtomicBool,
 }
 
 impl RedisAdmin {
-    /// Connects. `Away` or `Refused` when the Redis cannot be used now.
-    pub async fn connect(address: &RedisAddress) -> Result<RedisAdmin> {
-        let size = address.pool_size.clamp(1, MAX_CONNECTIONS);
-        let connections = ConnectionPool::new(Arc::new(Connector::new(address)?), size)?;
-        let admin = RedisAdmin { connections, scripts: Scripts::default() };
-        admin.check().await?;
-        Ok(admin)
+    /// Connects. `Away` or `Refused` when the Redis cannot be used now; once connected, the store outlives any
+    /// outage. One of `tasks` keeps its connection until they are stopped.
+    pub async fn connect(address: &RedisAddress, outage: Arc<Outage>, tasks: &Tasks) -> Result<RedisAdmin> {
+        let pooled = address.pool_size.clamp(2, MAX_CONNECTIONS) - 1;
+        let connector = Arc::new(Connector::new(address)?);
+        let pooled = ConnectionPool::new(connector.clone(), pooled)?;
+        ping(&pooled).await?;
+        let name = Arc::from("of tokens and limits");
+        let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
+        let (shared, keep) = SharedConnection::new(connections.clone());
+        tasks.spawn_essential("the connection of tokens and limits", keep);
+        // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
+        let _ = connections.all_up(FIRST_CONNECTION).await;
+        let (scripts, unreadable) = (Scripts::default(), AtomicBool::new(false));
+        Ok(RedisAdmin { shared, pooled, connections, scripts, unreadable })
     }
 
-    async fn hash_has(&self, key: String, field: &str) -> Result<bool> {
-        Ok(self.connections.query(redis::cmd("HEXISTS").arg(key).arg(field)).await?)
+    /// Runs a script on the shared connection.
+    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
+        let reply = self.shared.run(script, call).await?;
+        redis::from_redis_value(reply).map_err(Error::corrupt)
     }
+
+    /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
+    async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
+        let mut cursor = 0;
+        loop {
+            let mut step = redis::cmd("HSCAN");
+            step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
+            let (next, fields): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.pooled.query(&step).await?;
+            fields.into_iter().for_each(|(field, value)| each(field, value));
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+}
+
+async fn ping(connections: &ConnectionPool) -> Result<()> {
+    let _: String = connections.query(&redis::cmd("PING")).await?;
+    Ok(())
 }
 
 fn tokens_key(scope: &Scope) -> String {
@@ -75,85 +127,109 @@ fn encode(limit: Limit) -> Result<String> {
 #[async_trait]
 impl AdminStore for RedisAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
-        Ok(self.connections.query(redis::cmd("HGETALL").arg(tokens_key(scope))).await?)
+        let mut tokens = BTreeMap::new();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        self.scan(&tokens_key(scope), |token, description| {
+            tokens.insert(text(token), text(description));
+        })
+        .await?;
+        Ok(tokens)
     }
 
-    async fn has_token(&self, key: &TokenKey) -> Result<bool> {
-        self.hash_has(tokens_key(&key.scope), key.token.reveal()).await
+    async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
+        let script = &self.scripts.look_up_token;
+        let mut call = script.call(2);
+        call.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
+        let (exists, limit): (bool, Option<Vec<u8>>) = self.run(script, &call).await?;
+        let limit = limit.and_then(|text| {
+            let limit = serde_json::from_slice(&text).ok();
+            // The token is a secret, so which one it is cannot be said.
+            if limit.is_none() && !self.unreadable.swap(true, Ordering::Relaxed) {
+                tracing::warn!("a limit in {LIMITS} cannot be read, so its token has none");
+            }
+            limit
+        });
+        Ok(TokenRecord { exists, limit })
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
         cmd.arg(tokens_key(&key.scope)).arg(key.token.reveal()).arg(description);
-        Ok(self.connections.query(&cmd).await?)
+        Ok(self.pooled.query(&cmd).await?)
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
         let script = &self.scripts.remove_token;
         let mut cmd = script.call(2);
         cmd.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
-        let _: u64 = self.connections.run(script, &cmd).await?;
+        let _: u64 = self.pooled.run(script, &cmd).await?;
         Ok(())
     }
 
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
-        let fields: Vec<(Vec<u8>, Vec<u8>)> =
-            self.connections.query(redis::cmd("HGETALL").arg(LIMITS)).await?;
-        let mut limits = Vec::with_capacity(fields.len());
+        let mut limits = BTreeMap::new();
         let mut unreadable = 0;
-        for (field, limit) in fields {
+        self.scan(LIMITS, |field, limit| {
             let key = std::str::from_utf8(&field).ok().and_then(parse_limit_field);
-            match (key, serde_json::from_slice(&limit)) {
-                (Some(key), Ok(limit)) => limits.push((key, limit)),
+            match (key, serde_json::from_slice::<Limit>(&limit)) {
+                (Some(key), Ok(limit)) => drop(limits.insert(key, limit)),
                 // The field holds a token, so it is counted and not shown.
                 _ => unreadable += 1,
             }
-        }
+        })
+        .await?;
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped limits in {LIMITS} that cannot be read");
         }
-        Ok(limits)
+        Ok(limits.into_iter().collect())
     }
 
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
         cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        Ok(self.connections.query(&cmd).await?)
+        Ok(self.pooled.query(&cmd).await?)
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
         let mut cmd = redis::cmd("HSET");
         cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        let _: u64 = self.connections.query(&cmd).await?;
+        let _: u64 = self.pooled.query(&cmd).await?;
         Ok(())
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        let _: u64 = self.connections.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
+        let _: u64 = self.pooled.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
         Ok(())
     }
 
-    async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64> {
+    async fn count(
+        &self,
+        key: &TokenKey,
+        direction: Direction,
+        most: u64,
+        interval: Duration,
+    ) -> Result<Option<Millis>> {
         let script = &self.scripts.count;
-        let mut cmd = script.call(1);
+        let mut call = script.call(1);
         // Beyond a century Redis might refuse it, and nobody would notice the difference.
         let millis = interval.min(Duration::from_secs(100 * 366 * 86_400)).as_millis().max(1) as u64;
-        cmd.arg(counter_key(key, direction)).arg(millis);
-        let count: i64 = self.connections.run(script, &cmd).await?;
-        Ok(u64::try_from(count).unwrap_or(0))
+        call.arg(counter_key(key, direction)).arg(most).arg(millis);
+        let ends: Millis = self.run(script, &call).await?;
+        Ok((ends > 0).then_some(ends))
     }
 
-    async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()> {
+    async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
         let script = &self.scripts.uncount;
-        let mut cmd = script.call(1);
-        cmd.arg(counter_key(key, direction));
-        let _: i64 = self.connections.run(script, &cmd).await?;
+        let mut call = script.call(1);
+        call.arg(counter_key(key, direction)).arg(ends);
+        let _: i64 = self.run(script, &call).await?;
         Ok(())
     }
 
     async fn check(&self) -> Result<()> {
-        let _: String = self.connections.query(&redis::cmd("PING")).await?;
-        Ok(())
+        ping(&self.pooled).await?;
+        self.connections.retry_now();
+        self.connections.all_up(CONNECTION_WAIT).await
     }
 }
 

@@ -3,6 +3,7 @@
 //! variables override the file: `DORMOUSE_PORT`, `DORMOUSE_POOL_DEFAULT_ADDR`. Reads that one file and nothing else;
 //! the variables are an argument.
 
+mod service_links;
 mod source;
 mod validate;
 
@@ -13,6 +14,8 @@ use clap::ValueEnum;
 use config::{File, FileFormat, Source, ValueKind};
 use serde::{Deserialize, Deserializer};
 
+pub use self::service_links::is_service_link;
+pub use self::source::is_configured;
 use self::source::{Tree, from_env, spelled};
 
 /// Where a server without `-c` looks first, as lmstfy does.
@@ -193,7 +196,7 @@ impl Config {
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Config, ConfigError> {
-        let mut pools = Vec::new();
+        let (mut pools, mut accounts) = (Vec::new(), Vec::new());
         let mut builder = config::Config::builder();
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
@@ -202,12 +205,14 @@ impl Config {
                 .collect()
                 .map_err(|e| ConfigError(format!("{}: {}", path.display(), one_line(&e))))?;
             let tree = spelled(tree);
-            if let Some(ValueKind::Table(table)) = tree.get("Pool").map(|v| &v.kind) {
-                pools.extend(table.keys().cloned());
+            for (section, names) in [("Pool", &mut pools), ("Accounts", &mut accounts)] {
+                if let Some(ValueKind::Table(table)) = tree.get(section).map(|v| &v.kind) {
+                    names.extend(table.keys().cloned());
+                }
             }
             builder = builder.add_source(Tree(tree));
         }
-        builder = builder.add_source(Tree(from_env(env, &pools)?));
+        builder = builder.add_source(Tree(from_env(env, &pools, &accounts)?));
         let mut config: Config = builder
             .build()
             .and_then(config::Config::try_deserialize)
@@ -306,6 +311,47 @@ mod tests {
     }
 
     #[test]
+    fn the_environment_overrides_an_account_of_the_file() {
+        let config = load(
+            "[Accounts]\nAnn='file'\nops-team='file'\nBob='file'\n[Pool.default]\nPath='d'",
+            &[
+                ("DORMOUSE_ACCOUNTS_ANN", "env"),
+                ("DORMOUSE_ACCOUNTS_OPS_TEAM", "env"),
+                ("DORMOUSE_ACCOUNTS_NEW", "env"),
+            ],
+        )
+        .expect("it loads");
+        let accounts: Vec<_> =
+            config.accounts.iter().map(|(user, pw)| (user.as_str(), pw.reveal())).collect();
+        let want = [("Ann", "env"), ("Bob", "file"), ("new", "env"), ("ops-team", "env")];
+        assert_eq!(accounts, want, "a password that was replaced must not go on working");
+    }
+
+    #[test]
+    fn service_links_are_no_configuration() {
+        let links = [
+            ("DORMOUSE_PORT", "tcp://10.0.0.1:7777"),
+            ("DORMOUSE_SERVICE_HOST", "10.0.0.1"),
+            ("DORMOUSE_PORT_7777_TCP", "tcp://10.0.0.1:7777"),
+            ("DORMOUSE_ACCOUNTS_SERVICE_HOST", "10.0.0.1"),
+        ];
+        let config = load("Port=1\n[Pool.default]\nPath='d'", &links).expect("it loads");
+        assert_eq!((config.port, config.accounts.len()), (1, 0), "as the file says");
+        let owned = |vars: &[(&str, &str)]| -> Vec<(String, String)> {
+            vars.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        };
+        let ports = [("DORMOUSE_PORT", "0"), ("DORMOUSE_ADMINPORT", "0"), ("DORMOUSE_ADMIN_AUTH", "a:b")];
+        assert!(
+            !is_configured(&owned(&links)) && !is_configured(&owned(&ports)),
+            "neither configures a server"
+        );
+        for set in [("DORMOUSE_HOST", "0.0.0.0"), ("DORMOUSE_POOL_DEFAULT_PATH", "d"), ("DORMOUSE_PROT", "1")]
+        {
+            assert!(is_configured(&owned(&[set])), "{set:?} does");
+        }
+    }
+
+    #[test]
     fn without_a_file_jobs_live_in_a_directory_here() {
         let config = Config::load(None, []).expect("it loads");
         assert_eq!(config.pool["default"].path.as_deref(), Some(Path::new(DEFAULT_DATA)));
@@ -340,6 +386,8 @@ mod tests {
             (&format!("MaxConnections=0\n{disk}"), "MaxConnections"),
             (&format!("MaxBodyMemory=0\n{disk}"), "MaxBodyMemory"),
             (&format!("AdminHost=''\n{disk}"), "AdminHost"),
+            (&format!("Accounts={{ann=''}}\n{disk}"), "ann"),
+            (&format!("Accounts={{''='x'}}\n{disk}"), "[Accounts]"),
             ("Port = = 1", "line 1"),
         ] {
             let error = load(toml, &[]).expect_err(toml);

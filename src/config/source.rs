@@ -3,11 +3,29 @@
 
 use config::{Map, Source, Value, ValueKind};
 
+use super::service_links::is_service_link;
 use super::{Config, ConfigError, PoolConfig};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: token-cli's.
 const ENV_NOT_KEYS: [&str; 1] = ["DORMOUSE_ADMIN_AUTH"];
+
+/// The keys that a first try may set: the message about a port that is taken names their variables.
+const FIRST_TRY: [&str; 2] = ["Port", "AdminPort"];
+
+/// Whether this variable is meant for us, rightly spelt or not.
+fn is_ours(name: &str, value: &str) -> bool {
+    name.starts_with(ENV_PREFIX) && !ENV_NOT_KEYS.contains(&name) && !is_service_link(name, value)
+}
+
+/// Whether the environment configures more than the ports.
+pub fn is_configured(env: &[(String, String)]) -> bool {
+    let first_try = |name: &str| {
+        let words = name[ENV_PREFIX.len()..].replace('_', "");
+        FIRST_TRY.iter().any(|key| key.eq_ignore_ascii_case(&words))
+    };
+    env.iter().any(|(name, value)| is_ours(name, value) && !first_try(name))
+}
 
 /// A tree of keys as a source of the configuration.
 #[derive(Debug, Clone)]
@@ -50,10 +68,12 @@ pub fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
 }
 
 /// `DORMOUSE_A_B` to the tree that `A.B` names. Words of a key may be apart: `ADMIN_PORT` is `AdminPort`. `pools`
-/// are the names in the file, which a variable cannot spell. Variables without our prefix are ignored.
+/// and `accounts` are the names in the file, which a variable cannot spell. Variables without our prefix are
+/// ignored, and so are service links.
 pub fn from_env(
     env: impl IntoIterator<Item = (String, String)>,
     pools: &[String],
+    accounts: &[String],
 ) -> Result<Map<String, Value>, ConfigError> {
     fn joined(words: &str) -> String {
         words.replace('_', "")
@@ -77,10 +97,8 @@ pub fn from_env(
             }
         }
     }
-    let mut vars: Vec<(String, String)> = env
-        .into_iter()
-        .filter(|(var, _)| var.starts_with(ENV_PREFIX) && !ENV_NOT_KEYS.contains(&var.as_str()))
-        .collect();
+    let mut vars: Vec<(String, String)> =
+        env.into_iter().filter(|(var, value)| is_ours(var, value)).collect();
     vars.sort();
     let mut tree = Map::new();
     for (var, value) in vars {
@@ -103,7 +121,18 @@ pub fn from_env(
         {
             insert(&mut tree, &["AdminRedis", key?], value);
         } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
-            insert(&mut tree, &["Accounts", &user.to_ascii_lowercase()], value);
+            // In a file two users may differ in what a variable cannot tell apart: it means them all.
+            let same = |name: &&String| {
+                let spelt = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+                spelt.eq_ignore_ascii_case(user)
+            };
+            let mut users: Vec<String> = accounts.iter().filter(same).cloned().collect();
+            if users.is_empty() {
+                users.push(user.to_ascii_lowercase());
+            }
+            for user in &users {
+                insert(&mut tree, &["Accounts", user], value.clone());
+            }
         } else {
             insert(&mut tree, &[spelling(Config::KEYS, words).ok_or_else(unknown)?], value);
         }

@@ -24,6 +24,13 @@ impl Config {
                 return err(format!("{key} is 0: the server could serve nobody"));
             }
         }
+        for (user, password) in &self.accounts {
+            if user.is_empty() || password.reveal().is_empty() {
+                return err(format!(
+                    "[Accounts]: the user {user:?} needs a name and a password, neither empty"
+                ));
+            }
+        }
         if self.tries_num == 0 {
             return err("TriesNum is 0: a job needs at least one try".into());
         }

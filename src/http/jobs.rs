@@ -340,8 +340,8 @@ async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Res
         Direction::Read => "consume",
         Direction::Write => "produce",
     };
+    state.metrics.limited(&key.scope.pool, &key.scope.namespace, &key.token, action);
     let token = key.token.reveal();
-    state.metrics.limited(&key.scope.pool, &key.scope.namespace, token, action);
     Err(ApiError::Limited(format!("token({token}) {action} reach the limit rate, please retry later")))
 }
 

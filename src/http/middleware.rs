@@ -1,5 +1,5 @@
 //! What every request passes through: it gets an id, is timed, logged and counted. And basic auth for the
-//! guarded half of the admin port. No query and no header is logged: they carry tokens.
+//! guarded half of the admin port. No query and no header is logged: they carry tokens, and so do some paths.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 use ulid::Ulid;
 
+use super::audit::Account;
 use super::connection::Peer;
 use super::error::StoreFailure;
 use super::extract::Labels;
@@ -37,12 +38,12 @@ pub fn observe(State(state): App, mut request: Request, next: Next) -> impl Futu
     let began = Instant::now();
     let labels = Arc::new(Labels::default());
     request.extensions_mut().insert(labels.clone());
-    let log = state.access_log.load(Ordering::Relaxed).then(|| {
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
-        Box::new((peer, loggable(request.uri().path())))
-    });
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let log = state.access_log.load(Ordering::Relaxed).then(|| {
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        Box::new((peer, loggable(route.as_ref(), request.uri().path())))
+    });
     // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
     // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
     let holds_back = request.headers().get(header::EXPECT).is_some();
@@ -109,11 +110,13 @@ async fn catch_panic(mut response: Pin<Box<impl Future<Output = Response>>>) -> 
     .await
 }
 
-/// A path as the log may show it: on the admin port, some paths contain a token.
-fn loggable(path: &str) -> String {
-    match path.strip_prefix("/token/").and_then(|rest| rest.split_once('/')) {
-        Some((namespace, _)) => format!("/token/{namespace}/.."),
-        None => path.to_owned(),
+/// A path as the log may show it. Those of jobs hold no secret. Others may hold a token, in any spelling, so the
+/// log shows their route; and a path without a route may have been meant for the other port.
+fn loggable(route: Option<&MatchedPath>, path: &str) -> String {
+    match route.map(MatchedPath::as_str) {
+        Some(route) if route.starts_with("/api/") => path.to_owned(),
+        Some(route) => route.replace('{', ":").replace('}', ""),
+        None => "(no route)".to_owned(),
     }
 }
 
@@ -127,10 +130,28 @@ fn method_label(method: &Method) -> &str {
     }
 }
 
-/// Refuses a request without a valid account, if accounts are configured.
-pub async fn basic_auth(State(state): App, request: Request, next: Next) -> Response {
-    if state.accounts.is_empty() || allowed(&state, &request) {
+/// Refuses a request without a valid account, if accounts are configured. An address that has failed too often
+/// waits.
+pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> Response {
+    if state.accounts.is_empty() {
         return next.run(request).await;
+    }
+    if let Some(given) = request.headers().get(header::AUTHORIZATION) {
+        let address = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        // Without an address there is no connection, and so no request.
+        let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+        if let Err(wait) = state.failed_logins.begin(address) {
+            let mut response =
+                reply::error(StatusCode::TOO_MANY_REQUESTS, "too many failed logins, please retry later");
+            let seconds = wait.as_secs_f64().ceil() as u64;
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+            return response;
+        }
+        if let Some(account) = account(&state, given) {
+            state.failed_logins.succeeded(address);
+            request.extensions_mut().insert(account);
+            return next.run(request).await;
+        }
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::UNAUTHORIZED;
@@ -139,14 +160,18 @@ pub async fn basic_auth(State(state): App, request: Request, next: Next) -> Resp
     response
 }
 
-fn allowed(state: &AppState, request: &Request) -> bool {
-    let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
-    let given = given.and_then(|v| v.strip_prefix("Basic ")).and_then(|v| STANDARD.decode(v.trim()).ok());
-    let Some(given) = given else { return false };
+/// The account whose user and password these are.
+fn account(state: &AppState, given: &HeaderValue) -> Option<Account> {
+    let (scheme, given) = given.to_str().ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let given = STANDARD.decode(given.trim()).ok()?;
     // Every account is compared, in constant time, so that the time taken does not show how close a guess was.
-    state.accounts.iter().fold(false, |ok, (user, password)| {
+    state.accounts.iter().fold(None, |found, (user, password)| {
         let account = format!("{user}:{}", password.reveal());
-        ok | bool::from(account.as_bytes().ct_eq(&given))
+        let same = bool::from(account.as_bytes().ct_eq(&given));
+        if same { Some(Account(user.clone())) } else { found }
     })
 }
 

@@ -2,14 +2,17 @@
 //! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 
+mod audit;
 mod body;
 pub mod connection;
 mod delivered;
 mod error;
 mod extract;
 mod jobs;
+mod logins;
 mod middleware;
 mod operations;
+mod origin;
 mod params;
 pub mod parked_tokens;
 mod reply;
@@ -22,12 +25,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
 use self::error::ApiError;
+pub use self::logins::FailedLogins;
+pub use self::origin::AdminName;
 use self::parked_tokens::ParkedTokens;
 use self::room::BodyRoom;
 use crate::admin::limits::Throttle;
@@ -126,6 +131,8 @@ pub struct AppState {
     pub accounts: BTreeMap<String, Secret>,
     /// Bounds the memory that large bodies take together.
     pub body_room: BodyRoom,
+    /// Who has tried wrong passwords lately.
+    pub failed_logins: FailedLogins,
     /// Whether requests are logged.
     pub access_log: AtomicBool,
     /// Where handlers start tasks that outlive their request.
@@ -135,7 +142,7 @@ pub struct AppState {
 /// The public port.
 pub fn api(state: Arc<AppState>) -> Router {
     let routes = Router::new()
-        .route("/api/{namespace}/{queue}", only(put(jobs::publish).get(jobs::consume).delete(jobs::destroy)))
+        .route(origin::CONSUME, only(put(jobs::publish).get(jobs::consume).delete(jobs::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(jobs::publish_bulk)))
         .route(
             "/api/{namespace}/{queue}/job/{job_id}",
@@ -148,12 +155,13 @@ pub fn api(state: Arc<AppState>) -> Router {
             only(get(jobs::dead_letter).put(jobs::respawn).delete(jobs::delete_dead)),
         )
         .route("/api/{namespace}/{queue}/deadletter/size", only(get(jobs::dead_letter_size)))
-        .route("/ping", only(get(operations::ping)));
+        .route("/ping", only(get(operations::ping)))
+        .route_layer(from_fn(origin::guard_public));
     finish(routes, state)
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.
-pub fn admin(state: Arc<AppState>) -> Router {
+pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
         .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
@@ -177,7 +185,8 @@ pub fn admin(state: Arc<AppState>) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    finish(guarded.merge(open), state)
+    let guard = from_fn_with_state(Arc::new(name), origin::guard_admin);
+    finish(guarded.merge(open).route_layer(guard), state)
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Serialize;
 
+use super::audit::By;
 use super::body::read_body;
 use super::error::{ApiError, NameIn};
 use super::params::Query;
@@ -69,6 +70,7 @@ pub async fn list_tokens(
 pub async fn create_token(
     State(state): App,
     Path(namespace_text): Path<String>,
+    by: By,
     request: Request,
 ) -> HandlerResult {
     #[derive(Serialize)]
@@ -93,9 +95,12 @@ pub async fn create_token(
     }
     let namespace = namespace(&namespace_text)?;
     let mut secret: &str = &chosen;
+    let mut prefix = if pool.is_empty() { String::new() } else { format!("{pool}:") };
     if let Some((named, rest)) = chosen.split_once(':') {
         pool = named.to_owned().into();
         secret = rest;
+        // lmstfy answers a token whose pool was chosen with it without the pool.
+        prefix.clear();
         if secret.is_empty() {
             return Err(TOO_SHORT);
         }
@@ -107,8 +112,9 @@ pub async fn create_token(
         Err(CreateError::Taken) => return Err(ApiError::bad("the token has already existed")),
         Err(CreateError::Store(error)) => return Err(error.into()),
     };
-    let token =
-        if pool.is_empty() { token.reveal().to_owned() } else { format!("{pool}:{}", token.reveal()) };
+    let key = TokenKey { scope, token };
+    by.did("a token was made", &key);
+    let token = format!("{prefix}{}", key.token.reveal());
     Ok(reply::indented(StatusCode::CREATED, &Created { token }))
 }
 
@@ -116,11 +122,11 @@ pub async fn create_token(
 pub async fn delete_token(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
+    by: By,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     state.tokens.delete(&key).await?;
-    // The store has deleted its limit too. This server's copy of it goes at once.
-    state.throttle.remove(&key).await?;
+    by.did("a token was deleted", &key);
     Ok(reply::no_content())
 }
 
@@ -141,11 +147,15 @@ pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String
 pub async fn add_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
+    by: By,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
     match state.throttle.add(&key, limit).await {
-        Ok(()) => Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit })),
+        Ok(()) => {
+            by.did("a limit was made", &key);
+            Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit }))
+        }
         Err(LimitError::Exists) => {
             // lmstfy's status, as recorded, although the fault is the client's.
             let text = format!("throttler token({}) has already exists", key.token.reveal());
@@ -159,10 +169,15 @@ pub async fn add_limit(
 pub async fn set_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
+    by: By,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
-    match state.throttle.set(&state.token_key(&namespace, &token)?, limit).await {
-        Ok(()) => Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit })),
+    let key = state.token_key(&namespace, &token)?;
+    match state.throttle.set(&key, limit).await {
+        Ok(()) => {
+            by.did("a limit was made or changed", &key);
+            Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit }))
+        }
         Err(error) => Ok(refused(error, limit)),
     }
 }
@@ -171,25 +186,23 @@ pub async fn set_limit(
 pub async fn remove_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
+    by: By,
 ) -> HandlerResult {
-    state.throttle.remove(&state.token_key(&namespace, &token)?).await?;
+    let key = state.token_key(&namespace, &token)?;
+    state.throttle.remove(&key).await?;
+    by.did("a limit was deleted", &key);
     Ok(reply::message(StatusCode::OK, "success"))
 }
 
-/// `GET /limits?force_update`
-pub async fn list_limits(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+/// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
+pub async fn list_limits(State(state): App) -> HandlerResult {
     #[derive(Serialize)]
     struct TokenLimit {
         namespace: String,
         token: String,
         limiter: Limit,
     }
-    let query = query.unwrap_or_default();
-    let force = matches!(
-        Query(&query).get("force_update").as_deref(),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
-    );
-    let limits = state.throttle.list(force).await?;
+    let limits = state.throttle.list().await?;
     let limits: Vec<TokenLimit> = limits
         .into_iter()
         .map(|(key, limiter)| TokenLimit {
@@ -228,6 +241,7 @@ impl FromRequest<Arc<AppState>> for ValidLimit {
 fn refused(error: LimitError, limit: Limit) -> Response {
     let error: ApiError = match error {
         LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),
+        LimitError::Unlimited => ApiError::bad("read and write are both 0 or less: that is no limit"),
         LimitError::Interval if limit.interval == 0 => ApiError::bad("interval should be > 0"),
         LimitError::Interval => ApiError::bad("limiter interval should be > 0"),
         LimitError::Exists => ApiError::bad("the token has a limit already"),

@@ -1,8 +1,9 @@
 //! Where log lines go and how they look. There are two logs, as in lmstfy: the access log (`access.log`) and the
 //! log of everything else (`error.log`). Tokens, passwords, queries and bodies must not be logged.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +17,9 @@ use crate::config::{LogFormat, LogLevel};
 
 /// The target of access log lines.
 pub const ACCESS: &str = "access";
+
+/// The target of audit lines: who made or deleted a token or a limit. They are logged at every level.
+pub const AUDIT: &str = "audit";
 
 /// The two logs' files, to be opened anew after they were rotated.
 #[derive(Debug, Clone)]
@@ -44,7 +48,7 @@ pub fn setup(
 ) -> io::Result<Logs> {
     let (errors, access) = match dir {
         Some(dir) => {
-            std::fs::create_dir_all(dir)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
             (Sink::file(dir.join("error.log"))?, Sink::file(dir.join("access.log"))?)
         }
         None => (Sink::Stderr, Sink::Stderr),
@@ -53,6 +57,9 @@ pub fn setup(
     let is_access = |meta: &Metadata<'_>| meta.target() == ACCESS;
     // Libraries log warnings and errors, and everything at the level `trace`.
     let wanted = move |meta: &Metadata<'_>| {
+        if meta.target() == AUDIT {
+            return true;
+        }
         let ours = meta.target().starts_with("dormouse");
         *meta.level() <= level && (ours || level == Level::TRACE || *meta.level() <= Level::WARN)
     };
@@ -122,6 +129,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .create(true)
         .append(true)
+        .mode(0o600)
         .open(path)
         .map_err(|e| io::Error::new(e.kind(), format!("the log file {}: {e}", path.display())))
 }

@@ -8,6 +8,7 @@ use crate::admin::Scope;
 use crate::admin::tokens::TokenManager;
 use crate::config::PoolConfig;
 use crate::name::{Namespace, PoolName};
+use crate::process::log::AUDIT;
 
 /// A token for the namespace `demo` of the default pool: one that is there already, or a new one.
 pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
@@ -18,6 +19,7 @@ pub async fn token(tokens: &TokenManager) -> Result<String, ServerError> {
         return Ok(token);
     }
     let created = tokens.create(&scope, None, "demo").await.map_err(|e| failed(&e))?;
+    tracing::info!(target: AUDIT, by = "this server", token = created.hash(), "a token was made for a first try");
     Ok(created.reveal().to_owned())
 }
 

@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 
 use self::stores::{Stores, admin_store, open_stores};
 use crate::admin::AdminStore;
+use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
@@ -26,7 +27,7 @@ use crate::engine::Engine;
 use crate::engine::migration::Migration;
 use crate::http::parked_tokens::ParkedTokens;
 use crate::http::room::BodyRoom;
-use crate::http::{self, AppState, Defaults, PoolState, Readiness};
+use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
 use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -49,7 +50,7 @@ const TIDY: Duration = Duration::from_millis(500);
 pub struct Options {
     /// Every token is accepted.
     pub skip_verification: bool,
-    /// The server was started without a configuration: it makes a token for the `demo` namespace, and prints
+    /// The server was started without a configuration, file or environment: it makes a token for the `demo` namespace, and prints
     /// what to try.
     pub demo: bool,
     /// Written once the server serves, removed at its end.
@@ -117,23 +118,27 @@ impl Server {
             listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
         let metrics = Arc::new(Metrics::default());
+        let failure = Failure::default();
+        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let mut stores = Stores::default();
+        let outage = Outage::new("tokens and limits");
         let opened = match open_stores(&config, files.tables, &metrics, &mut stores).await {
-            Ok(()) => admin_store(&config, &stores).await,
+            Ok(()) => admin_store(&config, &stores, &outage, &tasks).await,
             Err(error) => Err(error),
         };
         let store = match opened {
             Ok(store) => store,
             Err(error) => {
+                tasks.stop();
                 close(stores.engines.into_values()).await;
                 return Err(error);
             }
         };
 
-        let failure = Failure::default();
-        let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let readiness = Readiness::new(failure.clone());
-        let state = Arc::new(app_state(&config, &options, &stores, store, metrics, readiness, tasks.clone()));
+        let admin_state = (store, outage);
+        let state = app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone());
+        let state = Arc::new(state);
 
         for (name, engine) in &stores.engines {
             let pump = pump::run(
@@ -153,10 +158,6 @@ impl Server {
                 }
             });
         }
-        let (throttle, stop) = (state.throttle.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the refresh of limits", async move {
-            stop.run_until_cancelled(throttle.keep_fresh()).await;
-        });
         let (parked, stop) = (state.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the checks of parked polls' tokens", async move {
             stop.run_until_cancelled(http::parked_tokens::keep_checked(parked)).await;
@@ -165,7 +166,9 @@ impl Server {
         let routes = http::api(state.clone());
         let port = serve("public", api_listener, routes, files.connections, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
-        let (routes, most) = (http::admin(state.clone()), files.admin_connections);
+        let loopback = admin.ip().to_canonical().is_loopback();
+        let name = AdminName { loopback, configured: config.admin_host.clone() };
+        let (routes, most) = (http::admin(state.clone(), name), files.admin_connections);
         let port = serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
@@ -224,6 +227,18 @@ impl Server {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
         tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
+        if options.skip_verification {
+            tracing::warn!(
+                "-sv: tokens are not checked, everybody who reaches the public port may use every queue"
+            );
+        }
+        if !self.admin.ip().to_canonical().is_loopback() && config.accounts.is_empty() {
+            tracing::warn!(
+                admin = %self.admin,
+                "the admin port listens beyond this machine and asks for no password: whoever reaches it can make \
+                 tokens; set [Accounts], or AdminHost to 127.0.0.1"
+            );
+        }
         if options.demo {
             let token = demo::token(&self.state.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
@@ -237,7 +252,7 @@ fn app_state(
     config: &Config,
     options: &Options,
     stores: &Stores,
-    store: Arc<dyn AdminStore>,
+    (store, outage): (Arc<dyn AdminStore>, Arc<Outage>),
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
@@ -259,13 +274,14 @@ fn app_state(
         let outage = stores.outages[name].clone();
         Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() })
     };
-    let outage = Outage::new("tokens and limits");
+    let clock = Arc::new(SystemClock::default());
+    let cache = TokenCache::new(store.clone(), clock, outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
         stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
     AppState {
         pools,
-        tokens: TokenManager::new(store.clone(), Arc::new(SystemClock::default()), outage.clone()),
-        throttle: Throttle::new(store, Arc::new(SystemClock::default()), outage),
+        tokens: TokenManager::new(store.clone(), cache.clone()),
+        throttle: Throttle::new(store, cache, outage),
         defaults: Defaults {
             ttl: config.ttl_second,
             delay: config.delay_second,
@@ -281,6 +297,7 @@ fn app_state(
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
         body_room: BodyRoom::new(config.max_body_memory.saturating_mul(1 << 20)),
+        failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,
     }

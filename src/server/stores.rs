@@ -18,6 +18,7 @@ use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
+use crate::process::tasks::Tasks;
 
 /// How many due jobs one call of the pump moves. On Redis it bounds how long one script keeps the server busy, on
 /// disk how long other calls wait for one commit.
@@ -94,7 +95,12 @@ pub async fn open_stores(
 }
 
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.
-pub async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn AdminStore>, ServerError> {
+pub async fn admin_store(
+    config: &Config,
+    stores: &Stores,
+    outage: &Arc<Outage>,
+    tasks: &Tasks,
+) -> Result<Arc<dyn AdminStore>, ServerError> {
     let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
     match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
         (Some(admin), _) => {
@@ -102,7 +108,7 @@ pub async fn admin_store(config: &Config, stores: &Stores) -> Result<Arc<dyn Adm
             if !config.allow_unsafe_redis {
                 check_safety(&address).await.map_err(|e| failed(&e))?;
             }
-            Ok(Arc::new(RedisAdmin::connect(&address).await.map_err(|e| failed(&e))?))
+            Ok(Arc::new(RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?))
         }
         (None, Some(disk)) => Ok(Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?)),
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),

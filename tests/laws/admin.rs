@@ -3,20 +3,49 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dormouse::admin::Direction::{Read, Write};
+use dormouse::admin::Direction::{self, Read, Write};
+use dormouse::admin::{TokenKey, TokenRecord};
+use dormouse::clock::Millis;
 
 use crate::support::admin::{AdminStage, limit, scope, token};
 use crate::support::stage::ok;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(300);
+/// A limit that no test reaches.
+const MANY: u64 = i64::MAX as u64;
+
+async fn there(s: &AdminStage, key: &TokenKey) -> bool {
+    ok("look_up", s.store().look_up(key).await).exists
+}
+
+/// Counts below `most`, and answers when the counter ends.
+async fn count(
+    s: &AdminStage,
+    key: &TokenKey,
+    direction: Direction,
+    most: u64,
+    interval: Duration,
+) -> Option<Millis> {
+    ok("count", s.store().count(key, direction, most, interval).await)
+}
+
+/// How much a counter has counted, found by counting up to `most`, which must be more.
+async fn counted(s: &AdminStage, key: &TokenKey, direction: Direction, most: u64) -> u64 {
+    let mut free = 0;
+    while count(s, key, direction, most, HOUR).await.is_some() {
+        free += 1;
+        assert!(free <= most, "a limit of {most} has let {free} in");
+    }
+    most - free
+}
 
 /// Guards against tokens lost, or stored without their description.
 pub async fn a_token_is_there_once_it_was_added(s: &AdminStage) {
     let key = token("default", "ns", "01TOKEN");
-    assert!(!ok("has_token", s.store().has_token(&key).await), "nothing was added");
+    assert!(!there(s, &key).await, "nothing was added");
     assert!(ok("add_token", s.store().add_token(&key, "für \"tests\"").await), "it is new");
-    assert!(ok("has_token", s.store().has_token(&key).await), "it was added");
+    assert!(there(s, &key).await, "it was added");
     let list = ok("tokens", s.store().tokens(&key.scope).await);
     assert_eq!(list, BTreeMap::from([("01TOKEN".into(), "für \"tests\"".into())]), "with its description");
 }
@@ -39,9 +68,9 @@ pub async fn a_removed_token_is_gone_with_its_limit(s: &AdminStage) {
     }
     for _ in 0..2 {
         ok("remove_token", s.store().remove_token(&key).await);
-        assert!(!ok("has_token", s.store().has_token(&key).await), "it was removed");
+        assert!(!there(s, &key).await, "it was removed");
     }
-    assert!(ok("has_token", s.store().has_token(&other).await), "the other token stays");
+    assert!(there(s, &other).await, "the other token stays");
     assert_eq!(ok("limits", s.store().limits().await), [(other, limit(1, 2, 3))], "the other's limit stays");
 }
 
@@ -51,7 +80,7 @@ pub async fn tokens_of_other_scopes_do_not_mix(s: &AdminStage) {
     for other in
         [token("p", "other", "t"), token("q", "ns", "t"), token("p", "ns", "T"), token("p", "ns", "tt")]
     {
-        assert!(!ok("has_token", s.store().has_token(&other).await), "{:?} was not added", other.scope);
+        assert!(!there(s, &other).await, "{:?} was not added", other.scope);
         ok("remove_token", s.store().remove_token(&other).await);
     }
     for (pool, namespace, count) in [("p", "ns", 1), ("p", "other", 0), ("q", "ns", 0)] {
@@ -77,8 +106,14 @@ pub async fn names_and_tokens_with_separators_do_not_mix(s: &AdminStage) {
         assert!(ok("add_token", s.store().add_token(key, "d").await), "token {i} is new");
         assert!(ok("add_limit", s.store().add_limit(key, limit(i, i, i)).await), "limit {i} is new");
         for n in 1..=i as u64 {
-            assert_eq!(ok("count", s.store().count(key, Read, HOUR).await), n, "counter {i} is its own");
+            let below = count(s, key, Read, i as u64, HOUR).await;
+            assert!(below.is_some(), "counter {i} is its own, and has counted less than {n}");
         }
+        assert_eq!(count(s, key, Read, i as u64, HOUR).await, None, "counter {i} is full");
+    }
+    for (i, key) in (1..).zip(&keys) {
+        let record = ok("look_up", s.store().look_up(key).await);
+        assert_eq!(record, TokenRecord { exists: true, limit: Some(limit(i, i, i)) }, "token {i}");
     }
     let mut limits = ok("limits", s.store().limits().await);
     limits.sort_by_key(|(_, limit)| limit.read);
@@ -105,69 +140,126 @@ pub async fn limits_are_added_set_and_removed(s: &AdminStage) {
     }
 }
 
+/// Guards against a limit that is not shown with its token, or without it.
+pub async fn a_look_up_shows_token_and_limit(s: &AdminStage) {
+    let key = token("p", "ns", "a");
+    let look = async || ok("look_up", s.store().look_up(&key).await);
+    assert_eq!(look().await, TokenRecord::default(), "nothing was added");
+    ok("set_limit", s.store().set_limit(&key, limit(1, 2, 3)).await);
+    assert_eq!(look().await, TokenRecord { exists: false, limit: Some(limit(1, 2, 3)) }, "the limit alone");
+    ok("add_token", s.store().add_token(&key, "d").await);
+    assert_eq!(look().await, TokenRecord { exists: true, limit: Some(limit(1, 2, 3)) }, "both");
+    ok("remove_limit", s.store().remove_limit(&key).await);
+    assert_eq!(look().await, TokenRecord { exists: true, limit: None }, "the token alone");
+}
+
+/// Guards against lists that lose what does not fit into one step of a reading.
+pub async fn many_tokens_and_limits_are_all_listed(s: &AdminStage) {
+    const COUNT: i64 = 3000;
+    for n in 1..=COUNT {
+        let key = token("p", "ns", &format!("token-{n}"));
+        ok("add_token", s.store().add_token(&key, "d").await);
+        ok("add_limit", s.store().add_limit(&key, limit(n, n, n)).await);
+    }
+    let tokens = ok("tokens", s.store().tokens(&scope("p", "ns")).await);
+    assert_eq!(tokens.len() as i64, COUNT, "each token once");
+    let mut limits = ok("limits", s.store().limits().await);
+    limits.sort_by_key(|(_, limit)| limit.read);
+    let all = limits.iter().map(|(_, limit)| limit.read).eq(1..=COUNT);
+    assert!(all, "each limit once: {} of {COUNT} came", limits.len());
+}
+
 /// Guards against one counter for both directions, or for all tokens.
 pub async fn counters_count_apart(s: &AdminStage) {
     let (a, b) = (token("p", "ns", "a"), token("p", "ns", "b"));
     for n in 1..=3 {
-        assert_eq!(ok("count", s.store().count(&a, Read, HOUR).await), n, "reads of a");
+        assert!(count(s, &a, Read, 3, HOUR).await.is_some(), "read {n} of a");
     }
-    assert_eq!(ok("count", s.store().count(&a, Write, HOUR).await), 1, "writes of a");
-    assert_eq!(ok("count", s.store().count(&b, Read, HOUR).await), 1, "reads of b");
+    assert_eq!(count(s, &a, Read, 3, HOUR).await, None, "a fourth read of a");
+    assert!(count(s, &a, Write, 1, HOUR).await.is_some(), "writes of a");
+    assert!(count(s, &b, Read, 1, HOUR).await.is_some(), "reads of b");
 }
 
-/// Guards against counters that never end, or whose end moves with each count.
+/// Guards against refused requests that are counted: what is given back would make no room.
+pub async fn what_is_not_below_the_limit_is_not_counted(s: &AdminStage) {
+    let key = token("p", "ns", "a");
+    let ends = count(s, &key, Write, 2, HOUR).await.expect("the first of two");
+    assert_eq!(
+        count(s, &key, Write, 2, HOUR).await.map(|end| end.abs_diff(ends) <= 2),
+        Some(true),
+        "one end"
+    );
+    for _ in 0..5 {
+        assert_eq!(count(s, &key, Write, 2, HOUR).await, None, "full");
+    }
+    assert_eq!(counted(s, &key, Write, 10).await, 2, "the five were not counted");
+    assert_eq!(count(s, &key, Write, 3, HOUR).await, None, "a lower limit is over");
+}
+
+/// Guards against counters that never end, or whose end moves with each count, or with each refusal.
 pub async fn a_counter_ends_after_its_interval(s: &AdminStage) {
     let (key, steady) = (token("p", "ns", "a"), token("p", "ns", "b"));
-    ok("count", s.store().count(&steady, Read, HOUR).await);
-    ok("count", s.store().count(&key, Read, SHORT).await);
+    assert!(count(s, &steady, Read, 1, HOUR).await.is_some(), "the first");
+    assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "the first");
     s.advance(SHORT / 2).await;
-    ok("count", s.store().count(&key, Read, SHORT).await);
+    assert_eq!(count(s, &key, Read, 1, SHORT).await, None, "half an interval later");
     s.advance(SHORT / 2 + Duration::from_millis(1)).await;
-    let count = ok("count", s.store().count(&key, Read, SHORT).await);
-    assert_eq!(count, 1, "the interval has ended, counted from the first count");
-    assert_eq!(ok("count", s.store().count(&steady, Read, HOUR).await), 2, "an hour has not");
+    assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "the interval, from the first count, has ended");
+    assert_eq!(count(s, &steady, Read, 1, HOUR).await, None, "an hour has not");
 }
 
 /// Guards against requests that are given back and still counted.
 pub async fn uncount_takes_one_back(s: &AdminStage) {
     let key = token("p", "ns", "a");
+    let mut ends = 0;
     for n in 1..=3 {
-        assert_eq!(ok("count", s.store().count(&key, Write, HOUR).await), n, "counted");
+        ends = count(s, &key, Write, 3, HOUR).await.unwrap_or_else(|| panic!("{n} of 3"));
     }
-    ok("uncount", s.store().uncount(&key, Write).await);
-    ok("uncount", s.store().uncount(&key, Read).await);
-    assert_eq!(ok("count", s.store().count(&key, Write, HOUR).await), 3, "two were left");
-    assert_eq!(ok("count", s.store().count(&key, Read, HOUR).await), 1, "there was nothing to take back");
+    ok("uncount", s.store().uncount(&key, Write, ends).await);
+    ok("uncount", s.store().uncount(&key, Read, ends).await);
+    assert_eq!(counted(s, &key, Write, 3).await, 2, "two were left");
+    assert_eq!(counted(s, &key, Read, 5).await, 0, "there was nothing to take back");
 }
 
-/// Guards against credit: what comes back after the counter ended must not make room in the next one, and
-/// must not leave a counter that never ends.
+/// Guards against credit: what comes back more than once must not let more in, and must not leave a counter
+/// that never ends.
 pub async fn uncount_never_goes_below_zero(s: &AdminStage) {
     let key = token("p", "ns", "a");
-    ok("uncount", s.store().uncount(&key, Read).await);
-    ok("count", s.store().count(&key, Read, SHORT).await);
+    let ends = count(s, &key, Read, MANY, SHORT).await.expect("it is the first");
     for _ in 0..3 {
-        ok("uncount", s.store().uncount(&key, Read).await);
+        ok("uncount", s.store().uncount(&key, Read, ends).await);
     }
-    assert_eq!(ok("count", s.store().count(&key, Read, SHORT).await), 1, "never below zero");
+    assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "none is left");
+    assert_eq!(count(s, &key, Read, 1, SHORT).await, None, "never below zero");
     s.advance(SHORT + Duration::from_millis(1)).await;
-    ok("uncount", s.store().uncount(&key, Read).await);
-    assert_eq!(ok("count", s.store().count(&key, Read, SHORT).await), 1, "the counter had ended");
+    assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "this counter ended too");
+}
+
+/// Guards against a request that comes back after its interval and makes room in the next one, which never
+/// counted it.
+pub async fn uncount_leaves_the_next_interval_alone(s: &AdminStage) {
+    let key = token("p", "ns", "a");
+    let old = count(s, &key, Read, 1, SHORT).await.expect("it is the first");
     s.advance(SHORT + Duration::from_millis(1)).await;
-    assert_eq!(ok("count", s.store().count(&key, Read, SHORT).await), 1, "and this one ends too");
+    ok("uncount", s.store().uncount(&key, Read, old).await);
+    let new = count(s, &key, Read, 1, SHORT).await.expect("a new interval");
+    assert!(new >= old + SHORT.as_millis() as Millis, "it ends later: {new} after {old}");
+    ok("uncount", s.store().uncount(&key, Read, old).await);
+    assert_eq!(count(s, &key, Read, 1, SHORT).await, None, "the old request was not of this interval");
+    ok("uncount", s.store().uncount(&key, Read, new).await);
+    assert!(count(s, &key, Read, 1, SHORT).await.is_some(), "the new one was");
 }
 
 /// Guards against counts lost between servers that count at the same time.
 pub async fn concurrent_counts_are_all_counted(s: &AdminStage) {
     let key = token("p", "ns", "a");
-    let one = || async { ok("count", s.store().count(&key, Read, HOUR).await) };
-    let mut counts = Vec::new();
+    let one = || async { count(s, &key, Read, 37, HOUR).await.is_some() };
+    let mut admitted = 0;
     for _ in 0..10 {
         let (a, b, c, d) = tokio::join!(one(), one(), one(), one());
-        counts.extend([a, b, c, d]);
+        admitted += [a, b, c, d].into_iter().filter(|below| *below).count();
     }
-    counts.sort_unstable();
-    assert_eq!(counts, (1..=40).collect::<Vec<_>>(), "each count is a number of its own");
+    assert_eq!(admitted, 37, "of forty requests at a time, as many as the limit");
 }
 
 /// Guards against a health check that fails while all is well.

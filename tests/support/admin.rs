@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey};
+use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::error::{Error, Result};
 use dormouse::name::{Namespace, PoolName, Token};
@@ -26,7 +26,7 @@ pub struct MemoryAdmin {
     calls: AtomicUsize,
     /// Every call passes through here; a test that holds it holds them.
     gate: RwLock<()>,
-    /// Every answer of `has_token` passes through here, made, but not yet received.
+    /// Every answer of `look_up` passes through here, made, but not yet received.
     answers: RwLock<()>,
 }
 
@@ -66,7 +66,7 @@ impl MemoryAdmin {
         self.gate.write().await
     }
 
-    /// Holds the answers of `has_token` until the guard is dropped: the store has made them, nobody receives them.
+    /// Holds the answers of `look_up` until the guard is dropped: the store has made them, nobody receives them.
     pub async fn hold_answers(&self) -> RwLockWriteGuard<'_, ()> {
         self.answers.write().await
     }
@@ -91,8 +91,12 @@ impl AdminStore for MemoryAdmin {
         .await
     }
 
-    async fn has_token(&self, key: &TokenKey) -> Result<bool> {
-        let answer = self.call(|state, _| state.tokens.contains_key(key)).await;
+    async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
+        let record = |state: &mut Tables, _| TokenRecord {
+            exists: state.tokens.contains_key(key),
+            limit: state.limits.get(key).copied(),
+        };
+        let answer = self.call(record).await;
         let _open = self.answers.read().await;
         answer
     }
@@ -145,22 +149,32 @@ impl AdminStore for MemoryAdmin {
         .await
     }
 
-    async fn count(&self, key: &TokenKey, direction: Direction, interval: Duration) -> Result<u64> {
+    async fn count(
+        &self,
+        key: &TokenKey,
+        direction: Direction,
+        most: u64,
+        interval: Duration,
+    ) -> Result<Option<Millis>> {
         self.call(|state, now| {
             let counter = state.counts.entry((key.clone(), direction)).or_insert((0, now));
             if counter.1 <= now {
                 *counter = (0, now + ms(interval));
             }
+            if counter.0 >= most {
+                return None;
+            }
             counter.0 += 1;
-            counter.0
+            Some(counter.1)
         })
         .await
     }
 
-    async fn uncount(&self, key: &TokenKey, direction: Direction) -> Result<()> {
+    async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
         self.call(|state, now| {
-            if let Some((count, ends)) = state.counts.get_mut(&(key.clone(), direction))
-                && *ends > now
+            if let Some((count, end)) = state.counts.get_mut(&(key.clone(), direction))
+                && *end == ends
+                && ends > now
             {
                 *count = count.saturating_sub(1);
             }

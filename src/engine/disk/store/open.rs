@@ -1,7 +1,8 @@
 //! Opening: finds out whose directory it is, locks it, and opens the database.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::codec::META_CLOSED;
@@ -62,7 +63,17 @@ impl Mark {
 /// Opens `path`, made if it is not there. `open_tables` of the tables may stay open.
 pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
-    std::fs::create_dir_all(path).map_err(io)?;
+    // Jobs and tokens are in it.
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io)?;
+    let mode = path.metadata().map_err(io)?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let path = path.display().to_string();
+        tracing::warn!(
+            path,
+            mode = format!("{mode:o}"),
+            "others may look into the data directory: chmod it to 700"
+        );
+    }
     let mut mark = mark(path)?;
     let database = path.join(DATABASE);
     if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
@@ -130,8 +141,9 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     if !file.exists() && !empty {
         return Err(OpenError::NotOurs(path.to_owned()));
     }
-    let file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file).map_err(io)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(file).map_err(io)?;
     file.try_lock().map_err(|e| match e {
         TryLockError::WouldBlock => OpenError::Locked(path.to_owned()),
         TryLockError::Error(e) => io(e),

@@ -23,6 +23,7 @@ pub struct Scripts {
     pub respawn: Script,
     pub delete_dead: Script,
     pub pump: Script,
+    pub look_up_token: Script,
     pub count: Script,
     pub uncount: Script,
     pub remove_token: Script,
@@ -57,8 +58,9 @@ impl Default for Scripts {
             respawn: without_clock!("respawn"),
             delete_dead: without_clock!("delete_dead"),
             pump: with_clock!("pump"),
-            count: without_clock!("count"),
-            uncount: without_clock!("uncount"),
+            look_up_token: without_clock!("look_up_token"),
+            count: with_clock!("count"),
+            uncount: with_clock!("uncount"),
             remove_token: without_clock!("remove_token"),
         }
     }

@@ -1,0 +1,37 @@
+//! One line in the log for each token or limit that is made or deleted, and who did it. The token itself is not
+//! shown: a short hash tells it apart, the same as in the metrics.
+
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+
+use super::connection::Peer;
+use crate::admin::TokenKey;
+use crate::process::log::AUDIT;
+
+/// The account that a request has logged in with.
+#[derive(Clone, Debug)]
+pub struct Account(pub String);
+
+/// Who sent a request: an account, or else the address that it came from.
+#[derive(Debug)]
+pub struct By(String);
+
+impl By {
+    /// Logs what was done to a token. Called once it was done, or may have been.
+    pub fn did(&self, action: &'static str, key: &TokenKey) {
+        let (pool, namespace) = (key.scope.pool.as_str(), key.scope.namespace.as_str());
+        tracing::info!(target: AUDIT, by = self.0, pool, namespace, token = key.token.hash(), "{action}");
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for By {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<By, Infallible> {
+        let account = parts.extensions.get::<Account>().map(|account| account.0.clone());
+        let peer = || parts.extensions.get::<Peer>().map(|peer| peer.addr.ip().to_string());
+        Ok(By(account.or_else(peer).unwrap_or_default()))
+    }
+}

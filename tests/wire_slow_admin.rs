@@ -1,0 +1,111 @@
+//! What callers notice of a Redis for tokens and limits that is far away, hangs, or holds very many limits.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::client::{Response, send, until_status};
+use support::proxy::Proxy;
+use support::redis_server::RedisServer;
+use support::servers::TestServer;
+
+/// Longer than an answer about a token is believed.
+const STALE: Duration = Duration::from_millis(1100);
+
+/// A server whose jobs are on a Redis, and whose tokens are behind a proxy to it.
+async fn behind_proxy(redis: &RedisServer, round_trip: Duration) -> (TestServer, Proxy) {
+    let proxy = Proxy::start(redis.addr(), round_trip).await;
+    let toml = format!("[Pool.default]\n{}[AdminRedis]\nAddr = {:?}\n", redis.keys(), proxy.addr());
+    (TestServer::start(&toml, ()).await, proxy)
+}
+
+async fn timed(answer: impl Future<Output = Response>) -> (Response, Duration) {
+    let began = Instant::now();
+    let answer = answer.await;
+    (answer, began.elapsed())
+}
+
+/// Guards against one token check at a time: strangers who guess tokens would make everybody wait in line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guesses_at_a_distant_store_do_not_delay_a_publish() {
+    let redis = RedisServer::start();
+    let (server, _proxy) = behind_proxy(&redis, Duration::from_millis(10)).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    let mut took = Vec::new();
+    for round in 0..5 {
+        tokio::time::sleep(STALE).await; // the server must ask about the token again
+        let guess = |n: usize| {
+            let request = server.api("GET", "/api/ns/q", &format!("guess-{round}-{n}"));
+            tokio::spawn(async move { send(request).await.expect(401) })
+        };
+        let guesses: Vec<_> = (0..40).map(guess).collect();
+        tokio::time::sleep(Duration::from_millis(20)).await; // most guesses are on their way by then
+        took.push(timed(server.put(&token, "/api/ns/q", "x")).await);
+        for guess in guesses {
+            guess.await.expect("each guess is refused");
+        }
+    }
+    took.iter().for_each(|(answer, _)| assert_eq!(answer.status, 201, "{answer:?}"));
+    let mut took: Vec<Duration> = took.into_iter().map(|(_, took)| took).collect();
+    took.sort();
+    assert!(took[2] < Duration::from_millis(150), "a publish beside 40 guesses took {took:?}");
+}
+
+/// Guards against a store that hangs and takes everybody along who was let in a moment ago.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_delays_good_tokens_by_a_moment() {
+    let redis = RedisServer::start();
+    let (server, proxy) = behind_proxy(&redis, Duration::ZERO).await;
+    let (free, limited) = (server.token("ns").await, server.token("ns").await);
+    server.limit(&limited, r#"{"read":100,"write":100,"interval":600}"#).await;
+    for token in [&free, &limited] {
+        server.put(token, "/api/ns/q", "x").await.expect(201);
+    }
+    tokio::time::sleep(STALE).await;
+    proxy.hang(true);
+    for n in 0..3 {
+        let (answer, took) = timed(server.put(&free, "/api/ns/q", "x")).await;
+        assert_eq!(answer.status, 201, "publish {n} while the store hangs: {answer:?}");
+        assert!(took < Duration::from_millis(600), "publish {n} while the store hangs took {took:?}");
+    }
+    let (answer, took) = timed(server.put(&limited, "/api/ns/q", "x")).await;
+    assert_eq!(answer.status, 500, "what cannot be counted is not let in: {answer:?}");
+    assert!(took < Duration::from_secs(3), "the refusal took {took:?}");
+    proxy.hang(false);
+    until_status(201, async || server.put(&limited, "/api/ns/q", "x").await).await;
+    send(server.admin("DELETE", &format!("/token/ns/{free}"))).await.expect(204);
+    server.put(&free, "/api/ns/q", "x").await.expect(401);
+}
+
+/// Guards against a server that reads all limits of the fleet each second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limits_of_others_cost_nothing() {
+    let redis = RedisServer::start();
+    let mut conn = redis.connection();
+    let limit = r#"{"read":1,"write":1,"interval":600}"#;
+    let limits: Vec<(String, &str)> = (0..5000).map(|n| (format!("default/ns/idle-{n}"), limit)).collect();
+    let _: () = redis::Commands::hset_multiple(&mut conn, "__throttler_keys__", &limits).expect("HSET");
+    let server = TestServer::start(&support::servers::redis_toml(&redis), ()).await;
+    let token = server.token("ns").await;
+    let until = Instant::now() + Duration::from_millis(2500);
+    while Instant::now() < until {
+        server.put(&token, "/api/ns/q", "x").await.expect(201);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut conn).expect("INFO");
+    for whole in ["cmdstat_hgetall", "cmdstat_hscan"] {
+        assert!(!stats.contains(whole), "all limits were read: {stats}");
+    }
+    // Asked for, all are listed, in steps.
+    let all = send(server.admin("GET", "/limits")).await.expect(200);
+    assert_eq!(all.json.as_array().map(Vec::len), Some(5000), "each limit once");
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut conn).expect("INFO");
+    assert!(stats.contains("cmdstat_hscan") && !stats.contains("cmdstat_hgetall"), "in steps: {stats}");
+    // A limit that lmstfy writes, which tells nobody, is seen within a second.
+    let _: u64 = redis::Commands::hset(&mut conn, "__throttler_keys__", format!("default/ns/{token}"), limit)
+        .expect("HSET");
+    tokio::time::sleep(STALE).await;
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    server.put(&token, "/api/ns/q", "x").await.expect(429);
+}

@@ -1,0 +1,163 @@
+//! What strangers may not do: web pages that use somebody's browser, and guesses at passwords.
+
+mod support;
+
+use support::client::{Response, raw, send, status};
+use support::servers::{Store, TestServer};
+
+/// What a browser adds to a request that a page of another site makes it send.
+const OTHER_SITES: [(&str, &str); 6] = [
+    ("Sec-Fetch-Site", "cross-site"),
+    ("Sec-Fetch-Site", "same-site"),
+    ("Origin", "http://evil.example"),
+    ("Origin", "https://evil.example:7778"),
+    ("Origin", "http://localhost:3000"),
+    ("Origin", "null"),
+];
+
+/// Guards against any web page that makes tokens, deletes them, or reads them by an address of its own name.
+#[tokio::test]
+async fn a_web_page_cannot_drive_the_admin_port() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    let requests = [
+        ("POST", "/token/ns?description=evil"),
+        ("GET", "/token/ns"),
+        ("DELETE", &format!("/token/ns/{token}")),
+        ("PUT", &format!("/token/ns/{token}/limit")),
+        ("POST", "/accesslog?status=enable"),
+        ("GET", "/limits"),
+        ("GET", "/info"),
+        ("GET", "/metrics"),
+    ];
+    for (name, value) in OTHER_SITES {
+        for (method, path) in requests {
+            let body = r#"{"read":1,"write":1,"interval":1}"#;
+            let answer = send(server.admin(method, path).header(name, value).body(body)).await;
+            assert_eq!(answer.status, 403, "{method} {path} with {name}: {value}: {answer:?}");
+            assert!(answer.says().contains("another site"), "it says why: {answer:?}");
+        }
+    }
+    for host in ["evil.example", "evil.example:7778", "localhost.evil.example", "0.0.0.0:7778", "10.0.0.1"] {
+        for request in [
+            format!("GET /token/ns HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"),
+            format!("GET http://{host}/token/ns HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+        ] {
+            let answer = raw(server.admin_addr, request.as_bytes()).await;
+            assert_eq!(status(&answer), 403, "{request:?}: {answer}");
+            assert!(answer.contains("localhost") && !answer.contains(&token), "it says why: {answer}");
+        }
+    }
+    let list = send(server.admin("GET", "/token/ns")).await.expect(200);
+    assert_eq!(list.json, serde_json::json!({"tokens": {&token: "compat"}}), "nothing was changed");
+    assert_eq!(send(server.admin("GET", "/accesslog")).await.json["status"], "disabled", "nor this");
+}
+
+/// What programs and people send goes on working.
+#[tokio::test]
+async fn programs_people_and_our_own_origin_are_let_in() {
+    let server = TestServer::on_disk().await;
+    let own = format!("http://{}", server.admin_addr);
+    let same = [("Sec-Fetch-Site", "none"), ("Sec-Fetch-Site", "same-origin"), ("Origin", own.as_str())];
+    for (name, value) in same {
+        send(server.admin("POST", "/token/ns?description=x").header(name, value)).await.expect(201);
+    }
+    let port = server.admin_addr.port();
+    for host in ["localhost", "LocalHost.", "127.0.0.1", "[::1]", "app.localhost"] {
+        for host in [host.to_owned(), format!("{host}:{port}")] {
+            let request = format!("GET /token/ns HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+            assert_eq!(status(&raw(server.admin_addr, request.as_bytes()).await), 200, "Host: {host}");
+        }
+    }
+    let answer = raw(server.admin_addr, b"GET /ready HTTP/1.0\r\n\r\n").await;
+    assert_eq!(status(&answer), 200, "a health check without a Host: {answer}");
+    // Only this machine reaches the other server's port, but any name may lead to this one's.
+    let store = Store::disk();
+    let open = TestServer::start(&format!("AdminHost = '0.0.0.0'\n{}", store.toml()), store).await;
+    let addr = (std::net::Ipv4Addr::LOCALHOST, open.admin_addr.port()).into();
+    let answer = raw(addr, b"GET /pools HTTP/1.1\r\nHost: queue.example\r\nConnection: close\r\n\r\n").await;
+    assert_eq!(status(&answer), 200, "{answer}");
+}
+
+/// Guards against an `<img>` that consumes a job, and a form that publishes one.
+#[tokio::test]
+async fn a_web_page_cannot_consume_or_change_jobs() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    let id = server.put(&token, "/api/ns/q", "x").await.expect(201).job_id();
+    let changes = [
+        ("GET", "/api/ns/q".to_owned()),
+        ("GET", "/api/ns/q,other".to_owned()),
+        ("PUT", "/api/ns/q".to_owned()),
+        ("PUT", "/api/ns/q/bulk".to_owned()),
+        ("PUT", format!("/api/ns/q/job/{id}")),
+        ("DELETE", format!("/api/ns/q/job/{id}")),
+        ("DELETE", "/api/ns/q".to_owned()),
+        ("PUT", "/api/ns/q/deadletter".to_owned()),
+        ("DELETE", "/api/ns/q/deadletter".to_owned()),
+    ];
+    for (name, value) in OTHER_SITES {
+        for (method, path) in &changes {
+            let path = format!("{path}?token={token}");
+            let answer = send(server.api(method, &path, "").header(name, value).body("[1]")).await;
+            assert_eq!(answer.status, 403, "{method} {path} with {name}: {value}: {answer:?}");
+        }
+        // What changes nothing is answered, and no page can read it.
+        let look = async |path: String| send(server.api("GET", &path, &token).header(name, value)).await;
+        for path in ["/api/ns/q/size".to_owned(), "/api/ns/q/peek".to_owned(), format!("/api/ns/q/job/{id}")]
+        {
+            look(path).await.expect(200);
+        }
+    }
+    let behind_balancer =
+        format!("GET /api/ns/q?token={token} HTTP/1.1\r\nHost: queue.example\r\nConnection: close\r\n\r\n");
+    let answer = raw(server.api_addr, behind_balancer.as_bytes()).await;
+    assert!(status(&answer) == 200 && answer.contains(&id), "the job is untouched, under any Host: {answer}");
+}
+
+/// A server with the account `ann:secret`.
+async fn with_account() -> TestServer {
+    let store = Store::disk();
+    TestServer::start(&format!("Accounts = {{ ann = 'secret' }}\n{}", store.toml()), store).await
+}
+
+async fn log_in(server: &TestServer, authorization: &str) -> Response {
+    send(server.admin("GET", "/token/ns").header("Authorization", authorization)).await
+}
+
+#[tokio::test]
+async fn the_scheme_of_a_login_is_understood_in_any_case() {
+    let server = with_account().await;
+    for scheme in ["Basic", "basic", "BASIC", "bAsIc"] {
+        assert_eq!(log_in(&server, &format!("{scheme} YW5uOnNlY3JldA==")).await.status, 200, "{scheme}");
+    }
+    for bad in ["Basicx YW5uOnNlY3JldA==", "YW5uOnNlY3JldA==", "basic", "basic YW5uOg=="] {
+        assert_eq!(log_in(&server, bad).await.status, 401, "{bad}");
+    }
+}
+
+/// Guards against guessing passwords as fast as the server can compare them.
+#[tokio::test]
+async fn failed_logins_are_slowed() {
+    let server = with_account().await;
+    let mut refused = 0;
+    for _ in 0..300 {
+        let answer = log_in(&server, "Basic YW5uOndyb25n").await;
+        if answer.status == 429 {
+            assert!(!answer.header("retry-after").is_empty(), "it says when to come back: {answer:?}");
+            refused += 1;
+            if refused == 20 {
+                break;
+            }
+        } else {
+            assert_eq!(answer.status, 401, "{answer:?}");
+        }
+    }
+    assert_eq!(refused, 20, "refused without a look at the password, of 300 guesses");
+    // Neither a right password nor its absence is a guess.
+    let server = with_account().await;
+    for _ in 0..300 {
+        assert_eq!(log_in(&server, "Basic YW5uOnNlY3JldA==").await.status, 200, "the right password");
+        send(server.admin("GET", "/token/ns")).await.expect(401);
+    }
+}
