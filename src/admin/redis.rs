@@ -25,6 +25,7 @@ const MAX_CONNECTIONS: usize = 4;
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
+    connector: Arc<Connector>,
     connections: ConnectionPool,
     scripts: Scripts,
 }
@@ -33,10 +34,17 @@ impl RedisAdmin {
     /// Connects. `Away` or `Refused` when the Redis cannot be used now.
     pub async fn connect(address: &RedisAddress) -> Result<RedisAdmin> {
         let size = address.pool_size.clamp(1, MAX_CONNECTIONS);
-        let connections = ConnectionPool::new(Arc::new(Connector::new(address)?), size)?;
-        let admin = RedisAdmin { connections, scripts: Scripts::default() };
+        let connector = Arc::new(Connector::new(address)?);
+        let connections = ConnectionPool::new(connector.clone(), size)?;
+        let admin = RedisAdmin { connector, connections, scripts: Scripts::default() };
         admin.check().await?;
         Ok(admin)
+    }
+
+    /// Waits until a task has died that the store cannot do without, and says which.
+    pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
+        let failure = self.connector.failure().clone();
+        async move { failure.reported().await.to_owned() }
     }
 
     async fn hash_has(&self, key: String, field: &str) -> Result<bool> {
