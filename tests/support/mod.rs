@@ -10,6 +10,7 @@ pub mod notified;
 pub mod process;
 pub mod recorded;
 pub mod redis_server;
+pub mod sentinels;
 pub mod servers;
 pub mod stage;
 pub mod stores;
