@@ -22,7 +22,8 @@ use support::client::data;
 use support::sentinels::{Sentinels, hang, wake};
 use support::servers::TestServer;
 
-/// A job is published this often.
+/// A job is published this often that is due at the end, and every second time one that is due soon. Those that
+/// stay in the store show what it lost, the others show acks that it lost.
 const EACH: Duration = Duration::from_millis(10);
 /// So many consumers wait at a time.
 const CONSUMERS: usize = 16;
@@ -59,8 +60,9 @@ struct Case {
     /// How long the load goes on: before the fault, and after it, or after the end of a hang.
     before: Duration,
     after: Duration,
-    /// The ttr of the consumers.
-    ttr: Duration,
+    /// The delay of jobs that are due soon, and the ttr of the consumers, in seconds.
+    soon: u64,
+    ttr: u64,
 }
 
 impl Case {
@@ -74,7 +76,8 @@ impl Case {
             before: Duration::from_secs(3),
             // An old master goes on taking writes for about ten seconds.
             after: Duration::from_secs(14),
-            ttr: Duration::from_secs(8),
+            soon: 4,
+            ttr: 8,
         }
     }
 
@@ -83,7 +86,8 @@ impl Case {
             down_after: Duration::from_millis(500),
             before: Duration::from_millis(500),
             after: Duration::from_secs(5),
-            ttr: Duration::from_secs(2),
+            soon: 1,
+            ttr: 2,
             ..Case::long(fault, First::Well)
         }
     }
@@ -122,19 +126,19 @@ struct Figures {
     consume_gap: Duration,
 }
 
-/// The longest time between two of these, the first of which is at `from` or later.
-fn gap(times: &[Instant], from: Instant) -> Duration {
-    let mut times: Vec<Instant> = times.iter().copied().filter(|t| *t > from).collect();
-    times.push(from);
+/// The longest time without one of these.
+fn gap(times: &[Instant], from: Instant, end: Instant) -> Duration {
+    let mut times: Vec<Instant> = times.iter().copied().filter(|t| *t > from && *t < end).collect();
+    times.extend([from, end]);
     times.sort_unstable();
-    times.windows(2).map(|two| two[1] - two[0]).max().unwrap_or(Duration::MAX)
+    times.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default()
 }
 
 struct Callers {
     client: Client,
     url: String,
     token: String,
-    ttr: Duration,
+    ttr: u64,
     ledger: Mutex<Ledger>,
     /// No consumer asks again.
     done: AtomicBool,
@@ -148,9 +152,10 @@ impl Callers {
         Some((status, response.text().await.ok()?))
     }
 
-    /// Publishes one job, once.
-    async fn publish(self: Arc<Self>, number: u32) {
-        let answer = self.send(Method::PUT, "?tries=50".into(), number.to_string()).await;
+    /// Publishes one job, once. `delay` is in seconds.
+    async fn publish(self: Arc<Self>, number: u32, delay: u64) {
+        let path = format!("?tries=50&delay={delay}");
+        let answer = self.send(Method::PUT, path, number.to_string()).await;
         let mut ledger = self.ledger.lock();
         if answer.is_some_and(|(status, _)| status == StatusCode::CREATED) {
             ledger.jobs.entry(number).or_default().stored = true;
@@ -163,7 +168,7 @@ impl Callers {
     /// Consumes and acks.
     async fn work(self: Arc<Self>) {
         while !self.done.load(Ordering::Relaxed) {
-            let path = format!("?timeout=1&ttr={}", self.ttr.as_secs());
+            let path = format!("?timeout=1&ttr={}", self.ttr);
             let job = match self.send(Method::GET, path, String::new()).await {
                 Some((StatusCode::OK, text)) => {
                     serde_json::from_str::<serde_json::Value>(&text).expect("a job is JSON")
@@ -192,13 +197,33 @@ impl Callers {
     }
 }
 
-/// Publishes until `end`.
-async fn load(callers: &Arc<Callers>, number: &mut u32, end: Instant) {
-    let mut each = tokio::time::interval(EACH);
-    while Instant::now() < end {
-        each.tick().await;
-        tokio::spawn(callers.clone().publish(*number));
-        *number += 1;
+/// The publishers.
+struct Load {
+    callers: Arc<Callers>,
+    number: u32,
+    soon: u64,
+    /// When it ends.
+    end: Instant,
+}
+
+impl Load {
+    /// Publishes until then.
+    async fn run(&mut self, until: Instant) {
+        let mut each = tokio::time::interval(EACH);
+        let mut both = false;
+        while Instant::now() < until {
+            each.tick().await;
+            self.publish(self.end.saturating_duration_since(Instant::now()).as_secs() + 1);
+            if both {
+                self.publish(self.soon);
+            }
+            both = !both;
+        }
+    }
+
+    fn publish(&mut self, delay: u64) {
+        tokio::spawn(self.callers.clone().publish(self.number, delay));
+        self.number += 1;
     }
 }
 
@@ -226,8 +251,11 @@ async fn run(case: Case) -> Figures {
         done: AtomicBool::new(false),
     });
     let workers: Vec<_> = (0..CONSUMERS).map(|_| tokio::spawn(callers.clone().work())).collect();
-    let mut number = 0;
-    load(&callers, &mut number, Instant::now() + case.before).await;
+    let hang_time = Duration::from_secs(if let Fault::Hang(seconds) = case.fault { seconds } else { 0 });
+    let began = Instant::now();
+    let end = began + case.before + hang_time + case.after;
+    let mut load = Load { callers: callers.clone(), number: 0, soon: case.soon, end };
+    load.run(began + case.before).await;
 
     let old = redises.master();
     assert_eq!(old, redises.redises[0].addr(), "no failover has happened by itself");
@@ -235,41 +263,34 @@ async fn run(case: Case) -> Figures {
     match case.fault {
         Fault::Kill => redises.redises[0].kill(),
         Fault::Planned => redises.fail_over(),
-        Fault::Hang(seconds) => {
+        Fault::Hang(_) => {
             hang(&redises.redises[0]);
-            load(&callers, &mut number, fault + Duration::from_secs(seconds)).await;
+            load.run(fault + hang_time).await;
             wake(&redises.redises[0]);
         }
     }
-    load(&callers, &mut number, Instant::now() + case.after).await;
+    load.run(end).await;
     assert_ne!(redises.master(), old, "there was a failover");
 
     // What was handed out to a caller that did not hear of it comes again after its ttr, and so does a job whose
     // ack was lost.
-    let drained = Instant::now() + case.ttr + Duration::from_secs(3);
+    let drained = end + Duration::from_secs(case.ttr + 3);
     let all = || callers.ledger.lock().jobs.values().all(|job| job.delivered || !job.stored);
-    while Instant::now() < drained || !all() && Instant::now() < drained + Duration::from_secs(5) {
+    while Instant::now() < drained || !all() && Instant::now() < drained + Duration::from_secs(10) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     callers.done.store(true, Ordering::Relaxed);
     for worker in workers {
         worker.await.expect("no panic");
     }
-    let end = fault
-        + Duration::from_secs(match case.fault {
-            Fault::Hang(seconds) => seconds,
-            _ => 0,
-        })
-        + case.after;
     let ledger = callers.ledger.lock();
-    let within = |times: &[Instant]| times.iter().copied().filter(|t| *t < end).collect::<Vec<_>>();
     Figures {
         stored: ledger.stored.len(),
         refused: ledger.refused,
         lost: ledger.jobs.values().filter(|job| job.stored && !job.delivered).count(),
         again: ledger.jobs.values().filter(|job| job.again).count(),
-        publish_gap: gap(&within(&ledger.stored), fault),
-        consume_gap: gap(&within(&ledger.delivered), fault),
+        publish_gap: gap(&ledger.stored, fault, end),
+        consume_gap: gap(&ledger.delivered, fault, end),
     }
 }
 
