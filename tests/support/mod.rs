@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod client;
+pub mod fake_sentinel;
 pub mod gated;
 pub mod jobs;
 pub mod model;

@@ -103,9 +103,7 @@ impl Opener {
             let opened =
                 timeout(self.connect_timeout, self.attempt(to, Some(on_push), ends)).await.map_err(late)?;
             match opened {
-                Err(e) if e.kind() == ErrorKind::RESP3NotSupported => {
-                    self.resp2.store(true, Ordering::Relaxed)
-                }
+                Err(e) if speaks_no_resp3(&e) => self.resp2.store(true, Ordering::Relaxed),
                 opened => return Ok(opened?),
             }
         }
@@ -167,6 +165,16 @@ impl Opener {
         }
         Err(RedisError::from(last))
     }
+}
+
+/// Whether the server has no HELLO: it is too old, or somebody has taken the command away. The client knows only
+/// one of the two ways that servers quote the command's name.
+fn speaks_no_resp3(e: &RedisError) -> bool {
+    let says = |text: &str| e.detail().is_some_and(|detail| detail.to_lowercase().starts_with(text));
+    e.kind() == ErrorKind::RESP3NotSupported
+        || e.code() == Some("NOPROTO")
+        || says("unknown command 'hello'")
+        || says("unknown command `hello`")
 }
 
 #[cfg(test)]
