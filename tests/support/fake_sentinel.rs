@@ -117,6 +117,14 @@ fn answer(request: &[String], old: bool, says: &Says) -> String {
         ("SENTINEL", "MASTER") => {
             format!("*2\r\n{}{}", bulk("config-epoch"), bulk(&says.epoch.to_string()))
         }
+        // What other clients ask.
+        ("ROLE", _) => format!("*2\r\n{}*1\r\n{}", bulk("sentinel"), bulk("dorm")),
+        ("SENTINEL", "MASTERS") => {
+            let (host, port) = says.master.rsplit_once(':').expect("host:port");
+            let fields = [("name", "dorm"), ("ip", host), ("port", port), ("flags", "master")];
+            let fields: String = fields.iter().map(|(name, value)| bulk(name) + &bulk(value)).collect();
+            format!("*1\r\n*8\r\n{fields}")
+        }
         ("SENTINEL", "GET-MASTER-ADDR-BY-NAME") => {
             let (host, port) = says.master.rsplit_once(':').expect("host:port");
             format!("*2\r\n{}{}", bulk(host), bulk(port))
