@@ -69,6 +69,12 @@ impl RedisAdmin {
         Ok(RedisAdmin { shared, pooled, connections, scripts, unreadable })
     }
 
+    /// Waits until a task has died that the store cannot do without, and says which.
+    pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
+        let failure = self.connections.connector.failure().clone();
+        async move { failure.reported().await.to_owned() }
+    }
+
     /// Runs a script on the shared connection.
     async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
         let reply = self.shared.run(script, call).await?;

@@ -123,7 +123,7 @@ impl Server {
         let mut stores = Stores::default();
         let outage = Outage::new("tokens and limits");
         let opened = match open_stores(&config, files.tables, &metrics, &mut stores).await {
-            Ok(()) => admin_store(&config, &stores, &outage, &tasks).await,
+            Ok(()) => admin_store(&config, &mut stores, &outage, &tasks).await,
             Err(error) => Err(error),
         };
         let store = match opened {
@@ -149,12 +149,12 @@ impl Server {
             );
             tasks.spawn_essential(format!("the pump of pool {name}"), pump);
         }
-        for (name, failed) in stores.failures {
+        for (store, failed) in stores.failures {
             let (failure, stop) = (failure.clone(), tasks.stopping().clone());
             tasks.spawn(async move {
                 if let Some(why) = stop.run_until_cancelled(failed).await {
-                    tracing::error!(pool = name.as_str(), why, "the store failed; the server ends");
-                    failure.report(format!("pool {name}: {why}"));
+                    tracing::error!(store, why, "the store failed; the server ends");
+                    failure.report(format!("{store}: {why}"));
                 }
             });
         }

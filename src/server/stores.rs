@@ -41,7 +41,8 @@ pub struct Stores {
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
-    pub failures: Vec<(PoolName, Failed)>,
+    /// What each store is called, and its end.
+    pub failures: Vec<(String, Failed)>,
 }
 
 /// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those that are open.
@@ -88,7 +89,7 @@ pub async fn open_stores(
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
         stores.outages.insert(name.clone(), outage);
-        stores.failures.push((name.clone(), failed_for_good));
+        stores.failures.push((format!("pool {name}"), failed_for_good));
         stores.batches.insert(name, batch);
     }
     Ok(())
@@ -97,7 +98,7 @@ pub async fn open_stores(
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.
 pub async fn admin_store(
     config: &Config,
-    stores: &Stores,
+    stores: &mut Stores,
     outage: &Arc<Outage>,
     tasks: &Tasks,
 ) -> Result<Arc<dyn AdminStore>, ServerError> {
@@ -108,7 +109,9 @@ pub async fn admin_store(
             if !config.allow_unsafe_redis {
                 check_safety(&address).await.map_err(|e| failed(&e))?;
             }
-            Ok(Arc::new(RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?))
+            let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
+            stores.failures.push(("tokens and limits".into(), Box::pin(store.failed())));
+            Ok(Arc::new(store))
         }
         (None, Some(disk)) => Ok(Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?)),
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),

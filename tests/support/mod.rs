@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod client;
+pub mod fake_sentinel;
 pub mod fuzz;
 pub mod gated;
 pub mod jobs;
@@ -12,6 +13,7 @@ pub mod process;
 pub mod proxy;
 pub mod recorded;
 pub mod redis_server;
+pub mod sentinels;
 pub mod servers;
 pub mod stage;
 pub mod stores;

@@ -46,7 +46,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{PoolName, Queue, QueueList};
 use crate::outage::Outage;
-use crate::process::tasks::{Failure, Tasks};
+use crate::process::tasks::Tasks;
 use cache::{RecordedQueues, TriesCache};
 use clock::RedisClock;
 use connection::connector::Connector;
@@ -130,7 +130,7 @@ impl RedisEngine {
         let fixed = workers.publish + workers.ack + 2;
         let pooled = address.pool_size.saturating_sub(fixed).clamp(1, MAX_POOLED);
         let connector = Arc::new(Connector::new(&address)?);
-        let tasks = Tasks::new(Failure::default());
+        let tasks = Tasks::new(connector.failure().clone());
         let closing = tasks.stopping().clone();
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
@@ -302,5 +302,6 @@ impl Engine for RedisEngine {
         self.core.tasks.stop();
         self.core.tasks.ended().await;
         self.core.pooled.close();
+        self.core.connections.connector.close();
     }
 }

@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
-};
-use tokio::sync::Mutex;
-use tokio_util::sync::CancellationToken;
+use redis::{RedisConnectionInfo, Value};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::DropGuard;
 
 use super::fault::{Fault, Outcome};
+pub use super::open::{Connection, OnPush};
+use super::open::{Ends, HostPort, Opener};
+use super::sentinel::{Master, Sentinels};
+use crate::process::tasks::{Failure, Tasks};
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,81 +49,76 @@ impl fmt::Debug for RedisAddress {
     }
 }
 
-/// One connection. Clones share it.
-#[derive(Clone, Debug)]
-pub struct Connection {
-    pub redis: MultiplexedConnection,
-    /// Cancelled when the connection breaks, also while nobody uses it (on servers that speak RESP3).
-    pub lost: CancellationToken,
-}
-
-/// What to do with a push from the server.
-pub type OnPush = Arc<dyn Fn(PushInfo) + Send + Sync>;
-
 /// How the server is found.
+#[derive(Debug)]
 enum Route {
     /// It is where the address says.
-    Direct(ConnectionInfo),
-    /// Sentinels say where it is. They are asked for every connection, since the master may have changed.
-    Sentinel(Mutex<SentinelClient>),
+    Direct(HostPort),
+    /// Sentinels say where it is.
+    Sentinel(Sentinels),
 }
 
 /// Makes connections.
+#[derive(Debug)]
 pub struct Connector {
     route: Route,
+    opener: Opener,
     /// For messages: the addresses, and the master's name when there is one.
     label: String,
-    /// The server is older than RESP3.
-    resp2: AtomicBool,
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").field("label", &self.label).finish_non_exhaustive()
-    }
+    retry: watch::Sender<()>,
+    /// The tasks of connections, and those that follow Sentinels.
+    tasks: Tasks,
+    /// Ends the latter.
+    _stop: DropGuard,
 }
 
 impl Connector {
-    /// Checks the address; connects to nothing.
+    /// Checks the address, and begins to follow the master if there are Sentinels. Must be called in a runtime.
     pub fn new(address: &RedisAddress) -> Outcome<Connector> {
-        let addrs: Vec<ConnectionAddr> = address.addrs.iter().map(|a| parse(a)).collect::<Outcome<_>>()?;
+        let addrs: Vec<HostPort> =
+            address.addrs.iter().map(|a| HostPort::parse(a)).collect::<Outcome<_>>()?;
         let label = match &address.master_name {
             Some(master) => format!("{master} of sentinels {}", address.addrs.join(",")),
             None => address.addrs.join(","),
         };
+        let (retry, tasks) = (watch::Sender::default(), Tasks::new(Failure::default()));
         let route = match &address.master_name {
+            Some(_) if addrs.is_empty() => return Err(Fault::refused("no Sentinel has an address")),
             Some(master) => {
-                let mut builder = SentinelClientBuilder::new(addrs, master, SentinelServerType::Master)?
-                    .set_client_to_redis_db(address.db)
-                    .set_client_to_redis_protocol(ProtocolVersion::RESP3);
-                if let Some(password) = &address.password {
-                    builder = builder.set_client_to_redis_password(password);
-                }
-                if let Some(password) = &address.sentinel_password {
-                    builder = builder.set_client_to_sentinel_password(password);
-                }
-                Route::Sentinel(Mutex::new(builder.build()?))
+                let login = login(&address.sentinel_password);
+                Route::Sentinel(Sentinels::follow(master, addrs, login, retry.clone(), &tasks))
             }
             None => {
-                let Ok([addr]) = <[ConnectionAddr; 1]>::try_from(addrs) else {
+                let Ok([addr]) = <[HostPort; 1]>::try_from(addrs) else {
                     return Err(Fault::refused("a Redis without a master name has exactly one address"));
                 };
-                let mut login = RedisConnectionInfo::default()
-                    .set_db(address.db)
-                    .set_protocol(ProtocolVersion::RESP3)
-                    .set_lib_name("dormouse", env!("CARGO_PKG_VERSION"));
-                if let Some(password) = &address.password {
-                    login = login.set_password(password);
-                }
-                Route::Direct(addr.into_connection_info()?.set_redis_settings(login))
+                Route::Direct(addr)
             }
         };
-        Ok(Connector { route, label, resp2: AtomicBool::new(false) })
+        let login = login(&address.password).set_db(address.db);
+        let opener = Opener::new(login, CONNECT_TIMEOUT, RESPONSE_TIMEOUT, tasks.clone());
+        let stop = tasks.stopping().clone().drop_guard();
+        Ok(Connector { route, opener, label, retry, tasks, _stop: stop })
     }
 
     /// For messages.
     pub fn label(&self) -> &str {
         &self.label
+    }
+
+    /// Sent to when attempts to connect that failed may succeed now: another Redis is the master.
+    pub fn retry(&self) -> &watch::Sender<()> {
+        &self.retry
+    }
+
+    /// Where the end of a task is reported that must not end.
+    pub fn failure(&self) -> &Failure {
+        self.tasks.failure()
+    }
+
+    /// Follows the Sentinels no more. Connections that are open stay so.
+    pub fn close(&self) {
+        self.tasks.stop();
     }
 
     /// A new connection.
@@ -134,10 +128,10 @@ impl Connector {
 
     /// A new connection whose pushes go to `on_push`, which must not block.
     pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Connection> {
-        // Sentinels are asked one after another, so this bounds the whole search.
+        // Longer than a failover that was planned takes, and than one attempt.
         let limit = 2 * CONNECT_TIMEOUT + Duration::from_secs(1);
         // Boxed: what it takes to connect is large, rare, and would be part of every caller's future.
-        match tokio::time::timeout(limit, Box::pin(self.attempt(on_push))).await {
+        match timeout(limit, Box::pin(self.attempt(on_push))).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(fault)) => Err(fault.at(&self.label)),
             Err(_) => Err(Fault::away("no answer while connecting").at(&self.label)),
@@ -145,49 +139,42 @@ impl Connector {
     }
 
     async fn attempt(&self, on_push: OnPush) -> Outcome<Connection> {
-        let info = match &self.route {
-            Route::Direct(info) => info.clone(),
-            Route::Sentinel(client) => {
-                Box::pin(client.lock().await.async_get_client()).await?.get_connection_info().clone()
-            }
-        };
-        if !self.resp2.load(Ordering::Relaxed) {
-            let lost = CancellationToken::new();
-            let breaks = lost.clone();
-            let config = config().set_push_sender(move |push: PushInfo| {
-                match push.kind {
-                    PushKind::Disconnection => breaks.cancel(),
-                    _ => on_push(push),
+        match &self.route {
+            Route::Direct(address) => self.opener.open(address, on_push, &Ends::default()).await,
+            Route::Sentinel(sentinels) => loop {
+                let master = sentinels.master().await?;
+                let attempt = self.connect_to_master(&master, on_push.clone());
+                // When another one is the master meanwhile, that one is tried at once.
+                if let Some(outcome) = master.ends.leave.run_until_cancelled(attempt).await {
+                    return outcome.map_err(|fault| fault.at(&master.address.to_string()));
                 }
-                Ok::<(), ()>(())
-            });
-            match Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&config).await {
-                Err(e) if e.kind() == ErrorKind::RESP3NotSupported => {
-                    self.resp2.store(true, Ordering::Relaxed)
-                }
-                conn => return Ok(Connection { redis: conn?, lost }),
-            }
+            },
         }
-        let login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-        let client = Client::open(info.set_redis_settings(login))?;
-        let conn = client.get_multiplexed_async_connection_with_config(&config()).await?;
-        Ok(Connection { redis: conn, lost: CancellationToken::new() })
+    }
+
+    /// Also asks the Redis whether it is the master: Sentinels may lag behind.
+    async fn connect_to_master(&self, master: &Master, on_push: OnPush) -> Outcome<Connection> {
+        let mut connection = self.opener.open(&master.address, on_push, &master.ends).await?;
+        let ask = redis::cmd("ROLE");
+        let role = ask.query_async::<Vec<Value>>(&mut connection.redis);
+        let late = |_| Fault::away("no answer while connecting");
+        match timeout(CONNECT_TIMEOUT, role).await.map_err(late)?.map_err(Fault::from) {
+            Ok(role) => match role.first() {
+                Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
+                _ => Err(Fault::away("it is a replica, though the Sentinels call it the master")),
+            },
+            // Some forbid the command. The Sentinels are believed then.
+            Err(fault) if fault.is_refusal() && !fault.reconnect => Ok(connection),
+            Err(fault) => Err(fault),
+        }
     }
 }
 
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(RESPONSE_TIMEOUT))
-}
-
-fn parse(addr: &str) -> Outcome<ConnectionAddr> {
-    let bad = || Fault::refused(format!("{addr:?} is not an address: host:port is"));
-    let (host, port) = addr.rsplit_once(':').ok_or_else(bad)?;
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match port.parse() {
-        Ok(port) if !host.is_empty() => Ok(ConnectionAddr::Tcp(host.to_owned(), port)),
-        _ => Err(bad()),
+fn login(password: &Option<String>) -> RedisConnectionInfo {
+    let login = RedisConnectionInfo::default().set_lib_name("dormouse", env!("CARGO_PKG_VERSION"));
+    match password {
+        Some(password) => login.set_password(password),
+        None => login,
     }
 }
 
@@ -195,8 +182,8 @@ fn parse(addr: &str) -> Outcome<ConnectionAddr> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn debug_shows_no_password() {
+    #[tokio::test]
+    async fn debug_shows_no_password() {
         let address = RedisAddress {
             addrs: vec!["127.0.0.1:1".into()],
             password: Some("hunter2".into()),
@@ -208,17 +195,5 @@ mod tests {
         let connector = Connector::new(&address).expect("a good address");
         let shown = format!("{address:?} {connector:?}");
         assert!(!shown.contains("hunter"), "a password is shown: {shown}");
-    }
-
-    #[test]
-    fn addresses_are_host_and_port() {
-        for bad in ["", "localhost", ":6379", "h:", "h:65536", "h:x"] {
-            assert!(parse(bad).is_err(), "{bad:?} should be refused");
-        }
-        assert_eq!(
-            parse("[::1]:6379").ok(),
-            Some(ConnectionAddr::Tcp("::1".into(), 6379)),
-            "IPv6 in brackets"
-        );
     }
 }

@@ -42,7 +42,8 @@ impl Connections {
         outage: Arc<Outage>,
         closing: CancellationToken,
     ) -> Arc<Connections> {
-        let (down, answered) = (watch::Sender::default(), watch::Sender::default());
+        // A Redis that has become the master is tried at once too.
+        let (down, answered) = (watch::Sender::default(), connector.retry().clone());
         Arc::new(Connections { pool, connector, outage, closing, down, answered })
     }
 

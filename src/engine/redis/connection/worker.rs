@@ -17,7 +17,7 @@ use super::status::{Backoff, ConnectionStatus, Connections, Group};
 use crate::engine::batch::{BatchReceiver, BatchSize, Call};
 
 /// How long calls wait for the first attempt to connect again. A server that is gone refuses at once, and one
-/// that is there takes a millisecond; but more when the machine is busy or Sentinels are asked first.
+/// that is there takes a millisecond; but more when the machine is busy or another Redis becomes the master.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// What a worker does with a batch.

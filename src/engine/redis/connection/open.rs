@@ -1,0 +1,193 @@
+//! Opens one connection to one address, and runs it until it ends or is ended. Knows neither why it is opened
+//! nor how the address was found.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
+    RedisResult,
+};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::fault::{Fault, Outcome};
+use crate::process::tasks::Tasks;
+
+/// How long the calls that are under way may take to be answered, once a connection is to be left. A script takes
+/// a few milliseconds at most. A Sentinel says at least 50 ms before it promotes a replica that it will.
+const LAST_ANSWERS: Duration = Duration::from_millis(30);
+
+/// `host:port` in two parts; a host in IPv6 has no brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    pub host: String,
+    pub port: u16,
+}
+
+impl HostPort {
+    /// Reads `host:port`, with an IPv6 address in brackets.
+    pub fn parse(addr: &str) -> Outcome<HostPort> {
+        let bad = || Fault::refused(format!("{addr:?} is not an address: host:port is"));
+        let (host, port) = addr.rsplit_once(':').ok_or_else(bad)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        match port.parse() {
+            Ok(port) if !host.is_empty() => Ok(HostPort { host: host.to_owned(), port }),
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HostPort { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// One connection. Clones share it; it is closed when the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    pub redis: MultiplexedConnection,
+    /// Cancelled when the connection breaks, also while nobody uses it, and when its server is to be left.
+    pub lost: CancellationToken,
+    _open: Arc<DropGuard>,
+}
+
+/// What to do with a push from the server.
+pub type OnPush = Arc<dyn Fn(PushInfo) + Send + Sync>;
+
+/// How the connections to one server are ended, all of them together.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// Cancelled when no call should begin there any more. Those under way have a moment to be answered.
+    pub leave: CancellationToken,
+    /// Cancelled when no answer from there counts any more: calls under way fail at once.
+    pub cut: CancellationToken,
+}
+
+/// Opens connections with the same login.
+#[derive(Debug)]
+pub struct Opener {
+    login: RedisConnectionInfo,
+    /// How long an answer may take.
+    response_timeout: Duration,
+    /// How long it may take until a connection can be used.
+    connect_timeout: Duration,
+    /// The server is older than RESP3.
+    resp2: AtomicBool,
+    tasks: Tasks,
+}
+
+impl Opener {
+    /// Opens nothing yet. `tasks` has the task of each connection.
+    pub fn new(
+        login: RedisConnectionInfo,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+        tasks: Tasks,
+    ) -> Opener {
+        Opener { login, response_timeout, connect_timeout, resp2: AtomicBool::new(false), tasks }
+    }
+
+    /// A new connection, whose pushes go to `on_push`, which must not block. A server that does not speak RESP3
+    /// pushes nothing.
+    pub async fn open(&self, to: &HostPort, on_push: OnPush, ends: &Ends) -> Outcome<Connection> {
+        let late = |_| Fault::away("no answer while connecting");
+        if !self.resp2.load(Ordering::Relaxed) {
+            let opened =
+                timeout(self.connect_timeout, self.attempt(to, Some(on_push), ends)).await.map_err(late)?;
+            match opened {
+                Err(e) if speaks_no_resp3(&e) => self.resp2.store(true, Ordering::Relaxed),
+                opened => return Ok(opened?),
+            }
+        }
+        Ok(timeout(self.connect_timeout, self.attempt(to, None, ends)).await.map_err(late)??)
+    }
+
+    /// Whether connections have pushes, as far as is known.
+    pub fn has_pushes(&self) -> bool {
+        !self.resp2.load(Ordering::Relaxed)
+    }
+
+    /// With RESP3 if there is something to do with pushes.
+    async fn attempt(&self, to: &HostPort, on_push: Option<OnPush>, ends: &Ends) -> RedisResult<Connection> {
+        let mut config = AsyncConnectionConfig::new().set_response_timeout(Some(self.response_timeout));
+        let mut protocol = ProtocolVersion::RESP2;
+        if let Some(on_push) = on_push {
+            protocol = ProtocolVersion::RESP3;
+            config = config.set_push_sender(move |push: PushInfo| {
+                // Its end is noticed by its task.
+                if push.kind != PushKind::Disconnection {
+                    on_push(push);
+                }
+                Ok::<(), ()>(())
+            });
+        }
+        let login = self.login.clone().set_protocol(protocol);
+        let stream = self.reach(to).await?;
+        let (redis, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+        let (lost, closed) = (ends.leave.child_token(), CancellationToken::new());
+        let open = Arc::new(closed.clone().drop_guard());
+        let (ends, breaks) = (ends.clone(), lost.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = ends.cut.cancelled() => {}
+                () = closed.cancelled() => {}
+                () = async { ends.leave.cancelled().await; sleep(LAST_ANSWERS).await } => {}
+                () = driver => {}
+            }
+            breaks.cancel();
+        });
+        Ok(Connection { redis, lost, _open: open })
+    }
+
+    /// The first of the name's addresses that takes a connection. None of them can use up the others' time.
+    async fn reach(&self, to: &HostPort) -> RedisResult<TcpStream> {
+        let addresses: Vec<_> = lookup_host((to.host.as_str(), to.port)).await?.collect();
+        let each = self.connect_timeout / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in addresses {
+            match timeout(each, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    stream.set_nodelay(true)?;
+                    return Ok(stream);
+                }
+                Ok(Err(e)) => last = e,
+                Err(late) => last = late.into(),
+            }
+        }
+        Err(RedisError::from(last))
+    }
+}
+
+/// Whether the server has no HELLO: it is too old, or somebody has taken the command away. The client knows only
+/// one of the two ways that servers quote the command's name.
+fn speaks_no_resp3(e: &RedisError) -> bool {
+    let says = |text: &str| e.detail().is_some_and(|detail| detail.to_lowercase().starts_with(text));
+    e.kind() == ErrorKind::RESP3NotSupported
+        || e.code() == Some("NOPROTO")
+        || says("unknown command 'hello'")
+        || says("unknown command `hello`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_host_and_port() {
+        for bad in ["", "localhost", ":6379", "h:", "h:65536", "h:x"] {
+            assert!(HostPort::parse(bad).is_err(), "{bad:?} should be refused");
+        }
+        let six = HostPort::parse("[::1]:6379").expect("IPv6 in brackets");
+        assert_eq!((six.host.as_str(), six.port), ("::1", 6379), "without the brackets");
+        assert_eq!(six.to_string(), "[::1]:6379", "as it was written");
+    }
+}

@@ -1,0 +1,212 @@
+//! What becomes of connections and of calls under way when the Sentinels name another master. tests/support's
+//! Sentinel says what it is told to; the Redises are real ones. tests/sentinel_failover.rs has real Sentinels.
+
+mod redis_common;
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dormouse::admin::AdminStore;
+use dormouse::admin::redis::RedisAdmin;
+use dormouse::engine::Engine;
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::error::Error;
+use dormouse::name::PoolName;
+use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
+use redis::Commands;
+use redis_common::{id, job, queue, within};
+use support::client::until;
+use support::fake_sentinel::FakeSentinel;
+use support::redis_server::RedisServer;
+use support::sentinels::{hang, wake};
+
+/// How an engine finds the master through these Sentinels.
+fn through(sentinels: &[&FakeSentinel]) -> RedisAddress {
+    RedisAddress {
+        addrs: sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect(),
+        pool_size: 16,
+        master_name: Some("dorm".into()),
+        ..RedisAddress::default()
+    }
+}
+
+async fn connect(address: RedisAddress) -> Arc<RedisEngine> {
+    let pool = PoolName::default_pool();
+    within("connected", RedisEngine::connect(address, &pool)).await.expect("the Sentinels name a master")
+}
+
+/// How many clients a Redis has, other than the one that asks.
+fn clients(conn: &mut redis::Connection) -> usize {
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+    clients.lines().count() - 1
+}
+
+/// The two Redises, neither of which knows the other: the old master takes all writes.
+fn two() -> (RedisServer, RedisServer) {
+    (RedisServer::start(), RedisServer::start())
+}
+
+/// A failover that leaves the old master alive must not leave anybody there.
+#[tokio::test]
+async fn every_connection_leaves_a_master_that_lives_on() {
+    let (old, new) = two();
+    let sentinel = FakeSentinel::start(&old.addr(), false).await;
+    let engine = connect(through(&[&sentinel])).await;
+    let (outage, tasks) = (Outage::new("the tokens of a test"), Tasks::new(Failure::default()));
+    let address = through(&[&sentinel]);
+    let admin = within("connected", RedisAdmin::connect(&address, outage, &tasks)).await.expect("a master");
+    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
+    // Two workers of publishes, one of acks, consumes, the watch; a pooled one, and two of tokens.
+    assert_eq!(clients(on_old), 8, "the connections to the master");
+    let began = Instant::now();
+    for to_new in [true, false, true, false, true] {
+        sentinel.name(&(if to_new { &new } else { &old }).addr());
+        sentinel.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
+        until(
+            "all connections left the old master, and those that are kept are on the new one",
+            async || {
+                let (on_old, on_new) = (clients(on_old), clients(on_new));
+                let (left, joined) = if to_new { (on_old, on_new) } else { (on_new, on_old) };
+                left == 0 && joined >= 5
+            },
+        )
+        .await;
+    }
+    // Without events each of them would wait for the next question, a second after the one before.
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(4), "five events were heard, but that took {took:?}");
+    within("the engine is well", engine.check()).await.expect("it is");
+    engine.publish(vec![job(&queue("orders"), id(2), "x")]).await.expect("published");
+    assert_eq!(on_new.llen("q/shop/orders"), Ok(1_u64), "publishes go to the new master");
+    within("tokens are asked for", admin.check()).await.expect("there too");
+    assert_eq!(clients(on_old), 0, "nobody came back");
+}
+
+/// An old master that hangs would make them wait for five seconds; and it may still run them.
+#[tokio::test]
+async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again() {
+    let (old, new) = two();
+    let sentinel = FakeSentinel::start(&old.addr(), false).await;
+    let (engine, q) = (connect(through(&[&sentinel])).await, queue("orders"));
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    hang(&old);
+    let began = Instant::now();
+    let calls: Vec<_> = (2..6)
+        .map(|n| {
+            let (engine, q) = (engine.clone(), q.clone());
+            tokio::spawn(async move {
+                match n {
+                    2 | 3 => engine.publish(vec![job(&q, id(n), "x")]).await,
+                    4 => redis_common::consume(&engine, &q, 1, redis_common::TTR).await.map(drop),
+                    _ => engine.size(&q).await.map(drop),
+                }
+            })
+        })
+        .collect();
+    // They are on their way: nothing tells that, and one that is not would go to the new master.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    sentinel.name(&new.addr());
+    sentinel.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
+    for call in calls {
+        let outcome = within("a call is answered", call).await.expect("no panic");
+        assert!(matches!(outcome, Err(Error::Away(_))), "Away was expected, came {outcome:?}");
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(3), "at once, and not after a time-out: {took:?}");
+    within("published", engine.publish(vec![job(&q, id(9), "x")])).await.expect("to the new master");
+    let there: Vec<String> = new.connection().keys("j/shop/orders/*").expect("KEYS");
+    assert_eq!(there.len(), 1, "only what was published since: {there:?}");
+    wake(&old);
+}
+
+/// The Sentinel that leads a failover says so before it promotes a replica. Nothing begins at the old master
+/// from then on: calls wait for the new one.
+#[tokio::test]
+async fn a_call_waits_while_a_replica_is_promoted() {
+    let (old, new) = two();
+    let sentinel = FakeSentinel::start(&old.addr(), false).await;
+    let (engine, q) = (connect(through(&[&sentinel])).await, queue("orders"));
+    let addr = old.addr().replace(':', " ");
+    let event = format!("slave {0} {1} @ dorm {addr}", new.addr(), new.addr().replace(':', " "));
+    sentinel.event("+failover-state-send-slaveof-noone", &event);
+    let on_old = &mut old.connection();
+    until("all connections left the old master", async || clients(on_old) == 0).await;
+    let publish = tokio::spawn({
+        let (engine, q) = (engine.clone(), q.clone());
+        async move { engine.publish(vec![job(&q, id(1), "x")]).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!publish.is_finished(), "there is no master at the moment");
+    sentinel.name(&new.addr());
+    sentinel.event("+promoted-slave", &event);
+    within("the publish is answered", publish).await.expect("no panic").expect("published");
+    assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");
+    assert_eq!(on_old.exists("q/shop/orders"), Ok(false), "and not to the old one");
+}
+
+/// Not every Sentinel sends events, and one may get lost.
+#[tokio::test]
+async fn a_sentinel_that_sends_no_events_is_asked_every_second() {
+    let (old, new) = two();
+    let sentinel = FakeSentinel::start(&old.addr(), true).await;
+    let engine = connect(through(&[&sentinel])).await;
+    sentinel.name(&new.addr());
+    let on_old = &mut old.connection();
+    until("all connections left the old master", async || clients(on_old) == 0).await;
+    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");
+}
+
+/// Sentinels may lag behind.
+#[tokio::test]
+async fn a_replica_is_not_used_though_a_sentinel_names_it() {
+    let (old, new) = two();
+    let sentinel = FakeSentinel::start(&old.addr(), false).await;
+    let (engine, q) = (connect(through(&[&sentinel])).await, queue("orders"));
+    let conn = &mut new.connection();
+    let (host, port) = ("127.0.0.1", old.addr().rsplit_once(':').expect("host:port").1.to_owned());
+    redis::cmd("REPLICAOF").arg(host).arg(port).exec(conn).expect("REPLICAOF");
+    sentinel.name(&new.addr());
+    sentinel.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
+    let refused = until_err(&engine, &q).await;
+    assert!(refused.contains("it is a replica"), "the reason should be told: {refused}");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
+    until("it is used", async || engine.publish(vec![job(&q, id(2), "x")]).await.is_ok()).await;
+    assert_eq!(conn.exists("q/shop/orders"), Ok(true), "the new master has it");
+}
+
+/// What a publish fails with, soon.
+async fn until_err(engine: &RedisEngine, q: &dormouse::name::Queue) -> String {
+    within("a publish fails", async {
+        for n in 100.. {
+            if let Err(e) = engine.publish(vec![job(q, id(n), "x")]).await
+                && e.to_string().contains("replica")
+            {
+                return e.to_string();
+            }
+        }
+        unreachable!("there is always another number")
+    })
+    .await
+}
+
+/// One that was cut off from the others goes on naming the old master. The newest epoch is right.
+#[tokio::test]
+async fn a_sentinel_that_is_cut_off_is_not_believed() {
+    let (old, new) = two();
+    let (cut_off, heard) =
+        (FakeSentinel::start(&old.addr(), false).await, FakeSentinel::start(&old.addr(), false).await);
+    heard.name(&new.addr());
+    let engine = connect(through(&[&cut_off, &heard])).await;
+    let on_old = &mut old.connection();
+    until("nobody is at the old master", async || clients(on_old) == 0).await;
+    cut_off.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
+    // It is asked at once and answers as before, which nothing tells.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");
+    assert_eq!(clients(on_old), 0, "nobody is at the old one");
+}

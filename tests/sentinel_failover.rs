@@ -1,0 +1,371 @@
+//! What a failover of a Redis behind Sentinels costs the callers: jobs that were answered 201 and never came,
+//! jobs that came again after their ack was answered, and the time without an answer.
+//!
+//! Without more, a short form of three cases runs. The figures of docs/operations.md are those of
+//!
+//! ```text
+//! DORMOUSE_FAILOVERS=3 cargo test --test sentinel_failover -- --test-threads 1 --nocapture
+//! ```
+//!
+//! which runs every case so many times, with the times that stand in its name.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use reqwest::{Client, Method, StatusCode};
+use support::client::data;
+use support::sentinels::{Sentinels, hang, wake};
+use support::servers::TestServer;
+
+/// A job is published this often that is due at the end, and every second time one that is due soon. Those that
+/// stay in the store show what it lost, the others show acks that it lost.
+const EACH: Duration = Duration::from_millis(10);
+/// So many consumers wait at a time.
+const CONSUMERS: usize = 16;
+/// Longer than any answer of a server that is well.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// What happens to the master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// kill -9.
+    Kill,
+    /// SENTINEL FAILOVER, while it is well.
+    Planned,
+    /// It hangs, and goes on after so many seconds.
+    Hang(u64),
+}
+
+/// What happened to the first Sentinel of the list before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Well,
+    Dead,
+    Hung,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    fault: Fault,
+    first: First,
+    /// `min-replicas-to-write 1`.
+    min_replicas: bool,
+    /// When the Sentinels call the master down.
+    down_after: Duration,
+    /// How long the load goes on: before the fault, and after it, or after the end of a hang.
+    before: Duration,
+    after: Duration,
+    /// The delay of jobs that are due soon, and the ttr of the consumers, in seconds.
+    soon: u64,
+    ttr: u64,
+}
+
+impl Case {
+    /// A case of the long form: Sentinels as one would set them up, and seventeen seconds of load and more.
+    fn long(fault: Fault, first: First) -> Case {
+        Case {
+            fault,
+            first,
+            min_replicas: false,
+            down_after: Duration::from_secs(1),
+            before: Duration::from_secs(3),
+            // An old master goes on taking writes for about ten seconds.
+            after: Duration::from_secs(14),
+            soon: 4,
+            ttr: 8,
+        }
+    }
+
+    fn short(fault: Fault) -> Case {
+        Case {
+            down_after: Duration::from_millis(500),
+            before: Duration::from_millis(500),
+            after: Duration::from_secs(5),
+            soon: 1,
+            ttr: 2,
+            ..Case::long(fault, First::Well)
+        }
+    }
+}
+
+/// What became of one job. The number of the job is its body.
+#[derive(Default)]
+struct Entry {
+    stored: bool,
+    delivered: bool,
+    acked: bool,
+    /// It was handed out after its ack was answered.
+    again: bool,
+}
+
+/// What clients were answered.
+#[derive(Default)]
+struct Ledger {
+    jobs: BTreeMap<u32, Entry>,
+    /// When a publish was answered 201, and when a job was handed out.
+    stored: Vec<Instant>,
+    delivered: Vec<Instant>,
+    refused: usize,
+}
+
+/// What a failover cost.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    /// Publishes that were answered 201, and those that were not.
+    stored: usize,
+    refused: usize,
+    lost: usize,
+    again: usize,
+    /// The longest time without a 201, and without a job for the consumers.
+    publish_gap: Duration,
+    consume_gap: Duration,
+}
+
+/// The longest time without one of these.
+fn gap(times: &[Instant], from: Instant, end: Instant) -> Duration {
+    let mut times: Vec<Instant> = times.iter().copied().filter(|t| *t > from && *t < end).collect();
+    times.extend([from, end]);
+    times.sort_unstable();
+    times.windows(2).map(|two| two[1] - two[0]).max().unwrap_or_default()
+}
+
+struct Callers {
+    client: Client,
+    url: String,
+    token: String,
+    ttr: u64,
+    ledger: Mutex<Ledger>,
+    /// No consumer asks again.
+    done: AtomicBool,
+}
+
+impl Callers {
+    async fn send(&self, method: Method, path: String, body: String) -> Option<(StatusCode, String)> {
+        let request = self.client.request(method, format!("{}{path}", self.url));
+        let response = request.header("X-Token", &self.token).body(body).send().await.ok()?;
+        let status = response.status();
+        Some((status, response.text().await.ok()?))
+    }
+
+    /// Publishes one job, once. `delay` is in seconds.
+    async fn publish(self: Arc<Self>, number: u32, delay: u64) {
+        let path = format!("?tries=50&delay={delay}");
+        let answer = self.send(Method::PUT, path, number.to_string()).await;
+        let mut ledger = self.ledger.lock();
+        if answer.is_some_and(|(status, _)| status == StatusCode::CREATED) {
+            ledger.jobs.entry(number).or_default().stored = true;
+            ledger.stored.push(Instant::now());
+        } else {
+            ledger.refused += 1;
+        }
+    }
+
+    /// Consumes and acks.
+    async fn work(self: Arc<Self>) {
+        while !self.done.load(Ordering::Relaxed) {
+            let path = format!("?timeout=1&ttr={}", self.ttr);
+            let job = match self.send(Method::GET, path, String::new()).await {
+                Some((StatusCode::OK, text)) => {
+                    serde_json::from_str::<serde_json::Value>(&text).expect("a job is JSON")
+                }
+                Some((StatusCode::NOT_FOUND, _)) => continue,
+                _ => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let number: u32 =
+                String::from_utf8(data(&job)).expect("text").parse().expect("the number of a job");
+            {
+                let mut ledger = self.ledger.lock();
+                ledger.delivered.push(Instant::now());
+                let entry = ledger.jobs.entry(number).or_default();
+                entry.delivered = true;
+                entry.again |= entry.acked;
+            }
+            let id = job["job_id"].as_str().expect("a job has an id");
+            let acked = self.send(Method::DELETE, format!("/job/{id}"), String::new()).await;
+            if acked.is_some_and(|(status, _)| status == StatusCode::NO_CONTENT) {
+                self.ledger.lock().jobs.entry(number).or_default().acked = true;
+            }
+        }
+    }
+}
+
+/// The publishers.
+struct Load {
+    callers: Arc<Callers>,
+    number: u32,
+    soon: u64,
+    /// When it ends.
+    end: Instant,
+}
+
+impl Load {
+    /// Publishes until then.
+    async fn run(&mut self, until: Instant) {
+        let mut each = tokio::time::interval(EACH);
+        let mut both = false;
+        while Instant::now() < until {
+            each.tick().await;
+            self.publish(self.end.saturating_duration_since(Instant::now()).as_secs() + 1);
+            if both {
+                self.publish(self.soon);
+            }
+            both = !both;
+        }
+    }
+
+    fn publish(&mut self, delay: u64) {
+        tokio::spawn(self.callers.clone().publish(self.number, delay));
+        self.number += 1;
+    }
+}
+
+async fn run(case: Case) -> Figures {
+    let args: &[&str] = if case.min_replicas { &["--min-replicas-to-write", "1"] } else { &[] };
+    let mut redises = Sentinels::start(case.down_after, args).await;
+    match case.first {
+        First::Well => {}
+        First::Dead => redises.sentinels[0].kill(),
+        First::Hung => hang(&redises.sentinels[0]),
+    }
+    let began = Instant::now();
+    let server: TestServer = redises.server().await;
+    let start = began.elapsed();
+    assert!(
+        start < Duration::from_secs(5),
+        "a server starts at once whatever the first Sentinel does: {start:?}"
+    );
+    let callers = Arc::new(Callers {
+        client: Client::builder().timeout(CLIENT_TIMEOUT).build().expect("a client"),
+        url: server.url("/api/ns/q"),
+        token: server.token("ns").await,
+        ttr: case.ttr,
+        ledger: Mutex::default(),
+        done: AtomicBool::new(false),
+    });
+    let workers: Vec<_> = (0..CONSUMERS).map(|_| tokio::spawn(callers.clone().work())).collect();
+    let hang_time = Duration::from_secs(if let Fault::Hang(seconds) = case.fault { seconds } else { 0 });
+    let began = Instant::now();
+    let end = began + case.before + hang_time + case.after;
+    let mut load = Load { callers: callers.clone(), number: 0, soon: case.soon, end };
+    load.run(began + case.before).await;
+
+    let old = redises.master();
+    assert_eq!(old, redises.redises[0].addr(), "no failover has happened by itself");
+    let fault = Instant::now();
+    match case.fault {
+        Fault::Kill => redises.redises[0].kill(),
+        Fault::Planned => redises.fail_over(),
+        Fault::Hang(_) => {
+            hang(&redises.redises[0]);
+            load.run(fault + hang_time).await;
+            wake(&redises.redises[0]);
+        }
+    }
+    load.run(end).await;
+    assert_ne!(redises.master(), old, "there was a failover");
+
+    // What was handed out to a caller that did not hear of it comes again after its ttr, and so does a job whose
+    // ack was lost.
+    let drained = end + Duration::from_secs(case.ttr + 3);
+    let all = || callers.ledger.lock().jobs.values().all(|job| job.delivered || !job.stored);
+    while Instant::now() < drained || !all() && Instant::now() < drained + Duration::from_secs(10) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    callers.done.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.await.expect("no panic");
+    }
+    let ledger = callers.ledger.lock();
+    Figures {
+        stored: ledger.stored.len(),
+        refused: ledger.refused,
+        lost: ledger.jobs.values().filter(|job| job.stored && !job.delivered).count(),
+        again: ledger.jobs.values().filter(|job| job.again).count(),
+        publish_gap: gap(&ledger.stored, fault, end),
+        consume_gap: gap(&ledger.delivered, fault, end),
+    }
+}
+
+/// What holds in every case.
+fn check(case: Case, figures: Figures) {
+    let Figures { stored, lost, again, publish_gap, consume_gap, .. } = figures;
+    assert!(stored > 100, "the load went on: {figures:?}");
+    // lmstfy loses 81 of 1,709 in a failover that was planned, and none otherwise.
+    let most = if case.fault == Fault::Planned && !case.min_replicas { stored * 81 / 1709 } else { 0 };
+    assert!(lost <= most, "{lost} of {stored} jobs that were answered 201 are lost, {most} may be: {case:?}");
+    assert!(again <= most, "{again} jobs came again after their ack, {most} may: {case:?}");
+    let bound = case.down_after + Duration::from_secs(8);
+    assert!(publish_gap < bound, "publishes resume within {bound:?}, not {publish_gap:?}: {case:?}");
+    assert!(consume_gap < bound, "consumers get jobs within {bound:?}, not {consume_gap:?}: {case:?}");
+}
+
+/// How many times every case of the long form is to be run.
+fn rounds() -> Option<u32> {
+    std::env::var("DORMOUSE_FAILOVERS").ok().map(|n| n.parse().expect("DORMOUSE_FAILOVERS is a number"))
+}
+
+/// The long form of this case if it is asked for, with and without `min-replicas-to-write`. Else the short one, if
+/// there is one.
+async fn play(long: Case, short: Option<Case>) {
+    let Some(rounds) = rounds() else {
+        if let Some(case) = short {
+            check(case, run(case).await);
+        }
+        return;
+    };
+    for min_replicas in [false, true] {
+        let case = Case { min_replicas, ..long };
+        for round in 1..=rounds {
+            let figures = run(case).await;
+            let Figures { stored, refused, lost, again, publish_gap, consume_gap } = figures;
+            println!(
+                "{:?}, first Sentinel {:?}, min-replicas-to-write {}, round {round}: stored {stored}, \
+                 refused {refused}, lost {lost}, again after the ack {again}, no 201 for {publish_gap:.1?}, \
+                 no job for {consume_gap:.1?}",
+                case.fault,
+                case.first,
+                u8::from(min_replicas),
+            );
+            check(case, figures);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_killed() {
+    play(Case::long(Fault::Kill, First::Well), Some(Case::short(Fault::Kill))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_that_was_planned() {
+    play(Case::long(Fault::Planned, First::Well), Some(Case::short(Fault::Planned))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_and_comes_back() {
+    play(Case::long(Fault::Hang(8), First::Well), Some(Case::short(Fault::Hang(4)))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_for_long_and_comes_back() {
+    play(Case::long(Fault::Hang(27), First::Well), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_killed_while_the_first_sentinel_is_dead() {
+    play(Case::long(Fault::Kill, First::Dead), None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_is_killed_while_the_first_sentinel_hangs() {
+    let short = Case { first: First::Hung, ..Case::short(Fault::Kill) };
+    play(Case::long(Fault::Kill, First::Hung), Some(short)).await;
+}

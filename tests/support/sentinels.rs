@@ -1,0 +1,118 @@
+//! A master, two replicas and three Sentinels that watch them, as small as an installation may be that outlives
+//! one machine.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::TIMEOUT;
+use super::redis_server::RedisServer;
+use super::servers::TestServer;
+
+/// What the Sentinels call the master.
+const NAME: &str = "dorm";
+
+/// All of them.
+pub struct Sentinels {
+    /// The first one began as the master.
+    pub redises: Vec<RedisServer>,
+    pub sentinels: Vec<RedisServer>,
+    /// The Sentinels' own files.
+    _confs: Vec<tempfile::NamedTempFile>,
+}
+
+impl Sentinels {
+    /// Started, and known to each other. `args` are for all three Redises.
+    pub async fn start(down_after: Duration, args: &[&str]) -> Sentinels {
+        // A copy begins at once, instead of after five seconds.
+        let mut args = [&["--repl-diskless-sync-delay", "0"], args].concat();
+        let master = RedisServer::start_with(None, &args);
+        let follow = master.addr().replace(':', " ");
+        args.extend(["--replicaof", &follow]);
+        let replicas = [RedisServer::start_with(None, &args), RedisServer::start_with(None, &args)];
+        let settings = format!(
+            "sentinel monitor {NAME} {follow} 2\n\
+             sentinel down-after-milliseconds {NAME} {}\n\
+             sentinel failover-timeout {NAME} 20000\n\
+             sentinel parallel-syncs {NAME} 2\n",
+            down_after.as_millis()
+        );
+        let mut redises = vec![master];
+        redises.extend(replicas);
+        until("both replicas follow", || {
+            let info: redis::InfoDict = ask(&redises[0], redis::cmd("INFO").arg("replication"));
+            let line = |n| info.get::<String>(n).unwrap_or_default();
+            [line("slave0"), line("slave1")].iter().all(|replica| replica.contains("state=online"))
+        })
+        .await;
+        let (mut sentinels, mut confs) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            let conf = tempfile::NamedTempFile::new().expect("a temporary file");
+            std::fs::write(conf.path(), &settings).expect("written");
+            sentinels.push(RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8")));
+            confs.push(conf);
+        }
+        until("the Sentinels know each other and both replicas", || {
+            sentinels.iter().all(|sentinel| {
+                let known: String = ask(sentinel, redis::cmd("INFO").arg("sentinel"));
+                known.contains("status=ok,") && known.contains("slaves=2,sentinels=3")
+            })
+        })
+        .await;
+        Sentinels { redises, sentinels, _confs: confs }
+    }
+
+    /// A configuration with everything on the master.
+    pub fn toml(&self) -> String {
+        let addrs: Vec<String> = self.sentinels.iter().map(RedisServer::addr).collect();
+        let keys = format!("Addr = {:?}\nMasterName = {NAME:?}\n", addrs.join(","));
+        format!("[Pool.default]\n{keys}[AdminRedis]\n{keys}")
+    }
+
+    /// A server on them.
+    pub async fn server(&self) -> TestServer {
+        TestServer::start(&self.toml(), ()).await
+    }
+
+    /// Has the last Sentinel, which no test ends, begin a failover of a master that is well.
+    pub fn fail_over(&self) {
+        let last = self.sentinels.last().expect("there are three");
+        let ok: String = ask(last, redis::cmd("SENTINEL").arg("FAILOVER").arg(NAME));
+        assert_eq!(ok, "OK", "a failover begins");
+    }
+
+    /// Where the last Sentinel says that the master is.
+    pub fn master(&self) -> String {
+        let last = self.sentinels.last().expect("there are three");
+        let (host, port): (String, u16) =
+            ask(last, redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(NAME));
+        format!("{host}:{port}")
+    }
+}
+
+/// Stops a process in its tracks.
+pub fn hang(server: &RedisServer) {
+    signal(server, "-STOP");
+}
+
+/// Lets it go on.
+pub fn wake(server: &RedisServer) {
+    signal(server, "-CONT");
+}
+
+fn signal(server: &RedisServer, name: &str) {
+    let status = Command::new("kill").args([name, &server.pid().to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "kill {name} works");
+}
+
+fn ask<T: redis::FromRedisValue>(server: &RedisServer, cmd: &redis::Cmd) -> T {
+    cmd.query(&mut server.connection()).unwrap_or_else(|e| panic!("{} should answer: {e}", server.addr()))
+}
+
+/// Asks again and again: Redises and Sentinels tell nobody how far they are.
+async fn until(what: &str, done: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < TIMEOUT, "this should have happened within {TIMEOUT:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
