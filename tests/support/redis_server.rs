@@ -69,10 +69,10 @@ impl RedisServer {
         format!("Addr = {:?}\n{password}", self.addr())
     }
 
-    /// Its address for an engine or an admin store, which may make all the connections that it wants.
+    /// Its address for an engine or an admin store.
     pub fn address(&self) -> RedisAddress {
         let addrs = vec![self.addr()];
-        RedisAddress { addrs, password: self.password.clone(), pool_size: 16, ..RedisAddress::default() }
+        RedisAddress { addrs, password: self.password.clone(), ..RedisAddress::default() }
     }
 
     /// The process, for figures from /proc.
