@@ -102,6 +102,8 @@ pub(crate) struct RedisCore {
     tries: TriesCache,
     watch: watch::Watch,
     tasks: Tasks,
+    /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
+    keepers: Tasks,
 }
 
 /// A pool of jobs on a Redis.
@@ -111,7 +113,7 @@ pub struct RedisEngine {
     publishes: BatchSender<Call<publish::Publish, ()>>,
     acks: BatchSender<Call<JobRef, ()>>,
     /// Ends the tasks of an engine that is dropped without `close`.
-    _closing: DropGuard,
+    _closing: [DropGuard; 2],
 }
 
 impl RedisEngine {
@@ -132,10 +134,17 @@ impl RedisEngine {
         // What this one finds out is said before any task runs.
         let mut first = connector.connect().await?;
         let tasks = Tasks::new(Failure::default());
-        let closing = tasks.stopping().clone();
+        let keepers = Tasks::new(tasks.failure().clone());
+        let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
-        let connections = Connections::new(pool.clone(), connector, Some(outage.clone()), closing.clone());
+        let connections = Connections::with_end(
+            pool.clone(),
+            connector,
+            outage.clone(),
+            closing.clone(),
+            closed.clone(),
+        );
         let [consumes, pumps, give_backs, shared] =
             std::array::from_fn(|_| SharedConnection::new(connections.clone()));
         let core = Arc::new(RedisCore {
@@ -154,16 +163,17 @@ impl RedisEngine {
             tries: TriesCache::new(TRIES_CACHED),
             watch: watch::Watch::default(),
             tasks,
+            keepers,
         });
         core.first_check(&mut first).await?;
         drop(first);
         // From here on tasks run, which end with it, also when the caller gives up.
-        let guard = closing.clone().drop_guard();
+        let guards = [closing.clone().drop_guard(), closed.drop_guard()];
         core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
-        core.tasks.spawn_essential("the connection of consumes", consumes.1);
-        core.tasks.spawn_essential("the connection of the pump", pumps.1);
-        core.tasks.spawn_essential("the connection of what is given back", give_backs.1);
-        core.tasks.spawn_essential("the shared connection", shared.1);
+        core.keepers.spawn_essential("the connection of consumes", consumes.1);
+        core.keepers.spawn_essential("the connection of the pump", pumps.1);
+        core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
+        core.keepers.spawn_essential("the shared connection", shared.1);
         let finisher = core.clone();
         core.tasks.spawn(async move { closing.run_until_cancelled(finisher.finish_dropped()).await });
         let publishes = spawn_workers(&core, "a publish worker", workers.publish, publish::LIMIT, || {
@@ -174,7 +184,7 @@ impl RedisEngine {
         // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
         // stop.
         let _ = connections.all_up(FIRST_CONNECTIONS).await;
-        Ok(Arc::new(RedisEngine { core, publishes, acks, _closing: guard }))
+        Ok(Arc::new(RedisEngine { core, publishes, acks, _closing: guards }))
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
@@ -311,5 +321,7 @@ impl Engine for RedisEngine {
     async fn close(&self) {
         self.core.tasks.stop();
         self.core.tasks.ended().await;
+        self.core.keepers.stop();
+        self.core.keepers.ended().await;
     }
 }

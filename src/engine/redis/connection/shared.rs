@@ -87,9 +87,9 @@ impl SharedConnection {
     }
 }
 
-/// Keeps one connection until the engine closes.
+/// Keeps one connection until the engine is closed.
 async fn keep(connections: Arc<Connections>, status: ConnectionStatus, tell: watch::Sender<State>) {
-    connections.closing.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
+    connections.closed.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
     // The calling side may live on. It must not hold the connection.
     tell.send_replace(State::Down(Fault::away("the engine is closing")));
 }

@@ -29,6 +29,8 @@ pub struct Connections {
     outage: Option<Arc<Outage>>,
     /// Cancelled when the engine closes.
     pub closing: CancellationToken,
+    /// Cancelled when the last task of a closing engine has ended: until then shared connections are kept.
+    pub closed: CancellationToken,
     open: Mutex<Open>,
     /// How many are down.
     down: watch::Sender<usize>,
@@ -53,9 +55,21 @@ impl Connections {
         outage: impl Into<Option<Arc<Outage>>>,
         closing: CancellationToken,
     ) -> Arc<Connections> {
+        let closed = closing.clone();
+        Connections::with_end(pool, connector, outage, closing, closed)
+    }
+
+    /// The same, for who still needs shared connections while it closes.
+    pub fn with_end(
+        pool: Arc<str>,
+        connector: Arc<Connector>,
+        outage: impl Into<Option<Arc<Outage>>>,
+        closing: CancellationToken,
+        closed: CancellationToken,
+    ) -> Arc<Connections> {
         let (down, answered) = (watch::Sender::default(), watch::Sender::default());
         let (outage, open) = (outage.into(), Mutex::default());
-        Arc::new(Connections { pool, connector, outage, closing, open, down, answered })
+        Arc::new(Connections { pool, connector, outage, closing, closed, open, down, answered })
     }
 
     /// An attempt to connect failed, or a connection broke.
