@@ -162,7 +162,11 @@ async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_conn
     all_within(RESUMED, &all_work(&engine).await);
     let after = clients(&server);
     let kept = before.iter().filter(|id| after.contains(id)).count();
-    assert_eq!(kept, before.len() - 1, "only this test's own connection is another one: {before:?} {after:?}");
+    assert_eq!(
+        kept,
+        before.len() - 1,
+        "only this test's own connection is another one: {before:?} {after:?}"
+    );
     assert_eq!(engine.size(&q).await.expect("size"), 1, "what was refused has not happened");
 }
 
@@ -218,10 +222,8 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     proxy.set_answers(Answers::Hold);
     let conn = &mut server.connection();
     let jobs = vec![job(&q, id(100), "x"), delayed(job(&q, id(101), "x"), TTR)];
-    let (publish, consumed) = within("answers", async {
-        tokio::join!(engine.publish(jobs), consume(&engine, &q, 4, TTR))
-    })
-    .await;
+    let (publish, consumed) =
+        within("answers", async { tokio::join!(engine.publish(jobs), consume(&engine, &q, 4, TTR)) }).await;
     assert!(matches!(publish, Err(Error::Away(_))), "no answer came, but {publish:?}");
     assert!(matches!(consumed, Err(Error::Away(_))), "no answer came, but {consumed:?}");
     let running: u64 = conn.zcard("timer_set").expect("ZCARD");
@@ -261,7 +263,8 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
         })
         .await;
     }
-    let left = tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")])).await;
+    let left =
+        tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")])).await;
     assert!(left.is_err(), "it waits for a worker");
     let (other, jobs) = (engine.clone(), vec![job(&q, id(9), "x")]);
     held.push(tokio::spawn(async move { other.publish(jobs).await }));

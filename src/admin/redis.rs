@@ -11,11 +11,11 @@ use async_trait::async_trait;
 use tokio_util::sync::DropGuard;
 
 use super::{AdminStore, Direction, Limit, Scope, TokenKey};
-use crate::engine::redis::{RedisAddress, check};
 use crate::engine::redis::connection::connector::Connector;
 use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::connection::status::Connections;
 use crate::engine::redis::layout::scripts::Scripts;
+use crate::engine::redis::{RedisAddress, check};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 use crate::process::tasks::{Failure, Tasks};

@@ -138,13 +138,8 @@ impl RedisEngine {
         let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
-        let connections = Connections::with_end(
-            pool.clone(),
-            connector,
-            outage.clone(),
-            closing.clone(),
-            closed.clone(),
-        );
+        let connections =
+            Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
         let [consumes, pumps, give_backs, shared] =
             std::array::from_fn(|_| SharedConnection::new(connections.clone()));
         let core = Arc::new(RedisCore {

@@ -266,7 +266,11 @@ impl PublishHandler {
             let taken_back: Outcome<u64> = core.run(&core.shared, &core.scripts.ack, call).await;
             if let Err(fault) = taken_back {
                 let count = jobs.len();
-                tracing::warn!(pool = &*core.pool, count, "jobs are stored that were answered with an error: {fault}");
+                tracing::warn!(
+                    pool = &*core.pool,
+                    count,
+                    "jobs are stored that were answered with an error: {fault}"
+                );
             }
         });
     }

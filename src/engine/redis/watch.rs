@@ -70,7 +70,11 @@ async fn keep(core: Arc<RedisCore>, mut status: ConnectionStatus) {
         let Some(Err(fault)) = connections.closing.run_until_cancelled(served).await else { return };
         let was_up = status.is_up();
         status.down();
-        if was_up { backoff.broke() } else { backoff.lengthen() }
+        if was_up {
+            backoff.broke()
+        } else {
+            backoff.lengthen()
+        }
         if !fault.not_master {
             connections.failed(&fault);
         }
@@ -133,8 +137,7 @@ async fn serve(
 /// A server that was a master and is a replica now answers reads as before, and nobody would notice while nobody
 /// writes. So an empty write is tried, which leaves nothing behind. Other refusals are for those who write to tell.
 async fn look_for_master(connections: &Connections, connection: &mut Connection) -> Outcome<()> {
-    let empty: Outcome<u64> =
-        connection.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await;
+    let empty: Outcome<u64> = connection.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await;
     match empty {
         Err(fault) if fault.reconnect => {
             connections.note(connection, &fault);

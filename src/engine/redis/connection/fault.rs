@@ -217,10 +217,12 @@ mod tests {
     }
 
     /// As Redis 6.2.14 sent them.
-    const CALL: &str = "Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1:";
+    const CALL: &str =
+        "Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1:";
     const REPLICA: &str = "You can't write against a read only replica.";
     const TOO_FEW: &str = "Not enough good replicas to write.";
-    const NO_DISK: &str = "Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.";
+    const NO_DISK: &str =
+        "Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.";
     const FULL: &str = "command not allowed when used memory > 'maxmemory'.";
     const TYPE: &str = "Operation against a key holding the wrong kind of value";
 
