@@ -249,6 +249,7 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
     proxy.set_answers(Answers::Hold);
     // Both workers wait for an answer.
     let conn = &mut server.connection();

@@ -47,10 +47,10 @@ impl RedisCore {
     /// Deletes the oldest dead jobs.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let script = &self.scripts.delete_dead;
-        let (mut unseen, mut done) = (self.dead_size(queue).await?.min(limit), 0);
-        while unseen > 0 {
+        let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
+        while unseen > 0 && done < limit {
             let mut cmd = script.call(1);
-            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen));
+            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
             let (taken, deleted): (u64, u64) = self.run(&self.shared, script, cmd).await?;
             done += deleted;
             if taken == 0 {
