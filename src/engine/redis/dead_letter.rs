@@ -44,7 +44,7 @@ impl RedisCore {
         Ok(done)
     }
 
-    /// Deletes the oldest dead jobs.
+    /// Deletes the oldest dead jobs; ids whose job is gone are dropped and not counted.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let script = &self.scripts.delete_dead;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
