@@ -89,10 +89,7 @@ fn only_the_redis_stores_know_redis() {
         "only src/engine/redis and src/admin/redis.rs know the Redis client",
         &["src/engine/redis/", "src/admin/redis.rs"],
         |line| {
-            has_word(line, "deadpool")
-                || (line.contains("redis::")
-                    && !line.contains("engine::redis::")
-                    && !line.contains("admin::redis::"))
+            line.contains("redis::") && !line.contains("engine::redis::") && !line.contains("admin::redis::")
         },
     );
 }

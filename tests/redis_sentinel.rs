@@ -26,7 +26,6 @@ use support::sentinels::{hang, wake};
 fn through(sentinels: &[&FakeSentinel]) -> RedisAddress {
     RedisAddress {
         addrs: sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect(),
-        pool_size: 16,
         master_name: Some("dorm".into()),
         ..RedisAddress::default()
     }

@@ -5,16 +5,16 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::client::{Response, send, until_status};
-use support::proxy::Proxy;
 use support::redis_server::RedisServer;
 use support::servers::TestServer;
+use support::slow_proxy::SlowProxy;
 
 /// Longer than an answer about a token is believed.
 const STALE: Duration = Duration::from_millis(1100);
 
 /// A server whose jobs are on a Redis, and whose tokens are behind a proxy to it.
-async fn behind_proxy(redis: &RedisServer, round_trip: Duration) -> (TestServer, Proxy) {
-    let proxy = Proxy::start(redis.addr(), round_trip).await;
+async fn behind_proxy(redis: &RedisServer, round_trip: Duration) -> (TestServer, SlowProxy) {
+    let proxy = SlowProxy::start(redis.addr(), round_trip).await;
     let toml = format!("[Pool.default]\n{}[AdminRedis]\nAddr = {:?}\n", redis.keys(), proxy.addr());
     (TestServer::start(&toml, ()).await, proxy)
 }

@@ -4,7 +4,7 @@
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
 //!
 //! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
-//! nobody waits for somebody else's answer. What operators ask for uses a few pooled connections. A hash is read
+//! nobody waits for somebody else's answer. What operators ask for goes the same way. A hash is read
 //! in steps: a Redis that reads all limits of a large fleet at once serves nobody else meanwhile.
 
 use std::collections::BTreeMap;
@@ -17,12 +17,11 @@ use redis::{Cmd, FromRedisValue};
 
 use super::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
-use crate::engine::redis::RedisAddress;
 use crate::engine::redis::connection::connector::Connector;
-use crate::engine::redis::connection::pool::ConnectionPool;
 use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::connection::status::Connections;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
+use crate::engine::redis::{RedisAddress, check};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 use crate::outage::Outage;
@@ -30,8 +29,6 @@ use crate::process::tasks::Tasks;
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The most connections, the shared one included.
-const MAX_CONNECTIONS: usize = 4;
 /// How long a new store waits for its connection. A busy machine needs some of it.
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
 /// How long a check of a Redis that answers waits for the shared connection, if that is down.
@@ -43,7 +40,6 @@ const SCAN_STEP: usize = 1000;
 #[derive(Debug)]
 pub struct RedisAdmin {
     shared: SharedConnection,
-    pooled: ConnectionPool,
     /// The shared connection's.
     connections: Arc<Connections>,
     scripts: Scripts,
@@ -55,10 +51,8 @@ impl RedisAdmin {
     /// Connects. `Away` or `Refused` when the Redis cannot be used now; once connected, the store outlives any
     /// outage. One of `tasks` keeps its connection until they are stopped.
     pub async fn connect(address: &RedisAddress, outage: Arc<Outage>, tasks: &Tasks) -> Result<RedisAdmin> {
-        let pooled = address.pool_size.clamp(2, MAX_CONNECTIONS) - 1;
         let connector = Arc::new(Connector::new(address)?);
-        let pooled = ConnectionPool::new(connector.clone(), pooled)?;
-        ping(&pooled).await?;
+        check::usable(&mut connector.connect().await?).await?;
         let name = Arc::from("of tokens and limits");
         let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());
@@ -66,7 +60,7 @@ impl RedisAdmin {
         // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
         let _ = connections.all_up(FIRST_CONNECTION).await;
         let (scripts, unreadable) = (Scripts::default(), AtomicBool::new(false));
-        Ok(RedisAdmin { shared, pooled, connections, scripts, unreadable })
+        Ok(RedisAdmin { shared, connections, scripts, unreadable })
     }
 
     /// Waits until a task has died that the store cannot do without, and says which.
@@ -77,8 +71,7 @@ impl RedisAdmin {
 
     /// Runs a script on the shared connection.
     async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
-        let reply = self.shared.run(script, call).await?;
-        redis::from_redis_value(reply).map_err(Error::corrupt)
+        Ok(self.shared.run(script, call).await?)
     }
 
     /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
@@ -87,7 +80,7 @@ impl RedisAdmin {
         loop {
             let mut step = redis::cmd("HSCAN");
             step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
-            let (next, fields): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.pooled.query(&step).await?;
+            let (next, fields): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.shared.query(&step).await?;
             fields.into_iter().for_each(|(field, value)| each(field, value));
             if next == 0 {
                 return Ok(());
@@ -95,11 +88,6 @@ impl RedisAdmin {
             cursor = next;
         }
     }
-}
-
-async fn ping(connections: &ConnectionPool) -> Result<()> {
-    let _: String = connections.query(&redis::cmd("PING")).await?;
-    Ok(())
 }
 
 fn tokens_key(scope: &Scope) -> String {
@@ -161,14 +149,14 @@ impl AdminStore for RedisAdmin {
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
         cmd.arg(tokens_key(&key.scope)).arg(key.token.reveal()).arg(description);
-        Ok(self.pooled.query(&cmd).await?)
+        Ok(self.shared.query(&cmd).await?)
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
         let script = &self.scripts.remove_token;
         let mut cmd = script.call(2);
         cmd.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
-        let _: u64 = self.pooled.run(script, &cmd).await?;
+        let _: u64 = self.shared.run(script, &cmd).await?;
         Ok(())
     }
 
@@ -193,18 +181,18 @@ impl AdminStore for RedisAdmin {
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
         let mut cmd = redis::cmd("HSETNX");
         cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        Ok(self.pooled.query(&cmd).await?)
+        Ok(self.shared.query(&cmd).await?)
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
         let mut cmd = redis::cmd("HSET");
         cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        let _: u64 = self.pooled.query(&cmd).await?;
+        let _: u64 = self.shared.query(&cmd).await?;
         Ok(())
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        let _: u64 = self.pooled.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
+        let _: u64 = self.shared.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
         Ok(())
     }
 
@@ -233,7 +221,7 @@ impl AdminStore for RedisAdmin {
     }
 
     async fn check(&self) -> Result<()> {
-        ping(&self.pooled).await?;
+        let _: String = self.shared.query(&redis::cmd("PING")).await?;
         self.connections.retry_now();
         self.connections.all_up(CONNECTION_WAIT).await
     }

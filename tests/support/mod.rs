@@ -15,6 +15,7 @@ pub mod recorded;
 pub mod redis_server;
 pub mod sentinels;
 pub mod servers;
+pub mod slow_proxy;
 pub mod stage;
 pub mod stores;
 

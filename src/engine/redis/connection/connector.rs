@@ -18,7 +18,7 @@ use crate::process::tasks::{Failure, Tasks};
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an answer may take.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a Redis is. `Debug` shows no password.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -27,9 +27,6 @@ pub struct RedisAddress {
     pub addrs: Vec<String>,
     pub password: Option<String>,
     pub db: i64,
-    /// The most connections that a pool may keep; beyond [`MAX_CONNECTIONS`](crate::engine::redis::MAX_CONNECTIONS) none are
-    /// made anyway.
-    pub pool_size: usize,
     /// The name that the Sentinels know the Redis by.
     pub master_name: Option<String>,
     pub sentinel_password: Option<String>,
@@ -42,7 +39,6 @@ impl fmt::Debug for RedisAddress {
             .field("addrs", &self.addrs)
             .field("password", &hidden(&self.password))
             .field("db", &self.db)
-            .field("pool_size", &self.pool_size)
             .field("master_name", &self.master_name)
             .field("sentinel_password", &hidden(&self.sentinel_password))
             .finish()
@@ -188,7 +184,6 @@ mod tests {
             addrs: vec!["127.0.0.1:1".into()],
             password: Some("hunter2".into()),
             db: 0,
-            pool_size: 1,
             master_name: Some("m".into()),
             sentinel_password: Some("hunter3".into()),
         };

@@ -3,7 +3,6 @@
 pub mod connector;
 pub mod fault;
 pub mod open;
-pub mod pool;
 pub mod sentinel;
 pub mod shared;
 pub mod status;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
-    RedisResult,
+    AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, ProtocolVersion, PushInfo, PushKind,
+    RedisConnectionInfo, RedisError, RedisResult,
 };
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{sleep, timeout};
@@ -82,6 +82,13 @@ pub struct Opener {
     /// The server is older than RESP3.
     resp2: AtomicBool,
     tasks: Tasks,
+}
+
+impl Connection {
+    /// One command.
+    pub async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Outcome<T> {
+        Ok(cmd.query_async(&mut self.redis).await?)
+    }
 }
 
 impl Opener {
