@@ -24,7 +24,6 @@ use support::sentinels::{hang, wake};
 fn through(sentinels: &[&FakeSentinel]) -> RedisAddress {
     RedisAddress {
         addrs: sentinels.iter().map(|sentinel| sentinel.addr.to_string()).collect(),
-        pool_size: 16,
         master_name: Some("dorm".into()),
         ..RedisAddress::default()
     }
@@ -55,8 +54,9 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let admin = within("connected", RedisAdmin::connect(&through(&[&sentinel]))).await.expect("a master");
     engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
-    // Two workers of publishes, one of acks, consumes, the watch; a pooled one, and one of tokens.
-    assert_eq!(clients(on_old), 7, "the connections to the master");
+    // Two workers of publishes, one of acks, consumes, the watch, and one of tokens at least.
+    let before = clients(on_old);
+    assert!(before >= 6, "{before} connections to the master");
     let began = Instant::now();
     for to_new in [true, false, true, false, true] {
         sentinel.name(&(if to_new { &new } else { &old }).addr());
