@@ -58,8 +58,9 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let admin = within("connected", RedisAdmin::connect(&address, outage, &tasks)).await.expect("a master");
     engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
-    // Two workers of publishes, one of acks, consumes, the watch; a pooled one, and two of tokens.
-    assert_eq!(clients(on_old), 8, "the connections to the master");
+    // Two workers of publishes, one of acks, consumes, the watch, and one of tokens at least.
+    let before = clients(on_old);
+    assert!(before >= 6, "{before} connections to the master");
     let began = Instant::now();
     for to_new in [true, false, true, false, true] {
         sentinel.name(&(if to_new { &new } else { &old }).addr());
