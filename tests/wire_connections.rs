@@ -268,7 +268,7 @@ async fn slow_bulks_do_not_hold_up_others() {
         slow.push(stream);
     }
     let job = format!("\"{}\"", "x".repeat(1 << 19));
-    let body = format!("[{}]", vec![job.as_str(); 8].join(","));
+    let body = format!("[{}]", [job.as_str(); 8].join(","));
     let bulk = send(server.api("PUT", "/api/ns/q/bulk", &token).body(body));
     let answer = tokio::time::timeout(AT_ONCE, bulk).await;
     answer.expect("a bulk waits for others that send one byte each").expect(201);
