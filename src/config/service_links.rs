@@ -23,20 +23,15 @@ pub fn is_service_link(name: &str, value: &str) -> bool {
         return true;
     }
     // `_PORT_7777_TCP`, and `_PROTO`, `_PORT`, `_ADDR` after it.
-    name.match_indices("_PORT_").any(|(at, port)| {
-        let mut words = name[at + port.len()..].split('_');
-        let (port, protocol, what) = (words.next(), words.next(), words.next());
-        port.is_some_and(number)
-            && protocol.is_some_and(|protocol| is_protocol(&protocol.to_ascii_lowercase()))
-            && words.next().is_none()
-            && match what {
-                None => is_url(value),
-                Some("PROTO") => is_protocol(value),
-                Some("PORT") => number(value),
-                Some("ADDR") => address(value),
-                Some(_) => false,
-            }
-    })
+    let words: Vec<&str> = name.split('_').collect();
+    let port_of = |port: &str, protocol: &str| number(port) && is_protocol(&protocol.to_ascii_lowercase());
+    match words.as_slice() {
+        [.., "PORT", port, protocol] if port_of(port, protocol) => is_url(value),
+        [.., "PORT", port, protocol, "PROTO"] if port_of(port, protocol) => is_protocol(value),
+        [.., "PORT", port, protocol, "PORT"] if port_of(port, protocol) => number(value),
+        [.., "PORT", port, protocol, "ADDR"] if port_of(port, protocol) => address(value),
+        _ => false,
+    }
 }
 
 fn is_protocol(text: &str) -> bool {
