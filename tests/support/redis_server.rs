@@ -22,6 +22,8 @@ pub struct RedisServer {
     password: Option<String>,
     /// The configuration of a Sentinel, which is another kind of server in the same binary.
     sentinel: Option<String>,
+    /// Its environment, beside the test's.
+    env: Vec<(&'static str, String)>,
     child: Option<Child>,
 }
 
@@ -33,15 +35,25 @@ impl RedisServer {
 
     /// The same with a password and further arguments, which win over the usual ones.
     pub fn start_with(password: Option<&str>, args: &[&str]) -> RedisServer {
-        RedisServer::start_kind(password, args, None)
+        RedisServer::start_kind(password, args, None, Vec::new())
+    }
+
+    /// A server with this environment beside the test's.
+    pub fn start_in(env: Vec<(&'static str, String)>) -> RedisServer {
+        RedisServer::start_kind(None, &[], None, env)
     }
 
     /// A Sentinel with this configuration; the file must be its own, since it writes there.
     pub fn start_sentinel(conf: &str) -> RedisServer {
-        RedisServer::start_kind(None, &[], Some(conf))
+        RedisServer::start_kind(None, &[], Some(conf), Vec::new())
     }
 
-    fn start_kind(password: Option<&str>, args: &[&str], sentinel: Option<&str>) -> RedisServer {
+    fn start_kind(
+        password: Option<&str>,
+        args: &[&str],
+        sentinel: Option<&str>,
+        env: Vec<(&'static str, String)>,
+    ) -> RedisServer {
         for _ in 0..10 {
             let mut server = RedisServer {
                 dir: tempfile::tempdir().expect("a temporary directory can be made"),
@@ -49,6 +61,7 @@ impl RedisServer {
                 args: args.iter().map(|arg| (*arg).to_owned()).collect(),
                 password: password.map(str::to_owned),
                 sentinel: sentinel.map(str::to_owned),
+                env: env.clone(),
                 child: None,
             };
             if server.launch() {
@@ -120,6 +133,7 @@ impl RedisServer {
         if let Some(password) = &self.password {
             command.args(["--requirepass", password]);
         }
+        command.envs(self.env.iter().cloned());
         command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = match command.spawn() {
             Ok(child) => child,
