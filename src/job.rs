@@ -95,10 +95,10 @@ impl fmt::Debug for JobId {
 
 /// How far the clock may fall behind the newest id before ids follow it back, in milliseconds. Until then the time in
 /// an id stands still, and with it the age that is told of a job. Two Redises of a failover are mostly closer.
-const MOST_BEHIND: Millis = 10_000;
+const MOST_BEHIND: Millis = 1000;
 
 /// Makes ids that grow: later calls give larger ids, also within one millisecond and when the clock goes back by up
-/// to ten seconds. A clock that goes back further begins anew with smaller ids. The clock of a pool on disk never
+/// to a second. A clock that goes back further begins anew with smaller ids. The clock of a pool on disk never
 /// goes back. One per pool, since the time in an id is the pool's.
 #[derive(Debug)]
 pub struct JobIds {

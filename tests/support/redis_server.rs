@@ -93,6 +93,13 @@ impl RedisServer {
         self.child.as_ref().map_or(0, Child::id)
     }
 
+    /// Stops it from running, until the answer is dropped. Its connections stay.
+    pub fn stall(&self) -> Stalled {
+        let stalled = Stalled(self.pid());
+        stalled.signal("STOP");
+        stalled
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -170,6 +177,22 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A process that does not run.
+pub struct Stalled(u32);
+
+impl Stalled {
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.0.to_string()]).status();
+        assert!(status.is_ok_and(|s| s.success()), "kill -{name} works");
+    }
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        self.signal("CONT");
     }
 }
 

@@ -41,7 +41,8 @@ impl PoolClock {
     pub fn new(clock: Arc<dyn Clock>, seen: Micros) -> PoolClock {
         let (wall, now) = read(&*clock);
         let offset = wall.max(signed(seen)).saturating_sub(now);
-        let offsets = Offsets { pool: AtomicI64::new(offset), wall: AtomicI64::new(wall.saturating_sub(now)) };
+        let offsets =
+            Offsets { pool: AtomicI64::new(offset), wall: AtomicI64::new(wall.saturating_sub(now)) };
         PoolClock { clock, offsets: Arc::new(offsets) }
     }
 
