@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod client;
 pub mod fake_sentinel;
+pub mod faketime;
 pub mod fuzz;
 pub mod gated;
 pub mod jobs;
