@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request};
 use dormouse::engine::Engine;
+use dormouse::engine::notifier::Notifier;
 use dormouse::name::QueueList;
 use dormouse::process::tasks::Failure;
 use support::gated::Gated;
@@ -398,6 +399,57 @@ async fn a_wait_list_that_empties_before_it_fetches_wakes_the_others() {
     setup.publish([job(&queue("a"), "x")]).await;
     first.abort();
     assert_eq!(second.await.unwrap(), ["x"], "the first wait list's only consumer had left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_list_that_is_held_up_among_dead_entries_is_not_the_only_one_woken() {
+    let setup = Setup::new();
+    // It waits longest, so it is woken first for both of its queues.
+    let held_up = setup.consumer(&["dead", "a"], 1);
+    setup.parked(1).await;
+    let other = setup.consumer(&["a"], 1);
+    setup.parked(2).await;
+    setup.engine.set_endless(Some("dead"));
+    setup.dispatcher.notify(&queue("dead"));
+    setup.settle().await;
+    setup.publish([job(&queue("a"), "x")]).await;
+    let got = other.await.unwrap(); // the task's own asserts speak
+    assert_eq!(got, ["x"], "the list that waits longest skips dead entries of another queue");
+    setup.engine.set_endless(None);
+    setup.publish([job(&queue("a"), "y")]).await;
+    assert_eq!(held_up.await.unwrap(), ["y"], "it goes on when it is through");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_back_is_not_asked_for_all_wait_lists_at_once_and_nobody_is_turned_away() {
+    const LISTS: usize = 20_000;
+    let setup = Setup::new();
+    let consumers: Vec<_> = (0..LISTS).map(|i| setup.consumer(&[&format!("q-{i}")], 1)).collect();
+    // Each wait list fetches twice before its consumer is parked.
+    while setup.engine.fetches() < 2 * LISTS {
+        tokio::task::yield_now().await;
+    }
+    setup.parked(LISTS).await;
+    let gate = setup.engine.hold().await;
+    let before = setup.engine.fetches();
+    // As a store does when its connection is back and notifications may have been lost.
+    setup.dispatcher.notify_all();
+    setup.settle().await;
+    drop(gate);
+    while setup.engine.fetches() - before < LISTS {
+        tokio::task::yield_now().await;
+    }
+    setup.settle().await;
+    let most = setup.engine.most_under_way();
+    assert!(most <= 256, "{most} calls of the store were under way at a time");
+    assert_eq!(consumers.iter().filter(|c| c.is_finished()).count(), 0, "nobody is turned away");
+    setup.publish((0..LISTS / 1000).map(|i| job(&queue(&format!("q-{}", i * 1000)), "x"))).await;
+    setup.settle().await;
+    assert_eq!(
+        consumers.iter().filter(|c| c.is_finished()).count(),
+        LISTS / 1000,
+        "and all are woken as before"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,5 @@
-//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; and that can keep
-//! its notifications to itself.
+//! An engine whose consumes are counted, can be held up after they popped or among jobs that are gone, can fail and can
+//! panic; and that can keep its notifications to itself.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobRef, NewJob};
 use dormouse::name::{Queue, QueueList};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// Stands before `inner`.
 #[derive(Debug)]
@@ -20,6 +20,12 @@ pub struct Gated<E> {
     inner: E,
     gate: Mutex<()>,
     fetches: AtomicUsize,
+    /// How many consumes are under way, and the most that ever were.
+    under_way: AtomicUsize,
+    most_under_way: AtomicUsize,
+    /// The queue whose dead entries never end, and whether a consume has met them.
+    endless: watch::Sender<Option<String>>,
+    has_skipped: AtomicBool,
     away: AtomicBool,
     panics: AtomicBool,
     silent: AtomicBool,
@@ -32,6 +38,10 @@ impl<E: Engine> Gated<E> {
             inner,
             gate: Mutex::new(()),
             fetches: AtomicUsize::new(0),
+            under_way: AtomicUsize::new(0),
+            most_under_way: AtomicUsize::new(0),
+            endless: watch::Sender::default(),
+            has_skipped: AtomicBool::new(false),
             away: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
@@ -46,6 +56,17 @@ impl<E: Engine> Gated<E> {
     /// How many consumes there were.
     pub fn fetches(&self) -> usize {
         self.fetches.load(Ordering::SeqCst)
+    }
+
+    /// The most consumes that were under way at a time.
+    pub fn most_under_way(&self) -> usize {
+        self.most_under_way.load(Ordering::SeqCst)
+    }
+
+    /// The first consume of a list that begins with this queue skips its bound of dead entries. The next such ones do
+    /// not return until this is set to `None`.
+    pub fn set_endless(&self, queue: Option<&str>) {
+        self.endless.send_replace(queue.map(str::to_owned));
     }
 
     /// Whether consumes fail from now on.
@@ -85,9 +106,18 @@ impl<E: Engine> Engine for Gated<E> {
             return Err(Error::away("the test says so"));
         }
         assert!(!self.panics.load(Ordering::SeqCst), "the test says so");
+        let endless = |queue: &Option<String>| queue.as_deref() == Some(queues.names()[0].as_str());
+        if endless(&self.endless.borrow()) && !self.has_skipped.swap(true, Ordering::SeqCst) {
+            return Ok(Consumed { jobs: Vec::new(), more: true });
+        }
+        // The sender is in this engine, so there is no error.
+        let _ = self.endless.subscribe().wait_for(|queue| !endless(queue)).await;
+        let under_way = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
         let result = self.inner.consume(queues, ttrs).await;
         // The jobs are popped; whoever holds the gate decides when the caller hears of it.
         let _open = self.gate.lock().await;
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
         result
     }
 
