@@ -3,6 +3,6 @@
 -- ARGV    exact timer members
 -- returns how many jobs were there
 -- bound   64 jobs (the caller's)
-local deleted = redis.call('DEL', unpack(KEYS, 2))
-if #ARGV > 0 then redis.call('ZREM', KEYS[1], unpack(ARGV)) end
+local deleted = call('DEL', unpack(KEYS, 2))
+if #ARGV > 0 then call('ZREM', KEYS[1], unpack(ARGV)) end
 return deleted

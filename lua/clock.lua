@@ -1,8 +1,12 @@
--- Stands before every script that needs the time: `now` is the Redis's own clock in microseconds since the
--- epoch (an exact integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix
--- seconds with six digits. TIME stands still while a script runs.
+-- Stands before every script of a pool: `now` is the Redis's own clock in microseconds since the epoch (an exact
+-- integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix seconds with six
+-- digits. TIME stands still while a script runs. The last of ARGV is a deadline by the same clock: who called does
+-- not wait for an answer any more, so a call that comes later does nothing. The script does not see this argument.
 local call, now = redis.call, redis.call('TIME')
 now = now[1] * 1000000 + now[2]
+if now > tonumber(table.remove(ARGV)) then
+  return redis.error_reply(string.format('LATE %.0f the deadline was earlier', now))
+end
 local function score(us)
   return string.format('%.0f.%06.0f', math.floor(us / 1000000), us % 1000000)
 end

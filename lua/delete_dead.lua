@@ -3,8 +3,8 @@
 -- ARGV    prefix of its job keys, how many to take
 -- returns {elements taken, jobs that were still there}
 -- bound   250 (the caller's)
-local dead = redis.call('RPOP', KEYS[1], ARGV[2])
+local dead = call('RPOP', KEYS[1], ARGV[2])
 if not dead then return {0, 0} end
 local keys = {}
 for i = 1, #dead do keys[i] = ARGV[1] .. string.sub(dead[i], 5) end
-return {#dead, redis.call('UNLINK', unpack(keys))}
+return {#dead, call('UNLINK', unpack(keys))}

@@ -5,7 +5,7 @@
 -- ARGV    ns/queue, prefix of its job keys, 1 = still to be set aside
 -- returns {1 = the ready list has been set aside or was empty, how many are left to delete}
 -- bound   250 jobs
-local call, moved = redis.call, 0
+local moved = 0
 if ARGV[3] == '1' and call('EXISTS', KEYS[2]) == 0 then
   -- LLEN fails for what is not a list, before anything has changed.
   if call('LLEN', KEYS[1]) == 0 then return {1, 0} end

@@ -1,23 +1,28 @@
 -- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job
 -- that it replaces.
 -- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names
--- ARGV    #ready lists, #jobs, #replaced jobs
+-- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
 --         timer member, value
 --         per replaced job: its call, exact timer member ('' = not known)
 --         per hash: the name to record
 -- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
---         not of the type that it must be, so all are refused and nothing has changed
--- bound   64 jobs (the caller's)
+--         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
+--         was stored before has ended, and nothing has changed
+-- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local staged = ARGV[4] == '1'
 local before_jobs, refused, answer = 1 + list_count, {}, {now, 0}
 
 -- Look before the first write.
 local job_keys = {}
 for job = 1, job_count do job_keys[job] = KEYS[before_jobs + job] end
-if call('EXISTS', unpack(job_keys)) > 0 then
+local stored = call('EXISTS', unpack(job_keys))
+if staged then
+  if stored < job_count then return {now, 2} end
+elseif stored > 0 then
   for job = 1, job_count do
-    local caller = ARGV[6 * job - 2]
+    local caller = ARGV[6 * job - 1]
     if not refused[caller] and call('EXISTS', job_keys[job]) == 1 then
       refused[caller] = true
       answer[#answer + 1] = tonumber(caller)
@@ -26,12 +31,15 @@ if call('EXISTS', unpack(job_keys)) > 0 then
 end
 
 -- The first write is a SET: a Redis that is full refuses it, and with it the whole call. What comes after the
--- first write is not refused for memory.
+-- first write is not refused for memory. (Values that are stored already have their memory.)
 local elements_of, timers, timers_size = {}, {}, 0
 for job = 1, job_count do
-  local arg = 6 * job - 2
+  local arg = 6 * job - 1
   if not refused[ARGV[arg]] then
-    if ARGV[arg + 2] == '0' then call('SET', job_keys[job], ARGV[arg + 5])
+    if staged then
+      if ARGV[arg + 2] == '0' then call('PERSIST', job_keys[job])
+      else call('PEXPIRE', job_keys[job], ARGV[arg + 2]) end
+    elseif ARGV[arg + 2] == '0' then call('SET', job_keys[job], ARGV[arg + 5])
     else call('SET', job_keys[job], ARGV[arg + 5], 'PX', ARGV[arg + 2]) end
     local list = tonumber(ARGV[arg + 1])
     if list == 0 then
@@ -63,12 +71,12 @@ if failed then
   end
   for member = 2, timers_size, 2 do redis.pcall('ZREM', KEYS[1], timers[member]) end
   for job = 1, job_count do
-    if not refused[ARGV[6 * job - 2]] then call('DEL', job_keys[job]) end
+    if not refused[ARGV[6 * job - 1]] then call('DEL', job_keys[job]) end
   end
   return {now, 1}
 end
 
-local arg = 4 + 6 * job_count
+local arg = 5 + 6 * job_count
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
     call('DEL', KEYS[before_jobs + job_count + replaced])

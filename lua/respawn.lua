@@ -4,22 +4,22 @@
 -- returns {how many were looked at, how many are ready again}
 -- bound   250 looked at (the caller's)
 local look, most = tonumber(ARGV[2]), tonumber(ARGV[3])
-local dead = redis.call('LRANGE', KEYS[1], -look, -1)
+local dead = call('LRANGE', KEYS[1], -look, -1)
 local keys, ready, seen = {}, {}, 0
 for i = #dead, 1, -1 do
   if #ready == most then break end
   seen = seen + 1
   local id = string.sub(dead[i], 5)
   local key = ARGV[1] .. id
-  if id ~= '' and redis.call('EXISTS', key) == 1 then
+  if id ~= '' and call('EXISTS', key) == 1 then
     keys[#keys + 1] = key
     ready[#ready + 1] = struct.pack('<HH', 1, #id) .. id
   end
 end
 -- The push comes first: if it is refused, nothing has happened.
-if #ready > 0 then redis.call('LPUSH', KEYS[2], unpack(ready)) end
-if seen > 0 then redis.call('RPOP', KEYS[1], seen) end
+if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
+if seen > 0 then call('RPOP', KEYS[1], seen) end
 for i = 1, #keys do
-  if ARGV[4] == '0' then redis.call('PERSIST', keys[i]) else redis.call('PEXPIRE', keys[i], ARGV[4]) end
+  if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
 end
 return {seen, #ready}

@@ -444,12 +444,13 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
         }
     })
     .await;
-    let ready = take(&engine, &q, 100).await.expect("consumed");
+    let ready = until_back("consume follows too", || take(&engine, &q, 100)).await;
     assert_eq!(ready.len(), 41, "the forty that were ready and the new one");
     let timers: u64 = replica.connection().zcard("timer_set").expect("ZCARD");
     assert_eq!(timers, 51, "the ten that were running are armed beside them");
     engine.give_back(running).await.expect("what ran before the failover can be given back");
-    assert_eq!(engine.size(&q).await.expect("answered"), 10, "and is ready again");
+    let size = until_back("size follows too", || engine.size(&q)).await;
+    assert_eq!(size, 10, "and is ready again");
     let _: u64 = replica.connection().lpush("q/shop/parked", "x").expect("LPUSH");
     is_told("the new master's pushes ring", &notified, &queue("parked")).await;
 }

@@ -8,33 +8,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio_util::sync::DropGuard;
 
 use super::{AdminStore, Direction, Limit, Scope, TokenKey};
-use crate::engine::redis::RedisAddress;
 use crate::engine::redis::connection::connector::Connector;
-use crate::engine::redis::connection::pool::ConnectionPool;
+use crate::engine::redis::connection::shared::SharedConnection;
+use crate::engine::redis::connection::status::Connections;
 use crate::engine::redis::layout::scripts::Scripts;
+use crate::engine::redis::{RedisAddress, check};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
+use crate::process::tasks::{Failure, Tasks};
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
-/// The most connections: each request of a limited token takes one for a moment.
-const MAX_CONNECTIONS: usize = 4;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    connections: ConnectionPool,
+    connections: SharedConnection,
     scripts: Scripts,
+    /// Keeps the connection.
+    _tasks: Tasks,
+    /// Ends the task.
+    _closing: DropGuard,
 }
 
 impl RedisAdmin {
     /// Connects. `Away` or `Refused` when the Redis cannot be used now.
     pub async fn connect(address: &RedisAddress) -> Result<RedisAdmin> {
-        let size = address.pool_size.clamp(1, MAX_CONNECTIONS);
-        let connections = ConnectionPool::new(Arc::new(Connector::new(address)?), size)?;
-        let admin = RedisAdmin { connections, scripts: Scripts::default() };
+        let connector = Arc::new(Connector::new(address)?);
+        check::usable(&mut connector.connect().await?).await?;
+        let tasks = Tasks::new(Failure::default());
+        let closing = tasks.stopping().clone();
+        // Who asks the store reports what comes of it.
+        let shared = Connections::new("tokens".into(), connector, None, closing.clone());
+        let (connections, keep) = SharedConnection::new(shared);
+        tasks.spawn_essential("the connection of tokens and limits", keep);
+        let scripts = Scripts::default();
+        let admin = RedisAdmin { connections, scripts, _tasks: tasks, _closing: closing.drop_guard() };
         admin.check().await?;
         Ok(admin)
     }

@@ -48,6 +48,11 @@ impl<Rep> Reply<Rep> {
     pub fn send(self, answer: Result<Rep>) -> std::result::Result<(), Result<Rep>> {
         self.0.send(answer)
     }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.is_closed()
+    }
 }
 
 impl<Req: BatchSize, Rep> BatchSize for Call<Req, Rep> {

@@ -111,7 +111,6 @@ fn redis_address(pool: &PoolConfig) -> RedisAddress {
         addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
         password: secret(&pool.password),
         db: pool.db,
-        pool_size: pool.pool_size.unwrap_or(0),
         master_name: pool.master_name.clone().filter(|m| !m.is_empty()),
         sentinel_password: secret(&pool.sentinel_password),
     }

@@ -8,6 +8,7 @@ pub mod jobs;
 pub mod model;
 pub mod notified;
 pub mod process;
+pub mod proxy;
 pub mod recorded;
 pub mod redis_server;
 pub mod servers;

@@ -1,4 +1,5 @@
-//! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop.
+//! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop. The environment
+//! variable REDIS_SERVER names another program than the one in the PATH, to test with another version.
 
 // Each test crate that includes this file uses another part of it.
 #![allow(dead_code)]
@@ -69,10 +70,10 @@ impl RedisServer {
         format!("Addr = {:?}\n{password}", self.addr())
     }
 
-    /// Its address for an engine or an admin store, which may make all the connections that it wants.
+    /// Its address for an engine or an admin store.
     pub fn address(&self) -> RedisAddress {
         let addrs = vec![self.addr()];
-        RedisAddress { addrs, password: self.password.clone(), pool_size: 16, ..RedisAddress::default() }
+        RedisAddress { addrs, password: self.password.clone(), ..RedisAddress::default() }
     }
 
     /// The process, for figures from /proc.
@@ -108,7 +109,8 @@ impl RedisServer {
 
     /// Starts the process and waits until it answers. `false` when it ended instead: somebody took the port.
     fn launch(&mut self) -> bool {
-        let mut command = Command::new("redis-server");
+        let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+        let mut command = Command::new(program);
         if let Some(conf) = &self.sentinel {
             // A name on the command line goes before options.
             command.arg(conf).arg("--sentinel");

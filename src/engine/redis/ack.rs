@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use redis::Cmd;
+
 use super::RedisCore;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
@@ -30,22 +32,32 @@ impl Handler for AckHandler {
 
     async fn handle(&mut self, connection: &mut Connection, batch: Vec<Call<JobRef, ()>>) -> Outcome<()> {
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
-        let script = &self.0.scripts.ack;
-        let mut cmd = script.call(1 + jobs.len());
-        cmd.arg(keys::TIMER_SET);
-        for job in &jobs {
-            cmd.arg(keys::job(&job.queue, &job.id));
-        }
-        for job in &jobs {
-            if let Some(tries) = self.0.tries.remove(&job.id) {
-                cmd.arg(keys::member(&job.queue, tries, &job.id));
-            }
-        }
-        let outcome = script.run(&mut connection.redis, &cmd).await.map(drop).map_err(Fault::from);
+        let core = &self.0;
+        let call = core.forget(jobs.iter().map(|job| (job, core.tries.remove(&job.id))));
+        let outcome = core.run_script(&mut connection.redis, &core.scripts.ack, call).await;
+        let outcome = outcome.map(drop).map_err(Fault::from);
         for reply in replies {
             // A caller that has left needs no answer.
             let _ = reply.send(outcome.clone().map_err(Fault::into));
         }
         outcome
+    }
+}
+
+impl RedisCore {
+    /// The call that forgets these jobs, with the timer members of those whose tries are given.
+    pub fn forget<'a>(&self, jobs: impl Iterator<Item = (&'a JobRef, Option<u16>)>) -> Cmd {
+        let jobs: Vec<_> = jobs.collect();
+        let mut call = self.scripts.ack.call(1 + jobs.len());
+        call.arg(keys::TIMER_SET);
+        for (job, _) in &jobs {
+            call.arg(keys::job(&job.queue, &job.id));
+        }
+        for (job, tries) in &jobs {
+            if let Some(tries) = tries {
+                call.arg(keys::member(&job.queue, *tries, &job.id));
+            }
+        }
+        call
     }
 }

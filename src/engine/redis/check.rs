@@ -1,12 +1,14 @@
-//! Whether the Redis can be used: its version when an engine begins, and its health later.
+//! Whether the Redis can be used: its version and mode when an engine begins, and its health later.
 
 use std::time::Duration;
 
 use redis::InfoDict;
 
 use super::RedisCore;
+use super::connection::connector::Connection;
+use super::connection::fault::{Fault, Outcome};
 use super::layout::keys;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// How long a check of a server that answers waits for connections that are down: longer than the pause before
 /// their next attempt, which the check shortens, and shorter than a health check's own time-out.
@@ -15,32 +17,39 @@ const CONNECTIONS_WAIT: Duration = Duration::from_millis(500);
 const OLDEST: (u32, u32) = (6, 2);
 
 impl RedisCore {
-    /// The first calls of an engine: learns the server's clock, and refuses a version that is too old.
-    pub async fn first_check(&self) -> Result<()> {
+    /// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server
+    /// that the engine cannot use.
+    pub async fn first_check(&self, connection: &mut Connection) -> Result<()> {
         let sent = self.clock.mark();
-        let (seconds, micros): (u64, u64) = self.pooled.query(&redis::cmd("TIME")).await?;
+        let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
         self.clock.learn(sent, seconds * 1_000_000 + micros);
-        // Where INFO is forbidden the version cannot be told, and is not worth a refusal.
-        let Ok(info) = self.pooled.query::<InfoDict>(redis::cmd("INFO").arg("server")).await else {
-            return Ok(());
-        };
-        let Some(version) = info.get::<String>("redis_version") else { return Ok(()) };
-        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-        if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST {
-            let (major, minor) = OLDEST;
-            return Err(Error::refused(format!(
-                "Redis {major}.{minor} or later is needed, this is {version}"
-            )));
-        }
-        Ok(())
+        Ok(usable(connection).await?)
     }
 
     /// Whether the server would take a job: a write of nothing, which it refuses as it would refuse a job
     /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether every connection is
     /// up: requests use others than this write, and those may still be down when the Redis is back.
     pub async fn check(&self) -> Result<()> {
-        let _: u64 = self.pooled.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await?;
+        let _: u64 = self.shared.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await?;
         self.connections.retry_now();
         self.connections.all_up(CONNECTIONS_WAIT).await
     }
+}
+
+/// Refuses a server that is too old, and one in cluster mode: its keys are spread over slots, and every script that
+/// touches two of them fails. Where INFO is forbidden neither can be told, and is not worth a refusal.
+pub async fn usable(connection: &mut Connection) -> Outcome<()> {
+    let Ok(info) = connection.query::<InfoDict>(redis::cmd("INFO").arg("server")).await else {
+        return Ok(());
+    };
+    if info.get::<String>("redis_mode").is_some_and(|mode| mode == "cluster") {
+        return Err(Fault::refused("this Redis is in cluster mode, which is not supported: use one without"));
+    }
+    let Some(version) = info.get::<String>("redis_version") else { return Ok(()) };
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST {
+        let (major, minor) = OLDEST;
+        return Err(Fault::refused(format!("Redis {major}.{minor} or later is needed, this is {version}")));
+    }
+    Ok(())
 }

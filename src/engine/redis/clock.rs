@@ -1,10 +1,14 @@
-//! An estimate of the Redis's clock, for the ids and ages that this process makes. It is corrected by replies that
-//! say what time it is, those that prove it wrong. The scripts decide by the Redis's own clock, never by this one.
+//! An estimate of the Redis's clock, for the ids and ages that this process makes, and for the deadlines of its
+//! calls. It is corrected by replies that say what time it is, those that prove it wrong. What is due the scripts
+//! decide by the Redis's own clock, never by this one.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::clock::{Micros, Millis};
+
+/// Later than any time. Lua reads it without loss.
+const NEVER: Micros = (1 << 53) - 1;
 
 /// The local monotonic clock plus an offset.
 #[derive(Debug)]
@@ -43,6 +47,15 @@ impl RedisClock {
         );
     }
 
+    /// When that Redis's clock will be `after` from now. This follows a clock that was set back too: a deadline
+    /// that is too late would let calls begin that nobody waits for.
+    pub fn in_a_while(&self, after: Duration) -> Micros {
+        match self.offset.load(Ordering::Relaxed) {
+            i64::MIN => NEVER,
+            offset => (offset + (self.base.elapsed() + after).as_micros() as i64).max(0) as u64,
+        }
+    }
+
     /// Now, in microseconds.
     pub fn now_micros(&self) -> Micros {
         self.at(self.base.elapsed())
@@ -72,6 +85,20 @@ mod tests {
         clock.learn_between(MS(10), MS(10), 1_000_000);
         clock.learn_between(MS(10), MS(900), 1_500_000);
         assert_eq!(clock.at(MS(10)), 1_000_000, "the second reply says nothing that the first denies");
+    }
+
+    #[test]
+    fn a_time_to_come_follows_a_clock_that_was_set_also_backward() {
+        let clock = RedisClock::new();
+        assert_eq!(clock.in_a_while(MS(1)), NEVER, "nothing is known yet");
+        let hour = 3_600_000_000;
+        for at in [2 * hour, 9 * hour, hour] {
+            let sent = clock.mark();
+            clock.learn(sent, at);
+            let told = clock.in_a_while(MS(4000));
+            let expected = at + 4_000_000;
+            assert!((expected..expected + 1_000_000).contains(&told), "{told} is not 4 s after {at}");
+        }
     }
 
     #[test]

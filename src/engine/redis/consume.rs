@@ -1,6 +1,7 @@
 //! Consume: one list of queues, one script call. Calls of several wait lists share a connection, on which they
 //! are pipelined.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +9,7 @@ use redis::{FromRedisValue, Value};
 
 use super::RedisCore;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::shared::SharedConnection;
+use super::in_time::{in_time, patient};
 use super::layout::{keys, value};
 use super::publish::micros;
 use crate::engine::Consumed;
@@ -17,13 +18,8 @@ use crate::job::Job;
 use crate::name::{Queue, QueueList};
 
 impl RedisCore {
-    /// Hands out a job for each ttr.
-    pub async fn consume(
-        &self,
-        connection: &SharedConnection,
-        queues: &QueueList,
-        ttrs: &[Duration],
-    ) -> Result<Consumed> {
+    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
+    pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let queues: Vec<Queue> = queues.queues().collect();
         let mut call = self.scripts.consume.call(1 + 2 * queues.len());
         call.arg(keys::TIMER_SET);
@@ -39,9 +35,31 @@ impl RedisCore {
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
-        let sent = self.clock.mark();
-        let reply = connection.run(&self.scripts.consume, &call).await?;
-        Ok(self.read_consumed(reply, &queues, ttrs.len(), sent)?)
+        let connection = self.consumes.connection().await?;
+        let (core, mut redis, asked) = (self.clone(), patient(&connection.redis), ttrs.len());
+        let exchange = async move {
+            let sent = core.clock.mark();
+            let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
+            core.read_consumed(reply, &queues, asked, sent)
+        };
+        let outcome = match in_time(exchange).await {
+            Ok(outcome) => outcome,
+            Err(exchange) => {
+                let core = self.clone();
+                self.listen_on(exchange, async move |late: Consumed| {
+                    let count = late.jobs.len();
+                    if core.give_back(late.jobs).await.is_err() {
+                        tracing::warn!(
+                            pool = &*core.pool,
+                            count,
+                            "jobs that nobody was told of could not be given back; they come back after their ttr"
+                        );
+                    }
+                });
+                Err(Fault::away("no answer in time"))
+            }
+        };
+        Ok(outcome.inspect_err(|fault| self.connections.note(&connection, fault))?)
     }
 
     fn read_consumed(

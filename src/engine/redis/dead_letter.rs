@@ -19,7 +19,7 @@ impl RedisCore {
         let key = keys::dead(queue);
         let mut both = redis::pipe();
         both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
-        let (size, head): (u64, Option<Vec<u8>>) = self.pooled.query_all(&both).await?;
+        let (size, head): (u64, Option<Vec<u8>>) = self.shared.query_all(&both).await?;
         Ok(DeadLetter { size, head: head.and_then(|element| keys::id_of_element(&element)) })
     }
 
@@ -31,7 +31,7 @@ impl RedisCore {
             let mut cmd = script.call(2);
             cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::job_prefix(queue));
             cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
-            let (seen, respawned): (u64, u64) = self.pooled.run(script, &cmd).await?;
+            let (seen, respawned): (u64, u64) = self.run(&self.shared, script, cmd).await?;
             if respawned > 0 {
                 self.notifiers.notify(queue);
             }
@@ -44,14 +44,14 @@ impl RedisCore {
         Ok(done)
     }
 
-    /// Deletes the oldest dead jobs.
+    /// Deletes the oldest dead jobs; ids whose job is gone are dropped and not counted.
     pub async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let script = &self.scripts.delete_dead;
-        let (mut unseen, mut done) = (self.dead_size(queue).await?.min(limit), 0);
-        while unseen > 0 {
+        let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
+        while unseen > 0 && done < limit {
             let mut cmd = script.call(1);
-            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen));
-            let (taken, deleted): (u64, u64) = self.pooled.run(script, &cmd).await?;
+            cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
+            let (taken, deleted): (u64, u64) = self.run(&self.shared, script, cmd).await?;
             done += deleted;
             if taken == 0 {
                 break;
@@ -62,6 +62,6 @@ impl RedisCore {
     }
 
     async fn dead_size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.pooled.query(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
+        Ok(self.shared.query(redis::cmd("LLEN").arg(keys::dead(queue))).await?)
     }
 }

@@ -31,7 +31,7 @@ impl RedisCore {
             let mut cmd = script.call(3);
             cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue)).arg(keys::DROPPED);
             cmd.arg(keys::group(queue)).arg(keys::job_prefix(queue)).arg(u8::from(!moved));
-            let (now, left): (u8, u64) = self.pooled.run(script, &cmd).await?;
+            let (now, left): (u8, u64) = self.run(&self.shared, script, cmd).await?;
             moved |= now == 1;
             if moved && left == 0 {
                 return Ok(());
@@ -45,7 +45,7 @@ impl RedisCore {
         let finish = async {
             let mut cmd = redis::cmd("SRANDMEMBER");
             cmd.arg(keys::DROPPED).arg(MAX_UNFINISHED);
-            let groups: Vec<Vec<u8>> = self.pooled.query(&cmd).await?;
+            let groups: Vec<Vec<u8>> = self.shared.query(&cmd).await?;
             for queue in groups.iter().filter_map(|group| keys::queue_of_group(group)) {
                 self.drop_list(&queue, false).await?;
             }

@@ -1,12 +1,23 @@
 //! Gives hand-overs back: those that a consumer left behind.
 
+use std::time::Duration;
+
+use redis::Cmd;
+use tokio::time::{Instant, sleep};
+
 use super::RedisCore;
+use super::connection::fault::Outcome;
 use super::layout::keys;
 use crate::error::Result;
 use crate::job::Job;
 
 /// How many go back in one script call.
 const STEP: usize = 250;
+/// How long it is tried again when the Redis is away or refuses writes: a job that does not go back loses a try. A
+/// hand-over that was given back already is left alone, so a second time does no harm.
+const TRIED_FOR: Duration = Duration::from_secs(30);
+/// The pause before it is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl RedisCore {
     /// Each to the head of its queue, in the order given.
@@ -36,11 +47,25 @@ impl RedisCore {
                 cmd.arg(keys::member(&job.queue, job.tries_left, &job.id)).arg(job.receipt);
                 cmd.arg(keys::element(job.tries_left.saturating_add(1), &job.id));
             }
-            let _: u64 = self.pooled.run(&self.scripts.give_back, &cmd).await?;
+            self.give_back_step(&cmd).await?;
             for queue in lists {
                 self.notifiers.notify(queue);
             }
         }
         Ok(())
+    }
+
+    async fn give_back_step(&self, call: &Cmd) -> Outcome<()> {
+        let end = Instant::now() + TRIED_FOR;
+        loop {
+            let given: Outcome<u64> = self.run(&self.give_backs, &self.scripts.give_back, call.clone()).await;
+            let closing = &self.connections.closing;
+            match given {
+                Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
+                    closing.run_until_cancelled(sleep(PAUSE)).await;
+                }
+                given => return given.map(drop),
+            }
+        }
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! - `connection/`: connections, the workers that own them, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `publish`, `consume`, `ack`: the hot path, coalesced by workers. `give_back`, `pump`, `peek`, `destroy`,
-//!   `dead_letter`, `stats`, `check`: everything else, on pooled connections.
+//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`, `give_back`: each on a connection of its own.
+//!   `peek`, `destroy`, `dead_letter`, `stats`, `check`: everything else, on one connection that they share.
+//! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `cache`, `clock`: what this process remembers.
 //! - `safety`: whether the server is set up to keep jobs.
@@ -13,13 +14,14 @@
 
 mod ack;
 mod cache;
-mod check;
+pub(crate) mod check;
 mod clock;
 pub(crate) mod connection;
 mod consume;
 mod dead_letter;
 mod destroy;
 mod give_back;
+mod in_time;
 pub(crate) mod layout;
 mod peek;
 mod publish;
@@ -50,16 +52,11 @@ use crate::process::tasks::{Failure, Tasks};
 use cache::{RecordedQueues, TriesCache};
 use clock::RedisClock;
 use connection::connector::Connector;
-use connection::pool::ConnectionPool;
 use connection::shared::SharedConnection;
 use connection::status::Connections;
 use connection::worker::{Handler, WorkQueue};
 use layout::scripts::Scripts;
 
-/// The most connections that one engine makes: those of its workers, of the watch, and the pooled ones.
-pub const MAX_CONNECTIONS: usize = 16;
-/// The most pooled connections.
-const MAX_POOLED: usize = 4;
 /// How many calls of one kind may wait for a worker.
 const MAX_WAITING: usize = 16_384;
 /// How long a new engine waits for its connections. A busy machine needs some of it.
@@ -87,10 +84,16 @@ impl Default for WorkerCounts {
 pub(crate) struct RedisCore {
     /// The name of the pool of jobs, for messages.
     pool: Arc<str>,
-    /// The long-lived connections: of the workers and the watch.
+    /// What all connections have in common.
     connections: Arc<Connections>,
-    /// Connections for everything off the hot path.
-    pooled: ConnectionPool,
+    /// Hears of every connection that is lost.
+    outage: Arc<Outage>,
+    consumes: SharedConnection,
+    /// The pump and what is given back have connections of their own, so that nobody's reads delay them.
+    pumps: SharedConnection,
+    give_backs: SharedConnection,
+    /// For everything off the hot path.
+    shared: SharedConnection,
     scripts: Scripts,
     clock: RedisClock,
     next_due: NextDue,
@@ -99,6 +102,8 @@ pub(crate) struct RedisCore {
     tries: TriesCache,
     watch: watch::Watch,
     tasks: Tasks,
+    /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
+    keepers: Tasks,
 }
 
 /// A pool of jobs on a Redis.
@@ -106,10 +111,9 @@ pub(crate) struct RedisCore {
 pub struct RedisEngine {
     core: Arc<RedisCore>,
     publishes: BatchSender<Call<publish::Publish, ()>>,
-    consumes: SharedConnection,
     acks: BatchSender<Call<JobRef, ()>>,
     /// Ends the tasks of an engine that is dropped without `close`.
-    _closing: DropGuard,
+    _closing: [DropGuard; 2],
 }
 
 impl RedisEngine {
@@ -126,19 +130,26 @@ impl RedisEngine {
         workers: WorkerCounts,
     ) -> Result<Arc<RedisEngine>> {
         let workers = WorkerCounts { publish: workers.publish.clamp(1, 4), ack: workers.ack.clamp(1, 3) };
-        // With those of consumes and of the watch; at most 9, so at least four are left below MAX_CONNECTIONS.
-        let fixed = workers.publish + workers.ack + 2;
-        let pooled = address.pool_size.saturating_sub(fixed).clamp(1, MAX_POOLED);
         let connector = Arc::new(Connector::new(&address)?);
+        // What this one finds out is said before any task runs.
+        let mut first = connector.connect().await?;
         let tasks = Tasks::new(Failure::default());
-        let closing = tasks.stopping().clone();
+        let keepers = Tasks::new(tasks.failure().clone());
+        let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
-        let connections = Connections::new(pool.clone(), connector.clone(), outage, closing.clone());
+        let connections =
+            Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
+        let [consumes, pumps, give_backs, shared] =
+            std::array::from_fn(|_| SharedConnection::new(connections.clone()));
         let core = Arc::new(RedisCore {
             pool,
             connections: connections.clone(),
-            pooled: ConnectionPool::new(connector, pooled)?,
+            outage,
+            consumes: consumes.0,
+            pumps: pumps.0,
+            give_backs: give_backs.0,
+            shared: shared.0,
             scripts: Scripts::default(),
             clock: RedisClock::new(),
             next_due: NextDue::default(),
@@ -147,15 +158,19 @@ impl RedisEngine {
             tries: TriesCache::new(TRIES_CACHED),
             watch: watch::Watch::default(),
             tasks,
+            keepers,
         });
-        core.first_check().await?;
+        core.first_check(&mut first).await?;
+        drop(first);
         // From here on tasks run, which end with it, also when the caller gives up.
-        let guard = closing.clone().drop_guard();
+        let guards = [closing.clone().drop_guard(), closed.drop_guard()];
         core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
+        core.keepers.spawn_essential("the connection of consumes", consumes.1);
+        core.keepers.spawn_essential("the connection of the pump", pumps.1);
+        core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
+        core.keepers.spawn_essential("the shared connection", shared.1);
         let finisher = core.clone();
         core.tasks.spawn(async move { closing.run_until_cancelled(finisher.finish_dropped()).await });
-        let (consumes, keep) = SharedConnection::new(connections.clone());
-        core.tasks.spawn_essential("the connection of consumes", keep);
         let publishes = spawn_workers(&core, "a publish worker", workers.publish, publish::LIMIT, || {
             publish::PublishHandler(core.clone())
         });
@@ -164,12 +179,12 @@ impl RedisEngine {
         // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
         // stop.
         let _ = connections.all_up(FIRST_CONNECTIONS).await;
-        Ok(Arc::new(RedisEngine { core, publishes, consumes, acks, _closing: guard }))
+        Ok(Arc::new(RedisEngine { core, publishes, acks, _closing: guards }))
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
     pub fn outage(&self) -> Arc<Outage> {
-        self.core.connections.outage.clone()
+        self.core.outage.clone()
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
@@ -219,7 +234,7 @@ impl Engine for RedisEngine {
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         self.core.open()?;
-        self.core.consume(&self.consumes, queues, ttrs).await
+        self.core.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
@@ -301,6 +316,7 @@ impl Engine for RedisEngine {
     async fn close(&self) {
         self.core.tasks.stop();
         self.core.tasks.ended().await;
-        self.core.pooled.close();
+        self.core.keepers.stop();
+        self.core.keepers.ended().await;
     }
 }

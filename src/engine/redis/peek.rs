@@ -1,4 +1,4 @@
-//! Peek: the job that the next consume would hand out, and a job by its id. Changes nothing.
+//! Peek: the job that the next consume would hand out, and a job by its id. Changes no job.
 
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
@@ -10,15 +10,19 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobRef};
 use crate::name::Queue;
 
+/// How many calls of the script one peek makes. Together they look at 30,752 entries.
+const MAX_CALLS: usize = 32;
+
 impl RedisCore {
-    /// The head that consume would hand out.
+    /// The head that consume would hand out. `Overloaded` when more entries of jobs that are gone stand before it
+    /// than one peek looks at. It has dropped them then, so that the next peek looks at others.
     pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let script = &self.scripts.peek;
         let mut skip = 0_i64;
-        loop {
+        for _ in 0..MAX_CALLS {
             let mut cmd = script.call(1);
             cmd.arg(keys::ready(queue)).arg(keys::job_prefix(queue)).arg(skip);
-            let mut reply: Vec<Value> = self.pooled.run(script, &cmd).await?;
+            let mut reply: Vec<Value> = self.run(&self.shared, script, cmd).await?;
             if reply.len() == 6 {
                 let (now, _, id, tries, ttl, stored): (u64, i64, Vec<u8>, u16, i64, Bytes) =
                     FromRedisValue::from_redis_value(Value::Array(reply)).map_err(Fault::from)?;
@@ -35,6 +39,7 @@ impl RedisCore {
                 return Ok(None);
             }
         }
+        Err(Error::Overloaded)
     }
 
     /// A job by its id.
@@ -42,7 +47,7 @@ impl RedisCore {
         let key = keys::job(&job.queue, &job.id);
         let mut both = redis::pipe();
         both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-        let (stored, ttl): (Option<Bytes>, i64) = self.pooled.query_all(&both).await?;
+        let (stored, ttl): (Option<Bytes>, i64) = self.shared.query_all(&both).await?;
         // Its ttl may end between the two.
         let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
         value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(Some)

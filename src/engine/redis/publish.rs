@@ -1,16 +1,19 @@
-//! Publish and republish: coalesced calls become one script call.
+//! Publish and republish: coalesced calls become one script call. A call with more values than one script call may
+//! carry stores them in steps first, where nobody sees them, and becomes visible as a whole in the last call.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use redis::Cmd;
 
 use super::RedisCore;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::worker::Handler;
+use super::in_time::{Pending, in_time, patient};
 use super::layout::{keys, value};
 use crate::clock::{self, Micros};
 use crate::engine::MAX_PUBLISH;
@@ -19,8 +22,14 @@ use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::{Namespace, Queue};
 
-/// How large a batch of publishes grows. A single call of 64 jobs of 1 MiB goes alone.
-pub const LIMIT: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 4 << 20 };
+/// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
+/// with more bytes goes alone.
+pub const LIMIT: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
+/// How many bytes of values one script call carries. A single value may be larger.
+const MAX_VALUES: usize = 1 << 20;
+/// How long values are kept that were stored before the call that makes them visible: longer than the steps of the
+/// largest bulk take, however slow the Redis is that still carries them out.
+const STAGED: Duration = Duration::from_secs(600);
 
 /// One call: jobs to store, and for a republish the one that they replace.
 #[derive(Debug)]
@@ -50,7 +59,7 @@ impl Handler for PublishHandler {
     type Reply = ();
 
     async fn handle(&mut self, connection: &mut Connection, batch: Vec<Call<Publish, ()>>) -> Outcome<()> {
-        let mut calls = self.refuse_duplicates(batch);
+        let mut calls = self.calls_to_send(batch);
         if calls.is_empty() {
             return Ok(());
         }
@@ -84,14 +93,16 @@ fn id_taken() -> Error {
 }
 
 impl PublishHandler {
-    /// Refuses calls with an id that another job of the batch has: they cannot be stored, whatever the Redis
-    /// holds. Returns the others.
-    fn refuse_duplicates(&self, batch: Vec<Call<Publish, ()>>) -> Vec<PendingCall> {
+    /// Leaves out calls that nobody waits for any more. Refuses calls with an id that another job of the batch has:
+    /// they cannot be stored, whatever the Redis holds. Returns the others.
+    fn calls_to_send(&self, batch: Vec<Call<Publish, ()>>) -> Vec<PendingCall> {
         let (mut seen, mut calls) = (HashSet::new(), Vec::with_capacity(batch.len()));
         for call in batch {
             let (request, reply) = call.split();
             let fresh = request.jobs.iter().all(|job| seen.insert((job.queue.clone(), job.id)));
-            if request.jobs.is_empty() {
+            if reply.is_abandoned() {
+                // Its caller left while it waited. What is not sent is stored for nobody.
+            } else if request.jobs.is_empty() {
                 let _ = reply.send(Ok(()));
             } else if fresh {
                 calls.push((request, reply));
@@ -105,7 +116,17 @@ impl PublishHandler {
     /// Sends the calls and answers them. `true`: all were refused for a key's type, and none was answered.
     async fn store(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
         let core = &self.0;
-        let (cmd, recorded) = match self.command(calls) {
+        let staged = match self.stage(connection, calls).await {
+            Ok(staged) => staged,
+            Err(fault) => {
+                refuse_all(take(calls), &fault.clone().into());
+                return Err(fault);
+            }
+        };
+        if calls.is_empty() {
+            return Ok(false);
+        }
+        let (cmd, recorded) = match self.command(calls, staged) {
             Ok(built) => built,
             Err(e) => {
                 refuse_all(take(calls), &e);
@@ -113,12 +134,27 @@ impl PublishHandler {
             }
         };
         let sent = core.clock.mark();
-        let reply = core.scripts.publish.run(&mut connection.redis, &cmd).await;
-        let reply: Outcome<Vec<u64>> =
-            reply.map_err(Fault::from).and_then(|v| Ok(redis::from_redis_value(v)?));
+        let exchange = {
+            let (core, mut redis) = (core.clone(), patient(&connection.redis));
+            async move {
+                let reply = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                Ok(redis::from_redis_value::<Vec<u64>>(reply)?)
+            }
+        };
+        let reply: Outcome<Vec<u64>> = match in_time(exchange).await {
+            Ok(reply) => reply,
+            Err(exchange) => {
+                self.take_back_late(exchange, calls);
+                Err(Fault::away("no answer in time"))
+            }
+        };
         let (now, refused) = match reply.as_deref() {
             Ok([now, 0, refused @ ..]) => (*now, refused.iter().map(|c| *c as usize).collect::<HashSet<_>>()),
-            Ok([_, _, ..]) => return Ok(true),
+            Ok([_, 1, ..]) => return Ok(true),
+            Ok([_, 2, ..]) => {
+                refuse_all(take(calls), &Error::away("the values were stored too slowly"));
+                return Ok(false);
+            }
             Ok(_) => {
                 let fault = Fault::unreadable("publish");
                 refuse_all(take(calls), &fault.clone().into());
@@ -144,6 +180,101 @@ impl PublishHandler {
         Ok(false)
     }
 
+    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids
+    /// yet. When this process ends in between, they end by themselves. Answers whether it did so. A call with an id
+    /// that is stored already is refused here, and taken out of `calls`.
+    async fn stage(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
+        let core = &self.0;
+        let [(request, _)] = calls.as_slice() else { return Ok(false) };
+        if request.bytes() <= MAX_VALUES || request.jobs.len() == 1 {
+            return Ok(false);
+        }
+        let mut stored = Vec::new();
+        let mut result = Ok(true);
+        let mut jobs = request.jobs.as_slice();
+        while !jobs.is_empty() {
+            let (mut size, mut keys, mut values) = (0, Vec::new(), Vec::new());
+            while let Some((job, rest)) = jobs.split_first() {
+                let value = value::encode(&job.id, &job.body, &job.attributes);
+                let value = value.map_err(|e| Fault::refused(e.to_string()))?;
+                if size > 0 && size + value.len() > MAX_VALUES {
+                    break;
+                }
+                size += value.len();
+                keys.push(keys::job(&job.queue, &job.id));
+                values.push(value);
+                jobs = rest;
+            }
+            let mut call = core.scripts.stage.call(keys.len());
+            call.arg(&keys).arg(STAGED.as_millis() as u64);
+            values.iter().for_each(|value| {
+                call.arg(&value[..]);
+            });
+            let reply = core.run_script(&mut connection.redis, &core.scripts.stage, call).await;
+            let reply = reply.map_err(Fault::from);
+            match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
+                Ok((_, 0)) => stored.extend(keys),
+                Ok(_) => {
+                    result = Ok(false);
+                    break;
+                }
+                Err(fault) => {
+                    result = Err(fault);
+                    break;
+                }
+            }
+        }
+        if matches!(result, Ok(true)) {
+            return Ok(true);
+        }
+        // What cannot be removed now ends by itself.
+        if !stored.is_empty() && !result.as_ref().is_err_and(|fault| fault.reconnect) {
+            let _: Outcome<u64> = connection.query(redis::cmd("UNLINK").arg(stored)).await;
+        }
+        if result.is_ok() {
+            refuse_all(take(calls), &id_taken());
+        }
+        result
+    }
+
+    /// The callers are told that the Redis is away. If it has stored their jobs all the same, these are taken back
+    /// as soon as it says so. A republish stays done: the job that it replaced is gone.
+    fn take_back_late<F>(&self, exchange: Pending<F>, calls: &[PendingCall])
+    where
+        F: Future<Output = Outcome<Vec<u64>>> + Send + 'static,
+    {
+        let calls: Vec<Vec<(JobRef, Option<u16>)>> = calls
+            .iter()
+            .map(|(request, _)| {
+                let jobs = request.jobs.iter().filter(|_| request.old.is_none());
+                jobs.map(|job| {
+                    let tries = (!job.delay.is_zero()).then_some(job.tries.get());
+                    (JobRef { queue: job.queue.clone(), id: job.id }, tries)
+                })
+                .collect()
+            })
+            .collect();
+        let core = self.0.clone();
+        self.0.listen_on(exchange, async move |reply: Vec<u64>| {
+            let [_, 0, refused @ ..] = reply.as_slice() else { return };
+            let stored = calls.iter().enumerate().filter(|(i, _)| !refused.contains(&(*i as u64)));
+            let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
+            if jobs.is_empty() {
+                return;
+            }
+            let call = core.forget(jobs.iter().map(|(job, tries)| (job, *tries)));
+            let taken_back: Outcome<u64> = core.run(&core.shared, &core.scripts.ack, call).await;
+            if let Err(fault) = taken_back {
+                let count = jobs.len();
+                tracing::warn!(
+                    pool = &*core.pool,
+                    count,
+                    "jobs are stored that were answered with an error: {fault}"
+                );
+            }
+        });
+    }
+
     /// Tells consumers and the pump of what was stored.
     fn notify(&self, request: &Publish, now: Micros) {
         let mut notified: Option<&Queue> = None;
@@ -157,8 +288,9 @@ impl PublishHandler {
         }
     }
 
-    /// The script call, and the queues whose names it records.
-    fn command(&self, calls: &[PendingCall]) -> Result<(Cmd, Vec<Queue>)> {
+    /// The script call, and the queues whose names it records. When the values are stored already, they are not sent
+    /// again.
+    fn command(&self, calls: &[PendingCall], staged: bool) -> Result<(Cmd, Vec<Queue>)> {
         let (mut lists, mut list_of) = (Vec::new(), HashMap::new());
         let (mut jobs, mut replaced) = (Vec::new(), Vec::new());
         for (i, (request, _)) in calls.iter().enumerate() {
@@ -195,7 +327,7 @@ impl PublishHandler {
             cmd.arg(keys::queues_of(&queue.namespace));
         }
 
-        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len());
+        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged));
         for (call, list, job) in &jobs {
             let tries = job.tries.get();
             cmd.arg(call);
@@ -207,7 +339,9 @@ impl PublishHandler {
             } else {
                 keys::member(&job.queue, tries, &job.id)
             });
-            cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
+            let value =
+                if staged { Bytes::new() } else { value::encode(&job.id, &job.body, &job.attributes)? };
+            cmd.arg(&value[..]);
         }
         for (call, old) in &replaced {
             let member = self.0.tries.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));

@@ -24,7 +24,7 @@ impl RedisCore {
             self.next_due.pump_begins();
             let sent = self.clock.mark();
             let (now, n, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
-                self.pooled.run(&self.scripts.pump, &cmd).await?;
+                self.run(&self.pumps, &self.scripts.pump, cmd).await?;
             self.clock.learn(sent, now);
             if garbage > 0 {
                 tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");

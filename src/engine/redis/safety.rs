@@ -2,13 +2,11 @@
 //! the same.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use redis::InfoDict;
 
-use super::connection::connector::{Connector, RedisAddress};
+use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::{Fault, Outcome};
-use super::connection::pool::ConnectionPool;
 use crate::error::Error;
 
 /// Why a Redis would lose jobs, or why that could not be told.
@@ -25,17 +23,17 @@ pub enum Unsafe {
 /// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
 /// with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
-    let connector = Arc::new(Connector::new(address).map_err(Error::from)?);
-    let pool = ConnectionPool::new(connector.clone(), 1).map_err(Error::from)?;
-    let appendonly = match setting(&pool, "appendonly").await.map_err(Error::from)? {
+    let connector = Connector::new(address).map_err(Error::from)?;
+    let connection = &mut connector.connect().await.map_err(Error::from)?;
+    let appendonly = match setting(connection, "appendonly").await.map_err(Error::from)? {
         Some(value) => Some(value),
-        None => info(&pool, "persistence", "aof_enabled")
+        None => info(connection, "persistence", "aof_enabled")
             .await
             .map(|v| (if v == "1" { "yes" } else { "no" }).into()),
     };
-    let policy = match setting(&pool, "maxmemory-policy").await.map_err(Error::from)? {
+    let policy = match setting(connection, "maxmemory-policy").await.map_err(Error::from)? {
         Some(value) => Some(value),
-        None => info(&pool, "memory", "maxmemory_policy").await,
+        None => info(connection, "memory", "maxmemory_policy").await,
     };
     let untold = |what| tracing::warn!("redis {} does not tell {what}: taken to be right", connector.label());
     match appendonly {
@@ -52,9 +50,9 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
 }
 
 /// A setting; `None` when the server will not tell.
-async fn setting(pool: &ConnectionPool, name: &str) -> Outcome<Option<String>> {
+async fn setting(connection: &mut Connection, name: &str) -> Outcome<Option<String>> {
     let answer: Outcome<HashMap<String, String>> =
-        pool.query(redis::cmd("CONFIG").arg("GET").arg(name)).await;
+        connection.query(redis::cmd("CONFIG").arg("GET").arg(name)).await;
     match answer {
         Ok(mut settings) => Ok(settings.remove(name)),
         Err(fault) if fault.is_refusal() && !fault.reconnect => Ok(None),
@@ -63,7 +61,7 @@ async fn setting(pool: &ConnectionPool, name: &str) -> Outcome<Option<String>> {
 }
 
 /// A field of INFO; `None` when the server will not tell.
-async fn info(pool: &ConnectionPool, section: &str, field: &str) -> Option<String> {
-    let answer: Result<InfoDict, Fault> = pool.query(redis::cmd("INFO").arg(section)).await;
+async fn info(connection: &mut Connection, section: &str, field: &str) -> Option<String> {
+    let answer: Result<InfoDict, Fault> = connection.query(redis::cmd("INFO").arg(section)).await;
     answer.ok()?.get(field)
 }

@@ -14,7 +14,7 @@ const SCAN: usize = 500;
 impl RedisCore {
     /// How many elements the ready list has.
     pub async fn size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.pooled.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?)
+        Ok(self.shared.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?)
     }
 
     /// Every known queue. Names that are none, which another program left, are passed over.
@@ -40,7 +40,7 @@ impl RedisCore {
         loop {
             let mut cmd = redis::cmd("HSCAN");
             cmd.arg(key).arg(&cursor).arg("COUNT").arg(SCAN);
-            let (next, step): (String, Vec<Vec<u8>>) = self.pooled.query(&cmd).await?;
+            let (next, step): (String, Vec<Vec<u8>>) = self.shared.query(&cmd).await?;
             fields.extend(step.chunks(2).filter_map(|pair| String::from_utf8(pair.first()?.clone()).ok()));
             cursor = next;
             if cursor == "0" {
@@ -52,14 +52,14 @@ impl RedisCore {
     /// Sizes of everything, and the server's own figures.
     pub async fn stats(&self) -> Result<Stats> {
         let queues = self.queues().await?;
-        let timers = self.pooled.query(redis::cmd("ZCARD").arg(keys::TIMER_SET)).await?;
+        let timers = self.shared.query(redis::cmd("ZCARD").arg(keys::TIMER_SET)).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             let mut lens = redis::pipe();
             for queue in chunk {
                 lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
             }
-            let lens: Vec<u64> = self.pooled.query_all(&lens).await?;
+            let lens: Vec<u64> = self.shared.query_all(&lens).await?;
             sizes.extend(chunk.iter().zip(lens.chunks_exact(2)).map(|(queue, len)| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
@@ -71,7 +71,7 @@ impl RedisCore {
 
     /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.
     async fn gauges(&self) -> Vec<(&'static str, f64)> {
-        let Ok(info) = self.pooled.query::<String>(&redis::cmd("INFO")).await else { return Vec::new() };
+        let Ok(info) = self.shared.query::<String>(&redis::cmd("INFO")).await else { return Vec::new() };
         let mut gauges = Vec::new();
         let (mut keys, mut with_ttl) = (0.0, 0.0);
         for (field, value) in info.lines().filter_map(|line| line.split_once(':')) {

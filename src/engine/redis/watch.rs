@@ -68,12 +68,16 @@ async fn keep(core: Arc<RedisCore>, mut status: ConnectionStatus) {
             serve(&core, &connections, &mut status).await
         };
         let Some(Err(fault)) = connections.closing.run_until_cancelled(served).await else { return };
-        if status.is_up() {
-            backoff = Backoff::new(&connections);
-        }
+        let was_up = status.is_up();
         status.down();
-        connections.outage.failed(&fault);
-        backoff.lengthen();
+        if was_up {
+            backoff.broke()
+        } else {
+            backoff.lengthen()
+        }
+        if !fault.not_master {
+            connections.failed(&fault);
+        }
     }
 }
 
@@ -85,7 +89,6 @@ async fn serve(
 ) -> Outcome<Infallible> {
     let weak = Arc::downgrade(core);
     let mut connection = connections
-        .connector
         .connect_with(Arc::new(move |push: PushInfo| {
             if let Some(core) = weak.upgrade() {
                 on_push(&core, &push);
@@ -122,9 +125,25 @@ async fn serve(
                 queues.retain(|queue| core.notifiers.waits_for(queue));
                 queues
             }
-            _ = sweep.tick() => core.notifiers.waited_for(),
+            _ = sweep.tick() => {
+                look_for_master(connections, &mut connection).await?;
+                core.notifiers.waited_for()
+            }
         };
         arm(core, &mut connection, &queues).await.map_err(|fault| fault.at(connections.connector.label()))?;
+    }
+}
+
+/// A server that was a master and is a replica now answers reads as before, and nobody would notice while nobody
+/// writes. So an empty write is tried, which leaves nothing behind. Other refusals are for those who write to tell.
+async fn look_for_master(connections: &Connections, connection: &mut Connection) -> Outcome<()> {
+    let empty: Outcome<u64> = connection.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await;
+    match empty {
+        Err(fault) if fault.reconnect => {
+            connections.note(connection, &fault);
+            Err(fault.at(connections.connector.label()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, FromRedisValue,
+    IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +19,7 @@ use super::fault::{Fault, Outcome};
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an answer may take.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a Redis is. `Debug` shows no password.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -28,9 +28,6 @@ pub struct RedisAddress {
     pub addrs: Vec<String>,
     pub password: Option<String>,
     pub db: i64,
-    /// The most connections that a pool may keep; beyond [`MAX_CONNECTIONS`](super::MAX_CONNECTIONS) none are
-    /// made anyway.
-    pub pool_size: usize,
     /// The name that the Sentinels know the Redis by.
     pub master_name: Option<String>,
     pub sentinel_password: Option<String>,
@@ -43,7 +40,6 @@ impl fmt::Debug for RedisAddress {
             .field("addrs", &self.addrs)
             .field("password", &hidden(&self.password))
             .field("db", &self.db)
-            .field("pool_size", &self.pool_size)
             .field("master_name", &self.master_name)
             .field("sentinel_password", &hidden(&self.sentinel_password))
             .finish()
@@ -54,8 +50,16 @@ impl fmt::Debug for RedisAddress {
 #[derive(Clone, Debug)]
 pub struct Connection {
     pub redis: MultiplexedConnection,
-    /// Cancelled when the connection breaks, also while nobody uses it (on servers that speak RESP3).
+    /// Cancelled when the connection breaks, also while nobody uses it (on servers that speak RESP3), or is
+    /// given up.
     pub lost: CancellationToken,
+}
+
+impl Connection {
+    /// One command.
+    pub async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Outcome<T> {
+        Ok(cmd.query_async(&mut self.redis).await?)
+    }
 }
 
 /// What to do with a push from the server.
@@ -201,7 +205,6 @@ mod tests {
             addrs: vec!["127.0.0.1:1".into()],
             password: Some("hunter2".into()),
             db: 0,
-            pool_size: 1,
             master_name: Some("m".into()),
             sentinel_password: Some("hunter3".into()),
         };

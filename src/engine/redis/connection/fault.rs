@@ -1,7 +1,11 @@
 //! What a Redis error means: for the caller, and for the connection that it came from.
+//!
+//! A command inside a script fails with a code of its own (`READONLY`, `OOM`, ..). Redis 7 answers the script call
+//! with that code. Redis 6.2 answers `ERR` and writes the code into the text. Both mean the same here.
 
-use redis::{ErrorKind, ParsingError, RedisError, ServerErrorKind};
+use redis::{ErrorKind, ParsingError, RedisError};
 
+use crate::clock::Micros;
 use crate::error::Error;
 
 /// A failed exchange. Its text may be logged: no secrets, one line.
@@ -12,6 +16,8 @@ pub struct Fault {
     kind: Kind,
     /// The connection is of no more use: broken, or to a server that is no longer the master.
     pub reconnect: bool,
+    /// The server takes no writes, since another is the master now: all connections to it are of no more use.
+    pub not_master: bool,
     source: Option<RedisError>,
 }
 
@@ -24,7 +30,7 @@ enum Kind {
 
 impl Fault {
     fn new(kind: Kind, reconnect: bool, text: impl Into<String>) -> Fault {
-        Fault { text: text.into(), kind, reconnect, source: None }
+        Fault { text: text.into(), kind, reconnect, not_master: false, source: None }
     }
 
     /// The same, saying which server.
@@ -48,6 +54,11 @@ impl Fault {
         Fault::new(Kind::Corrupt, false, format!("unexpected reply to {what}"))
     }
 
+    /// Whether the same call may succeed a while later.
+    pub fn may_heal(&self) -> bool {
+        self.kind != Kind::Corrupt
+    }
+
     /// Whether the server answered, and refused.
     pub fn is_refusal(&self) -> bool {
         self.kind == Kind::Refused
@@ -66,25 +77,80 @@ impl From<Fault> for Error {
 
 impl From<RedisError> for Fault {
     fn from(e: RedisError) -> Fault {
-        use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly, TryAgain};
+        let (code, detail) = code_and_detail(&e);
         let (kind, reconnect) = match e.kind() {
-            // It said itself that it did nothing, and that it is not the one to ask for a while.
-            ErrorKind::Server(BusyLoading | MasterDown | ClusterDown | TryAgain) => (Kind::Away, false),
-            // A failover made a replica of it: another is the master now.
-            ErrorKind::Server(ReadOnly) => (Kind::Refused, true),
-            ErrorKind::Server(_) => (Kind::Refused, false),
-            ErrorKind::Extension => match e.code() {
-                Some("NOAUTH" | "WRONGPASS") => (Kind::Refused, true),
-                Some("BUSY") => (Kind::Away, false),
-                _ => (Kind::Refused, false),
-            },
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => (Kind::Refused, true),
             ErrorKind::UnexpectedReturnType => (Kind::Corrupt, false),
+            ErrorKind::Server(_) | ErrorKind::Extension => match code {
+                // It said itself that it did nothing, and that it is not the one to ask for a while.
+                "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (Kind::Away, false),
+                LATE => (Kind::Away, false),
+                // A failover made a replica of it: another is the master now.
+                READONLY | "NOAUTH" | "WRONGPASS" => (Kind::Refused, true),
+                _ => (Kind::Refused, false),
+            },
             // A broken stream of replies cannot be trusted any more, and neither can one that timed out.
             _ => (Kind::Away, true),
         };
-        Fault { text: one_line(&e), kind, reconnect, source: Some(e) }
+        let text = match (e.kind(), code) {
+            (ErrorKind::AuthenticationFailed, _) => "the password was refused".to_owned(),
+            (_, "") => one_line(&e.to_string()),
+            (_, LATE) => "the Redis came to the call too late, and did nothing".to_owned(),
+            (_, code) => one_line(&format!("{code} {detail}")),
+        };
+        let not_master = code == READONLY;
+        Fault { text, kind, reconnect, not_master, source: Some(e) }
     }
+}
+
+/// What lua/clock.lua answers a call with that comes after its deadline.
+const LATE: &str = "LATE";
+const READONLY: &str = "READONLY";
+
+/// What the Redis's clock said, in microseconds, when it refused a call that came after its deadline.
+pub fn late_at(e: &RedisError) -> Option<Micros> {
+    match code_and_detail(e) {
+        (LATE, detail) => detail.split(' ').next()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The code of what failed, and the error's further words. The code is empty when the error is no server's reply.
+fn code_and_detail(e: &RedisError) -> (&str, &str) {
+    let code = match e.kind() {
+        ErrorKind::Server(_) | ErrorKind::Extension => e.code().unwrap_or_default(),
+        _ => return ("", ""),
+    };
+    let detail = e.detail().unwrap_or_default();
+    code_in_script_error(code, detail).unwrap_or((code, detail))
+}
+
+/// Redis 6.2 answers an error inside a script in one of these forms, the last one for an error that the script has
+/// caught and returns. The words before CODE are not in the code of the reply:
+///
+/// ```text
+/// ERR Error running script (call to f_SHA): @user_script:LINE: @user_script: LINE: -CODE detail
+/// ERR Error running script (call to f_SHA): @user_script:LINE: CODE detail
+/// @user_script: LINE: -CODE detail
+/// ```
+fn code_in_script_error<'a>(code: &str, detail: &'a str) -> Option<(&'a str, &'a str)> {
+    let mut rest = match code {
+        "ERR" => detail.strip_prefix("Error running script (call to ")?.split_once("): ")?.1,
+        "@user_script:" => after_line(detail)?,
+        _ => return None,
+    };
+    while let Some(place) = rest.strip_prefix("@user_script:") {
+        rest = after_line(place)?;
+    }
+    let (code, detail) = rest.strip_prefix('-').unwrap_or(rest).split_once(' ')?;
+    let is_code = !code.is_empty() && code.bytes().all(|b| b.is_ascii_uppercase());
+    is_code.then_some((code, detail))
+}
+
+/// What stands behind the number of a line.
+fn after_line(text: &str) -> Option<&str> {
+    let rest = text.trim_start_matches([' ', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
+    Some(rest.strip_prefix(':')?.trim_start())
 }
 
 impl From<ParsingError> for Fault {
@@ -94,12 +160,7 @@ impl From<ParsingError> for Fault {
 }
 
 /// The error's own words. They name commands and reasons, never arguments.
-fn one_line(e: &RedisError) -> String {
-    let text = match (e.kind(), e.code(), e.detail()) {
-        (ErrorKind::AuthenticationFailed, _, _) => "the password was refused".to_owned(),
-        (_, Some(code), Some(detail)) => format!("{code} {detail}"),
-        _ => e.to_string(),
-    };
+fn one_line(text: &str) -> String {
     // Script errors end in where they were raised, which says nothing to an operator.
     let text = text.split(" script: ").next().unwrap_or_default();
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(300).collect()
@@ -127,6 +188,7 @@ mod tests {
             ("MASTERDOWN", true, false),
             ("BUSY", true, false),
             ("READONLY", false, true),
+            ("NOREPLICAS", false, false),
             ("NOAUTH", false, true),
             ("WRONGPASS", false, true),
             ("OOM", false, false),
@@ -152,5 +214,61 @@ mod tests {
                 "the client's error is the last source"
             );
         }
+    }
+
+    /// As Redis 6.2.14 sent them.
+    const CALL: &str =
+        "Error running script (call to f_1f8f4cfba6f3375f8c4ec02b9de4361a5dea5c64): @user_script:1:";
+    const REPLICA: &str = "You can't write against a read only replica.";
+    const TOO_FEW: &str = "Not enough good replicas to write.";
+    const NO_DISK: &str =
+        "Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.";
+    const FULL: &str = "command not allowed when used memory > 'maxmemory'.";
+    const TYPE: &str = "Operation against a key holding the wrong kind of value";
+
+    #[test]
+    fn the_code_inside_the_text_of_a_script_error_of_redis_6_counts() {
+        for (code, detail, reconnect) in [
+            ("READONLY", REPLICA, true),
+            ("NOREPLICAS", TOO_FEW, false),
+            ("MISCONF", NO_DISK, false),
+            ("OOM", FULL, false),
+        ] {
+            let raised = reply("ERR", &format!("{CALL} @user_script: 1: -{code} {detail}"));
+            let returned = reply("@user_script:", &format!("1: -{code} {detail}"));
+            let plain = reply(code, detail);
+            for fault in [raised, returned, plain] {
+                assert_eq!(fault.to_string(), format!("{code} {detail}"), "the text of {fault:?}");
+                assert_eq!((fault.reconnect, fault.not_master), (reconnect, reconnect), "{fault:?}");
+                assert!(fault.is_refusal(), "the server answered: {fault:?}");
+            }
+        }
+        let wrong_type = reply("ERR", &format!("{CALL} WRONGTYPE {TYPE}"));
+        assert_eq!(wrong_type.to_string(), format!("WRONGTYPE {TYPE}"));
+    }
+
+    #[test]
+    fn a_text_that_only_mentions_a_code_is_no_such_error() {
+        for detail in [
+            "unknown command 'READONLY', with args beginning with: ",
+            "Error running script (call to f_ab): @user_script:1: -READONLY",
+            "Error running script (call to f_ab): @user_script:3: attempt to call field 'READONLY x' (a nil value)",
+            "Error compiling script (new function): user_script:1: READONLY near 'x'",
+            "Error running script",
+            "",
+        ] {
+            let fault = reply("ERR", detail);
+            assert!(!fault.reconnect && !fault.not_master, "{detail:?} says nothing of a master: {fault:?}");
+        }
+    }
+
+    #[test]
+    fn a_late_call_tells_the_time() {
+        let line = b"-LATE 1700000000000001 the deadline was earlier\r\n";
+        let value = redis::parse_redis_value(line).expect("an error reply is a value");
+        let error = value.extract_error().expect_err("the reply is an error");
+        assert_eq!(late_at(&error), Some(1_700_000_000_000_001), "{error:?}");
+        let fault = Fault::from(error);
+        assert!(!fault.is_refusal() && !fault.reconnect, "nothing is wrong with the connection: {fault:?}");
     }
 }

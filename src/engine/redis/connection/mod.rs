@@ -2,7 +2,6 @@
 
 pub mod connector;
 pub mod fault;
-pub mod pool;
 pub mod shared;
 pub mod status;
 pub mod worker;

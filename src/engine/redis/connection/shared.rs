@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -30,6 +31,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct SharedConnection {
     state: watch::Receiver<State>,
+    connections: Arc<Connections>,
 }
 
 impl SharedConnection {
@@ -38,21 +40,38 @@ impl SharedConnection {
     pub fn new(connections: Arc<Connections>) -> (SharedConnection, impl Future<Output = ()> + Send) {
         let (tell, state) = watch::channel(State::Connecting);
         let status = ConnectionStatus::new(connections.clone(), Group::default());
-        (SharedConnection { state }, keep(connections, status, tell))
+        (SharedConnection { state, connections: connections.clone() }, keep(connections, status, tell))
     }
 
-    /// Runs a script call. Waits up to [`FIRST_ATTEMPT`] while the connection is being made.
-    pub async fn run(&self, script: &Script, call: &Cmd) -> Outcome<Value> {
+    /// One command.
+    pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
+        self.with(async |conn| Ok(cmd.query_async(conn).await?)).await
+    }
+
+    /// Several commands in one round trip.
+    pub async fn query_all<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Outcome<T> {
+        self.with(async |conn| Ok(pipeline.query_async(conn).await?)).await
+    }
+
+    /// A call of a script.
+    pub async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Outcome<T> {
+        let reply: Value = self.with(async |conn| Ok(script.run(conn, call).await?)).await?;
+        Ok(redis::from_redis_value(reply)?)
+    }
+
+    /// Has the connection do something. It is made anew when the fault says that it is of no more use.
+    pub async fn with<T>(
+        &self,
+        ask: impl AsyncFnOnce(&mut MultiplexedConnection) -> Outcome<T>,
+    ) -> Outcome<T> {
         let mut connection = self.connection().await?;
-        let reply = script.run(&mut connection.redis, call).await.map_err(Fault::from);
-        reply.inspect_err(|fault| {
-            if fault.reconnect {
-                connection.lost.cancel();
-            }
-        })
+        let answer = ask(&mut connection.redis).await;
+        answer.inspect_err(|fault| self.connections.note(&connection, fault))
     }
 
-    async fn connection(&self) -> Outcome<Connection> {
+    /// The connection, for who tells [`Connections::note`] of a fault. Waits up to [`FIRST_ATTEMPT`] while it is
+    /// being made.
+    pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| !matches!(state, State::Connecting));
         match timeout(FIRST_ATTEMPT, settled).await {
@@ -68,9 +87,9 @@ impl SharedConnection {
     }
 }
 
-/// Keeps one connection until the engine closes.
+/// Keeps one connection until the engine is closed.
 async fn keep(connections: Arc<Connections>, status: ConnectionStatus, tell: watch::Sender<State>) {
-    connections.closing.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
+    connections.closed.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
     // The calling side may live on. It must not hold the connection.
     tell.send_replace(State::Down(Fault::away("the engine is closing")));
 }
@@ -83,18 +102,19 @@ async fn keep_connected(
     let mut backoff = Backoff::new(connections);
     loop {
         backoff.wait().await;
-        match connections.connector.connect().await {
+        match connections.connect().await {
             Ok(connection) => {
+                backoff.connected();
                 tell.send_replace(State::Up(connection.clone()));
                 status.up();
                 connection.lost.cancelled().await;
                 tracing::debug!(pool = &*connections.pool, "a shared connection broke");
                 status.down();
                 tell.send_replace(State::Connecting);
-                backoff = Backoff::new(connections);
+                backoff.broke();
             }
             Err(fault) => {
-                connections.outage.failed(&fault);
+                connections.failed(&fault);
                 tell.send_replace(State::Down(fault));
                 backoff.lengthen();
             }

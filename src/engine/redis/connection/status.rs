@@ -1,15 +1,16 @@
 //! What the long-lived connections of one engine share: how they are made, how many of them are down, and when
-//! one that is down tries again. Makes no connection and carries no call. The connections of
-//! [`ConnectionPool`](super::pool::ConnectionPool) are not counted here.
+//! one that is down tries again. Makes no connection and carries no call.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connector::Connector;
+use super::connector::{Connection, Connector, OnPush};
+use super::fault::{Fault, Outcome};
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 
@@ -24,14 +25,26 @@ pub struct Connections {
     /// The name of the pool of jobs, for messages.
     pub pool: Arc<str>,
     pub connector: Arc<Connector>,
-    /// Hears of every attempt to connect that failed.
-    pub outage: Arc<Outage>,
+    /// Hears of every attempt to connect that failed; `None` when who calls reports what comes of it.
+    outage: Option<Arc<Outage>>,
     /// Cancelled when the engine closes.
     pub closing: CancellationToken,
+    /// Cancelled when the last task of a closing engine has ended: until then shared connections are kept.
+    pub closed: CancellationToken,
+    open: Mutex<Open>,
     /// How many are down.
     down: watch::Sender<usize>,
     /// Sent to when the Redis has answered somebody, so that those in a pause try again.
     answered: watch::Sender<()>,
+}
+
+/// What is needed to give up every connection.
+#[derive(Debug, Default)]
+struct Open {
+    /// Of each connection that is open.
+    lost: Vec<CancellationToken>,
+    /// How often all were given up. One that is being made meanwhile may lead to the wrong server too.
+    given_up: u64,
 }
 
 impl Connections {
@@ -39,11 +52,63 @@ impl Connections {
     pub fn new(
         pool: Arc<str>,
         connector: Arc<Connector>,
-        outage: Arc<Outage>,
+        outage: impl Into<Option<Arc<Outage>>>,
         closing: CancellationToken,
     ) -> Arc<Connections> {
+        let closed = closing.clone();
+        Connections::with_end(pool, connector, outage, closing, closed)
+    }
+
+    /// The same, for who still needs shared connections while it closes.
+    pub fn with_end(
+        pool: Arc<str>,
+        connector: Arc<Connector>,
+        outage: impl Into<Option<Arc<Outage>>>,
+        closing: CancellationToken,
+        closed: CancellationToken,
+    ) -> Arc<Connections> {
         let (down, answered) = (watch::Sender::default(), watch::Sender::default());
-        Arc::new(Connections { pool, connector, outage, closing, down, answered })
+        let (outage, open) = (outage.into(), Mutex::default());
+        Arc::new(Connections { pool, connector, outage, closing, closed, open, down, answered })
+    }
+
+    /// An attempt to connect failed, or a connection broke.
+    pub fn failed(&self, fault: &Fault) {
+        if let Some(outage) = &self.outage {
+            outage.failed(fault);
+        }
+    }
+
+    /// A call on this connection failed: if the fault says so, the connection is given up, and every other one
+    /// with it when another server is the master now. A server that takes no writes may still answer reads, so
+    /// those who only read would not notice.
+    pub fn note(&self, connection: &Connection, fault: &Fault) {
+        if fault.not_master && !connection.lost.is_cancelled() {
+            let mut open = self.open.lock();
+            open.given_up += 1;
+            open.lost.drain(..).for_each(|lost| lost.cancel());
+        }
+        if fault.reconnect {
+            connection.lost.cancel();
+        }
+    }
+
+    /// A new connection.
+    pub async fn connect(&self) -> Outcome<Connection> {
+        self.connect_with(Arc::new(|_| ())).await
+    }
+
+    /// A new connection whose pushes go to `on_push`, which must not block.
+    pub async fn connect_with(&self, on_push: OnPush) -> Outcome<Connection> {
+        let given_up = self.open.lock().given_up;
+        let connection = self.connector.connect_with(on_push).await?;
+        let mut open = self.open.lock();
+        if open.given_up != given_up {
+            return Err(Fault::away("the Redis has become a replica").at(self.connector.label()));
+        }
+        open.lost.retain(|lost| !lost.is_cancelled());
+        open.lost.push(connection.lost.clone());
+        Ok(connection)
     }
 
     /// The Redis has just answered: connections that are down need not wait to try again.
@@ -128,18 +193,34 @@ impl Drop for ConnectionStatus {
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
+    connected: Option<Instant>,
     answered: watch::Receiver<()>,
 }
 
 impl Backoff {
     /// The first attempt is made at once.
     pub fn new(connections: &Connections) -> Backoff {
-        Backoff { next: Duration::ZERO, answered: connections.answered.subscribe() }
+        Backoff { next: Duration::ZERO, connected: None, answered: connections.answered.subscribe() }
     }
 
     /// An attempt failed: the next pause is longer.
     pub fn lengthen(&mut self) {
         self.next = (self.next * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
+    }
+
+    /// An attempt succeeded.
+    pub fn connected(&mut self) {
+        self.connected = Some(Instant::now());
+    }
+
+    /// The connection broke. The next attempt is made at once if the connection has lasted. One that breaks soon is
+    /// like an attempt that failed: a server that takes no writes accepts any number of connections.
+    pub fn broke(&mut self) {
+        if self.connected.take().is_some_and(|since| since.elapsed() >= LAST_BACKOFF) {
+            self.next = Duration::ZERO;
+        } else {
+            self.lengthen();
+        }
     }
 
     /// Waits until it is time for an attempt: the pause is over, or the Redis has answered somebody since the
@@ -157,15 +238,13 @@ impl Backoff {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
     use crate::engine::redis::RedisAddress;
 
     fn connections() -> Arc<Connections> {
         let address = RedisAddress { addrs: vec!["127.0.0.1:1".into()], ..RedisAddress::default() };
         let connector = Connector::new(&address).expect("a good address");
-        Connections::new("p".into(), connector.into(), Outage::new("pool p"), CancellationToken::new())
+        Connections::new("p".into(), connector.into(), None, CancellationToken::new())
     }
 
     fn two(connections: &Arc<Connections>, group: &Group) -> [ConnectionStatus; 2] {
@@ -230,5 +309,23 @@ mod tests {
         };
         tokio::join!(backoff.wait(), answer);
         assert_eq!((began.elapsed() - before).as_millis(), 300, "milliseconds until there is an answer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_break_at_once_are_not_made_again_without_a_pause() {
+        let connections = connections();
+        let mut backoff = Backoff::new(&connections);
+        let began = Instant::now();
+        let mut took = Vec::new();
+        // The paused clock counts in whole milliseconds.
+        for lasted in [0, 1, 990, 1001, 0] {
+            let before = began.elapsed();
+            backoff.wait().await;
+            took.push((began.elapsed() - before).as_millis());
+            backoff.connected();
+            sleep(Duration::from_millis(lasted)).await;
+            backoff.broke();
+        }
+        assert_eq!(took, [0, 50, 100, 200, 0], "milliseconds before each attempt");
     }
 }

@@ -76,7 +76,9 @@ enum Next<T> {
 impl<H: Handler> Worker<H> {
     /// Serves until the engine closes and every call that waited is answered.
     pub async fn run(mut self) {
-        while let Some(mut connection) = self.connect().await {
+        let mut backoff = Backoff::new(&self.connections);
+        while let Some(mut connection) = self.connect(&mut backoff).await {
+            backoff.connected();
             self.status.up();
             loop {
                 let batch = match self.next(&connection).await {
@@ -84,14 +86,16 @@ impl<H: Handler> Worker<H> {
                     Next::Reconnect => break,
                     Next::End => return,
                 };
-                if let Err(fault) = self.handler.handle(&mut connection, batch).await
-                    && fault.reconnect
-                {
-                    tracing::debug!(pool = &*self.connections.pool, "a worker connects again: {fault}");
-                    break;
+                if let Err(fault) = self.handler.handle(&mut connection, batch).await {
+                    self.connections.note(&connection, &fault);
+                    if fault.reconnect {
+                        tracing::debug!(pool = &*self.connections.pool, "a worker connects again: {fault}");
+                        break;
+                    }
                 }
             }
             self.status.down();
+            backoff.broke();
         }
     }
 
@@ -117,14 +121,14 @@ impl<H: Handler> Worker<H> {
 
     /// Connects, again and again. Calls that no other worker can serve meanwhile are answered with the reason.
     /// `None` when the engine closes.
-    async fn connect(&mut self) -> Option<Connection> {
-        let (mut backoff, mut fault) = (Backoff::new(&self.connections), None::<Fault>);
+    async fn connect(&mut self, backoff: &mut Backoff) -> Option<Connection> {
+        let mut fault = None::<Fault>;
         loop {
             let attempt = {
-                let connector = self.connections.connector.clone();
+                let connections = self.connections.clone();
                 let mut attempt = pin!(async {
                     backoff.wait().await;
-                    connector.connect().await
+                    connections.connect().await
                 });
                 let mut first = pin!(tokio::time::sleep(FIRST_ATTEMPT));
                 // Whether calls wait for this attempt.
@@ -149,7 +153,7 @@ impl<H: Handler> Worker<H> {
             match attempt {
                 Ok(connection) => return Some(connection),
                 Err(e) => {
-                    self.connections.outage.failed(&e);
+                    self.connections.failed(&e);
                     fault = Some(e);
                     backoff.lengthen();
                 }

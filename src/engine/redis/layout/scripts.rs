@@ -14,6 +14,7 @@ pub struct Script {
 /// All of them.
 #[derive(Debug)]
 pub struct Scripts {
+    pub stage: Script,
     pub publish: Script,
     pub consume: Script,
     pub give_back: Script,
@@ -28,14 +29,15 @@ pub struct Scripts {
     pub remove_token: Script,
 }
 
-/// A script that does not need the clock.
+/// A script without a clock and a deadline.
 macro_rules! without_clock {
     ($name:literal) => {
         Script::new(include_str!(concat!("../../../../lua/", $name, ".lua")))
     };
 }
 
-/// A script that needs the Redis's clock: lua/clock.lua is put before it.
+/// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it. It is called with
+/// [`RedisCore::run_script`](crate::engine::redis::RedisCore::run_script).
 macro_rules! with_clock {
     ($name:literal) => {
         Script::new(concat!(
@@ -48,14 +50,15 @@ macro_rules! with_clock {
 impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
+            stage: with_clock!("stage"),
             publish: with_clock!("publish"),
             consume: with_clock!("consume"),
             give_back: with_clock!("give_back"),
-            ack: without_clock!("ack"),
+            ack: with_clock!("ack"),
             peek: with_clock!("peek"),
-            destroy: without_clock!("destroy"),
-            respawn: without_clock!("respawn"),
-            delete_dead: without_clock!("delete_dead"),
+            destroy: with_clock!("destroy"),
+            respawn: with_clock!("respawn"),
+            delete_dead: with_clock!("delete_dead"),
             pump: with_clock!("pump"),
             count: without_clock!("count"),
             uncount: without_clock!("uncount"),

@@ -1,0 +1,199 @@
+//! Calls of the scripts that have a deadline, and answers that come after their caller has stopped waiting.
+//!
+//! A Redis that stalls (a fork, a slow disk, a stopped process) reads the calls that wait for it when it goes on,
+//! long after their callers were answered with an error. So each call says when it is too late to begin, by the
+//! Redis's own clock: a script that comes later does nothing (lua/clock.lua). [`BEGIN_WITHIN`] is shorter than a
+//! caller waits, by the time that a script, its answer and an error of the estimated clock may take.
+//!
+//! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
+//! on. Who called listens for them, and takes back what nobody was told of.
+
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Arg, Cmd, FromRedisValue, RedisResult, Value};
+use tokio::time::timeout;
+
+use super::RedisCore;
+use super::clock::RedisClock;
+use super::connection::connector::RESPONSE_TIMEOUT;
+use super::connection::fault::{Outcome, late_at};
+use super::connection::shared::SharedConnection;
+use super::layout::scripts::Script;
+
+/// How long after it was sent a script may still begin.
+const BEGIN_WITHIN: Duration = Duration::from_secs(4);
+/// A call that was refused as late although it was sent this shortly ago met another clock than the one that is
+/// known: the Redis's clock was set, or another Redis is the master now. It is sent once more.
+const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
+/// How long an answer is listened for after its caller was told that there is none.
+const LATE_ANSWER: Duration = Duration::from_secs(60);
+
+/// An exchange whose answer nobody waits for any more.
+pub type Pending<F> = Pin<Box<F>>;
+
+/// The exchange's outcome, or the exchange itself when there is none within [`RESPONSE_TIMEOUT`].
+pub async fn in_time<F: Future>(exchange: F) -> Result<F::Output, Pending<F>> {
+    let mut exchange = Box::pin(exchange);
+    match timeout(RESPONSE_TIMEOUT, &mut exchange).await {
+        Ok(outcome) => Ok(outcome),
+        Err(_) => Err(exchange),
+    }
+}
+
+/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer.
+pub fn patient(connection: &MultiplexedConnection) -> MultiplexedConnection {
+    let mut connection = connection.clone();
+    connection.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
+    connection
+}
+
+/// Runs a call of a script that has a deadline, which is put behind the call's arguments.
+async fn run_by(
+    clock: &RedisClock,
+    connection: &mut MultiplexedConnection,
+    script: &Script,
+    mut call: Cmd,
+) -> RedisResult<Value> {
+    let sent = Instant::now();
+    call.arg(clock.in_a_while(BEGIN_WITHIN));
+    let answer = script.run(connection, &call).await;
+    let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
+    clock.learn(sent, now);
+    if sent.elapsed() > CLOCK_WAS_SET {
+        return answer;
+    }
+    // Nothing has happened, so this is no second time.
+    let mut again = Cmd::new();
+    let args = call.args_iter().len() - 1; // without the deadline
+    for arg in call.args_iter().take(args) {
+        if let Arg::Simple(arg) = arg {
+            again.arg(arg);
+        }
+    }
+    again.arg(clock.in_a_while(BEGIN_WITHIN));
+    script.run(connection, &again).await
+}
+
+impl RedisCore {
+    /// Runs a call of a script that has a deadline.
+    pub async fn run_script(
+        &self,
+        connection: &mut MultiplexedConnection,
+        script: &Script,
+        call: Cmd,
+    ) -> RedisResult<Value> {
+        run_by(&self.clock, connection, script, call).await
+    }
+
+    /// The same on a shared connection.
+    pub async fn run<T: FromRedisValue>(
+        &self,
+        connection: &SharedConnection,
+        script: &Script,
+        call: Cmd,
+    ) -> Outcome<T> {
+        let answer = connection.with(async |redis| Ok(self.run_script(redis, script, call).await?)).await?;
+        Ok(redis::from_redis_value(answer)?)
+    }
+
+    /// Listens for the answer of an exchange that [`in_time`] gave up, and has `settle` deal with it. Nothing is
+    /// done when the connection breaks before it comes.
+    pub fn listen_on<F, T, S>(&self, exchange: Pending<F>, settle: impl FnOnce(T) -> S + Send + 'static)
+    where
+        F: Future<Output = Outcome<T>> + Send + 'static,
+        T: Send,
+        S: Future<Output = ()> + Send,
+    {
+        let closing = self.connections.closing.clone();
+        self.tasks.spawn(async move {
+            let listen = async {
+                if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
+                    settle(answer).await;
+                }
+            };
+            closing.run_until_cancelled(listen).await;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::{AsyncConnectionConfig, RedisConnectionInfo};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+    use crate::engine::redis::layout::scripts::Scripts;
+
+    const HOUR: u64 = 3_600_000_000;
+
+    /// Answers each call as lua/clock.lua does on a Redis whose clock says `now`. Returns the deadlines it has met
+    /// when its client has left. `pause` passes before each answer.
+    async fn serve(mut stream: DuplexStream, now: u64, pause: Duration) -> Vec<u64> {
+        let (mut met, mut text) = (Vec::new(), Vec::new());
+        while stream.read_buf(&mut text).await.is_ok_and(|n| n > 0) {
+            let said = String::from_utf8(text.clone()).expect("these calls are text");
+            // An EVALSHA of a hash, no keys, two arguments and the deadline has 13 lines.
+            let lines: Vec<&str> = said.split("\r\n").collect();
+            if !said.contains("EVALSHA") || lines.len() < 14 {
+                continue;
+            }
+            assert_eq!((lines[8], lines[10]), ("one", "two"), "the arguments are as they were: {said:?}");
+            let deadline: u64 = lines[12].parse().expect("a deadline");
+            met.push(deadline);
+            text.clear();
+            tokio::time::sleep(pause).await;
+            let answer = if now > deadline { format!("-LATE {now} too late\r\n") } else { ":7\r\n".into() };
+            stream.write_all(answer.as_bytes()).await.expect("the client is there");
+        }
+        met
+    }
+
+    /// Runs a call against a Redis whose clock says `now`, while 10 hours are believed.
+    async fn call(now: u64, pause: Duration) -> (RedisResult<Value>, Vec<u64>) {
+        let clock = RedisClock::new();
+        clock.learn(clock.mark(), 10 * HOUR);
+        let (client, server) = tokio::io::duplex(1 << 16);
+        let server = tokio::spawn(serve(server, now, pause));
+        let (mut connection, driver) = MultiplexedConnection::new_with_config(
+            &RedisConnectionInfo::default().set_skip_set_lib_name(),
+            client,
+            AsyncConnectionConfig::new().set_response_timeout(Some(RESPONSE_TIMEOUT)),
+        )
+        .await
+        .expect("nothing is said at first");
+        let driver = tokio::spawn(driver);
+        let script = &Scripts::default().pump;
+        let mut call = script.call(0);
+        call.arg("one").arg("two");
+        let answer = run_by(&clock, &mut connection, script, call).await;
+        drop(connection);
+        driver.await.expect("no panic");
+        (answer, server.await.expect("no panic"))
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_was_set_forward_makes_no_call_fail() {
+        let (answer, met) = call(15 * HOUR, Duration::ZERO).await;
+        assert_eq!(answer, Ok(Value::Int(7)), "the second call has a deadline by the new clock: {met:?}");
+        let [first, second] = met[..] else { panic!("two calls, not {met:?}") };
+        assert!(
+            (10 * HOUR..11 * HOUR).contains(&first) && (15 * HOUR..16 * HOUR).contains(&second),
+            "{met:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_was_set_back_makes_no_call_fail() {
+        let (answer, met) = call(5 * HOUR, Duration::ZERO).await;
+        assert_eq!((answer, met.len()), (Ok(Value::Int(7)), 1), "the deadline is late, not early");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_came_late_because_the_redis_stalled_is_not_sent_again() {
+        let (answer, met) = call(15 * HOUR, CLOCK_WAS_SET + Duration::from_millis(50)).await;
+        let late = answer.expect_err("it came too late");
+        assert_eq!((late_at(&late), met.len()), (Some(15 * HOUR), 1), "{late}");
+    }
+}

@@ -1,0 +1,433 @@
+//! A Redis that stumbles while its connections stay: it hands over to another, refuses writes, stalls, or answers too
+//! late. Every verb resumes within two seconds, and what a caller was not told of does not happen.
+
+mod redis_common;
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dormouse::admin::redis::RedisAdmin;
+use dormouse::engine::Engine;
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::error::{Error, Result};
+use dormouse::job::{JobRef, NewJob};
+use dormouse::name::{PoolName, Queue};
+use redis::Commands;
+use redis_common::{BOUND, TTR, consume, engine, id, job, queue, within};
+use support::proxy::{Answers, Proxy};
+use support::redis_server::RedisServer;
+
+/// Within this time every verb is to work again: two seconds are promised, and a busy machine gets some more.
+const RESUMED: Duration = Duration::from_secs(3);
+
+/// An engine that reaches its Redis through a proxy.
+async fn engine_through(proxy: &Proxy) -> Arc<RedisEngine> {
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the Redis is there")
+}
+
+fn delayed(job: NewJob, delay: Duration) -> NewJob {
+    NewJob { delay, ..job }
+}
+
+/// Has the Redis of this address do it.
+fn tell(server: &RedisServer, command: &[&str]) {
+    redis::cmd(command[0]).arg(&command[1..]).exec(&mut server.connection()).expect("the Redis does it");
+}
+
+/// Stops or continues the process of a server.
+fn signal(server: &RedisServer, name: &str) {
+    let status = std::process::Command::new("kill").args([name, &server.pid().to_string()]).status();
+    assert!(status.expect("kill runs").success(), "kill {name}");
+}
+
+/// Calls every verb until each has worked once. Answers how long that took for each.
+async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration> {
+    let began = Instant::now();
+    let mut took = BTreeMap::new();
+    let q = queue("verbs");
+    let mut n = 1_000_000; // the number of the last id
+    macro_rules! until_it_works {
+        ($verb:literal, $call:expr) => {
+            loop {
+                let done = within($verb, async { $call }).await;
+                if done.is_ok() {
+                    took.insert($verb, began.elapsed());
+                    break;
+                }
+                assert!(began.elapsed() < BOUND, "{}: {:?}", $verb, done.err());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+    }
+    until_it_works!("consume", consume(engine, &q, 1, TTR).await);
+    until_it_works!("publish", {
+        n += 1;
+        engine.publish(vec![job(&q, id(n), "x")]).await
+    });
+    until_it_works!("give_back", give_back_one(engine, &q).await);
+    until_it_works!("peek", engine.peek(&q).await);
+    until_it_works!("size", engine.size(&q).await);
+    until_it_works!("ack", engine.ack(JobRef { queue: q.clone(), id: id(1) }).await);
+    until_it_works!("republish", {
+        n += 1;
+        engine.republish(JobRef { queue: q.clone(), id: id(1) }, job(&q, id(n), "x")).await
+    });
+    let due = delayed(job(&q, id(n + 1), "x"), Duration::from_micros(1));
+    engine.publish(vec![due]).await.expect("it published a moment ago");
+    until_it_works!("pump", engine.pump(10).await);
+    until_it_works!("respawn", engine.respawn(&q, 1, None).await);
+    until_it_works!("delete_dead", engine.delete_dead(&q, 1).await);
+    until_it_works!("dead_letter", engine.dead_letter(&q).await);
+    until_it_works!("stats", engine.stats().await);
+    until_it_works!("destroy", engine.destroy(&q).await);
+    until_it_works!("check", engine.check().await);
+    took
+}
+
+/// Consumes what is ready and gives it back: what comes back must be ready.
+async fn give_back_one(engine: &Arc<RedisEngine>, q: &Queue) -> Result<()> {
+    let jobs = consume(engine, q, 1, TTR).await?;
+    if jobs.is_empty() {
+        return Err(Error::away("nothing is ready"));
+    }
+    engine.give_back(jobs).await
+}
+
+fn all_within(limit: Duration, took: &BTreeMap<&'static str, Duration>) {
+    let slow: Vec<_> = took.iter().filter(|(_, took)| **took > limit).collect();
+    assert!(slow.is_empty(), "each verb should work within {limit:?}, but: {slow:?}");
+}
+
+#[tokio::test]
+async fn a_master_that_hands_over_while_connections_stay_is_left_within_two_seconds() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(old.addr()).await;
+    let engine = engine_through(&proxy).await;
+    all_work(&engine).await;
+    proxy.lead_to(new.addr());
+    tell(&old, &["REPLICAOF", "127.0.0.1", "1"]);
+    let took = all_work(&engine).await;
+    all_within(RESUMED, &took);
+    engine.publish(vec![job(&queue("after"), id(1), "x")]).await.expect("published");
+    let there: u64 = new.connection().llen("q/shop/after").expect("LLEN");
+    assert_eq!(there, 1, "the new master has what is published now");
+}
+
+#[tokio::test]
+async fn reads_follow_a_master_that_handed_over_while_nobody_writes() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(old.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "nothing yet");
+    proxy.lead_to(new.addr());
+    tell(&old, &["REPLICAOF", "127.0.0.1", "1"]);
+    let _: u64 = new.connection().lpush("q/shop/orders", "x").expect("LPUSH");
+    let began = Instant::now();
+    within("size tells of the new master's queue", async {
+        while !matches!(engine.size(&q).await, Ok(1)) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert!(began.elapsed() < RESUMED, "reads followed after {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_connections() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    let clients = |server: &RedisServer| {
+        let clients: String =
+            redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).expect("CLIENT LIST");
+        let ids = clients.lines().filter_map(|line| line.split(' ').next().map(str::to_owned));
+        ids.collect::<Vec<_>>()
+    };
+    let before = clients(&server);
+    tell(&server, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let publish = engine.publish(vec![job(&q, id(2), "x")]).await.map(drop);
+    let consume = consume(&engine, &q, 1, TTR).await.map(drop);
+    let ack = engine.ack(JobRef { queue: q.clone(), id: id(1) }).await;
+    let check = engine.check().await;
+    for (verb, answer) in [("publish", publish), ("consume", consume), ("ack", ack), ("check", check)] {
+        let Err(Error::Refused(why)) = answer else { panic!("{verb}: expected Refused, came {answer:?}") };
+        assert!(why.to_string().contains("NOREPLICAS"), "{verb} should tell the reason: {why}");
+        assert!(!why.to_string().contains("user_script"), "{verb}: where in the script is noise: {why}");
+    }
+    tell(&server, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    all_within(RESUMED, &all_work(&engine).await);
+    let after = clients(&server);
+    let kept = before.iter().filter(|id| after.contains(id)).count();
+    assert_eq!(
+        kept,
+        before.len() - 1,
+        "only this test's own connection is another one: {before:?} {after:?}"
+    );
+    assert_eq!(engine.size(&q).await.expect("size"), 1, "what was refused has not happened");
+}
+
+#[tokio::test]
+async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_goes_on() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    engine.publish((0..20).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    let acked = consume(&engine, &q, 1, TTR).await.expect("consumed").remove(0);
+    let given_back = consume(&engine, &q, 1, TTR).await.expect("consumed");
+    signal(&server, "-STOP");
+    let began = Instant::now();
+    let mut calls = tokio::task::JoinSet::new();
+    for n in 100..120 {
+        let (engine, q) = (engine.clone(), q.clone());
+        let jobs = vec![job(&q, id(n), "x"), delayed(job(&q, id(n + 100), "x"), TTR)];
+        calls.spawn(async move { engine.publish(jobs).await });
+    }
+    for _ in 0..5 {
+        let (engine, q) = (engine.clone(), q.clone());
+        calls.spawn(async move { consume(&engine, &q, 2, TTR).await.map(drop) });
+    }
+    let (other, lost) = (engine.clone(), JobRef { queue: q.clone(), id: acked.id });
+    calls.spawn(async move { other.ack(lost).await });
+    let other = engine.clone();
+    let giving_back = tokio::spawn(async move { other.give_back(given_back).await });
+    while let Some(answer) = within("an answer", calls.join_next()).await {
+        let answer = answer.expect("no panic");
+        assert!(matches!(answer, Err(Error::Away(_))), "the Redis stalls, came {answer:?}");
+    }
+    let answered = began.elapsed();
+    assert!(answered < Duration::from_secs(10), "callers waited {answered:?}");
+    signal(&server, "-CONT");
+    all_work(&engine).await;
+    within("given back", giving_back).await.expect("no panic").expect("it is tried until the Redis is back");
+    let conn = &mut server.connection();
+    let stored: Vec<String> = conn.keys("j/shop/orders/*").expect("KEYS");
+    assert_eq!(stored.len(), 20, "no publish that was answered with an error is stored, no such ack done");
+    let timers: u64 = conn.zcard("timer_set").expect("ZCARD");
+    assert_eq!(timers, 1, "only the job whose ack failed is running");
+    let left = consume(&engine, &q, 100, TTR).await.expect("consumed");
+    assert_eq!(left.len(), 19, "no consume that was answered with an error took a job");
+    assert_eq!(left[0].id, id(1), "what was given back is at the head");
+}
+
+#[tokio::test]
+async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    engine.publish((0..10).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    proxy.set_answers(Answers::Hold);
+    let conn = &mut server.connection();
+    let jobs = vec![job(&q, id(100), "x"), delayed(job(&q, id(101), "x"), TTR)];
+    let (publish, consumed) =
+        within("answers", async { tokio::join!(engine.publish(jobs), consume(&engine, &q, 4, TTR)) }).await;
+    assert!(matches!(publish, Err(Error::Away(_))), "no answer came, but {publish:?}");
+    assert!(matches!(consumed, Err(Error::Away(_))), "no answer came, but {consumed:?}");
+    let running: u64 = conn.zcard("timer_set").expect("ZCARD");
+    assert_eq!(running, 5, "the Redis did it: four are running, one is delayed");
+    proxy.set_answers(Answers::Pass);
+    within("what nobody was told of is taken back", async {
+        while conn.zcard::<_, u64>("timer_set").expect("ZCARD") > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    let stored: Vec<String> = conn.keys("j/shop/orders/*").expect("KEYS");
+    assert_eq!(stored.len(), 10, "what was answered with an error is not stored: {stored:?}");
+    all_work(&engine).await;
+    let left = consume(&engine, &q, 100, TTR).await.expect("consumed");
+    let ids: Vec<_> = left.iter().map(|job| job.id).collect();
+    assert_eq!(ids, (0..10).map(id).collect::<Vec<_>>(), "all are ready again, in their order");
+    assert!(left.iter().all(|job| job.tries_left == 0), "with their one try");
+}
+
+#[tokio::test]
+async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    proxy.set_answers(Answers::Hold);
+    // Both workers wait for an answer.
+    let conn = &mut server.connection();
+    let mut held = Vec::new();
+    for n in 0..2 {
+        let (other, jobs) = (engine.clone(), vec![job(&q, id(n), "x")]);
+        held.push(tokio::spawn(async move { other.publish(jobs).await }));
+        within("a worker has sent it", async {
+            while conn.llen::<_, u64>("q/shop/orders").expect("LLEN") <= n {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+    }
+    let left =
+        tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")])).await;
+    assert!(left.is_err(), "it waits for a worker");
+    let (other, jobs) = (engine.clone(), vec![job(&q, id(9), "x")]);
+    held.push(tokio::spawn(async move { other.publish(jobs).await }));
+    proxy.set_answers(Answers::Pass);
+    for publish in held {
+        within("answered", publish).await.expect("no panic").expect("published");
+    }
+    let got = consume(&engine, &q, 10, TTR).await.expect("consumed");
+    let ids: Vec<_> = got.iter().map(|job| job.id).collect();
+    assert_eq!(ids, [id(0), id(1), id(9)], "those whose callers waited");
+}
+
+#[tokio::test]
+async fn reads_that_hang_hold_up_no_pump_no_give_back_and_nothing_on_the_hot_path() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    proxy.set_answers(Answers::HoldAfter("LLEN"));
+    let mut sizes = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let (engine, q) = (engine.clone(), q.clone());
+        sizes.spawn(async move { engine.size(&q).await });
+    }
+    let conn = &mut server.connection();
+    within("the sizes are asked for", async {
+        loop {
+            let stats: redis::InfoDict = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+            if stats.get::<String>("cmdstat_llen").is_some() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+    let others = async {
+        let jobs = consume(&engine, &q, 1, TTR).await.expect("consumed");
+        engine.give_back(jobs).await.expect("given back");
+        let due = delayed(job(&q, id(2), "x"), Duration::from_micros(1));
+        engine.publish(vec![due]).await.expect("published");
+        engine.pump(10).await.expect("pumped");
+        consume(&engine, &q, 2, TTR).await.expect("consumed").len()
+    };
+    let jobs = tokio::time::timeout(Duration::from_secs(2), others).await;
+    assert_eq!(jobs.expect("nothing waits for the sizes"), 2, "the one given back and the one that was due");
+    assert_eq!(sizes.len(), 50, "the sizes still hang");
+}
+
+/// A bulk of so many jobs, each with `bytes` of body.
+fn bulk(q: &Queue, jobs: u64, bytes: usize) -> Vec<NewJob> {
+    let body = Bytes::from(vec![b'x'; bytes]);
+    (0..jobs).map(|n| job(q, id(n), body.clone())).collect()
+}
+
+#[tokio::test]
+async fn a_large_bulk_is_stored_in_many_small_calls() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let mut jobs = bulk(&q, 64, 700 << 10);
+    for (n, job) in jobs.iter_mut().enumerate() {
+        job.delay = if n % 2 == 0 { Duration::ZERO } else { TTR };
+        job.ttl = if n % 3 == 0 { None } else { Some(Duration::from_secs(3600)) };
+    }
+    let conn = &mut server.connection();
+    engine.publish(jobs.clone()).await.expect("published");
+    let stats: redis::InfoDict = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+    let calls: String = stats.get("cmdstat_evalsha").expect("scripts were called");
+    let calls = calls.strip_prefix("calls=").and_then(|rest| rest.split(',').next()?.parse::<usize>().ok());
+    assert!(calls >= Some(64), "two values are more than a call may carry, so 64 calls and more: {calls:?}");
+    let (ready, delayed): (u64, u64) =
+        (conn.llen("q/shop/orders").expect("LLEN"), conn.zcard("timer_set").expect("ZCARD"));
+    assert_eq!((ready, delayed), (32, 32), "all of them");
+    for job in &jobs {
+        let ttl: i64 = conn.pttl(format!("j/shop/orders/{}", job.id)).expect("PTTL");
+        match job.ttl {
+            None => assert_eq!(ttl, -1, "it lives for ever"),
+            Some(_) => assert!((3_500_000..=3_600_000).contains(&ttl), "an hour is left, not {ttl} ms"),
+        }
+    }
+    let got = consume(&engine, &q, 100, TTR).await.expect("consumed");
+    let expected: Vec<_> = (0..64).step_by(2).map(id).collect();
+    let mut ids: Vec<_> = got.iter().map(|job| job.id).collect();
+    while ids.len() < expected.len() {
+        ids.extend(consume(&engine, &q, 100, TTR).await.expect("consumed").iter().map(|job| job.id));
+    }
+    assert_eq!(ids, expected, "in publish order");
+    assert!(got.iter().all(|job| job.body.len() == 700 << 10), "each with its body");
+}
+
+#[tokio::test]
+async fn a_large_bulk_that_breaks_off_is_never_seen_and_ends_by_itself() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    proxy.cut_after(20 << 20);
+    let cut = within("answered", engine.publish(bulk(&q, 64, 1 << 20))).await;
+    assert!(matches!(cut, Err(Error::Away(_))), "the connection was cut, came {cut:?}");
+    let conn = &mut server.connection();
+    let keys: Vec<String> = conn.keys("*").expect("KEYS");
+    assert!(keys.len() >= 10, "some of its values were stored: {keys:?}");
+    for key in keys {
+        let ttl: i64 = conn.pttl(&key).expect("PTTL");
+        assert!(key.starts_with("j/shop/orders/") && (1..=600_000).contains(&ttl), "{key} ends in {ttl} ms");
+    }
+}
+
+#[tokio::test]
+async fn a_large_bulk_is_refused_as_a_whole_for_one_id_or_one_key_of_another_type() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    engine.publish(vec![job(&queue("orders"), id(60), "taken")]).await.expect("published");
+    let taken = engine.publish(bulk(&q, 64, 1 << 20)).await;
+    assert!(matches!(taken, Err(Error::Refused(_))), "one id is taken, came {taken:?}");
+    let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
+    assert_eq!(keys, [format!("j/shop/orders/{}", id(60))], "nothing of it is left");
+    let other = queue("other");
+    let _: () = conn.set("q/shop/other", "no list").expect("SET");
+    let refused = engine.publish(bulk(&other, 3, 1 << 20)).await;
+    assert!(matches!(refused, Err(Error::Refused(_))), "the key is no list, came {refused:?}");
+    let keys: Vec<String> = conn.keys("j/shop/other/*").expect("KEYS");
+    assert!(keys.is_empty(), "nothing of it is left: {keys:?}");
+}
+
+#[tokio::test]
+async fn a_peek_behind_a_very_long_row_of_dead_entries_ends_and_the_next_goes_on() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let conn = &mut server.connection();
+    for part in 0..10_u64 {
+        let mut lpush = redis::cmd("LPUSH");
+        lpush.arg("q/shop/orders");
+        for n in 0..10_000 {
+            let name = id(part * 10_000 + n).to_string();
+            lpush.arg([&1_u16.to_le_bytes()[..], &26_u16.to_le_bytes(), name.as_bytes()].concat());
+        }
+        lpush.exec(conn).expect("LPUSH");
+    }
+    engine.publish(vec![job(&q, id(1_000_000), "alive")]).await.expect("published");
+    let mut peeks = 0;
+    let found = loop {
+        peeks += 1;
+        let before = engine.size(&q).await.expect("size");
+        match engine.peek(&q).await {
+            Ok(found) => break found.map(|job| job.id),
+            Err(Error::Overloaded) => {
+                let walked = before - engine.size(&q).await.expect("size");
+                assert!((10_000..=32 * 961).contains(&walked), "one peek dropped {walked} dead entries");
+            }
+            Err(e) => panic!("expected a job or Overloaded, came {e}"),
+        }
+    };
+    assert_eq!((found, peeks), (Some(id(1_000_000)), 4), "a hundred thousand dead ones in steps of 30,752");
+}
+
+#[tokio::test]
+async fn a_redis_in_cluster_mode_is_refused_at_the_start() {
+    let server = RedisServer::start_with(None, &["--cluster-enabled", "yes"]);
+    let pool = RedisEngine::connect(server.address(), &PoolName::default_pool()).await.map(drop);
+    let admin = RedisAdmin::connect(&server.address()).await.map(drop);
+    for (what, answer) in [("a pool", pool), ("tokens", admin)] {
+        let Err(Error::Refused(why)) = answer else { panic!("{what}: expected Refused, came {answer:?}") };
+        assert!(why.to_string().contains("cluster mode"), "{what}: the reason should be told: {why}");
+    }
+}
