@@ -14,6 +14,8 @@ use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
+use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::name::{PoolName, Queue};
 use redis::Commands;
 use redis_common::{BOUND, TTR, consume, engine, id, job, queue, within};
@@ -425,7 +427,8 @@ async fn a_peek_behind_a_very_long_row_of_dead_entries_ends_and_the_next_goes_on
 async fn a_redis_in_cluster_mode_is_refused_at_the_start() {
     let server = RedisServer::start_with(None, &["--cluster-enabled", "yes"]);
     let pool = RedisEngine::connect(server.address(), &PoolName::default_pool()).await.map(drop);
-    let admin = RedisAdmin::connect(&server.address()).await.map(drop);
+    let (outage, tasks) = (Outage::new("tokens of a test"), Tasks::new(Failure::default()));
+    let admin = RedisAdmin::connect(&server.address(), outage, &tasks).await.map(drop);
     for (what, answer) in [("a pool", pool), ("tokens", admin)] {
         let Err(Error::Refused(why)) = answer else { panic!("{what}: expected Refused, came {answer:?}") };
         assert!(why.to_string().contains("cluster mode"), "{what}: the reason should be told: {why}");

@@ -40,6 +40,8 @@ pub enum State {
     Away,
     /// Each call waits until the store is up or away again. It happens then.
     Hangs,
+    /// Each call takes so long.
+    Slow(Duration),
 }
 
 impl<E: Engine> Gated<E> {
@@ -68,7 +70,12 @@ impl<E: Engine> Gated<E> {
     async fn up(&self) -> Result<()> {
         let state =
             *self.state.subscribe().wait_for(|state| *state != State::Hangs).await.expect("self has it");
-        if state == State::Away { Err(Error::away("the test says so")) } else { Ok(()) }
+        match state {
+            State::Away => return Err(Error::away("the test says so")),
+            State::Slow(time) => tokio::time::sleep(time).await,
+            State::Up | State::Hangs => {}
+        }
+        Ok(())
     }
 
     /// Until the guard is dropped, consumes do not return; what they popped is popped.
