@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::clock::{Clock, SystemClock};
+use dormouse::clock::{SystemClock, system_now};
 use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
@@ -33,7 +33,6 @@ fn open(path: &Path, sync: Sync) -> Arc<DiskEngine> {
 
 struct Maker {
     ids: JobIds,
-    clock: SystemClock,
     body: Vec<u8>,
 }
 
@@ -41,13 +40,13 @@ impl Maker {
     fn new(body: usize) -> Maker {
         // Bytes that do not compress to nothing.
         let body = (0..body as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
-        Maker { ids: JobIds::default(), clock: SystemClock::default(), body }
+        Maker { ids: JobIds::default(), body }
     }
 
     fn job(&self, n: usize, delay: Duration) -> NewJob {
         NewJob {
             queue: queue(n),
-            id: self.ids.make(self.clock.now(), delay.as_secs() as u32, false),
+            id: self.ids.make(system_now(), delay.as_secs() as u32, false),
             body: self.body.clone().into(),
             attributes: Attributes::new(),
             ttl: Some(Duration::from_secs(86400)),
@@ -185,7 +184,7 @@ async fn fill(path: &Path, due: u64) {
     let maker = Maker::new(100);
     let work = async {
         for n in 0..DELAYED / 64 {
-            let delay = Duration::from_millis(due.saturating_sub(maker.clock.now()).max(1));
+            let delay = Duration::from_millis(due.saturating_sub(system_now()).max(1));
             let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
             engine.publish(batch).await.expect("published");
         }
@@ -293,7 +292,7 @@ async fn section(name: &str) {
             }
         }
         "delayed" => {
-            let due = SystemClock::default().now() + 60_000;
+            let due = system_now() + 60_000;
             let mut filler = Filler::start(path, due);
             filler.filled();
             // Nothing of the store is left in order: the journal is replayed.
@@ -307,7 +306,7 @@ async fn section(name: &str) {
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
             println!("  reopen with 5M delayed after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
-            let wait = due.saturating_sub(SystemClock::default().now()) + 10;
+            let wait = due.saturating_sub(system_now()) + 10;
             tokio::time::sleep(Duration::from_millis(wait)).await;
             let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
             measure("delayed: pump 5M due", path, DELAYED, work).await;

@@ -1,9 +1,13 @@
 //! Points in time as plain numbers, and clocks. Jobs and people get milliseconds since the Unix epoch, timers
-//! count in microseconds. The disk engine takes its clock as an argument, so that tests run in virtual time. A
+//! count in microseconds. Who measures a time takes a [`Clock`] as an argument, so that tests run in virtual time. A
 //! Redis pool uses the clock of its Redis.
+//!
+//! A machine has two clocks. The time of day can be set, back too. The monotonic one cannot, and says only how much
+//! time has passed. How old something is, and when it ends, is measured by the monotonic clock: the yes to a token,
+//! a counter of requests. The time of a pool on disk needs both (src/engine/disk/state/clock.rs has its rule).
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since the Unix epoch.
 pub type Millis = u64;
@@ -16,60 +20,83 @@ pub fn micros(time: Duration) -> Micros {
     Micros::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(Micros::MAX)
 }
 
-/// Tells the time. Must not go backwards.
+/// The two clocks of a machine.
 pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
-    /// Now, in microseconds. Timers in whole milliseconds would be rounded up, since nothing may be early, and jobs
-    /// would be late by up to a millisecond.
+    /// The time of day, in microseconds; 0 before 1970. It steps when the machine's clock is set, and when a
+    /// machine that slept goes on.
+    fn wall_micros(&self) -> Micros;
+
+    /// Now by the monotonic clock, in microseconds. It begins anywhere and never steps, so only differences mean
+    /// something.
     fn now_micros(&self) -> Micros;
 
-    /// Now, in milliseconds.
+    /// The same in milliseconds.
     fn now(&self) -> Millis {
         self.now_micros() / 1000
     }
 }
 
-/// The machine's clock. When the machine's time is set back, this clock stands still until the time is reached
-/// again.
-#[derive(Debug, Default)]
+/// The clocks of this machine.
+#[derive(Debug)]
 pub struct SystemClock {
-    last: AtomicU64,
+    began: Instant,
 }
 
-impl Clock for SystemClock {
-    fn now_micros(&self) -> Micros {
-        let now = since_epoch().as_micros() as Micros;
-        self.last.fetch_max(now, Ordering::Relaxed).max(now)
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock { began: Instant::now() }
     }
 }
 
-/// What the machine's clock says; 0 before 1970.
+impl Clock for SystemClock {
+    fn wall_micros(&self) -> Micros {
+        Micros::try_from(since_epoch().as_micros()).unwrap_or(Micros::MAX)
+    }
+
+    fn now_micros(&self) -> Micros {
+        Micros::try_from(self.began.elapsed().as_micros()).unwrap_or(Micros::MAX)
+    }
+}
+
+/// What time of day the machine says it is; 0 before 1970.
 pub fn system_now() -> Millis {
-    since_epoch().as_millis() as Millis
+    Millis::try_from(since_epoch().as_millis()).unwrap_or(Millis::MAX)
 }
 
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// A clock that moves only when told to: for tests.
+/// Clocks that move only when told to: for tests.
 #[derive(Debug)]
 pub struct ManualClock {
     now: AtomicU64,
+    /// What the time of day is ahead of `now`.
+    wall_ahead: AtomicI64,
 }
 
 impl ManualClock {
-    /// A clock that stands at `start`.
+    /// Both clocks stand at `start`.
     pub fn new(start: Millis) -> ManualClock {
-        ManualClock { now: AtomicU64::new(start * 1000) }
+        ManualClock { now: AtomicU64::new(start * 1000), wall_ahead: AtomicI64::new(0) }
     }
 
-    /// Moves it forward.
+    /// Lets time pass, on both clocks.
     pub fn advance(&self, by: Duration) {
         self.now.fetch_add(by.as_micros() as Micros, Ordering::SeqCst);
+    }
+
+    /// Sets the time of day ahead, or back when `millis` is negative.
+    pub fn step_wall(&self, millis: i64) {
+        self.wall_ahead.fetch_add(millis.saturating_mul(1000), Ordering::SeqCst);
     }
 }
 
 impl Clock for ManualClock {
+    fn wall_micros(&self) -> Micros {
+        self.now_micros().saturating_add_signed(self.wall_ahead.load(Ordering::SeqCst))
+    }
+
     fn now_micros(&self) -> Micros {
         self.now.load(Ordering::SeqCst)
     }

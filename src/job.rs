@@ -93,8 +93,13 @@ impl fmt::Debug for JobId {
     }
 }
 
-/// Makes ids that grow: later calls give larger ids, also within one millisecond and when the clock is set
-/// back. One per pool, since the time in an id is the pool's.
+/// How far the clock may fall behind the newest id before ids follow it back, in milliseconds. Until then the time in
+/// an id stands still, and with it the age that is told of a job. Two Redises of a failover are mostly closer.
+const MOST_BEHIND: Millis = 1000;
+
+/// Makes ids that grow: later calls give larger ids, also within one millisecond and when the clock goes back by up
+/// to a second. A clock that goes back further begins anew with smaller ids. The clock of a pool on disk never
+/// goes back. One per pool, since the time in an id is the pool's.
 #[derive(Debug)]
 pub struct JobIds {
     last: Mutex<(Millis, u64)>,
@@ -110,7 +115,7 @@ impl JobIds {
     /// A new id for a job published at `now`.
     pub fn make(&self, now: Millis, delay_seconds: u32, versioned: bool) -> JobId {
         let mut last = self.last.lock();
-        if now > last.0 {
+        if now > last.0 || last.0 - now > MOST_BEHIND {
             // 47 random bits: the top bit is free, so that counting up cannot overflow within a millisecond.
             let random = Ulid::r#gen().random() as u64 & ((1 << 47) - 1);
             *last = (now, random);
@@ -198,6 +203,17 @@ mod tests {
         let ids = JobIds::default();
         let made: Vec<JobId> = [5, 5, 5, 3, 9, 9].map(|now| ids.make(now, 0, false)).into();
         assert!(made.is_sorted_by(|a, b| a < b), "ids should grow: {made:?}");
+    }
+
+    #[test]
+    fn ids_follow_a_clock_that_was_set_back_for_long() {
+        const HOUR: Millis = 3_600_000;
+        let (ids, start) = (JobIds::default(), 500 * HOUR);
+        ids.make(start, 0, false);
+        for now in [start - MOST_BEHIND, start - HOUR, start - HOUR + 1, 0, HOUR] {
+            let at = ids.make(now, 0, false).published_at();
+            assert!(at.abs_diff(now) <= MOST_BEHIND, "an id of {now} says that it was made at {at}");
+        }
     }
 
     proptest! {

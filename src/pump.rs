@@ -1,5 +1,6 @@
 //! Moves due jobs. One task per store: it sleeps until the next job is due, or until this process stores one
-//! that is due earlier. While more jobs are due it does not pause. Knows no queue and no consumer.
+//! that is due earlier. While more jobs are due it does not pause. It sleeps by the monotonic clock, and looks each
+//! second whether the store's clock was set ahead meanwhile. Knows no queue and no consumer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 /// After a failure the pump waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
+
+/// How often a long sleep looks at the store's clock.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Pumps until `stop`. `batch` is how many jobs one step moves at most: it bounds how long the store is busy
 /// with one step. Tells `outage` whether each step worked.
@@ -37,20 +41,37 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, sto
             }
             Err(_) => *retry.insert(retry.map_or(FIRST_RETRY, |last: Duration| LONGEST_RETRY.min(last * 2))),
         };
-        // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to
-        // two milliseconds.
-        let due = Instant::now() + wait;
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             // While the store is away nothing can be stored either, so only the retry wakes the pump.
             () = engine.due_earlier(), if retry.is_none() => {}
-            _ = Timer::at(due) => {}
+            () = sleep(&*engine, wait) => {}
         }
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
             _ = Timer::at(began + SHORTEST_PAUSE) => {}
+        }
+    }
+}
+
+/// Returns after `wait`, or when so much time has passed by the store's clock: that clock is set ahead, or the machine
+/// sleeps, and jobs are due that were not.
+async fn sleep(engine: &dyn Engine, wait: Duration) {
+    // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to two
+    // milliseconds.
+    let due = Instant::now() + wait;
+    let due_there = engine.now().saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    loop {
+        let look = Instant::now() + LOOK;
+        if due <= look {
+            Timer::at(due).await;
+            return;
+        }
+        Timer::at(look).await;
+        if engine.now() >= due_there {
+            return;
         }
     }
 }

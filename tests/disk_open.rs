@@ -105,6 +105,42 @@ async fn time_does_not_fall_back_over_a_restart() {
     assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "due after its delay");
 }
 
+#[tokio::test]
+async fn a_machine_that_learns_the_time_late_fires_no_job_early() {
+    let (dir, right) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &right);
+    let q = queue("q");
+    let delayed = NewJob { delay: Duration::from_secs(3600), ..job(&q, 1) };
+    engine.publish(vec![delayed]).await.expect("published");
+    engine.close().await;
+    // The machine starts again without the time, and hears of it only after the store was opened.
+    let wrong = Arc::new(ManualClock::new(0));
+    let engine = open(dir.path(), &wrong);
+    wrong.advance(Duration::from_secs(10));
+    wrong.step_wall(START as i64);
+    let next = engine.pump(10).await.expect("pumped").next;
+    let expected = Duration::from_secs(3585)..=Duration::from_secs(3600);
+    assert!(expected.contains(&next), "an hour's delay has 3590 s left, and the pump says {next:?}");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_holds_up_nothing() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let q = queue("q");
+    let delay = Duration::from_secs(10);
+    engine.publish(vec![NewJob { delay, ..job(&q, 1) }]).await.expect("published");
+    for (n, step) in [(2, 1000), (3, 3_600_000), (4, 400 * 24 * 3_600_000), (5, 100 * 366 * 24 * 3_600_000)] {
+        clock.step_wall(-step);
+        clock.advance(delay / 2);
+        assert_eq!(engine.pump(10).await.expect("pumped").moved, 0, "due in 5 s, after {step} ms back");
+        clock.advance(delay / 2);
+        assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "due now, after {step} ms back");
+        engine.publish(vec![NewJob { delay, ..job(&q, n) }]).await.expect("published");
+    }
+    assert_eq!(take(&engine, &q, 10, delay).await.len(), 4, "ready jobs");
+}
+
 /// A body that does not compress, told from all others.
 fn body(n: u64, len: usize) -> Bytes {
     let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -203,6 +239,10 @@ struct FaultyClock {
 }
 
 impl Clock for FaultyClock {
+    fn wall_micros(&self) -> u64 {
+        START * 1000
+    }
+
     fn now_micros(&self) -> u64 {
         let writer = std::thread::current().name() == Some("disk-writer");
         assert!(!writer || !self.panics.load(Ordering::SeqCst), "on purpose");

@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod client;
+pub mod faketime;
 pub mod gated;
 pub mod jobs;
 pub mod model;

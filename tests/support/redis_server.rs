@@ -22,6 +22,8 @@ pub struct RedisServer {
     password: Option<String>,
     /// The configuration of a Sentinel, which is another kind of server in the same binary.
     sentinel: Option<String>,
+    /// Its environment, beside the test's.
+    env: Vec<(&'static str, String)>,
     child: Option<Child>,
 }
 
@@ -33,15 +35,25 @@ impl RedisServer {
 
     /// The same with a password and further arguments, which win over the usual ones.
     pub fn start_with(password: Option<&str>, args: &[&str]) -> RedisServer {
-        RedisServer::start_kind(password, args, None)
+        RedisServer::start_kind(password, args, None, Vec::new())
+    }
+
+    /// A server with this environment beside the test's.
+    pub fn start_in(env: Vec<(&'static str, String)>) -> RedisServer {
+        RedisServer::start_kind(None, &[], None, env)
     }
 
     /// A Sentinel with this configuration; the file must be its own, since it writes there.
     pub fn start_sentinel(conf: &str) -> RedisServer {
-        RedisServer::start_kind(None, &[], Some(conf))
+        RedisServer::start_kind(None, &[], Some(conf), Vec::new())
     }
 
-    fn start_kind(password: Option<&str>, args: &[&str], sentinel: Option<&str>) -> RedisServer {
+    fn start_kind(
+        password: Option<&str>,
+        args: &[&str],
+        sentinel: Option<&str>,
+        env: Vec<(&'static str, String)>,
+    ) -> RedisServer {
         for _ in 0..10 {
             let mut server = RedisServer {
                 dir: tempfile::tempdir().expect("a temporary directory can be made"),
@@ -49,6 +61,7 @@ impl RedisServer {
                 args: args.iter().map(|arg| (*arg).to_owned()).collect(),
                 password: password.map(str::to_owned),
                 sentinel: sentinel.map(str::to_owned),
+                env: env.clone(),
                 child: None,
             };
             if server.launch() {
@@ -78,6 +91,13 @@ impl RedisServer {
     /// The process, for figures from /proc.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Stops it from running, until the answer is dropped. Its connections stay.
+    pub fn stall(&self) -> Stalled {
+        let stalled = Stalled(self.pid());
+        stalled.signal("STOP");
+        stalled
     }
 
     /// `kill -9`.
@@ -120,6 +140,7 @@ impl RedisServer {
         if let Some(password) = &self.password {
             command.args(["--requirepass", password]);
         }
+        command.envs(self.env.iter().cloned());
         command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = match command.spawn() {
             Ok(child) => child,
@@ -156,6 +177,22 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A process that does not run.
+pub struct Stalled(u32);
+
+impl Stalled {
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.0.to_string()]).status();
+        assert!(status.is_ok_and(|s| s.success()), "kill -{name} works");
+    }
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        self.signal("CONT");
     }
 }
 

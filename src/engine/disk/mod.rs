@@ -86,7 +86,7 @@ pub struct DiskOptions {
     /// The directory; made if it is not there. Only one process may have it open.
     pub path: PathBuf,
     pub sync: Sync,
-    /// The pool's clock.
+    /// The machine's clocks.
     pub clock: Arc<dyn Clock>,
     /// How many calls may wait for the writer; the next gets [`Error::Overloaded`].
     pub waiting: usize,

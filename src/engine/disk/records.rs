@@ -76,10 +76,10 @@ impl Records {
         self.handle.ask(ChangeRecords(changes)).await
     }
 
-    /// The pool's clock. Fails once the store is poisoned.
+    /// Now by the monotonic clock: only differences mean something. Fails once the store is poisoned.
     pub fn now(&self) -> Result<Millis> {
         self.handle.poison.check()?;
-        Ok(self.handle.clock.now())
+        Ok(self.handle.clock.monotonic())
     }
 
     /// Whether the store would take a change now.

@@ -1,7 +1,11 @@
 //! An estimate of the Redis's clock, for the ids and ages that this process makes. It is corrected by replies that
 //! say what time it is, those that prove it wrong. The scripts decide by the Redis's own clock, never by this one.
+//!
+//! The estimate follows the Redis's clock ahead and back, at once. Back it goes when the Redis's clock is set, and
+//! after a failover to a Redis whose clock is behind. All servers of one Redis then agree about the age of the jobs
+//! that are published from there on.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::clock::{Micros, Millis};
@@ -12,14 +16,12 @@ pub struct RedisClock {
     base: Instant,
     /// Redis time minus local time since `base`, in microseconds.
     offset: AtomicI64,
-    /// The latest time told: a clock does not go backwards, not even after a failover to a slower one.
-    last: AtomicU64,
 }
 
 impl RedisClock {
     /// A clock that knows nothing yet; [`learn`](RedisClock::learn) sets it.
     pub fn new() -> RedisClock {
-        RedisClock { base: Instant::now(), offset: AtomicI64::new(i64::MIN), last: AtomicU64::new(0) }
+        RedisClock { base: Instant::now(), offset: AtomicI64::new(i64::MIN) }
     }
 
     /// A moment to hand to `learn` later: taken just before a call is sent.
@@ -55,8 +57,7 @@ impl RedisClock {
 
     fn at(&self, elapsed: Duration) -> Micros {
         let offset = self.offset.load(Ordering::Relaxed).max(0);
-        let now = (offset + elapsed.as_micros() as i64).max(0) as u64;
-        self.last.fetch_max(now, Ordering::Relaxed).max(now)
+        (offset + elapsed.as_micros() as i64).max(0) as u64
     }
 }
 
@@ -75,13 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_is_followed_forward_and_held_backward() {
+    fn a_clock_that_was_set_is_followed_ahead_and_back() {
+        const HOUR: u64 = 3_600_000_000;
         let clock = RedisClock::new();
-        clock.learn_between(MS(0), MS(0), 5_000_000);
-        clock.learn_between(MS(1), MS(1), 9_000_000);
-        assert_eq!(clock.at(MS(1)), 9_000_000, "the Redis is ahead now");
-        clock.learn_between(MS(2), MS(2), 7_000_000);
-        assert_eq!(clock.at(MS(2)), 9_000_000, "not backwards");
-        assert_eq!(clock.at(MS(2003)), 9_001_000, "it goes on once the Redis has caught up");
+        clock.learn_between(MS(0), MS(0), 5 * HOUR);
+        clock.learn_between(MS(1), MS(1), 6 * HOUR);
+        assert_eq!(clock.at(MS(1)), 6 * HOUR, "the Redis's clock was set ahead");
+        clock.learn_between(MS(2), MS(2), 4 * HOUR);
+        assert_eq!(clock.at(MS(2)), 4 * HOUR, "and back");
+        assert_eq!(clock.at(MS(3)), 4 * HOUR + 1000, "it goes on from there");
     }
 }

@@ -1,29 +1,60 @@
-//! The pool's clock: the one it was given, moved ahead if the store has seen a later time already. Knows no
-//! database.
+//! The pool's clock. Knows no database.
+//!
+//! Its rule: it goes on with the machine's monotonic clock, and is never behind the time of day.
+//!
+//! - The time of day is set ahead, or the machine slept: the pool's clock follows at once. Delayed jobs are due
+//!   sooner, by the step at most.
+//! - The time of day is set back: the pool's clock goes on as before. It is ahead of the time of day from then on,
+//!   and every delay keeps its length. A later step ahead moves it only as far as the time of day passes it, so a
+//!   clock that is set back and ahead again has no effect at all.
+//! - The pool is opened, and the time of day is behind the last time that was stored: the pool's clock goes on from
+//!   the stored one, as after a step back. The time for which the pool was closed makes it less ahead.
+//!
+//! It never goes back, neither while the store is open nor over a restart. Ids grow by it, and a timer that is set is
+//! due later than every timer that was pumped.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::clock::{Clock, Micros, Millis};
 
-/// Tells the pool's time. It never falls back, neither while the store is open nor over a restart on a
-/// machine whose clock was set back. In the latter case it goes on from the latest time that was stored: a
-/// delay takes as long as it was asked to, and nobody waits for a wrong clock to be caught up with.
+/// A step of the machine's clock that is worth a line in the log, in microseconds.
+const STEP: i64 = 1_000_000;
+
+/// Tells the pool's time. Clones are the same clock.
 #[derive(Clone, Debug)]
 pub struct PoolClock {
     clock: Arc<dyn Clock>,
-    ahead: Micros,
+    offsets: Arc<Offsets>,
+}
+
+#[derive(Debug)]
+struct Offsets {
+    /// The pool's time minus the monotonic clock. It only grows.
+    pool: AtomicI64,
+    /// The time of day minus the monotonic clock, when it was last looked at for the log.
+    wall: AtomicI64,
 }
 
 impl PoolClock {
     /// A clock that tells `seen` or later.
     pub fn new(clock: Arc<dyn Clock>, seen: Micros) -> PoolClock {
-        let ahead = seen.saturating_sub(clock.now_micros());
-        PoolClock { clock, ahead }
+        let (wall, now) = read(&*clock);
+        let offset = wall.max(signed(seen)).saturating_sub(now);
+        let offsets =
+            Offsets { pool: AtomicI64::new(offset), wall: AtomicI64::new(wall.saturating_sub(now)) };
+        PoolClock { clock, offsets: Arc::new(offsets) }
     }
 
     /// Now, as timers count.
     pub fn now_micros(&self) -> Micros {
-        self.clock.now_micros().saturating_add(self.ahead)
+        let (wall, now) = read(&*self.clock);
+        let least = wall.saturating_sub(now);
+        let mut offset = self.offsets.pool.load(Ordering::Relaxed);
+        if offset < least {
+            offset = self.offsets.pool.fetch_max(least, Ordering::Relaxed).max(least);
+        }
+        Micros::try_from(now.saturating_add(offset)).unwrap_or(0)
     }
 
     /// Now.
@@ -31,8 +62,121 @@ impl PoolClock {
         self.now_micros() / 1000
     }
 
-    /// How far ahead it is of the clock it was given.
+    /// Now by the monotonic clock, for who measures how much time has passed.
+    pub fn monotonic(&self) -> Millis {
+        self.clock.now()
+    }
+
+    /// How far ahead it is of the time of day.
     pub fn ahead(&self) -> Micros {
-        self.ahead
+        self.now_micros().saturating_sub(self.clock.wall_micros())
+    }
+
+    /// Logs that the machine's clock was set, if it was since the last call.
+    pub fn log_step(&self) {
+        let (wall, now) = read(&*self.clock);
+        let offset = wall.saturating_sub(now);
+        let step = offset.saturating_sub(self.offsets.wall.swap(offset, Ordering::Relaxed));
+        let (step_ms, ahead_ms) = (step / 1000, self.ahead() / 1000);
+        if step <= -STEP {
+            tracing::warn!(step_ms, ahead_ms, "the machine's clock was set back; the pool's clock goes on");
+        } else if step >= STEP {
+            tracing::warn!(
+                step_ms,
+                ahead_ms,
+                "the machine's clock was set ahead, or the machine slept; the pool's clock is never behind it"
+            );
+        }
+    }
+}
+
+/// The time of day, and then the monotonic clock. In this order: a thread that is stopped between the two sees the
+/// time of day too early by that, which moves nothing. In the other order each such stop would move the pool's
+/// clock ahead for good.
+fn read(clock: &dyn Clock) -> (i64, i64) {
+    let wall = signed(clock.wall_micros());
+    (wall, signed(clock.now_micros()))
+}
+
+fn signed(time: Micros) -> i64 {
+    i64::try_from(time).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::clock::ManualClock;
+
+    const START: Millis = 1_700_000_000_000;
+    const HOUR: i64 = 3_600_000;
+    const YEAR: i64 = 366 * 24 * HOUR;
+
+    fn clocks() -> (Arc<ManualClock>, PoolClock) {
+        let machine = Arc::new(ManualClock::new(START));
+        (machine.clone(), PoolClock::new(machine, 0))
+    }
+
+    #[test]
+    fn a_step_back_neither_stops_it_nor_moves_it() {
+        for step in [1000, HOUR, YEAR, START as i64 + YEAR] {
+            let (machine, pool) = clocks();
+            machine.step_wall(-step);
+            assert_eq!(pool.now(), START, "not back by {step} ms");
+            machine.advance(Duration::from_millis(10));
+            assert_eq!(pool.now(), START + 10, "it goes on after a step back by {step} ms");
+            machine.step_wall(step);
+            machine.advance(Duration::from_millis(10));
+            assert_eq!(pool.now(), START + 20, "and as before when the clock is right again");
+        }
+    }
+
+    #[test]
+    fn a_step_ahead_is_followed_at_once() {
+        for step in [1000, HOUR, YEAR] {
+            let (machine, pool) = clocks();
+            machine.step_wall(step);
+            assert_eq!(pool.now(), START + step as u64, "ahead by {step} ms");
+            machine.step_wall(-step);
+            machine.advance(Duration::from_millis(10));
+            assert_eq!(pool.now(), START + step as u64 + 10, "and it goes on from there");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_starts_without_the_time_does_not_run_ahead_once_it_is_told() {
+        // As a machine without a battery does: it starts in 1970, and hears of the time a minute later.
+        let machine = Arc::new(ManualClock::new(0));
+        let pool = PoolClock::new(machine.clone(), START * 1000);
+        assert_eq!(pool.now(), START, "it goes on from the time that was stored");
+        machine.advance(Duration::from_secs(60));
+        assert_eq!(pool.now(), START + 60_000, "and at its pace");
+        machine.step_wall(START as i64 + HOUR);
+        assert_eq!(pool.now(), START + 60_000 + HOUR as u64, "it is the time of day, and not twice as late");
+        assert_eq!(pool.ahead(), 0, "nothing of it is left");
+    }
+
+    proptest! {
+        /// The rule, whatever happens to the time of day: (how much time passes, how the time of day is set).
+        #[test]
+        fn it_is_never_behind_and_ahead_only_by_what_was_set(
+            stored in prop_oneof![Just(0), Just(START), Just(START + YEAR as u64)],
+            happens in prop::collection::vec((0u64..100_000, -2 * YEAR..2 * YEAR, 0..3), 1..50),
+        ) {
+            let machine = Arc::new(ManualClock::new(START));
+            let pool = PoolClock::new(machine.clone(), stored * 1000);
+            let mut expected = START.max(stored);
+            prop_assert_eq!(pool.now(), expected);
+            for (passes, step, kind) in happens {
+                machine.advance(Duration::from_millis(passes));
+                // Most steps are small.
+                machine.step_wall(match kind { 0 => step, 1 => step / YEAR * 1000, _ => 0 });
+                expected = (expected + passes).max(machine.wall_micros() / 1000);
+                prop_assert_eq!(pool.now(), expected, "after {} ms and a step by {} ms", passes, step);
+            }
+        }
     }
 }

@@ -107,6 +107,7 @@ impl WriterState {
     /// Keeps the time in `meta` at most so far behind, so that a reopened store does not fall back.
     pub fn mark_clock(&mut self, now: Micros, every: Micros) {
         if now >= self.clock_mark.saturating_add(every) {
+            self.clock.log_step();
             self.clock_mark = now;
             self.txn.put(Space::Meta, META_CLOCK, now.to_be_bytes());
         }

@@ -1,0 +1,51 @@
+//! The time of day of a child process, which a test sets while the process runs. libfaketime does it; the process's
+//! monotonic clock stays as it is.
+
+use std::path::Path;
+
+use tempfile::TempDir;
+
+/// Where Debian and others put the library.
+const LIBRARY: [&str; 3] = [
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
+    "/usr/lib64/faketime/libfaketimeMT.so.1",
+];
+
+/// The time of day of one child process, or of several.
+#[derive(Debug)]
+pub struct Faketime {
+    dir: TempDir,
+    library: &'static str,
+}
+
+impl Faketime {
+    /// As the machine's.
+    pub fn new() -> Faketime {
+        let library = LIBRARY.into_iter().find(|path| Path::new(path).exists());
+        let library = library.expect("libfaketime is missing: run tests/run, which installs it");
+        let clock = Faketime { dir: TempDir::new().expect("a temporary directory"), library };
+        clock.set(0);
+        clock
+    }
+
+    /// Sets it to so many seconds ahead of the machine's; behind it when `seconds` is negative.
+    pub fn set(&self, seconds: i64) {
+        let new = self.dir.path().join("new");
+        std::fs::write(&new, format!("{seconds:+}")).expect("the file can be written");
+        // At once, so that nobody reads half of it.
+        std::fs::rename(&new, self.dir.path().join("offset")).expect("the file can be renamed");
+    }
+
+    /// The environment of the process.
+    pub fn env(&self) -> Vec<(&'static str, String)> {
+        vec![
+            // An allocator that brings its own malloc, such as redis-server's, reads the clock before libfaketime
+            // can answer. libc's is put before it.
+            ("LD_PRELOAD", format!("{} libc.so.6", self.library)),
+            ("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("offset").display().to_string()),
+            ("FAKETIME_NO_CACHE", "1".to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ]
+    }
+}
