@@ -157,7 +157,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("metrics", &["name"]),
     ("engine", &["clock", "error", "job", "name"]),
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
-    ("engine::migration", &["engine", "clock", "error", "job", "name"]),
+    ("engine::migration", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks"]),
     ("admin", &["clock", "error", "name", "outage"]),

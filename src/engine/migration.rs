@@ -4,34 +4,183 @@
 //! Each step is atomic in the store that it touches. A republish whose old job is in the old store touches
 //! both: the new job is stored before the old one is forgotten, so nothing is lost in between.
 //!
-//! An old store that is away stops neither publishes nor the consumes of what the new one holds; only the
-//! order of the two is lost meanwhile. Consumers hear of it when the new store has nothing for them.
+//! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
+//! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
+//!
+//! - consume hands out the new store's jobs. When there are none it fails: nobody can say that there is no job. A
+//!   store that hangs may go on soon, so there it looks into the new store again and again for a second before it
+//!   fails. While one consume hangs in the old store, the others do not ask it. Jobs that it hands out too late are
+//!   given back.
+//! - peek, by queue and by id, shows the new store's job, and fails when there is none.
+//! - size and the dead letter tell what the store that answers has. So they do when the new store is away.
+//! - ack succeeds when the new store had the job, and fails otherwise.
+//! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
+//! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the
+//!   old store. So fail the figures of the whole pool (queues, stats), by which somebody decides whether the old store
+//!   is empty, and the check, since a consumer may get an error now.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
 use super::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
 use crate::clock::Millis;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
+use crate::process::tasks::{Failure, Tasks};
+
+/// How long the old store may hold up what the new one could answer.
+pub const PATIENCE: Duration = Duration::from_millis(250);
+/// The same for an old store whose last consume took long. Without it a store that is slow all the time would
+/// never be drained: what it hands out would be given back each time. A consume that finds nothing in the new store
+/// fails after this time too.
+const MOST_PATIENCE: Duration = Duration::from_secs(1);
+/// How often a consume looks into the new store while the old one hangs.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How many acks may be owed to an old store that is away. The jobs of others come back after their ttr.
+const MAX_OWED: usize = 1000;
+/// How often an owed ack is tried.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// From `Old` to `New`.
 #[derive(Debug)]
 pub struct Migration<Old, New> {
-    old: Old,
+    old: Arc<Old>,
     new: New,
+    state: Arc<OldState>,
+    /// What goes on in the old store although nobody waits for it.
+    tasks: Tasks,
+    /// A permit for each ack that may be owed.
+    owed: Arc<Semaphore>,
+}
+
+/// How the old store does.
+#[derive(Debug)]
+struct OldState {
+    /// How many consumes hang in it.
+    late: AtomicUsize,
+    /// How long the last consume that it answered took, in milliseconds.
+    took: AtomicU64,
+}
+
+impl OldState {
+    fn patience(&self) -> Duration {
+        let took = Duration::from_millis(self.took.load(Ordering::Relaxed));
+        (took * 2).clamp(PATIENCE, MOST_PATIENCE)
+    }
+
+    fn answered<T>(&self, asked: Instant, answer: &Result<T>) {
+        // A failure says nothing about how long an answer takes.
+        let took = answer.as_ref().map_or(Duration::ZERO, |_| asked.elapsed());
+        self.took.store(took.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
 }
 
 impl<Old: Engine, New: Engine> Migration<Old, New> {
-    /// Drains `old` into the hands of consumers, and fills `new`.
+    /// Drains `old` into the hands of consumers, and fills `new`. In the current runtime.
     pub fn new(old: Old, new: New) -> Migration<Old, New> {
-        Migration { old, new }
+        Migration {
+            old: Arc::new(old),
+            new,
+            state: Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) }),
+            tasks: Tasks::new(Failure::default()),
+            owed: Arc::new(Semaphore::new(MAX_OWED)),
+        }
     }
+
+    /// Consumes from the old store. `None` when it is late.
+    async fn consume_old(&self, queues: &QueueList, ttrs: &[Duration]) -> Option<Result<Consumed>> {
+        if self.state.late.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let (old, queues, ttrs) = (self.old.clone(), queues.clone(), ttrs.to_vec());
+        let asked = Instant::now();
+        // Not dropped when it is late: it may have taken jobs.
+        let mut call = Box::pin(async move { old.consume(&queues, &ttrs).await });
+        if let Ok(answer) = timeout(self.state.patience(), &mut call).await {
+            self.state.answered(asked, &answer);
+            return Some(answer);
+        }
+        self.state.late.fetch_add(1, Ordering::SeqCst);
+        let (old, state) = (self.old.clone(), Late(self.state.clone()));
+        self.tasks.spawn(async move {
+            let answer = call.await;
+            state.0.answered(asked, &answer);
+            // Nobody asks the old store before they are there again.
+            if let Ok(consumed) = answer
+                && !consumed.jobs.is_empty()
+            {
+                let count = consumed.jobs.len();
+                if let Err(error) = old.give_back(consumed.jobs).await {
+                    tracing::warn!(
+                        %error,
+                        count,
+                        "jobs that an old store handed out too late come back after their ttr"
+                    );
+                }
+            }
+        });
+        None
+    }
+
+    /// Acks in the old store, now or later.
+    async fn ack_old(&self, job: JobRef) {
+        let Err(error) = self.ask_old(self.old.ack(job.clone())).await else { return };
+        let Ok(permit) = self.owed.clone().try_acquire_owned() else {
+            tracing::debug!(%error, "an ack of a republished job is lost; the job comes back after its ttr");
+            return;
+        };
+        let (old, stop) = (self.old.clone(), self.tasks.stopping().clone());
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            let acked = async {
+                while let Err(error) = old.ack(job.clone()).await {
+                    if matches!(error, Error::Closed) {
+                        return;
+                    }
+                    sleep(TRY_AGAIN).await;
+                }
+            };
+            stop.run_until_cancelled(acked).await;
+        });
+    }
+
+    /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.
+    async fn ask_old<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout(self.state.patience(), call).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Asks both for what both have a part of.
+    async fn ask_both<T>(
+        &self,
+        old: impl Future<Output = Result<T>>,
+        new: impl Future<Output = Result<T>>,
+    ) -> Result<(Option<T>, Option<T>)> {
+        match tokio::join!(self.ask_old(old), new) {
+            (Err(error), Err(_)) => Err(error),
+            (old, new) => Ok((old.ok(), new.ok())),
+        }
+    }
+}
+
+/// A consume hangs in the old store until this is dropped.
+struct Late(Arc<OldState>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.late.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn late() -> Error {
+    Error::away("the store that the pool moves from does not answer")
 }
 
 /// Marks which store handed a job out: the lowest bit of its receipt. Engines give receipts of 63 bits.
@@ -42,6 +191,19 @@ fn marked(mut jobs: Vec<Job>, mark: u64) -> Vec<Job> {
         job.receipt = (job.receipt << 1) | mark;
     }
     jobs
+}
+
+/// How many jobs two steps did together. What the first has done is done, also when the second fails: a caller
+/// that is told of an error would ask for all of it once more.
+async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u64>) -> Result<u64> {
+    if done >= limit {
+        return Ok(done);
+    }
+    match rest(limit - done).await {
+        Ok(more) => Ok(done + more),
+        Err(_) if done > 0 => Ok(done),
+        Err(error) => Err(error),
+    }
 }
 
 #[async_trait]
@@ -58,32 +220,44 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
         // The new store forgets the job if it has it, in one step with the publish.
         self.new.republish(old.clone(), new).await?;
-        self.old.ack(old).await
+        // From here on an error would make the caller publish the new job once more.
+        self.ack_old(old).await;
+        Ok(())
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let (mut consumed, trouble) = match self.old.consume(queues, ttrs).await {
-            Ok(consumed) => (Consumed { jobs: marked(consumed.jobs, 0), ..consumed }, None),
-            Err(error) => (Consumed::default(), Some(error)),
-        };
-        // The new store serves whom the old one left without a job.
-        let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
-        if rest.is_empty() || consumed.more {
-            return Ok(consumed);
-        }
-        match (self.new.consume(queues, rest).await, trouble) {
-            (Ok(more), trouble) => {
-                consumed.more = more.more;
-                consumed.jobs.extend(marked(more.jobs, NEW));
-                match trouble {
-                    // The old store may hold jobs: nobody can say that there is none.
-                    Some(error) if consumed.jobs.is_empty() => Err(error),
-                    _ => Ok(consumed),
-                }
+        let give_up = Instant::now() + MOST_PATIENCE;
+        loop {
+            let old = self.consume_old(queues, ttrs).await;
+            let hangs = old.is_none();
+            let (mut consumed, trouble) = match old.unwrap_or_else(|| Err(late())) {
+                Ok(consumed) => (Consumed { jobs: marked(consumed.jobs, 0), ..consumed }, None),
+                Err(error) => (Consumed::default(), Some(error)),
+            };
+            // The new store serves whom the old one left without a job.
+            let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
+            if rest.is_empty() || consumed.more {
+                return Ok(consumed);
             }
-            // What the old store handed out is on its way; the new one's trouble shows at the next call.
-            (Err(_), _) if !consumed.jobs.is_empty() => Ok(consumed),
-            (Err(error), _) => Err(error),
+            match self.new.consume(queues, rest).await {
+                Ok(more) => {
+                    consumed.more = more.more;
+                    consumed.jobs.extend(marked(more.jobs, NEW));
+                }
+                // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                Err(_) if !consumed.jobs.is_empty() => {}
+                Err(error) => return Err(error),
+            }
+            match trouble {
+                Some(error) if consumed.jobs.is_empty() && !consumed.more => {
+                    if !hangs || Instant::now() >= give_up {
+                        // The old store may hold jobs: nobody can say that there is none.
+                        return Err(error);
+                    }
+                    sleep(LOOK_AGAIN).await;
+                }
+                _ => return Ok(consumed),
+            }
         }
     }
 
@@ -94,33 +268,55 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
             job.receipt >>= 1;
             if from_new { to_new.push(job) } else { to_old.push(job) }
         }
-        let old = if to_old.is_empty() { Ok(()) } else { self.old.give_back(to_old).await };
-        let new = if to_new.is_empty() { Ok(()) } else { self.new.give_back(to_new).await };
+        let old = async { if to_old.is_empty() { Ok(()) } else { self.old.give_back(to_old).await } };
+        let new = async { if to_new.is_empty() { Ok(()) } else { self.new.give_back(to_new).await } };
+        let (old, new) = tokio::join!(old, new);
         old.and(new)
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
         // Either may hold it: one that is away must not keep the other from forgetting it.
-        let old = self.old.ack(job.clone()).await;
-        self.new.ack(job).await.and(old)
+        let mut in_old = self.old.ack(job.clone());
+        let old = match timeout(self.state.patience(), &mut in_old).await {
+            Ok(Ok(())) => return self.new.ack(job).await,
+            Ok(Err(error)) => Some(error),
+            Err(_) => None,
+        };
+        let was_here = self.new.peek_job(&job).await?.is_some();
+        self.new.ack(job).await?;
+        match old {
+            // A job is in one of the stores.
+            _ if was_here => Ok(()),
+            Some(error) => Err(error),
+            None => in_old.await,
+        }
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        match self.old.peek(queue).await? {
-            Some(job) => Ok(Some(job)),
-            None => self.new.peek(queue).await,
+        let old = self.ask_old(self.old.peek(queue)).await;
+        if let Ok(Some(_)) = old {
+            return old;
         }
+        Ok(match self.new.peek(queue).await? {
+            Some(job) => Some(job),
+            None => old?,
+        })
     }
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        match self.old.peek_job(job).await? {
-            Some(job) => Ok(Some(job)),
-            None => self.new.peek_job(job).await,
+        let old = self.ask_old(self.old.peek_job(job)).await;
+        if let Ok(Some(_)) = old {
+            return old;
         }
+        Ok(match self.new.peek_job(job).await? {
+            Some(job) => Some(job),
+            None => old?,
+        })
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.old.size(queue).await? + self.new.size(queue).await?)
+        let (old, new) = self.ask_both(self.old.size(queue), self.new.size(queue)).await?;
+        Ok(old.unwrap_or(0) + new.unwrap_or(0))
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -129,32 +325,35 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
     }
 
     async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        let (old, new) = (self.old.dead_letter(queue).await?, self.new.dead_letter(queue).await?);
+        let both = self.ask_both(self.old.dead_letter(queue), self.new.dead_letter(queue)).await?;
+        let [old, new] = <[_; 2]>::from(both).map(|dead| dead.unwrap_or(DeadLetter { size: 0, head: None }));
         Ok(DeadLetter { size: old.size + new.size, head: old.head.or(new.head) })
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let old = self.old.respawn(queue, limit, ttl).await?;
-        let rest = limit.saturating_sub(old);
-        let new = if rest == 0 { 0 } else { self.new.respawn(queue, rest, ttl).await? };
-        Ok(old + new)
+        and_rest(old, limit, async |rest| self.new.respawn(queue, rest, ttl).await).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let old = self.old.delete_dead(queue, limit).await?;
-        let rest = limit.saturating_sub(old);
-        let new = if rest == 0 { 0 } else { self.new.delete_dead(queue, rest).await? };
-        Ok(old + new)
+        and_rest(old, limit, async |rest| self.new.delete_dead(queue, rest).await).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
-        let old = self.old.pump(limit).await?;
-        let rest = limit.saturating_sub(old.moved);
-        if rest == 0 {
-            return Ok(Pumped { moved: old.moved, next: Duration::ZERO });
+        let old = self.old.pump(limit).await;
+        let moved = old.as_ref().map_or(0, |old| old.moved);
+        if moved >= limit {
+            return Ok(Pumped { moved, next: Duration::ZERO });
         }
-        let new = self.new.pump(rest).await?;
-        Ok(Pumped { moved: old.moved + new.moved, next: old.next.min(new.next) })
+        // The trouble of the one shows when the other has nothing more to move.
+        match (old, self.new.pump(limit - moved).await) {
+            (Ok(old), Ok(new)) => Ok(Pumped { moved: moved + new.moved, next: old.next.min(new.next) }),
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) if one.moved > 0 => {
+                Ok(Pumped { next: Duration::ZERO, ..one })
+            }
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        }
     }
 
     async fn due_earlier(&self) {
@@ -201,6 +400,7 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
     }
 
     async fn close(&self) {
+        self.tasks.stop();
         self.old.close().await;
         self.new.close().await;
     }

@@ -1,5 +1,5 @@
-//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; and that can keep
-//! its notifications to itself.
+//! An engine whose consumes are counted, can be held up after they popped, can fail and can panic; that can keep its
+//! notifications to itself; and that can be away or hang as a whole.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobRef, NewJob};
 use dormouse::name::{Queue, QueueList};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// Stands before `inner`.
 #[derive(Debug)]
@@ -23,6 +23,19 @@ pub struct Gated<E> {
     away: AtomicBool,
     panics: AtomicBool,
     silent: AtomicBool,
+    state: watch::Sender<State>,
+}
+
+/// What becomes of calls other than `hold` and `set_away` are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Up,
+    /// Each call fails at once.
+    Away,
+    /// Each call waits until the store is up or away again. It happens then.
+    Hangs,
+    /// Each call takes so long.
+    Slow(Duration),
 }
 
 impl<E: Engine> Gated<E> {
@@ -35,7 +48,24 @@ impl<E: Engine> Gated<E> {
             away: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
+            state: watch::Sender::new(State::Up),
         }
+    }
+
+    /// What becomes of all calls from now on.
+    pub fn set(&self, state: State) {
+        self.state.send_replace(state);
+    }
+
+    async fn up(&self) -> Result<()> {
+        let state =
+            *self.state.subscribe().wait_for(|state| *state != State::Hangs).await.expect("self has it");
+        match state {
+            State::Away => return Err(Error::away("the test says so")),
+            State::Slow(time) => tokio::time::sleep(time).await,
+            State::Up | State::Hangs => {}
+        }
+        Ok(())
     }
 
     /// Until the guard is dropped, consumes do not return; what they popped is popped.
@@ -72,15 +102,18 @@ impl<E: Engine> Engine for Gated<E> {
     }
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        self.up().await?;
         self.inner.publish(jobs).await
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        self.up().await?;
         self.inner.republish(old, new).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         self.fetches.fetch_add(1, Ordering::SeqCst);
+        self.up().await?;
         if self.away.load(Ordering::SeqCst) {
             return Err(Error::away("the test says so"));
         }
@@ -92,42 +125,52 @@ impl<E: Engine> Engine for Gated<E> {
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        self.up().await?;
         self.inner.give_back(jobs).await
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
+        self.up().await?;
         self.inner.ack(job).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        self.up().await?;
         self.inner.peek(queue).await
     }
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+        self.up().await?;
         self.inner.peek_job(job).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
+        self.up().await?;
         self.inner.size(queue).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
+        self.up().await?;
         self.inner.destroy(queue).await
     }
 
     async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+        self.up().await?;
         self.inner.dead_letter(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        self.up().await?;
         self.inner.respawn(queue, limit, ttl).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
+        self.up().await?;
         self.inner.delete_dead(queue, limit).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
+        self.up().await?;
         self.inner.pump(limit).await
     }
 
@@ -136,10 +179,12 @@ impl<E: Engine> Engine for Gated<E> {
     }
 
     async fn queues(&self) -> Result<Vec<Queue>> {
+        self.up().await?;
         self.inner.queues().await
     }
 
     async fn stats(&self) -> Result<Stats> {
+        self.up().await?;
         self.inner.stats().await
     }
 
@@ -154,6 +199,7 @@ impl<E: Engine> Engine for Gated<E> {
     }
 
     async fn check(&self) -> Result<()> {
+        self.up().await?;
         self.inner.check().await
     }
 
