@@ -1,8 +1,12 @@
 -- Stands before every script that needs the time: `now` is the Redis's own clock in microseconds since the
 -- epoch (an exact integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix
--- seconds with six digits. TIME stands still while a script runs.
+-- seconds with a fraction. TIME stands still while a script runs.
+-- A score without a fraction is one that lmstfy wrote, and lmstfy cuts off the fraction. So a time of whole seconds
+-- is written half a microsecond later, which keeps it before the next microsecond.
 local call, now = redis.call, redis.call('TIME')
 now = now[1] * 1000000 + now[2]
 local function score(us)
-  return string.format('%.0f.%06.0f', math.floor(us / 1000000), us % 1000000)
+  local fraction = us % 1000000
+  if fraction == 0 then fraction = 0.5 end
+  return string.format('%.0f.%07.0f', math.floor(us / 1000000), fraction * 10)
 end

@@ -1,12 +1,24 @@
 -- Moves due jobs, earliest first: those with tries left become ready, those without become dead; members whose
--- job is gone are dropped.
+-- job is gone are dropped. A score without a fraction is lmstfy's, which has cut the fraction off: it is due a
+-- second later, so that no job is early.
 -- KEYS    timer_set
 -- ARGV    how many at most
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
 --         members put off because their list has another type, {ns/queue that got ready jobs}}
 -- bound   200 members (the caller's)
 local t, byte = KEYS[1], string.byte
-local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, ARGV[1])
+local second, most = string.format('%.0f', math.floor(now / 1000000)), tonumber(ARGV[1])
+local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, most)
+-- Members of this second without a fraction are not due yet. The due ones stand before and behind them.
+local below, early = #due, #due > 0 and call('ZCOUNT', t, second, second) or 0
+if early > 0 then
+  due = call('ZRANGEBYSCORE', t, '-inf', '(' .. second, 'LIMIT', 0, most)
+  below = #due
+  if below < most then
+    local behind = call('ZRANGEBYSCORE', t, '(' .. second, score(now), 'LIMIT', 0, most - below)
+    for i = 1, #behind do due[below + i] = behind[i] end
+  end
+end
 local n, garbage, put_off, ready = #due, 0, 0, {}
 -- The names that the last member began with, and their group: the next begins with them too, mostly.
 local names, group
@@ -33,7 +45,8 @@ local function read(m)
 end
 if n > 0 then
   -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
-  call('ZREMRANGEBYRANK', t, 0, n - 1)
+  if n > below then call('ZREMRANGEBYRANK', t, below + early, n + early - 1) end
+  if below > 0 then call('ZREMRANGEBYRANK', t, 0, below - 1) end
   local keys, groups, tries, entries, whole, k = {}, {}, {}, {}, {}, 0
   for i = 1, n do
     local group, left, id, entry = read(due[i])
@@ -76,7 +89,13 @@ if n > 0 then
 end
 local head, next_due = call('ZRANGE', t, 0, 0, 'WITHSCORES'), -1
 if head[2] then
-  next_due = math.ceil(head[2] * 1000000 - now)
+  local at = tonumber(head[2])
+  if at % 1 == 0 then
+    -- lmstfy's. One of ours behind it may be due earlier.
+    local behind = call('ZRANGEBYSCORE', t, '(' .. head[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    at = math.min(at + 1, tonumber(behind[2] or at + 1))
+  end
+  next_due = math.ceil(at * 1000000 - now)
   if next_due < 0 then next_due = 0 end
   if next_due > 1000000000 then next_due = 1000000000 end
 end

@@ -260,6 +260,28 @@ async fn our_server_takes_over_what_lmstfy_left() {
     assert_eq!(timers, [""; 0], "members were left behind");
 }
 
+/// lmstfy cuts off the fraction of a due time, which is most of a second here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_of_lmstfy_is_not_early_at_our_server() {
+    let redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    let token = server.token(Lmstfy::NS).await;
+    let mut lmstfy = Lmstfy::new(&redis);
+    lmstfy.publish("running", 0, 2, "running");
+    let into_second = std::time::UNIX_EPOCH.elapsed().expect("it is later than 1970").subsec_millis();
+    let wait = (1800 - u64::from(into_second)) % 1000;
+    tokio::time::sleep(Duration::from_millis(wait)).await;
+    let began = Instant::now();
+    lmstfy.publish("delayed", 1, 1, "delayed");
+    lmstfy.consume("running", 1).expect("the running one");
+    for name in ["delayed", "running"] {
+        let path = format!("/api/shop/{name}?timeout=20&ttr=600");
+        let job = server.get(&token, &path).await.expect(200);
+        assert_eq!(text(job.data()), name, "the job of queue {name}");
+        assert!(began.elapsed() >= Duration::from_secs(1), "{name} came after {:?}", began.elapsed());
+    }
+}
+
 /// What clients of a server that dies have been told.
 #[derive(Default)]
 struct Told {

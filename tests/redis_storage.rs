@@ -236,11 +236,99 @@ async fn lmstfys_delayed_jobs_with_whole_seconds_become_ready() {
     let conn = &mut server.connection();
     let text = id(1).to_string();
     let _: () = conn.set(format!("j/shop/go/{text}"), "late").expect("SET");
-    let due = redis_micros(conn) / 1_000_000;
+    let due = redis_micros(conn) / 1_000_000 - 1;
     let _: u64 = conn.zadd("timer_set", member("go", 7, &text), due).expect("ZADD");
     let pumped = engine.pump(10).await.expect("pump");
     assert_eq!(pumped, Pumped { moved: 1, next: Duration::from_secs(1) }, "moved, and none is left");
     assert_eq!(take(&engine, &queue("go"), 1, TTR).await[0].tries_left, 6, "six of seven tries");
+}
+
+/// lmstfy cuts off the fraction of a due time. Its jobs are due at the end of the second that is left, and those of
+/// ours that stand before and behind them in the timer set are due in their time.
+#[tokio::test]
+async fn no_job_of_lmstfy_is_early() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let conn = &mut server.connection();
+    let add = |conn: &mut Connection, n: u64, score: String| {
+        let text = id(n).to_string();
+        let _: () = conn.set(format!("j/shop/go/{text}"), "x").expect("SET");
+        let _: u64 = conn.zadd("timer_set", member("go", 1, &text), score).expect("ZADD");
+    };
+    for _ in 0..5 {
+        let _: () = conn.del("timer_set").expect("DEL");
+        // Early in a second, so that most of it is left for the test.
+        let mut now = redis_micros(conn);
+        while now % 1_000_000 > 300_000 {
+            tokio::time::sleep(Duration::from_micros(1_000_001 - now % 1_000_000)).await;
+            now = redis_micros(conn);
+        }
+        let second = now / 1_000_000;
+        add(conn, 1, format!("{}.5", second - 1));
+        for n in 2..5 {
+            add(conn, n, format!("{second}"));
+        }
+        add(conn, 5, format!("{second}.000001"));
+        add(conn, 6, format!("{second}.9"));
+        add(conn, 7, format!("{}", second + 1));
+        add(conn, 8, format!("{}", second - 1));
+        let pumped = engine.pump(200).await.expect("pumped");
+        let left: Vec<f64> = timers(conn).iter().map(|(_, score)| *score).collect();
+        let now = redis_micros(conn);
+        if now / 1_000_000 > second || now % 1_000_000 > 890_000 {
+            continue; // the second has ended meanwhile: what is due is another question
+        }
+        let second = second as f64;
+        assert_eq!(left, [second, second, second, second + 0.9, second + 1.0], "timers that are left");
+        assert_eq!(pumped.moved, 3, "jobs that are due");
+        let next = Duration::from_micros(900_000 - now % 1_000_000);
+        assert!(
+            pumped.next >= next && pumped.next < Duration::from_millis(900),
+            "the one at {second}.9 is due in {next:?} or a little more, and the pump says {:?}",
+            pumped.next
+        );
+        let _: u64 = conn.zrem("timer_set", member("go", 1, &id(6).to_string())).expect("ZREM");
+        // Batches of one find the same.
+        loop {
+            let pumped = engine.pump(1).await.expect("pumped");
+            let now = redis_micros(conn) as f64 / 1e6;
+            let left = timers(conn).len();
+            let expected = if now < second + 1.0 { 4..=4 } else { 0..=4 };
+            assert!(
+                expected.contains(&left),
+                "{left} timers are left at {now}, of which 3 end with {second}"
+            );
+            if left == 1 {
+                break;
+            }
+            tokio::time::sleep(pumped.next.min(Duration::from_millis(20))).await;
+        }
+        pump(&engine, 0).await;
+        assert_eq!(timers(conn).len(), 1, "the one of the next second");
+        return;
+    }
+    panic!("this machine never did the test within a second");
+}
+
+/// A score without a fraction would be taken for one of lmstfy's, and the job would be late by a second.
+#[tokio::test]
+async fn no_score_is_written_without_a_fraction() {
+    let server = RedisServer::start();
+    let conn = &mut server.connection();
+    let script =
+        concat!(include_str!("../lua/clock.lua"), "\nreturn {score(ARGV[1] + 0), score(ARGV[1] + 1)}");
+    for second in [1_u64, 1_700_000_000, 4_294_967_295] {
+        let scores: Vec<String> = redis::cmd("EVAL")
+            .arg(script)
+            .arg(0)
+            .arg(second * 1_000_000)
+            .query(conn)
+            .expect("the script runs");
+        let scores: Vec<f64> = scores.iter().map(|score| score.parse().expect("a number")).collect();
+        assert!(scores[0] > second as f64, "{} s is written with a fraction: {scores:?}", second);
+        assert!(scores[0] < scores[1], "a microsecond later is later: {scores:?}");
+        assert!(scores[1] < second as f64 + 2e-6, "a microsecond later: {scores:?}");
+    }
 }
 
 #[tokio::test]
