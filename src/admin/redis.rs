@@ -39,6 +39,9 @@ const CONNECTION_WAIT: Duration = Duration::from_millis(500);
 /// About how many fields of a hash are read in one step: half a millisecond of the Redis.
 const SCAN_STEP: usize = 1000;
 
+/// Fields of a hash, with their values.
+type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
@@ -81,7 +84,7 @@ impl RedisAdmin {
         loop {
             let mut step = redis::cmd("HSCAN");
             step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
-            let (next, fields): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.pooled.query(&step).await?;
+            let (next, fields): (u64, Fields) = self.pooled.query(&step).await?;
             fields.into_iter().for_each(|(field, value)| each(field, value));
             if next == 0 {
                 return Ok(());
