@@ -324,14 +324,12 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "fails until late scripts do nothing and peers are looked at"]
 async fn a_stall_shorter_than_the_response_timeout_burns_nothing() {
     let stall = Stall { lasts: Duration::from_millis(3000), patience: Duration::from_secs(2) };
     what_is_asked_in_vain_is_not_done_later(stall).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "fails until late scripts do nothing and peers are looked at"]
 async fn a_stall_of_seven_seconds_burns_nothing_and_stores_nothing_late() {
     let stall = Stall { lasts: Duration::from_secs(7), patience: Duration::from_secs(3) };
     what_is_asked_in_vain_is_not_done_later(stall).await;

@@ -33,9 +33,6 @@ const LANES: usize = 24;
 /// How much more memory than after the first quarter of the requests the server may keep after the last one. By
 /// then its caches, the metrics of its queues and the store's buffers have not all reached their bounds.
 const GROWTH_KB: usize = 48 * 1024;
-/// Whether each answer after which the server closes the connection says so. Not yet: the refusal of a request that
-/// expects `100-continue`, and of one whose body was not read away in time, do not.
-const ENDS_ARE_TOLD: bool = false;
 /// Conversations that broke the server once, as a failure prints them.
 const REPLAYED: &[(Port, &[u8])] = &[
     // Refused before the body is asked for.
@@ -176,7 +173,7 @@ impl Tally {
         // A reset takes answers along that the client has not read yet.
         let all_sent = conversation.tidy && conversation.leave == Leave::Read && in_order;
         let told = answers.last().is_some_and(|answer| answer.last);
-        if ENDS_ARE_TOLD && all_sent && answers.len() < conversation.requests && !told {
+        if all_sent && answers.len() < conversation.requests && !told {
             return Err(format!(
                 "only {} of {} requests were answered",
                 answers.len(),
