@@ -1,4 +1,4 @@
--- Stands before every script of a pool: `now` is the Redis's own clock in microseconds since the epoch (an exact
+-- Stands before every script of a pool's jobs: `now` is the Redis's own clock in microseconds since the epoch (an exact
 -- integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix seconds with a
 -- fraction. TIME stands still while a script runs. A score without a fraction is one that lmstfy wrote, and lmstfy
 -- cuts off the fraction. So a time of whole seconds is written half a microsecond later, which keeps it before the

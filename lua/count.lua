@@ -4,6 +4,7 @@
 -- ARGV    the limit, ms after which the counter ends, counted from its first count
 -- returns when the counter ends, ms by this Redis's clock; 0 when it was not below the limit
 -- bound   one key
+local call, time = redis.call, redis.call('TIME')
 local count = tonumber(call('GET', KEYS[1]) or 0)
 -- What is no number fails at INCR, as it does for lmstfy.
 local below = not count or count < tonumber(ARGV[1])
@@ -15,4 +16,4 @@ if left < 0 then
   left = tonumber(ARGV[2])
 end
 if not below then return 0 end
-return math.floor(now / 1000) + left
+return time[1] * 1000 + math.floor(time[2] / 1000) + left

@@ -4,9 +4,10 @@
 -- ARGV    when the counter ends, as count.lua has returned it
 -- returns the count, or 0 when that counter has ended
 -- bound   one key
+local call, time = redis.call, redis.call('TIME')
 local count = tonumber(call('GET', KEYS[1]) or 0)
 if not count or count <= 0 then return 0 end
 -- A counter of the next interval ends a whole interval later. Rounding makes a difference of a millisecond.
-local ends = math.floor(now / 1000) + call('PTTL', KEYS[1])
+local ends = time[1] * 1000 + math.floor(time[2] / 1000) + call('PTTL', KEYS[1])
 if math.abs(ends - tonumber(ARGV[1])) > 100 then return 0 end
 return call('DECR', KEYS[1])

@@ -322,6 +322,7 @@ async fn no_score_is_written_without_a_fraction() {
             .arg(script)
             .arg(0)
             .arg(second * 1_000_000)
+            .arg((1_u64 << 53) - 1)
             .query(conn)
             .expect("the script runs");
         let scores: Vec<f64> = scores.iter().map(|score| score.parse().expect("a number")).collect();

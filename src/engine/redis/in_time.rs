@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::RedisCore;
 use super::clock::RedisClock;
-use super::connection::connector::RESPONSE_TIMEOUT;
+use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
 use super::connection::fault::{Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::scripts::Script;
@@ -42,10 +42,11 @@ pub async fn in_time<F: Future>(exchange: F) -> Result<F::Output, Pending<F>> {
     }
 }
 
-/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer.
-pub fn patient(connection: &MultiplexedConnection) -> MultiplexedConnection {
+/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer. It stays
+/// open for that exchange, although others have left it.
+pub fn patient(connection: &Connection) -> Connection {
     let mut connection = connection.clone();
-    connection.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
+    connection.redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
     connection
 }
 

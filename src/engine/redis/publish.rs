@@ -135,9 +135,10 @@ impl PublishHandler {
         };
         let sent = core.clock.mark();
         let exchange = {
-            let (core, mut redis) = (core.clone(), patient(&connection.redis));
+            let (core, connection) = (core.clone(), patient(connection));
             async move {
-                let reply = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let mut connection = connection; // all of it: alone its field does not keep it open
+                let reply = core.run_script(&mut connection.redis, &core.scripts.publish, cmd).await?;
                 Ok(redis::from_redis_value::<Vec<u64>>(reply)?)
             }
         };

@@ -30,7 +30,7 @@ pub struct Scripts {
     pub remove_token: Script,
 }
 
-/// A script without a clock and a deadline.
+/// A script without a deadline. lua/clock.lua is not put before it.
 macro_rules! without_clock {
     ($name:literal) => {
         Script::new(include_str!(concat!("../../../../lua/", $name, ".lua")))
@@ -62,8 +62,8 @@ impl Default for Scripts {
             delete_dead: with_clock!("delete_dead"),
             pump: with_clock!("pump"),
             look_up_token: without_clock!("look_up_token"),
-            count: with_clock!("count"),
-            uncount: with_clock!("uncount"),
+            count: without_clock!("count"),
+            uncount: without_clock!("uncount"),
             remove_token: without_clock!("remove_token"),
         }
     }
