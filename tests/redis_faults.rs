@@ -259,7 +259,7 @@ async fn what_one_server_publishes_wakes_the_other() {
 }
 
 #[tokio::test]
-async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
+async fn a_push_of_lmstfy_notifies_also_after_the_connection_broke() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
@@ -273,7 +273,7 @@ async fn a_push_of_lmstfy_rings_also_after_the_connection_broke() {
 }
 
 #[tokio::test]
-async fn rings_outlive_a_restart_of_the_server() {
+async fn notifications_outlive_a_restart_of_the_server() {
     let mut server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*engine, std::slice::from_ref(&q));

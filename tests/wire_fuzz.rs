@@ -29,7 +29,7 @@ const REQUESTS: usize = 6_000;
 /// No run throws for longer when nothing else is said.
 const SECONDS: usize = 100;
 /// Conversations at a time.
-const LANES: usize = 24;
+const CLIENTS: usize = 24;
 /// How much more memory than after the first quarter of the requests the server may keep after the last one. By
 /// then its caches, the metrics of its queues and the store's buffers have not all reached their bounds.
 const GROWTH_KB: usize = 48 * 1024;
@@ -282,7 +282,7 @@ async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>,
 }
 
 /// Conversations one after the other, until there were enough requests.
-async fn lane(lane: usize, seed: u64, enough: usize, end: Instant, target: Arc<Target>, tally: Arc<Tally>) {
+async fn client(client: usize, seed: u64, enough: usize, end: Instant, target: Arc<Target>, tally: Arc<Tally>) {
     for number in 0.. {
         if tally.stop.load(Ordering::SeqCst) || Instant::now() > end {
             return;
@@ -291,7 +291,7 @@ async fn lane(lane: usize, seed: u64, enough: usize, end: Instant, target: Arc<T
             return;
         }
         // Each has a seed of its own, so that what others do does not change it.
-        let mut random = Random::new(seed ^ (lane as u64) << 48 ^ number << 8);
+        let mut random = Random::new(seed ^ (client as u64) << 48 ^ number << 8);
         let ids = tally.ids.lock().clone();
         let known = Known { token: target.token.clone(), limited: target.limited.clone(), ids };
         let conversation = conversation(&mut random, &known);
@@ -303,7 +303,7 @@ async fn lane(lane: usize, seed: u64, enough: usize, end: Instant, target: Arc<T
         if let Err(error) = outcome {
             let literal = conversation.literal();
             tally.break_off(format!(
-                "{error}\nseed {seed}, lane {lane}, conversation {number}; its bytes, for `REPLAYED`:\n{literal}"
+                "{error}\nseed {seed}, client {client}, conversation {number}; its bytes, for `REPLAYED`:\n{literal}"
             ));
             return;
         }
@@ -312,11 +312,11 @@ async fn lane(lane: usize, seed: u64, enough: usize, end: Instant, target: Arc<T
 
 /// Until there were so many requests in all.
 async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usize, end: Instant) {
-    let lanes: Vec<_> =
-        (0..LANES).map(|n| tokio::spawn(lane(n, seed, enough, end, target.clone(), tally.clone()))).collect();
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|n| tokio::spawn(client(n, seed, enough, end, target.clone(), tally.clone()))).collect();
     let thrown = async {
-        for lane in lanes {
-            lane.await.expect("a lane does not panic");
+        for client in clients {
+            client.await.expect("a client does not panic");
         }
     };
     tokio::pin!(thrown);
