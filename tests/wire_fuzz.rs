@@ -282,7 +282,14 @@ async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>,
 }
 
 /// Conversations one after the other, until there were enough requests.
-async fn client(client: usize, seed: u64, enough: usize, end: Instant, target: Arc<Target>, tally: Arc<Tally>) {
+async fn client(
+    client: usize,
+    seed: u64,
+    enough: usize,
+    end: Instant,
+    target: Arc<Target>,
+    tally: Arc<Tally>,
+) {
     for number in 0.. {
         if tally.stop.load(Ordering::SeqCst) || Instant::now() > end {
             return;
@@ -312,8 +319,9 @@ async fn client(client: usize, seed: u64, enough: usize, end: Instant, target: A
 
 /// Until there were so many requests in all.
 async fn throw(target: &Arc<Target>, tally: &Arc<Tally>, seed: u64, enough: usize, end: Instant) {
-    let clients: Vec<_> =
-        (0..CLIENTS).map(|n| tokio::spawn(client(n, seed, enough, end, target.clone(), tally.clone()))).collect();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|n| tokio::spawn(client(n, seed, enough, end, target.clone(), tally.clone())))
+        .collect();
     let thrown = async {
         for client in clients {
             client.await.expect("a client does not panic");
