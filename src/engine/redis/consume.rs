@@ -36,18 +36,17 @@ impl RedisCore {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
         let connection = self.consumes.connection().await?;
-        let (core, patient, asked) = (self.clone(), patient(&connection), ttrs.len());
+        let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
         let exchange = async move {
-            let mut patient = patient; // all of it: alone its field does not keep it open
             let sent = core.clock.mark();
-            let reply = core.run_script(&mut patient.redis, &core.scripts.consume, call).await?;
+            let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
             core.read_consumed(reply, &queues, asked, sent)
         };
         let outcome = match in_time(exchange).await {
             Ok(outcome) => outcome,
             Err(exchange) => {
                 let core = self.clone();
-                self.listen_on(exchange, async move |late: Consumed| {
+                self.listen_on(&connection, exchange, async move |late: Consumed| {
                     let count = late.jobs.len();
                     if core.give_back(late.jobs).await.is_err() {
                         tracing::warn!(

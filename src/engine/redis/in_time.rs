@@ -42,12 +42,11 @@ pub async fn in_time<F: Future>(exchange: F) -> Result<F::Output, Pending<F>> {
     }
 }
 
-/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer. It stays
-/// open for that exchange, although others have left it.
-pub fn patient(connection: &Connection) -> Connection {
-    let mut connection = connection.clone();
-    connection.redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
-    connection
+/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer.
+pub fn patient(connection: &Connection) -> MultiplexedConnection {
+    let mut redis = connection.redis.clone();
+    redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
+    redis
 }
 
 /// Runs a call of a script that has a deadline, which is put behind the call's arguments.
@@ -99,15 +98,19 @@ impl RedisCore {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// Listens for the answer of an exchange that [`in_time`] gave up, and has `settle` deal with it. Nothing is
-    /// done when the connection breaks before it comes.
-    pub fn listen_on<F, T, S>(&self, exchange: Pending<F>, settle: impl FnOnce(T) -> S + Send + 'static)
-    where
+    /// Listens for the answer of an exchange that [`in_time`] gave up, and has `settle` deal with it. Keeps the
+    /// connection open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
+    pub fn listen_on<F, T, S>(
+        &self,
+        connection: &Connection,
+        exchange: Pending<F>,
+        settle: impl FnOnce(T) -> S + Send + 'static,
+    ) where
         F: Future<Output = Outcome<T>> + Send + 'static,
         T: Send,
         S: Future<Output = ()> + Send,
     {
-        let closing = self.connections.closing.clone();
+        let (connection, closing) = (connection.clone(), self.connections.closing.clone());
         self.tasks.spawn(async move {
             let listen = async {
                 if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
@@ -115,6 +118,7 @@ impl RedisCore {
                 }
             };
             closing.run_until_cancelled(listen).await;
+            drop(connection);
         });
     }
 }

@@ -135,17 +135,16 @@ impl PublishHandler {
         };
         let sent = core.clock.mark();
         let exchange = {
-            let (core, connection) = (core.clone(), patient(connection));
+            let (core, mut redis) = (core.clone(), patient(connection));
             async move {
-                let mut connection = connection; // all of it: alone its field does not keep it open
-                let reply = core.run_script(&mut connection.redis, &core.scripts.publish, cmd).await?;
+                let reply = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
                 Ok(redis::from_redis_value::<Vec<u64>>(reply)?)
             }
         };
         let reply: Outcome<Vec<u64>> = match in_time(exchange).await {
             Ok(reply) => reply,
             Err(exchange) => {
-                self.take_back_late(exchange, calls);
+                self.take_back_late(connection, exchange, calls);
                 Err(Fault::away("no answer in time"))
             }
         };
@@ -240,7 +239,7 @@ impl PublishHandler {
 
     /// The callers are told that the Redis is away. If it has stored their jobs all the same, these are taken back
     /// as soon as it says so. A republish stays done: the job that it replaced is gone.
-    fn take_back_late<F>(&self, exchange: Pending<F>, calls: &[PendingCall])
+    fn take_back_late<F>(&self, connection: &Connection, exchange: Pending<F>, calls: &[PendingCall])
     where
         F: Future<Output = Outcome<Vec<u64>>> + Send + 'static,
     {
@@ -256,7 +255,7 @@ impl PublishHandler {
             })
             .collect();
         let core = self.0.clone();
-        self.0.listen_on(exchange, async move |reply: Vec<u64>| {
+        self.0.listen_on(connection, exchange, async move |reply: Vec<u64>| {
             let [_, 0, refused @ ..] = reply.as_slice() else { return };
             let stored = calls.iter().enumerate().filter(|(i, _)| !refused.contains(&(*i as u64)));
             let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
