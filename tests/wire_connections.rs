@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::TIMEOUT;
-use support::client::{raw, send, status};
+use support::client::{raw, read_until, send, status};
 use support::process::Process;
 use support::redis_server::RedisServer;
 use support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -24,21 +24,6 @@ async fn connect(addr: impl tokio::net::ToSocketAddrs) -> TcpStream {
 /// A request that leaves its connection open.
 fn get(path: &str, token: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\n\r\n")
-}
-
-/// Reads until `text` has come, and answers what came.
-async fn read_until(stream: &mut TcpStream, text: &str) -> String {
-    let mut seen = Vec::new();
-    let reading = async {
-        while !String::from_utf8_lossy(&seen).contains(text) {
-            let mut piece = [0; 4096];
-            let n = stream.read(&mut piece).await.unwrap_or(0);
-            assert!(n > 0, "the connection ended before {text:?}: {:?}", String::from_utf8_lossy(&seen));
-            seen.extend_from_slice(&piece[..n]);
-        }
-    };
-    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
-    String::from_utf8_lossy(&seen).into_owned()
 }
 
 /// Reads to the end of the connection.

@@ -6,7 +6,7 @@ mod support;
 use std::io::{Read, Write};
 
 use support::TIMEOUT;
-use support::client::{raw, send, status};
+use support::client::{raw, read_until, send, status};
 use support::servers::{Store, TestServer, on_each_store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -14,21 +14,6 @@ use tokio::net::TcpStream;
 /// A raw request that ends its connection.
 fn request(line: &str, token: &str, more: &str) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: x\r\nX-Token: {token}\r\nConnection: close\r\n{more}").into_bytes()
-}
-
-/// Reads from `stream` until `text` has come.
-async fn read_until(stream: &mut TcpStream, text: &str) -> String {
-    let mut seen = Vec::new();
-    let reading = async {
-        while !String::from_utf8_lossy(&seen).contains(text) {
-            let mut piece = [0; 4096];
-            let n = stream.read(&mut piece).await.unwrap_or(0);
-            assert!(n > 0, "the connection ended before {text:?}: {}", String::from_utf8_lossy(&seen));
-            seen.extend_from_slice(&piece[..n]);
-        }
-    };
-    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
-    String::from_utf8_lossy(&seen).into_owned()
 }
 
 #[tokio::test]

@@ -143,3 +143,18 @@ pub fn status(answer: &str) -> u16 {
     let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
     code.unwrap_or_else(|| panic!("an answer with a status was expected, not {answer:?}"))
 }
+
+/// Reads until `text` has come, and answers what came.
+pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let mut seen = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&seen).contains(text) {
+            let mut piece = [0; 4096];
+            let n = stream.read(&mut piece).await.unwrap_or(0);
+            assert!(n > 0, "the connection ended before {text:?}: {:?}", String::from_utf8_lossy(&seen));
+            seen.extend_from_slice(&piece[..n]);
+        }
+    };
+    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
+    String::from_utf8_lossy(&seen).into_owned()
+}
