@@ -114,9 +114,20 @@ impl TokenCache {
     pub async fn get(self: &Arc<Self>, key: &TokenKey) -> Result<TokenRecord> {
         let now = self.clock.now();
         let kept = self.kept.get(key).filter(|kept| within(now, kept.confirmed, GRACE));
-        if let Some(kept) = kept.filter(|kept| within(now, kept.asked, FRESH)) {
-            return Ok(kept.record);
+        match kept.filter(|kept| within(now, kept.asked, FRESH)) {
+            Some(kept) => Ok(kept.record),
+            // Boxed, so that most requests keep no room for it.
+            None => Box::pin(self.ask_and_wait(key, kept, now)).await,
         }
+    }
+
+    /// Asks the store, and waits for its answer if `kept` is too old to serve.
+    async fn ask_and_wait(
+        self: &Arc<Self>,
+        key: &TokenKey,
+        kept: Option<Kept>,
+        now: Millis,
+    ) -> Result<TokenRecord> {
         let Some(question) = self.ask(key) else {
             return kept.map(|kept| kept.record).ok_or(Error::Overloaded);
         };

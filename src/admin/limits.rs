@@ -51,7 +51,7 @@ pub enum Admission {
 /// A request that was admitted. If the pass is dropped, the request stays counted.
 #[derive(Debug)]
 pub struct Pass {
-    counted: Option<Counted>,
+    counted: Option<Box<Counted>>,
 }
 
 #[derive(Debug)]
@@ -92,6 +92,18 @@ impl Throttle {
             return free;
         };
         let interval = Duration::from_secs(interval.unsigned_abs());
+        // Boxed, so that requests without a limit keep no room for it.
+        Box::pin(self.count(key, direction, most, interval)).await
+    }
+
+    /// Counts a request that has a limit.
+    async fn count(
+        self: &Arc<Self>,
+        key: &TokenKey,
+        direction: Direction,
+        most: u64,
+        interval: Duration,
+    ) -> Result<Admission> {
         let count = self.store.count(key, direction, most, interval);
         let count = timeout(COUNT_TIMEOUT, count).await;
         let count = count.unwrap_or_else(|_| Err(Error::away("a request was not counted in time")));
@@ -99,7 +111,8 @@ impl Throttle {
         Ok(match count? {
             Some(ends) => {
                 let (throttle, key) = (self.clone(), key.clone());
-                Admission::Admitted(Pass { counted: Some(Counted { throttle, key, direction, ends }) })
+                let counted = Counted { throttle, key, direction, ends };
+                Admission::Admitted(Pass { counted: Some(Box::new(counted)) })
             }
             None => Admission::OverLimit,
         })
@@ -150,7 +163,8 @@ impl Pass {
     /// Takes the request out of the count, if it was counted and its counter still runs. The counter may have
     /// ended during a long poll; the next one did not count this request.
     pub async fn give_back(self) -> Result<()> {
-        let Some(Counted { throttle, key, direction, ends }) = self.counted else { return Ok(()) };
+        let Some(counted) = self.counted else { return Ok(()) };
+        let Counted { throttle, key, direction, ends } = *counted;
         let uncounted = throttle.store.uncount(&key, direction, ends).await;
         throttle.outage.report(&uncounted);
         uncounted

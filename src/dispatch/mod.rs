@@ -136,8 +136,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         request: Request,
     ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
-        let dispatcher = self.clone();
-        async move { dispatcher.serve(request).await }
+        self.clone().serve(request)
     }
 
     async fn serve(self: Arc<Self>, request: Request) -> Outcome {

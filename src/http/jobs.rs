@@ -183,7 +183,7 @@ pub async fn consume(
     let request = params::consume(query, auth.queues, &state.defaults)?;
     let (count, patient) = (request.count, !request.timeout.is_zero());
     let token = (patient && !state.skip_verification).then(|| state.parked_tokens.enter(&auth.key));
-    let consume = auth.pool.dispatcher.consume(request);
+    let consume = Box::pin(auth.pool.dispatcher.consume(request));
     match unless_gone(consume, peer, token).await? {
         Some(delivery) if !delivery.jobs().is_empty() => {
             let response = handed_out(&state, delivery, count).await?;
@@ -198,7 +198,7 @@ pub async fn consume(
 /// is dropped here, which gives its jobs back. 401 when its token is revoked while it waits. Boxed, so that a
 /// consumer that waits holds this future only, and no room for the handler's later steps.
 fn unless_gone(
-    consume: impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static,
+    mut consume: Pin<Box<impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static>>,
     peer: Peer,
     token: Option<Arc<ParkedToken>>,
 ) -> Pin<Box<dyn Future<Output = Result<Option<Delivery>, ApiError>> + Send>> {
@@ -212,7 +212,7 @@ fn unless_gone(
         };
         let delivery = tokio::select! {
             biased;
-            delivery = consume => delivery?,
+            delivery = &mut consume => delivery?,
             () = peer.gone() => return Ok(None),
             () = revoked => return Err(BAD_TOKEN),
         };

@@ -25,14 +25,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::State;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
 use self::error::ApiError;
 pub use self::logins::FailedLogins;
+use self::middleware::Observe;
 pub use self::origin::AdminName;
+use self::origin::Guard;
 use self::parked_tokens::ParkedTokens;
 use self::room::BodyRoom;
 use crate::admin::limits::Throttle;
@@ -155,9 +157,8 @@ pub fn api(state: Arc<AppState>) -> Router {
             only(get(jobs::dead_letter).put(jobs::respawn).delete(jobs::delete_dead)),
         )
         .route("/api/{namespace}/{queue}/deadletter/size", only(get(jobs::dead_letter_size)))
-        .route("/ping", only(get(operations::ping)))
-        .route_layer(from_fn(origin::guard_public));
-    finish(routes, state)
+        .route("/ping", only(get(operations::ping)));
+    finish(routes, state, Guard::Public)
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.
@@ -185,8 +186,7 @@ pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    let guard = from_fn_with_state(Arc::new(name), origin::guard_admin);
-    finish(guarded.merge(open).route_layer(guard), state)
+    finish(guarded.merge(open), state, Guard::Admin(Arc::new(name)))
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET
@@ -195,9 +195,7 @@ fn only(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
     methods.head(reply::not_found).fallback(reply::not_found)
 }
 
-fn finish(routes: Router<Arc<AppState>>, state: Arc<AppState>) -> Router {
-    routes
-        .fallback(reply::not_found)
-        .layer(from_fn_with_state(state.clone(), middleware::observe))
-        .with_state(state)
+fn finish(routes: Router<Arc<AppState>>, state: Arc<AppState>, guard: Guard) -> Router {
+    let observe = Observe { state: state.clone(), guard };
+    routes.fallback(reply::not_found).layer(observe).with_state(state)
 }

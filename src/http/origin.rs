@@ -13,11 +13,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 
 use super::error::ApiError;
 
@@ -31,14 +29,13 @@ const OTHER_HOST: ApiError = ApiError::Refused(
 /// The one GET of the public port that changes something: it consumes.
 pub const CONSUME: &str = "/api/{namespace}/{queue}";
 
-/// On the public port: refuses a change or a consume that another site sent.
-pub async fn guard_public(request: Request, next: Next) -> Response {
-    let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
-    let consumes = request.extensions().get::<MatchedPath>().is_some_and(|route| route.as_str() == CONSUME);
-    if (!reads || consumes) && from_other_site(&request) {
-        return OTHER_SITE.into_response();
-    }
-    next.run(request).await
+/// Who looks at the requests of a port.
+#[derive(Clone, Debug)]
+pub enum Guard {
+    /// Refuses a change or a consume that another site sent.
+    Public,
+    /// Refuses whatever another site sent, and on a loopback address whatever names another host.
+    Admin(Arc<AdminName>),
 }
 
 /// What an admin port takes as its own name.
@@ -50,15 +47,25 @@ pub struct AdminName {
     pub configured: String,
 }
 
-/// On the admin port: refuses whatever another site sent, and on a loopback address whatever names another host.
-pub async fn guard_admin(State(name): State<Arc<AdminName>>, request: Request, next: Next) -> Response {
-    if name.loopback && !names_this_machine(&name.configured, &request) {
-        return OTHER_HOST.into_response();
+impl Guard {
+    /// Why this request is refused, if it is.
+    pub fn refusal(&self, request: &Request) -> Option<ApiError> {
+        let guarded = match self {
+            Guard::Public => !is_read(request),
+            Guard::Admin(name) if name.loopback && !names_this_machine(&name.configured, request) => {
+                return Some(OTHER_HOST);
+            }
+            Guard::Admin(_) => true,
+        };
+        (guarded && from_other_site(request)).then_some(OTHER_SITE)
     }
-    if from_other_site(&request) {
-        return OTHER_SITE.into_response();
-    }
-    next.run(request).await
+}
+
+/// Whether a request of the public port changes nothing.
+fn is_read(request: &Request) -> bool {
+    let consumes =
+        || request.extensions().get::<MatchedPath>().is_some_and(|route| route.as_str() == CONSUME);
+    [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) && !consumes()
 }
 
 fn from_other_site(request: &Request) -> bool {
