@@ -4,13 +4,14 @@
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder, exponential_buckets,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder, exponential_buckets,
 };
 
 use crate::job::JobId;
@@ -59,11 +60,11 @@ macro_rules! pool_counters {
 
         /// One pool's counters.
         #[derive(Debug)]
-        pub struct PoolMetrics { $(#[doc = $help] pub $field: IntCounter,)* }
+        pub struct PoolCounters { $(#[doc = $help] pub $field: IntCounter,)* }
 
         impl PoolFamilies {
-            fn of(&self, pool: &PoolName) -> PoolMetrics {
-                PoolMetrics { $($field: self.$field.with_label_values(&[pool.as_str()]),)* }
+            fn of(&self, pool: &PoolName) -> PoolCounters {
+                PoolCounters { $($field: self.$field.with_label_values(&[pool.as_str()]),)* }
             }
         }
     };
@@ -205,28 +206,27 @@ impl Default for Metrics {
         let http = HttpFamilies::register(&registry);
         let engine = EngineMetrics {
             pools: PoolFamilies::register(&registry),
-            stores: StoreFamilies::register(&registry),
-            named: Mutex::default(),
+            stores: Arc::new(StoreFamilies::register(&registry)),
+            named: Arc::default(),
         };
         Metrics { registry, http, engine, figures: Mutex::default() }
     }
 }
 
 impl Metrics {
-    /// A request was answered. `accepted` are its pool and namespace if its token was accepted.
+    /// A request was answered. `accepted` are its pool and namespace if its token was accepted; `api` is its route as
+    /// [`pattern`] shows it.
     pub fn request(
         &self,
         accepted: Option<&(PoolName, Namespace)>,
         method: &str,
-        route: &str,
-        status: u16,
+        api: &str,
+        status: &str,
         took: Duration,
     ) {
         let (pool, namespace) = accepted.map_or(("", ""), |(pool, ns)| (pool.as_str(), ns.as_str()));
-        let api = pattern(route);
-        self.http.latency.with_label_values(&[pool, namespace, &api, method]).observe(ms(took));
-        let code = status.to_string();
-        self.http.codes.with_label_values(&[pool, namespace, &api, method, &code]).inc();
+        self.http.latency.with_label_values(&[pool, namespace, api, method]).observe(ms(took));
+        self.http.codes.with_label_values(&[pool, namespace, api, method, status]).inc();
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
@@ -308,7 +308,7 @@ fn is_job_id(queue: &Queue) -> bool {
 }
 
 /// `/api/{namespace}/{queue}` as lmstfy's dashboards know it: `/api/:namespace/:queue`.
-fn pattern(route: &str) -> String {
+pub fn pattern(route: &str) -> String {
     route.replace('{', ":").replace('}', "")
 }
 
@@ -316,55 +316,127 @@ fn pattern(route: &str) -> String {
 #[derive(Debug)]
 pub struct EngineMetrics {
     pools: PoolFamilies,
-    stores: StoreFamilies,
+    stores: Arc<StoreFamilies>,
     /// The queues that have time series of their own.
-    named: Mutex<HashSet<Queue>>,
+    named: Arc<Mutex<HashSet<Queue>>>,
 }
 
 impl EngineMetrics {
-    /// A pool's counters.
+    /// One pool's metrics.
     pub fn pool(&self, pool: &PoolName) -> PoolMetrics {
-        self.pools.of(pool)
+        PoolMetrics {
+            counters: self.pools.of(pool),
+            pool: pool.clone(),
+            stores: self.stores.clone(),
+            named: self.named.clone(),
+            steps: RwLock::default(),
+            queues: RwLock::default(),
+            of_jobs: Arc::new(QueueSeries::new(OTHER, JOB_ID)),
+            others: Arc::new(QueueSeries::new(OTHER, OTHER)),
+        }
     }
+}
 
+/// One pool's metrics. A time series is looked up by its labels once, and kept.
+#[derive(Debug)]
+pub struct PoolMetrics {
+    pub counters: PoolCounters,
+    pool: PoolName,
+    stores: Arc<StoreFamilies>,
+    named: Arc<Mutex<HashSet<Queue>>>,
+    /// By command, and whether the step went well.
+    steps: RwLock<HashMap<(&'static str, bool), StepSeries>>,
+    /// Those of `named` that this pool has met.
+    queues: RwLock<HashMap<Queue, Arc<QueueSeries>>>,
+    /// Of the queues that are named after jobs.
+    of_jobs: Arc<QueueSeries>,
+    /// Of the queues that there was no room for.
+    others: Arc<QueueSeries>,
+}
+
+/// How long steps took, and how many there were.
+type StepSeries = (Histogram, IntCounter);
+
+/// The labels of a queue, and its time series as far as they have begun.
+#[derive(Debug)]
+struct QueueSeries {
+    namespace: Box<str>,
+    queue: Box<str>,
+    published: OnceLock<IntCounter>,
+    consumed: OnceLock<(IntCounter, Histogram)>,
+    acked: OnceLock<Histogram>,
+}
+
+impl QueueSeries {
+    fn new(namespace: &str, queue: &str) -> QueueSeries {
+        let (published, consumed, acked) = Default::default();
+        QueueSeries { namespace: namespace.into(), queue: queue.into(), published, consumed, acked }
+    }
+}
+
+impl PoolMetrics {
     /// `jobs` were published to a queue.
-    pub fn published(&self, pool: &str, queue: &Queue, jobs: usize) {
-        let (namespace, name) = self.labels(queue);
-        self.stores.publish_queue_jobs.with_label_values(&[pool, namespace, name]).inc_by(jobs as u64);
+    pub fn published(&self, queue: &Queue, jobs: usize) {
+        let series = self.series(queue);
+        let published = || self.stores.publish_queue_jobs.with_label_values(&self.labels(&series));
+        series.published.get_or_init(published).inc_by(jobs as u64);
     }
 
     /// A job of this age was handed out.
-    pub fn consumed(&self, pool: &str, queue: &Queue, elapsed: Duration) {
-        let (namespace, name) = self.labels(queue);
-        self.stores.consume_queue_jobs.with_label_values(&[pool, namespace, name]).inc();
-        self.stores.job_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
+    pub fn consumed(&self, queue: &Queue, elapsed: Duration) {
+        let series = self.series(queue);
+        let (jobs, ages) = series.consumed.get_or_init(|| {
+            let labels = self.labels(&series);
+            let jobs = self.stores.consume_queue_jobs.with_label_values(&labels);
+            (jobs, self.stores.job_elapsed_ms.with_label_values(&labels))
+        });
+        jobs.inc();
+        ages.observe(ms(elapsed));
     }
 
     /// A job of this age was acked.
-    pub fn acked(&self, pool: &str, queue: &Queue, elapsed: Duration) {
-        let (namespace, name) = self.labels(queue);
-        self.stores.job_ack_elapsed_ms.with_label_values(&[pool, namespace, name]).observe(ms(elapsed));
+    pub fn acked(&self, queue: &Queue, elapsed: Duration) {
+        let series = self.series(queue);
+        let acked = || self.stores.job_ack_elapsed_ms.with_label_values(&self.labels(&series));
+        series.acked.get_or_init(acked).observe(ms(elapsed));
     }
 
     /// A step of the store, and whether it went well.
-    pub fn step(&self, pool: &str, command: &str, ok: bool, took: Duration) {
-        let status = if ok { "ok" } else { "error" };
-        self.stores.latency.with_label_values(&[pool, command, status]).observe(ms(took));
-        self.stores.qps.with_label_values(&[pool, command, status]).inc();
+    pub fn step(&self, command: &'static str, ok: bool, took: Duration) {
+        let count = |(times, steps): &StepSeries| {
+            times.observe(ms(took));
+            steps.inc();
+        };
+        if let Some(series) = self.steps.read().get(&(command, ok)) {
+            return count(series);
+        }
+        let labels = [self.pool.as_str(), command, if ok { "ok" } else { "error" }];
+        let new = || {
+            let times = self.stores.latency.with_label_values(&labels);
+            (times, self.stores.qps.with_label_values(&labels))
+        };
+        count(self.steps.write().entry((command, ok)).or_insert_with(new));
     }
 
-    /// The labels of a queue: its own while there is room, those of all others after that. Queues that are named
+    fn labels<'a>(&'a self, series: &'a QueueSeries) -> [&'a str; 3] {
+        [self.pool.as_str(), &series.namespace, &series.queue]
+    }
+
+    /// The series of a queue: its own while there is room, those of all others after that. Queues that are named
     /// after jobs take no room.
-    fn labels<'a>(&self, queue: &'a Queue) -> (&'a str, &'a str) {
+    fn series(&self, queue: &Queue) -> Arc<QueueSeries> {
+        if let Some(series) = self.queues.read().get(queue) {
+            return series.clone();
+        }
         if is_job_id(queue) {
-            return (OTHER, JOB_ID);
+            return self.of_jobs.clone();
         }
         let mut named = self.named.lock();
-        if named.contains(queue) || (named.len() < MOST_QUEUES && named.insert(queue.clone())) {
-            (queue.namespace.as_str(), queue.name.as_str())
-        } else {
-            (OTHER, OTHER)
+        if !named.contains(queue) && (named.len() >= MOST_QUEUES || !named.insert(queue.clone())) {
+            return self.others.clone();
         }
+        let new = || Arc::new(QueueSeries::new(queue.namespace.as_str(), queue.name.as_str()));
+        self.queues.write().entry(queue.clone()).or_insert_with(new).clone()
     }
 }
 
@@ -384,9 +456,11 @@ mod tests {
     fn families_keep_the_names_that_dashboards_read() {
         let metrics = Metrics::default();
         let pool = PoolName::default_pool();
-        metrics.request(None, "GET", "/api/{namespace}/{queue}/job/{job_id}", 200, Duration::from_millis(3));
-        metrics.engine.pool(&pool).publish_jobs.inc();
-        metrics.engine.published("default", &queue("q"), 2);
+        let api = pattern("/api/{namespace}/{queue}/job/{job_id}");
+        metrics.request(None, "GET", &api, "200", Duration::from_millis(3));
+        let engine = metrics.engine.pool(&pool);
+        engine.counters.publish_jobs.inc();
+        engine.published(&queue("q"), 2);
         metrics.sizes(&pool, 3, [(&queue("q"), 4, 5)]);
         metrics.store_figure(&pool, "used_mem_bytes", 6.0);
         let text = String::from_utf8(metrics.text()).expect("it is text");
@@ -408,8 +482,9 @@ mod tests {
     #[test]
     fn a_queue_per_job_does_not_fill_the_metrics() {
         let metrics = Metrics::default();
+        let engine = metrics.engine.pool(&PoolName::default_pool());
         for i in 0..MOST_QUEUES + 5 {
-            metrics.engine.published("p", &queue(&format!("q{i}")), 1);
+            engine.published(&queue(&format!("q{i}")), 1);
         }
         let text = String::from_utf8(metrics.text()).expect("it is text");
         let series = text.lines().filter(|l| l.starts_with("infra_lmstfy_redis_publish_queue_jobs")).count();

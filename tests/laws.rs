@@ -35,7 +35,7 @@ const REDIS: Differences = Differences {
 };
 
 fn metered(engine: impl Engine) -> Arc<dyn Engine> {
-    Arc::new(Metered::new(engine, PoolName::default_pool(), Arc::new(Metrics::default())))
+    Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
 }
 
 fn virtual_disk() -> (Arc<DiskEngine>, Arc<ManualClock>, TempDir) {

@@ -124,6 +124,12 @@ impl Client {
         }
     }
 
+    /// Consumes up to as many jobs as the query says in `count`.
+    pub async fn consume_many(&mut self, queue: &str, query: &str) -> Outcome<Vec<Consumed>> {
+        let request = self.target.bare("GET", &format!("/api/bench/{queue}?{query}"));
+        Ok(serde_json::from_slice(&self.expect(200, &request).await?.body)?)
+    }
+
     /// Acks.
     pub async fn ack(&mut self, queue: &str, job_id: &str) -> Outcome {
         let request = self.target.bare("DELETE", &format!("/api/bench/{queue}/job/{job_id}"));

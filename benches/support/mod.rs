@@ -4,6 +4,7 @@
 pub mod client;
 pub mod ledger;
 pub mod load;
+pub mod nginx;
 pub mod park;
 pub mod proc;
 pub mod report;

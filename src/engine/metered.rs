@@ -1,6 +1,6 @@
 //! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -17,37 +17,34 @@ use crate::name::{PoolName, Queue, QueueList};
 #[derive(Debug)]
 pub struct Metered<E> {
     inner: E,
-    pool: PoolName,
-    metrics: Arc<Metrics>,
-    counters: PoolMetrics,
+    metrics: PoolMetrics,
 }
 
 impl<E: Engine> Metered<E> {
     /// Counts what `inner` does.
-    pub fn new(inner: E, pool: PoolName, metrics: Arc<Metrics>) -> Metered<E> {
-        let counters = metrics.engine.pool(&pool);
-        Metered { inner, pool, metrics, counters }
+    pub fn new(inner: E, pool: &PoolName, metrics: &Metrics) -> Metered<E> {
+        Metered { inner, metrics: metrics.engine.pool(pool) }
     }
 
     async fn step<T>(&self, command: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let began = Instant::now();
         let result = work.await;
-        self.metrics.engine.step(self.pool.as_str(), command, result.is_ok(), began.elapsed());
+        self.metrics.step(command, result.is_ok(), began.elapsed());
         result
     }
 
     fn stored(&self, queue: &Queue, jobs: usize, delayed: usize) {
-        self.counters.publish_jobs.inc_by(jobs as u64);
-        self.counters.pool_add_jobs.inc_by(jobs as u64);
-        self.counters.timer_add_jobs.inc_by(delayed as u64);
-        self.counters.queue_direct_push_jobs.inc_by((jobs - delayed) as u64);
-        self.metrics.engine.published(self.pool.as_str(), queue, jobs);
+        self.metrics.counters.publish_jobs.inc_by(jobs as u64);
+        self.metrics.counters.pool_add_jobs.inc_by(jobs as u64);
+        self.metrics.counters.timer_add_jobs.inc_by(delayed as u64);
+        self.metrics.counters.queue_direct_push_jobs.inc_by((jobs - delayed) as u64);
+        self.metrics.published(queue, jobs);
     }
 
     fn forgotten(&self, job: &JobRef) {
-        self.counters.pool_delete_jobs.inc();
+        self.metrics.counters.pool_delete_jobs.inc();
         let elapsed = self.inner.now().saturating_sub(job.id.published_at());
-        self.metrics.engine.acked(self.pool.as_str(), &job.queue, Duration::from_millis(elapsed));
+        self.metrics.acked(&job.queue, Duration::from_millis(elapsed));
     }
 }
 
@@ -86,14 +83,14 @@ impl<E: Engine> Engine for Metered<E> {
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let consumed = self.step("consume", self.inner.consume(queues, ttrs)).await?;
         for job in &consumed.jobs {
-            self.counters.consume_jobs.inc();
-            self.counters.queue_pop_jobs.inc();
-            self.counters.pool_get_jobs.inc();
-            self.counters.timer_add_jobs.inc();
+            self.metrics.counters.consume_jobs.inc();
+            self.metrics.counters.queue_pop_jobs.inc();
+            self.metrics.counters.pool_get_jobs.inc();
+            self.metrics.counters.timer_add_jobs.inc();
             if queues.names().len() > 1 {
-                self.counters.consume_multi_jobs.inc();
+                self.metrics.counters.consume_multi_jobs.inc();
             }
-            self.metrics.engine.consumed(self.pool.as_str(), &job.queue, job.elapsed);
+            self.metrics.consumed(&job.queue, job.elapsed);
         }
         Ok(consumed)
     }
@@ -101,7 +98,7 @@ impl<E: Engine> Engine for Metered<E> {
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         let count = jobs.len() as u64;
         self.step("give_back", self.inner.give_back(jobs)).await?;
-        self.counters.given_back_jobs.inc_by(count);
+        self.metrics.counters.given_back_jobs.inc_by(count);
         Ok(())
     }
 
@@ -117,7 +114,7 @@ impl<E: Engine> Engine for Metered<E> {
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         let found = self.step("peek_job", self.inner.peek_job(job)).await?;
-        self.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
+        self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
         Ok(found)
     }
 
@@ -135,7 +132,7 @@ impl<E: Engine> Engine for Metered<E> {
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let count = self.step("respawn", self.inner.respawn(queue, limit, ttl)).await?;
-        self.counters.deadletter_respawn_jobs.inc_by(count);
+        self.metrics.counters.deadletter_respawn_jobs.inc_by(count);
         Ok(count)
     }
 
@@ -145,8 +142,8 @@ impl<E: Engine> Engine for Metered<E> {
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
         let pumped = self.step("pump", self.inner.pump(limit)).await?;
-        self.counters.timer_due_jobs.inc_by(pumped.moved as u64);
-        self.counters.timer_full_batches.inc_by(u64::from(pumped.moved >= limit));
+        self.metrics.counters.timer_due_jobs.inc_by(pumped.moved as u64);
+        self.metrics.counters.timer_full_batches.inc_by(u64::from(pumped.moved >= limit));
         Ok(pumped)
     }
 

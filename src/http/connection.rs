@@ -312,14 +312,22 @@ impl AsyncRead for SharedStream {
         }
         loop {
             ready!(socket.stream.poll_read_ready(cx))?;
-            // Into memory that is not touched before: most of a buffer is never used.
-            match socket.stream.try_read_buf(buf) {
-                Ok(_) => {
+            let room = buf.remaining();
+            let mut read = None;
+            // Fewer bytes than there is room for: the kernel has no more, and need not be asked again. The runtime
+            // is told so, and keeps what it learns while this runs.
+            let _: io::Result<()> = socket.stream.try_io(Interest::READABLE, || {
+                // Into memory that is not touched before: most of a buffer is never used.
+                let bytes = read.insert(socket.stream.try_read_buf(buf)).as_ref().copied().unwrap_or(room);
+                if bytes < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match read {
+                Some(Ok(_)) => {
                     socket.was_read.store(true, Ordering::Relaxed);
                     return Poll::Ready(Ok(()));
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
+                Some(Err(e)) if e.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(e)),
+                _ => {}
             }
         }
     }

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,7 @@ use super::extract::Labels;
 use super::origin::Guard;
 use super::reply;
 use super::{App, AppState};
+use crate::metrics::pattern;
 
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
@@ -50,7 +51,7 @@ impl<S> Layer<S> for Observe {
     type Service = Observed<S>;
 
     fn layer(&self, routes: S) -> Observed<S> {
-        Observed { routes, observe: self.clone() }
+        Observed { routes, observe: self.clone(), api: Arc::default() }
     }
 }
 
@@ -59,6 +60,8 @@ impl<S> Layer<S> for Observe {
 pub struct Observed<S> {
     routes: S,
     observe: Observe,
+    /// What the metrics call the route, once it has been asked for.
+    api: Arc<OnceLock<String>>,
 }
 
 impl<S> Service<Request> for Observed<S>
@@ -91,11 +94,15 @@ where
         if let Some(unread) = &unread {
             request = request.map(|body| unread.watch(body));
         }
+        if let Some(route) = &route {
+            self.api.get_or_init(|| pattern(route.as_str()));
+        }
+        let api = self.api.clone();
         let step = match route.as_ref().and_then(|_| self.observe.guard.refusal(&request)) {
             Some(refusal) => Step::Answered(refusal.into_response()),
             None => Step::Handling(self.routes.call(request)),
         };
-        Observation { began: Instant::now(), state, labels, method, route, log, unread, holds_back, step }
+        Observation { began: Instant::now(), state, labels, method, api, log, unread, holds_back, step }
     }
 }
 
@@ -105,7 +112,8 @@ pub struct Observation<F> {
     state: Arc<AppState>,
     labels: Arc<Labels>,
     method: Method,
-    route: Option<MatchedPath>,
+    /// Empty when there is no route.
+    api: Arc<OnceLock<String>>,
     /// From where, and what the log says of the path, if requests are logged.
     log: Option<Box<(Option<IpAddr>, String)>>,
     unread: Option<UnreadBody>,
@@ -159,7 +167,7 @@ impl<F: Future<Output = Result<Response, Infallible>> + Unpin> Future for Observ
 
 impl<F> Observation<F> {
     fn finish(&self, mut response: Response, all_read: bool) -> Response {
-        let Observation { state, labels, method, route, .. } = self;
+        let Observation { state, labels, method, api, .. } = self;
         // hyper closes the connection after a body that was not read, and a server that stops closes all. A client
         // that is not told sends its next request into a closed connection.
         if !all_read || state.readiness.is_draining() {
@@ -175,9 +183,9 @@ impl<F> Observation<F> {
             (None, _) => {}
         }
         let took = self.began.elapsed();
-        let status = response.status().as_u16();
-        if let Some(route) = route {
-            state.metrics.request(labels.accepted(), method_label(method), route.as_str(), status, took);
+        let status = response.status();
+        if let Some(api) = api.get() {
+            state.metrics.request(labels.accepted(), method_label(method), api, status.as_str(), took);
         }
         let id = Ulid::r#gen().to_string();
         if let Some((ip, path)) = self.log.as_deref() {
@@ -188,7 +196,7 @@ impl<F> Observation<F> {
                 method = method.as_str(),
                 path,
                 pool = labels.accepted().map(|(pool, _)| pool.as_str()),
-                status,
+                status = status.as_u16(),
                 latency_ms = took.as_millis() as u64,
                 "request"
             );

@@ -87,7 +87,7 @@ pub async fn open_stores(
                 (redis, REDIS_PUMP, outage, failed_for_good)
             }
         };
-        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, name.clone(), metrics.clone())));
+        stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
         stores.outages.insert(name.clone(), outage);
         stores.failures.push((format!("pool {name}"), failed_for_good));
         stores.batches.insert(name, batch);

@@ -1,0 +1,253 @@
+//! What an operation costs, in processor time of each process, beside what a request costs at all: nginx's constant
+//! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
+//! the table shows medians. docs/performance.md says how to run it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use support::client::{Client, Target};
+use support::ledger::Spread;
+use support::nginx::Nginx;
+use support::proc::Meter;
+use support::report::Bench;
+use support::setup::{Setup, Store};
+use support::{Outcome, report};
+use tokio::task::JoinSet;
+
+/// Kept-alive connections, each with one request at a time.
+const CONNECTIONS: [usize; 3] = [32, 64, 256];
+const BODY: &[u8; 100] =
+    b"a job of exactly one hundred bytes, as many are: an id, a kind, and a few numbers {1,2,3,4,5,6,7,89}";
+const BULK: usize = 64;
+const BATCH: usize = 100;
+/// Long enough that no job comes back while it is measured.
+const TTR: &str = "ttr=3600";
+
+fn main() -> ExitCode {
+    report::run(async |bench| {
+        for connections in CONNECTIONS {
+            let name = format!("cost: {connections} connections");
+            bench.section(&name, table(bench, connections)).await;
+        }
+        for store in [Store::Disk, Store::Redis] {
+            bench.section(&format!("half {store}: at half of the top rate"), half(bench, store)).await;
+        }
+    })
+}
+
+/// What a connection does again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Publish,
+    Cycle,
+    Bulk,
+    /// Takes a batch, and acks its jobs one by one.
+    Batch,
+    /// nginx's answer.
+    Constant,
+}
+
+impl Step {
+    /// How many jobs one turn of it moves.
+    fn jobs(self) -> usize {
+        match self {
+            Step::Bulk => BULK,
+            Step::Batch => BATCH,
+            Step::Publish | Step::Cycle | Step::Constant => 1,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Step::Publish => "publish",
+            Step::Cycle => "publish, consume, ack",
+            Step::Bulk => "bulk of 64, a job",
+            Step::Batch => "100 consumed, acked singly, a job",
+            Step::Constant => "constant 201",
+        }
+    }
+}
+
+/// One measurement: operations a second, and microseconds of each process for one.
+struct Cost {
+    rate: f64,
+    spread: Spread,
+    processor: Vec<(&'static str, f64)>,
+}
+
+async fn table(bench: &Bench, connections: usize) -> Outcome {
+    let rounds = bench.size(5, 1);
+    let time = bench.seconds(2.0, 0.2);
+    let nginx = Nginx::start()?;
+    let mut constant = connect(&nginx.target(), connections).await?;
+    let mut stores = Vec::new();
+    for store in [Store::Disk, Store::Redis] {
+        let setup = Setup::one(store).await?;
+        let clients = connect(&setup.first().api, connections).await?;
+        stores.push((store, setup, clients));
+    }
+    let mut units = Vec::new();
+    let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for _ in 0..rounds {
+        let floor = measure(nginx.processes()?, &mut constant, Step::Constant, time).await?;
+        let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
+        units.push(unit);
+        note(&mut costs, "nginx", Step::Constant, &floor, unit);
+        for (store, setup, clients) in &mut stores {
+            // The batch takes what the publishes left.
+            for step in [Step::Publish, Step::Cycle, Step::Bulk, Step::Batch] {
+                let cost = measure(setup.processes(), clients, step, time).await?;
+                note(&mut costs, &store.to_string(), step, &cost, unit);
+            }
+        }
+    }
+    bench.figure("nginx's constant 201: the unit", median(&mut units), "us");
+    for (name, mut values) in costs {
+        let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
+        bench.figure(name, median(&mut values), unit);
+    }
+    Ok(())
+}
+
+/// Adds a round's figures to the table. The client's own time is left out.
+fn note(costs: &mut BTreeMap<String, Vec<f64>>, store: &str, step: Step, cost: &Cost, unit: f64) {
+    let name = step.name();
+    let mut add = |what: String, value| costs.entry(what).or_default().push(value);
+    add(format!("{store}: {name}|/s"), cost.rate);
+    for (process, us) in cost.processor.iter().filter(|(process, _)| *process != "client") {
+        add(format!("{store}: {name}: {process}|us"), *us);
+        add(format!("{store}: {name}: {process}|units"), us / unit.max(f64::MIN_POSITIVE));
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+async fn connect(target: &Target, connections: usize) -> Outcome<Vec<Client>> {
+    let mut clients = Vec::new();
+    for _ in 0..connections {
+        clients.push(target.connect().await?);
+    }
+    Ok(clients)
+}
+
+/// One step, over and over on every connection, for some time.
+async fn measure(
+    processes: Vec<(&'static str, u32)>,
+    clients: &mut Vec<Client>,
+    step: Step,
+    time: Duration,
+) -> Outcome<Cost> {
+    let meter = Meter::start(processes)?;
+    let (began, done) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    for mut client in clients.drain(..) {
+        let done = done.clone();
+        tasks.spawn(async move {
+            let mut spread = Spread::default();
+            while began.elapsed() < time {
+                let at = Instant::now();
+                once(&mut client, step).await?;
+                spread.add(at.elapsed());
+                done.fetch_add(step.jobs(), Ordering::Relaxed);
+            }
+            Outcome::Ok((client, spread))
+        });
+    }
+    let mut spread = Spread::default();
+    while let Some(ended) = tasks.join_next().await {
+        let (client, met) = ended??;
+        spread.merge(&met);
+        clients.push(client);
+    }
+    let (took, done) = (began.elapsed(), done.load(Ordering::Relaxed).max(1));
+    let mut processor: Vec<(&'static str, f64)> = Vec::new();
+    for (name, used) in meter.used()? {
+        let us = used.as_micros() as f64 / done as f64;
+        match processor.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum += us,
+            None => processor.push((name, us)),
+        }
+    }
+    Ok(Cost { rate: done as f64 / took.as_secs_f64(), spread, processor })
+}
+
+async fn once(client: &mut Client, step: Step) -> Outcome {
+    match step {
+        Step::Publish => client.publish("queue", "tries=3", BODY).await.map(drop),
+        Step::Constant => {
+            let request = client.target.put("/api/bench/queue?tries=3", BODY);
+            client.expect(201, &request).await.map(drop)
+        }
+        Step::Cycle => {
+            // A queue of its own. Each connection takes one for one that it put, so there is one for everybody.
+            client.publish("cycle", "tries=3", BODY).await?;
+            let job = client.consume("cycle", TTR).await?.ok_or("a published job is gone")?;
+            client.ack("cycle", &job.job_id).await
+        }
+        Step::Bulk => {
+            let body = serde_json::to_vec(&vec![std::str::from_utf8(BODY)?; BULK])?;
+            let request = client.target.put("/api/bench/queue/bulk?tries=3", &body);
+            client.expect(201, &request).await.map(drop)
+        }
+        Step::Batch => {
+            let jobs = client.consume_many("queue", &format!("count={BATCH}&{TTR}")).await?;
+            if jobs.len() < BATCH {
+                return Err("the backlog is used up".into());
+            }
+            for job in jobs {
+                client.ack("queue", &job.job_id).await?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// How late answers are at half of the rate that the same connections reach at most.
+async fn half(bench: &Bench, store: Store) -> Outcome {
+    let setup = Setup::one(store).await?;
+    let connections = CONNECTIONS[0];
+    let mut clients = connect(&setup.first().api, connections).await?;
+    for step in [Step::Publish, Step::Cycle] {
+        let top = measure(setup.processes(), &mut clients, step, bench.seconds(3.0, 0.2)).await?;
+        let (time, began) = (bench.seconds(5.0, 0.3), Instant::now());
+        // Each connection has a beat of its own, and the beats are spread evenly.
+        let beat = Duration::from_secs_f64(2.0 * connections as f64 / top.rate);
+        let mut tasks = JoinSet::new();
+        for (i, mut client) in clients.drain(..).enumerate() {
+            tasks.spawn(async move {
+                let mut spread = Spread::default();
+                let mut due = began + beat.mul_f64(i as f64 / connections as f64);
+                while began.elapsed() < time {
+                    let wait = due.saturating_duration_since(Instant::now());
+                    if !wait.is_zero() {
+                        async_io::Timer::after(wait).await;
+                    }
+                    let at = Instant::now();
+                    once(&mut client, step).await?;
+                    spread.add(at.elapsed());
+                    due += beat;
+                }
+                Outcome::Ok((client, spread))
+            });
+        }
+        let mut spread = Spread::default();
+        while let Some(ended) = tasks.join_next().await {
+            let (client, met) = ended??;
+            spread.merge(&met);
+            clients.push(client);
+        }
+        bench.figure(&format!("{}: top", step.name()), top.rate, "/s");
+        bench.figure(&format!("{}: p99 at the top", step.name()), top.spread.ms(0.99), "ms");
+        bench.figure(&format!("{}: p50 at half of it", step.name()), spread.ms(0.5), "ms");
+        bench.at_most(&format!("{}: p99 at half of it", step.name()), spread.ms(0.99), 3.0, "ms");
+    }
+    Ok(())
+}
