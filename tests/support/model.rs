@@ -9,10 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
-use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
+use dormouse::engine::{
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, QueueSize, Release, Released, Revival, Revived, Stats, Touched,
+};
 use dormouse::error::{Error, Result};
-use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Queue, QueueList};
+use dormouse::job::{Attributes, Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use dormouse::name::{JobKey, Namespace, Queue, QueueList};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -225,6 +228,18 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
+    async fn publish_with(&self, _: Publication) -> Result<Published> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let (mut state, now) = self.open()?;
         let mut ready = Vec::new();
@@ -269,6 +284,22 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
+    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let (mut state, now) = self.open()?;
         let head = state.ready(queue).first().copied();
@@ -281,6 +312,14 @@ impl Engine for ModelEngine {
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         let (state, now) = self.open()?;
         Ok(state.find(job, now).map(|stored| stored.read(now, 0, 0)))
+    }
+
+    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -316,6 +355,10 @@ impl Engine for ModelEngine {
         Ok(ids.len() as u64)
     }
 
+    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let (mut state, _) = self.open()?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -324,6 +367,14 @@ impl Engine for ModelEngine {
             state.jobs.remove(&(queue.clone(), *id));
         }
         Ok(ids.len() as u64)
+    }
+
+    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn resume(&self, _: &Queue) -> Result<()> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -372,6 +423,10 @@ impl Engine for ModelEngine {
 
     async fn queues(&self) -> Result<Vec<Queue>> {
         Ok(self.open()?.0.queues.keys().cloned().collect())
+    }
+
+    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn stats(&self) -> Result<Stats> {

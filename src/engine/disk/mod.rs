@@ -62,11 +62,14 @@ use self::writer::Writer;
 use super::batch::{self, BatchLimit};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
-use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
+use super::{
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+};
 use crate::clock::{Clock, Millis};
-use crate::error::Result;
-use crate::job::{Job, JobRef, NewJob};
-use crate::name::{Queue, QueueList};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use crate::name::{JobKey, Namespace, Queue, QueueList};
 
 pub(crate) use self::records::{Change, Records, Table};
 
@@ -272,6 +275,18 @@ impl Engine for DiskEngine {
         self.handle.ask(Republish { old, new }).await
     }
 
+    async fn publish_with(&self, _: Publication) -> Result<Published> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let step = Consume { queues: queues.clone(), ttrs: ttrs.to_vec() };
         self.handle.ask_as(Op::Consume, step).await
@@ -286,6 +301,22 @@ impl Engine for DiskEngine {
         self.handle.ask_as(Op::Ack, Ack(job)).await
     }
 
+    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         loop {
             if let Progress::Done(job) = self.handle.ask(Peek(queue.clone())).await? {
@@ -296,6 +327,14 @@ impl Engine for DiskEngine {
 
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         self.handle.ask(PeekJob(job.clone())).await
+    }
+
+    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -320,8 +359,20 @@ impl Engine for DiskEngine {
         self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
     }
 
+    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.in_steps(limit, |limit| DeleteDead { queue: queue.clone(), limit }).await
+    }
+
+    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn resume(&self, _: &Queue) -> Result<()> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -334,6 +385,10 @@ impl Engine for DiskEngine {
 
     async fn queues(&self) -> Result<Vec<Queue>> {
         self.handle.ask(ListQueues).await
+    }
+
+    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn stats(&self) -> Result<Stats> {
