@@ -122,7 +122,7 @@ impl WriterState {
         self.txn.put_job(key, &record);
         match location {
             Location::Delayed(timer) => self.start_delay(timer, &queue, entry),
-            Location::Ready(_) | Location::Dead(_) => self.push_ready(&queue, generation, entry, now),
+            Location::Ready(_) | Location::Dead(_) => self.push_ready(&queue, generation, entry, None),
         }
     }
 }

@@ -66,7 +66,7 @@ impl WriterState {
         self.txn.delete(Space::Delayed, codec::timer_key(timer));
         self.timer_passed(queue);
         let seq = self.next_seq();
-        self.push_ready(queue, seq, entry, timer.0);
+        self.push_ready(queue, seq, entry, Some(timer.0));
     }
 
     /// Answers how many bytes it rewrote.
@@ -75,7 +75,7 @@ impl WriterState {
         self.run_passed(queue);
         if entry.tries > 0 {
             let seq = self.next_seq();
-            self.push_ready(queue, seq, entry, now);
+            self.push_ready(queue, seq, entry, Some(now));
             return Ok(0);
         }
         match self.read_entry(queue, &entry)? {
@@ -109,7 +109,7 @@ impl WriterState {
         let state = self.queue(queue);
         state.dead += 1;
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Dead, key, codec::list_value(seq, &entry, now));
+        self.txn.put(Space::Dead, key, codec::list_value(&entry, Some(now)));
         bytes
     }
 }

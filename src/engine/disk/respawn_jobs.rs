@@ -71,7 +71,7 @@ impl WriterState {
         if due > now {
             self.start_delay((due, seq), queue, entry);
         } else {
-            self.push_ready(queue, seq, entry, now);
+            self.push_ready(queue, seq, entry, Some(now));
         }
         Ok((Revived::Done { due_at: due / 1000 }, bytes))
     }

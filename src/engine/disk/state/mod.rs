@@ -141,13 +141,14 @@ impl WriterState {
         }
     }
 
-    /// Adds a job at the end of its queue's ready list, under a number never used before. It is ready since then.
-    pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Micros) {
+    /// Adds a job at the end of its queue's ready list, under a number never used before. `since` is when it became
+    /// ready; `None` for a job that is published now, under its generation.
+    pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Option<Micros>) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Ready, key, codec::list_value(seq, &entry, since));
+        self.txn.put(Space::Ready, key, codec::list_value(&entry, since));
         self.notify(queue);
     }
 
@@ -157,7 +158,7 @@ impl WriterState {
         let state = self.queue(queue);
         let seq = state.push_front(entry, limit);
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Ready, key, codec::list_value(seq, &entry, now));
+        self.txn.put(Space::Ready, key, codec::list_value(&entry, Some(now)));
         self.notify(queue);
     }
 

@@ -230,20 +230,20 @@ pub fn split_list_key(key: &[u8]) -> Result<(&[u8], u64)> {
     Ok((queue, u64::from_be_bytes(*seq)))
 }
 
-/// The value of `ready` and `dead` at number `seq`. A job's first entry has its generation for a number, and does
-/// not repeat it; such a job is ready since its publish. `since` is when another one became ready or dead.
-pub fn list_value(seq: u64, entry: &Entry, since: Micros) -> Vec<u8> {
+/// The value of `ready` and `dead`. `since` is when the job became ready or dead. An entry that a publish makes has
+/// its generation for a number and does not repeat it, and needs no time: it is ready since then.
+pub fn list_value(entry: &Entry, since: Option<Micros>) -> Vec<u8> {
     let mut out = Vec::with_capacity(35);
     put_flagged_id(&mut out, entry.id, entry.keyed);
     out.put_u16(entry.tries);
-    if entry.generation != seq {
+    if let Some(since) = since {
         out.put_u64(entry.generation);
         out.put_u64(since);
     }
     out
 }
 
-/// Reads [`list_value`]: the entry, and since when it is there. A store of format 2 did not write that down.
+/// Reads [`list_value`] at number `seq`: the entry, and since when it is there. Format 2 wrote no time.
 pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Option<Millis>)> {
     let mut r = Reader(value);
     let (id, keyed) = r.flagged_id()?;
@@ -593,14 +593,10 @@ mod tests {
             let (listed, timed) = (list_key(&prefix, seq), timer_value(&prefix, &entry));
             prop_assert_eq!(split_list_key(&listed), Ok((&prefix[..], seq)));
             prop_assert_eq!(split_timer_value(&timed), Ok((&prefix[..], entry)));
-            let read = read_list_value(seq, &list_value(seq, &entry, since));
-            prop_assert_eq!(read, Ok((entry, Some(if entry.generation == seq {
-                entry.id.published_at()
-            } else {
-                since / 1000
-            }))));
+            let read = read_list_value(seq, &list_value(&entry, Some(since)));
+            prop_assert_eq!(read, Ok((entry, Some(since / 1000))));
             let first = Entry { generation: seq, ..entry };
-            let read = read_list_value(seq, &list_value(seq, &first, since));
+            let read = read_list_value(seq, &list_value(&first, None));
             prop_assert_eq!(read, Ok((first, Some(first.id.published_at()))));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
         }
