@@ -5,12 +5,14 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use ulid::Ulid;
 
 use crate::clock::Millis;
-use crate::name::Queue;
+use crate::name::{JobKey, Queue};
 
 /// Headers that travel with a job: lower-case name to value.
 pub type Attributes = BTreeMap<String, String>;
@@ -162,6 +164,121 @@ pub struct Job {
     pub receipt: u64,
 }
 
+impl Job {
+    /// The proof of this hand-over.
+    pub fn proof(&self) -> Receipt {
+        Receipt { hand_over: self.receipt, tries_left: self.tries_left }
+    }
+}
+
+/// Proves that a hand-over is one's own. Engines alone know what is in it; others pass it on as text.
+///
+/// It costs nothing to make. `hand_over` tells the hand-overs of one job apart, in the terms of its engine, and needs
+/// 63 bits at most. `tries_left` is what the job had after it was handed out: on a Redis it is part of the name of the
+/// job's timer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Receipt {
+    pub hand_over: u64,
+    pub tries_left: u16,
+}
+
+/// Bytes of a receipt: the hand-over, then the tries.
+const RECEIPT_BYTES: usize = 10;
+
+impl Receipt {
+    /// Reads what `Display` writes, and nothing else.
+    pub fn parse(s: &str) -> Option<Receipt> {
+        let bytes: [u8; RECEIPT_BYTES] = URL_SAFE_NO_PAD.decode(s).ok()?.try_into().ok()?;
+        let (hand_over, tries) = bytes.split_first_chunk()?;
+        let tries_left = u16::from_be_bytes(tries.try_into().ok()?);
+        Some(Receipt { hand_over: u64::from_be_bytes(*hand_over), tries_left })
+    }
+}
+
+impl fmt::Display for Receipt {
+    /// 14 URL-safe characters.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut bytes = [0; RECEIPT_BYTES];
+        bytes[..8].copy_from_slice(&self.hand_over.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.tries_left.to_be_bytes());
+        f.write_str(&URL_SAFE_NO_PAD.encode(bytes))
+    }
+}
+
+/// What a job is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum JobState {
+    Delayed,
+    Ready,
+    Running,
+    Dead,
+}
+
+impl JobState {
+    /// Every state.
+    pub const ALL: [JobState; 4] = [JobState::Delayed, JobState::Ready, JobState::Running, JobState::Dead];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            JobState::Delayed => "delayed",
+            JobState::Ready => "ready",
+            JobState::Running => "running",
+            JobState::Dead => "dead",
+        }
+    }
+
+    /// The state of this name.
+    pub fn parse(s: &str) -> Option<JobState> {
+        JobState::ALL.into_iter().find(|state| state.as_str() == s)
+    }
+}
+
+/// Why a worker gave a job up, in its own words: 1 to [`Reason::MOST`] bytes of text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Reason(Box<str>);
+
+impl Reason {
+    /// The longest, in bytes.
+    pub const MOST: usize = 4096;
+
+    /// `None` for none, and for too much of it.
+    pub fn new(s: &str) -> Option<Reason> {
+        (1..=Reason::MOST).contains(&s.len()).then(|| Reason(s.into()))
+    }
+
+    /// The words.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// All that is known of a job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JobView {
+    pub id: JobId,
+    /// `None` when the store cannot find out with a bounded piece of work.
+    pub state: Option<JobState>,
+    /// Delayed: when it becomes ready. Running: when its ttr ends. Ready or dead: when it became so, `None` where that
+    /// is not known.
+    pub due_at: Option<Millis>,
+    /// How many times it may still be handed out; 0 when it is dead. `None` where that is not known.
+    pub tries_left: Option<u16>,
+    /// What is left of its life; `None` is forever.
+    pub ttl: Option<Duration>,
+    /// Since it was published; 0 when clocks disagree.
+    pub elapsed: Duration,
+    pub key: Option<JobKey>,
+    /// The last that was given.
+    pub reason: Option<Reason>,
+    /// Bytes of the body.
+    pub size: u64,
+    /// `None` when it was not asked for.
+    pub body: Option<Bytes>,
+    /// Empty unless the id is versioned and the body was asked for.
+    pub attributes: Attributes,
+}
+
 /// Names a stored job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobRef {
@@ -216,7 +333,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_receipt_is_short_and_read_strictly() {
+        let receipt = Receipt { hand_over: u64::MAX, tries_left: u16::MAX };
+        assert_eq!(receipt.to_string(), "_____________w", "80 bits in 14 characters");
+        for bad in ["", "0", "_____________x", "______________", "AAAAAAAAAAAAAA==", "AAAAAAAAAAAAA+"] {
+            assert_eq!(Receipt::parse(bad), None, "{bad:?} is not a receipt");
+        }
+    }
+
+    #[test]
+    fn a_reason_is_short_and_not_empty() {
+        for (bytes, fits) in [(0, false), (1, true), (4096, true), (4097, false)] {
+            assert_eq!(Reason::new(&"x".repeat(bytes)).is_some(), fits, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_state_survives_its_name() {
+        for state in JobState::ALL {
+            assert_eq!(JobState::parse(state.as_str()), Some(state));
+        }
+        assert_eq!(JobState::parse("gone"), None);
+    }
+
     proptest! {
+        #[test]
+        fn a_receipt_survives_its_text(hand_over: u64, tries_left: u16) {
+            let receipt = Receipt { hand_over, tries_left };
+            prop_assert_eq!(Receipt::parse(&receipt.to_string()), Some(receipt));
+        }
+
         #[test]
         fn an_id_survives_its_text(at in 0u64..1 << 48, unique in 0u64..1 << 48, delay: u32, versioned: bool) {
             let id = JobId::from_parts(at, unique, delay, versioned);

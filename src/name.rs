@@ -1,5 +1,5 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName` or `Token` that exists is valid, so no
-//! other module checks its characters. Knows nothing of HTTP or of any store.
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey` or `Token` that
+//! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -90,6 +90,45 @@ impl QueueName {
     /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)
+    }
+}
+
+/// A producer's own name for a job in its queue: 1 to 255 bytes of printable ASCII without blanks.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct JobKey(Arc<str>);
+
+impl JobKey {
+    /// `None` for any other text.
+    pub fn parse(s: &str) -> Option<JobKey> {
+        let fits = (1..=MAX_NAME).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_graphic());
+        fits.then(|| JobKey(s.into()))
+    }
+
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Names a request, so that its repetition is known: any 1 to 255 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct IdempotencyKey(Arc<[u8]>);
+
+impl IdempotencyKey {
+    /// `None` for none, and for more than 255 bytes.
+    pub fn new(bytes: &[u8]) -> Option<IdempotencyKey> {
+        (1..=MAX_NAME).contains(&bytes.len()).then(|| IdempotencyKey(bytes.into()))
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -225,6 +264,19 @@ mod tests {
         // Twice the names in twice the time: a search for each name among those before it would take minutes.
         let many = (0..300_000).map(|i| name(&format!("{i}")));
         assert_eq!(QueueList::new(namespace(), many).map(|list| list.names().len()), Some(300_000));
+    }
+
+    #[test]
+    fn a_key_is_printable_and_has_no_blanks() {
+        for good in ["a", "order:1/2", "!~", &"k".repeat(255)] {
+            assert!(JobKey::parse(good).is_some(), "{good:?} should be a key");
+        }
+        for bad in ["", " ", "a b", "a\t", "é", "\u{7f}", &"k".repeat(256)] {
+            assert_eq!(JobKey::parse(bad), None, "{bad:?} should be no key");
+        }
+        for (bytes, fits) in [(0, false), (1, true), (255, true), (256, false)] {
+            assert_eq!(IdempotencyKey::new(&vec![0; bytes]).is_some(), fits, "{bytes} bytes");
+        }
     }
 
     #[test]

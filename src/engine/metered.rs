@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 
 use super::notifier::Notifier;
-use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
+use super::{
+    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+};
 use crate::clock::Millis;
 use crate::error::Result;
-use crate::job::{Job, JobRef, NewJob};
+use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::metrics::{Metrics, PoolMetrics};
-use crate::name::{PoolName, Queue, QueueList};
+use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
 
 /// An engine whose work is counted under its pool's name.
 #[derive(Debug)]
@@ -80,6 +83,36 @@ impl<E: Engine> Engine for Metered<E> {
         Ok(())
     }
 
+    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        let jobs: Vec<(Queue, bool)> = publication
+            .jobs
+            .iter()
+            .map(|placing| (placing.job.queue.clone(), placing.at.is_some() || !placing.job.delay.is_zero()))
+            .collect();
+        let replaces = publication.replaces.clone();
+        let published = self.step("publish_with", self.inner.publish_with(publication)).await?;
+        if let Published::Done(placed) = &published {
+            replaces.iter().for_each(|job| self.forgotten(job));
+            for ((queue, delayed), placed) in jobs.iter().zip(placed) {
+                match placed.how {
+                    How::Duplicate => continue,
+                    How::Replaced(id) => self.forgotten(&JobRef { queue: queue.clone(), id }),
+                    How::New => {}
+                }
+                self.stored(queue, 1, usize::from(*delayed));
+            }
+        }
+        Ok(published)
+    }
+
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        self.step("find_key", self.inner.find_key(queue, key)).await
+    }
+
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        self.step("cancel_key", self.inner.cancel_key(queue, key)).await
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let consumed = self.step("consume", self.inner.consume(queues, ttrs)).await?;
         for job in &consumed.jobs {
@@ -108,6 +141,26 @@ impl<E: Engine> Engine for Metered<E> {
         Ok(())
     }
 
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let stale = self.step("ack_many", self.inner.ack_many(queue, jobs)).await?;
+        for (id, _) in jobs.iter().filter(|(id, _)| !stale.contains(id)) {
+            self.forgotten(&JobRef { queue: queue.clone(), id: *id });
+        }
+        Ok(stale)
+    }
+
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        self.step("touch", self.inner.touch(job, receipt, ttr)).await
+    }
+
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        self.step("release", self.inner.release(job, receipt, release)).await
+    }
+
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        self.step("bury", self.inner.bury(job, receipt, reason)).await
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.step("peek", self.inner.peek(queue)).await
     }
@@ -116,6 +169,16 @@ impl<E: Engine> Engine for Metered<E> {
         let found = self.step("peek_job", self.inner.peek_job(job)).await?;
         self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
         Ok(found)
+    }
+
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        let found = self.step("inspect", self.inner.inspect(job)).await?;
+        self.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
+        Ok(found)
+    }
+
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        self.step("list_jobs", self.inner.list_jobs(queue, list)).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -136,8 +199,23 @@ impl<E: Engine> Engine for Metered<E> {
         Ok(count)
     }
 
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        let revived = self.step("respawn_jobs", self.inner.respawn_jobs(queue, jobs, revival)).await?;
+        let count = revived.iter().filter(|revived| matches!(revived, Revived::Done { .. })).count();
+        self.counters.deadletter_respawn_jobs.inc_by(count as u64);
+        Ok(revived)
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.step("delete_dead", self.inner.delete_dead(queue, limit)).await
+    }
+
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        self.step("pause", self.inner.pause(queue, time)).await
+    }
+
+    async fn resume(&self, queue: &Queue) -> Result<()> {
+        self.step("resume", self.inner.resume(queue)).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -153,6 +231,15 @@ impl<E: Engine> Engine for Metered<E> {
 
     async fn queues(&self) -> Result<Vec<Queue>> {
         self.step("queues", self.inner.queues()).await
+    }
+
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>> {
+        self.step("list_queues", self.inner.list_queues(namespace, limit, cursor)).await
     }
 
     async fn stats(&self) -> Result<Stats> {

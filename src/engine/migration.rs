@@ -29,11 +29,14 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
-use super::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
+use super::{
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, QueueSize, Release, Released, Revival, Revived, Stats, Touched,
+};
 use crate::clock::Millis;
 use crate::error::{Error, Result};
-use crate::job::{Job, JobRef, NewJob};
-use crate::name::{Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use crate::name::{JobKey, Namespace, Queue, QueueList};
 use crate::process::tasks::{Failure, Tasks};
 
 /// How long the old store may hold up what the new one could answer.
@@ -225,6 +228,18 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         Ok(())
     }
 
+    async fn publish_with(&self, _: Publication) -> Result<Published> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let give_up = Instant::now() + MOST_PATIENCE;
         loop {
@@ -292,6 +307,22 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         }
     }
 
+    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let old = self.ask_old(self.old.peek(queue)).await;
         if let Ok(Some(_)) = old {
@@ -312,6 +343,14 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
             Some(job) => Some(job),
             None => old?,
         })
+    }
+
+    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -335,9 +374,21 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         and_rest(old, limit, async |rest| self.new.respawn(queue, rest, ttl).await).await
     }
 
+    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         let old = self.old.delete_dead(queue, limit).await?;
         and_rest(old, limit, async |rest| self.new.delete_dead(queue, rest).await).await
+    }
+
+    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn resume(&self, _: &Queue) -> Result<()> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -369,6 +420,10 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         queues.sort_unstable();
         queues.dedup();
         Ok(queues)
+    }
+
+    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn stats(&self) -> Result<Stats> {

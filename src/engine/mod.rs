@@ -6,11 +6,13 @@
 //!
 //! ```text
 //! publish ──delay──> delayed ──pump──> ready ──consume──> running ──ack──> (gone)
-//!    └─────no delay────────────────────> ^ ^                 │
-//!                                        │ └──give_back──────┤
+//!    └─────no delay────────────────────> ^ ^                 │ ^└─touch─┐
+//!                                        │ └──give_back──────┤ └────────┘
+//!                                        ├──release, no delay┤
 //!                                        └──pump, tries left─┤
-//!                               respawn  ^                   └─pump, none left──> dead
-//!                                        └────────────────────────────────────────┘
+//!            delayed <──release, delay───────────────────────┤
+//!                               respawn  ^                   └─bury; pump or release, none left──> dead
+//!                                        └───────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! What every method keeps:
@@ -24,8 +26,26 @@
 //!   their timers were set: delayed ones in publish order, running ones in the order they were handed out.
 //! - **TTL.** A job whose ttl has ended is never handed out or peeked, and its space comes back. A dead job
 //!   has no ttl.
+//! - **Keys.** A [`JobKey`] belongs to at most one delayed, ready or running job of its queue. It is free again in
+//!   the same step in which that job is acked, cancelled, replaced, destroyed, dies or expires. A dead job has no key.
+//! - **Hand-overs.** A hand-over begins with a consume and ends with an ack, a release, a bury, a give-back, or at the
+//!   instant at which its ttr ends, whether or not a pump has come by. Its [`Receipt`] is the proof that it still
+//!   stands. A touch replaces the receipt. No two hand-overs of a job have the same receipt, whichever server handed
+//!   the job out.
 //! - **Cancel-safe.** A caller that drops the future leaves a step that happened or did not, never half. Jobs
 //!   that a dropped consume handed out come back after their ttr: the dispatcher never drops one.
+//!
+//! Who decides what:
+//!
+//! | question | who | how |
+//! |---|---|---|
+//! | Does a hand-over still stand? | the store | by the receipt, in the step that needs to know |
+//! | Who has a key, and was this request done already? | the store | in the step that publishes |
+//! | Is a queue paused? | the store | a consume takes a paused queue for an empty one; whoever ends the pause, the notifiers are told |
+//! | Which queue is served first? | the dispatcher | by the order of the [`QueueList`] of each consume; the store knows no weights |
+//! | Is an equal request under way in this process? | HTTP | the store sees one of them first, and replays it to the other |
+//! | What is an answer's text? | HTTP | a store keeps of a publish what it placed, and no text |
+//! | Limits, sizes, defaults | HTTP | bad input never gets here |
 
 pub mod batch;
 pub mod disk;
@@ -37,6 +57,7 @@ pub mod redis;
 mod shared;
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::sync::Weak;
 use std::time::Duration;
 
@@ -44,14 +65,20 @@ use async_trait::async_trait;
 
 use crate::clock::Millis;
 use crate::error::Result;
-use crate::job::{Job, JobId, JobRef, NewJob};
-use crate::name::{Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList};
 use notifier::Notifier;
 
 /// The most jobs in one [`Engine::publish`].
 pub const MAX_PUBLISH: usize = 64;
 /// The most jobs that one [`Engine::consume`] may ask for.
 pub const MAX_CONSUME: usize = 128;
+/// The most jobs that one [`Engine::ack_many`] or [`Engine::respawn_jobs`] names.
+pub const MAX_NAMED: usize = 100;
+/// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.
+pub const MAX_LISTED: usize = 100;
+/// How long a publish with an [`IdempotencyKey`] is remembered, at least.
+pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// What one consume handed out.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -99,6 +126,204 @@ pub struct Stats {
     pub gauges: Vec<(&'static str, f64)>,
 }
 
+/// What one [`Engine::publish_with`] is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// 1 to [`MAX_PUBLISH`], all of one queue if there is a [`once`](Publication::once). No two have the same key.
+    pub jobs: Vec<Placing>,
+    /// Acked in the same step, before keys are looked at; one that is not there is fine.
+    pub replaces: Option<JobRef>,
+    /// Makes the call safe to repeat.
+    pub once: Option<Once>,
+}
+
+/// One job of a [`Publication`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placing {
+    pub job: NewJob,
+    /// When it is due by the store's clock, in place of the job's `delay`; a time that has passed is now.
+    pub at: Option<Millis>,
+    /// Its key, and what to do when another job has it.
+    pub key: Option<(JobKey, OnConflict)>,
+}
+
+/// What a key means that another job has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The other job stays, and this one is not stored.
+    #[default]
+    Keep,
+    /// A delayed or ready one goes, as if it was acked. A running one goes on without the key.
+    Replace,
+    /// Nothing is stored, of the whole call.
+    Fail,
+}
+
+/// How a repeated request is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// Kept apart for each queue: that of the first job.
+    pub key: IdempotencyKey,
+    /// Equal for equal requests.
+    pub fingerprint: Fingerprint,
+}
+
+/// A hash of everything that makes two requests equal.
+pub type Fingerprint = [u8; 16];
+
+/// What became of a [`Publication`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It is done. One for each job, in order.
+    Done(Vec<Placed>),
+    /// It was done already, by an equal request with the same [`Once::key`], and this is what became of that one.
+    /// Nothing has changed.
+    Replay(Vec<Placed>),
+    /// Another request has used the [`Once::key`]. Nothing has changed.
+    Mismatch,
+    /// The key of the job at `index` is taken by the job `id`, and it was to [`Fail`](OnConflict::Fail). Nothing has
+    /// changed.
+    Conflict { index: usize, id: JobId },
+}
+
+/// What became of one job of a [`Publication`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The job that is there now: for a duplicate the one that was there before.
+    pub id: JobId,
+    /// Its [`due_at`](JobView::due_at).
+    pub due_at: Option<Millis>,
+    pub how: How,
+}
+
+/// Whether a job was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    New,
+    /// Its key was taken and it was to [`Keep`](OnConflict::Keep) the other job: it was not stored.
+    Duplicate,
+    /// This delayed or ready job, which had its key, is gone.
+    Replaced(JobId),
+}
+
+/// What became of a step that only the holder of a hand-over may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held<T> {
+    Done(T),
+    /// The job is there, and this hand-over of it is over. Nothing has changed.
+    NotYours,
+    /// There is no such job. Nothing has changed.
+    NotFound,
+}
+
+/// What a touch answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Takes the place of the receipt that was shown.
+    pub receipt: Receipt,
+    /// When the ttr ends now.
+    pub until: Millis,
+}
+
+/// How a job is released.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Zero: ready at once, at the head of its queue.
+    pub delay: Duration,
+    /// Whether the hand-over gives its try back. Otherwise a job that has none left dies.
+    pub restore_try: bool,
+    /// Takes the place of the job's reason, if there is one.
+    pub reason: Option<Reason>,
+}
+
+/// What a release answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The job is ready or delayed again.
+    Back { tries_left: u16, due_at: Millis },
+    /// It had no tries left.
+    Dead,
+}
+
+/// What respawned jobs get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revival {
+    pub tries: NonZeroU16,
+    /// Zero: ready at once, behind all others.
+    pub delay: Duration,
+    /// From now on; `None` is forever. Not shorter than `delay`.
+    pub ttl: Option<Duration>,
+}
+
+/// What became of one job that was to be respawned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revived {
+    Done {
+        due_at: Millis,
+    },
+    /// It is delayed, ready or running. Nothing has changed.
+    NotDead,
+    /// There is no such job.
+    NotFound,
+}
+
+/// How long a queue is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// `None`: until it is resumed.
+    pub until: Option<Millis>,
+}
+
+/// Where a list goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// Which part of a queue's jobs to show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobList {
+    pub state: JobState,
+    /// 1 to [`MAX_LISTED`].
+    pub limit: usize,
+    /// `None` begins.
+    pub cursor: Option<Cursor>,
+    /// Whether to show bodies.
+    pub bodies: bool,
+}
+
+/// A part of a queue's jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobPage {
+    /// May be none although there are more.
+    pub jobs: Vec<JobView>,
+    /// Where to go on; `None` at the end.
+    pub cursor: Option<Cursor>,
+    /// How many entries the store looked at.
+    pub scanned: u64,
+}
+
+/// Figures of one queue. `None` is what the store cannot tell without much work, or at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueView {
+    pub queue: Queue,
+    /// As [`Engine::size`] counts.
+    pub ready: Option<u64>,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: Option<u64>,
+    /// For how long the head has been ready; `None` also when nothing is ready.
+    pub oldest_ready_age: Option<Duration>,
+    /// `None` when it is not paused.
+    pub paused: Option<Pause>,
+}
+
+/// A part of a namespace's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueuePage {
+    pub queues: Vec<QueueView>,
+    /// Where to go on; `None` at the end.
+    pub cursor: Option<Cursor>,
+}
+
 /// A store of jobs.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
@@ -112,11 +337,27 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Acks `old`, if it is there, and publishes `new`, in one step.
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()>;
 
+    /// Stores jobs with keys, jobs that are due at an instant, and whatever must be safe to repeat: everything in one
+    /// step, or nothing. An id that is stored already fails the whole call, as do two jobs with one key. Looks first whether the call was done
+    /// already ([`Published::Replay`], [`Published::Mismatch`]), then for keys that must not be taken
+    /// ([`Published::Conflict`]). What [`Published::Done`] says is remembered for [`REMEMBERED`] if the call has a
+    /// [`Once`], in the same step; nothing else is remembered.
+    ///
+    /// [`publish`](Engine::publish) and [`republish`](Engine::republish) cost less and do the same for jobs without
+    /// any of this.
+    async fn publish_with(&self, publication: Publication) -> Result<Published>;
+
+    /// The job that has this key.
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>>;
+
+    /// Acks the job that has this key, in whatever state it is. Answers whether there was one.
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool>;
+
     /// Hands out up to `ttrs.len()` ready jobs, oldest first: from the first queue of the list, then from the
     /// second, and so on. The n-th job may run for the n-th ttr, and then comes back; it has one try less.
     /// Acked and expired jobs are skipped, in a bounded number for each call. An answer with fewer jobs than were
     /// asked for, and without [`more`](Consumed::more), means that the queues were seen empty. `ttrs` has 1 to
-    /// [`MAX_CONSUME`] elements.
+    /// [`MAX_CONSUME`] elements. A paused queue is taken for an empty one.
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed>;
 
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at
@@ -127,11 +368,35 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Forgets a job, in whatever state. Forgetting an unknown one is fine.
     async fn ack(&self, job: JobRef) -> Result<()>;
 
-    /// The job that the next consume of this queue would hand out.
+    /// Acks jobs of one queue, 1 to [`MAX_NAMED`], each by itself. One that comes with a receipt is acked only if that
+    /// hand-over still stands. Answers those that are there and were not acked for that, in the order given. Ids
+    /// without a job are fine.
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>>;
+
+    /// The holder works on: the ttr ends `ttr` from now. The receipt is replaced by another one.
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>>;
+
+    /// The holder gives up for now. See [`Release`].
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>>;
+
+    /// The holder gives up for good: the job is dead, whatever tries it has left. The reason takes the place of the
+    /// job's, if there is one.
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>>;
+
+    /// The job that the next consume of this queue would hand out, or would if the queue was not paused.
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>>;
 
     /// A job by id, in whatever state; `tries_left` is 0, as lmstfy answers here.
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>>;
+
+    /// All that is known of a job by id, its body too, in whatever state.
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>>;
+
+    /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
+    /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a
+    /// job that is in this state all the while is shown once. `None` when the cursor is not one of this store and
+    /// this state.
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>>;
 
     /// How many jobs are ready. May count acked and expired ones that are still in the list.
     async fn size(&self, queue: &Queue) -> Result<u64>;
@@ -147,8 +412,20 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Answers how many. In bounded steps, each atomic.
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64>;
 
+    /// Makes dead jobs ready or delayed again, by id: 1 to [`MAX_NAMED`] of one queue, each as one atomic step. Answers
+    /// what became of each, in the order given.
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>>;
+
     /// Deletes the oldest `limit` dead jobs. Answers how many. In bounded steps, each atomic.
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
+
+    /// From now on no consume hands out this queue's jobs: at once from this process, and within a second from others.
+    /// Takes the place of an earlier pause. Everything else goes on. Lasts over restarts. `time` is how long; `None`:
+    /// until [`resume`](Engine::resume). Notifiers are told when the pause ends by itself.
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause>;
+
+    /// Ends a pause, if there is one. Notifiers are told.
+    async fn resume(&self, queue: &Queue) -> Result<()>;
 
     /// Moves up to `limit` due jobs, earliest first: delayed ones become ready, and so do running ones with
     /// tries left; running ones without become dead.
@@ -159,6 +436,16 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Every queue that jobs were published to, sorted. A store may forget queues long empty.
     async fn queues(&self) -> Result<Vec<Queue>>;
+
+    /// A part of the queues of a namespace: those of [`queues`](Engine::queues), and paused ones. `limit` is 1 to
+    /// [`MAX_LISTED`]. Work and answer of one call are bounded. Over the calls of one list a queue that is there all
+    /// the while is shown once. `None` when the cursor is not one of this store.
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>>;
 
     /// Sizes, for a scrape of the metrics.
     async fn stats(&self) -> Result<Stats>;

@@ -8,10 +8,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
-use dormouse::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
+use dormouse::engine::{
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+};
 use dormouse::error::{Error, Result};
-use dormouse::job::{Job, JobRef, NewJob};
-use dormouse::name::{Queue, QueueList};
+use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use dormouse::name::{JobKey, Namespace, Queue, QueueList};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// Stands before `inner`.
@@ -132,6 +135,21 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.republish(old, new).await
     }
 
+    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        self.up().await?;
+        self.inner.publish_with(publication).await
+    }
+
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        self.up().await?;
+        self.inner.find_key(queue, key).await
+    }
+
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        self.up().await?;
+        self.inner.cancel_key(queue, key).await
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         self.fetches.fetch_add(1, Ordering::SeqCst);
         self.up().await?;
@@ -164,6 +182,26 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.ack(job).await
     }
 
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        self.up().await?;
+        self.inner.ack_many(queue, jobs).await
+    }
+
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        self.up().await?;
+        self.inner.touch(job, receipt, ttr).await
+    }
+
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        self.up().await?;
+        self.inner.release(job, receipt, release).await
+    }
+
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        self.up().await?;
+        self.inner.bury(job, receipt, reason).await
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.up().await?;
         self.inner.peek(queue).await
@@ -172,6 +210,16 @@ impl<E: Engine> Engine for Gated<E> {
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         self.up().await?;
         self.inner.peek_job(job).await
+    }
+
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        self.up().await?;
+        self.inner.inspect(job).await
+    }
+
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        self.up().await?;
+        self.inner.list_jobs(queue, list).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -194,9 +242,24 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.respawn(queue, limit, ttl).await
     }
 
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        self.up().await?;
+        self.inner.respawn_jobs(queue, jobs, revival).await
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.up().await?;
         self.inner.delete_dead(queue, limit).await
+    }
+
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        self.up().await?;
+        self.inner.pause(queue, time).await
+    }
+
+    async fn resume(&self, queue: &Queue) -> Result<()> {
+        self.up().await?;
+        self.inner.resume(queue).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -211,6 +274,16 @@ impl<E: Engine> Engine for Gated<E> {
     async fn queues(&self) -> Result<Vec<Queue>> {
         self.up().await?;
         self.inner.queues().await
+    }
+
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>> {
+        self.up().await?;
+        self.inner.list_queues(namespace, limit, cursor).await
     }
 
     async fn stats(&self) -> Result<Stats> {

@@ -43,10 +43,13 @@ use crate::clock::Millis;
 use crate::engine::batch::{self, BatchLimit, BatchSender, Call};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
-use crate::engine::{Consumed, DeadLetter, Engine, Pumped, Stats};
+use crate::engine::{
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobRef, NewJob};
-use crate::name::{PoolName, Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use cache::{RecordedQueues, TriesCache};
@@ -232,6 +235,18 @@ impl Engine for RedisEngine {
         self.publishes.call(publish::Publish { jobs: vec![new], old: Some(old) }).await
     }
 
+    async fn publish_with(&self, _: Publication) -> Result<Published> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         self.core.open()?;
         self.core.consume(queues, ttrs).await
@@ -246,6 +261,22 @@ impl Engine for RedisEngine {
         self.acks.call(job).await
     }
 
+    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.core.open()?;
         self.core.peek(queue).await
@@ -254,6 +285,14 @@ impl Engine for RedisEngine {
     async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
         self.core.open()?;
         self.core.peek_job(job).await
+    }
+
+    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -276,9 +315,21 @@ impl Engine for RedisEngine {
         self.core.respawn(queue, limit, ttl).await
     }
 
+    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
+        Err(Error::refused("not built yet"))
+    }
+
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.core.open()?;
         self.core.delete_dead(queue, limit).await
+    }
+
+    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
+        Err(Error::refused("not built yet"))
+    }
+
+    async fn resume(&self, _: &Queue) -> Result<()> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -293,6 +344,10 @@ impl Engine for RedisEngine {
     async fn queues(&self) -> Result<Vec<Queue>> {
         self.core.open()?;
         self.core.queues().await
+    }
+
+    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
+        Err(Error::refused("not built yet"))
     }
 
     async fn stats(&self) -> Result<Stats> {
