@@ -56,8 +56,10 @@ for list = 1, lists do
                 timers[t + 2] = member .. struct.pack('<HH', 0, #id) .. id
               end
             else
-              -- One microsecond apart, so that jobs that come back together keep their order.
-              local due, n = now + ARGV[run + 1] + t / 2, #jobs
+              -- Two microseconds apart, so that jobs that come back together keep their order, and odd (see
+              -- details.lua).
+              local due, n = now + ARGV[run + 1] + t, #jobs
+              due = due + 1 - due % 2
               timers[t + 1] = score(due)
               timers[t + 2] = member .. struct.pack('<HH', tries - 1, #id) .. id
               jobs[n + 1], jobs[n + 2], jobs[n + 3], jobs[n + 4] = list, id, tries - 1, due

@@ -1,11 +1,12 @@
 -- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job
 -- that it replaces.
--- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names
--- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
+-- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names | indexes
+--         of queues
+-- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs, #indexes
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
 --         timer member, value
 --         per replaced job: its call, exact timer member ('' = not known)
---         per hash: the name to record
+--         per hash and per index: the name to record
 -- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
 --         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
 --         was stored before has ended, and nothing has changed
@@ -22,7 +23,7 @@ if staged then
   if stored < job_count then return {now, 2} end
 elseif stored > 0 then
   for job = 1, job_count do
-    local caller = ARGV[6 * job - 1]
+    local caller = ARGV[6 * job]
     if not refused[caller] and call('EXISTS', job_keys[job]) == 1 then
       refused[caller] = true
       answer[#answer + 1] = tonumber(caller)
@@ -34,7 +35,7 @@ end
 -- first write is not refused for memory. (Values that are stored already have their memory.)
 local elements_of, timers, timers_size = {}, {}, 0
 for job = 1, job_count do
-  local arg = 6 * job - 1
+  local arg = 6 * job
   if not refused[ARGV[arg]] then
     if staged then
       if ARGV[arg + 2] == '0' then call('PERSIST', job_keys[job])
@@ -43,8 +44,9 @@ for job = 1, job_count do
     else call('SET', job_keys[job], ARGV[arg + 5], 'PX', ARGV[arg + 2]) end
     local list = tonumber(ARGV[arg + 1])
     if list == 0 then
-      -- One microsecond apart, so that jobs due together keep their order.
-      timers[timers_size + 1] = score(now + tonumber(ARGV[arg + 3]) + job)
+      -- Two microseconds apart, so that jobs due together keep their order, and even (see details.lua).
+      local due = now + ARGV[arg + 3]
+      timers[timers_size + 1] = score(due + due % 2 + 2 * job)
       timers[timers_size + 2] = ARGV[arg + 4]
       timers_size = timers_size + 2
     else
@@ -71,12 +73,12 @@ if failed then
   end
   for member = 2, timers_size, 2 do redis.pcall('ZREM', KEYS[1], timers[member]) end
   for job = 1, job_count do
-    if not refused[ARGV[6 * job - 1]] then call('DEL', job_keys[job]) end
+    if not refused[ARGV[6 * job]] then call('DEL', job_keys[job]) end
   end
   return {now, 1}
 end
 
-local arg = 5 + 6 * job_count
+local arg = 6 + 6 * job_count
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
     call('DEL', KEYS[before_jobs + job_count + replaced])
@@ -84,8 +86,10 @@ for replaced = 1, replaced_count do
   end
   arg = arg + 2
 end
-for hash = before_jobs + job_count + replaced_count + 1, #KEYS do
-  redis.pcall('HSET', KEYS[hash], ARGV[arg], 1)
+local indexes = #KEYS - tonumber(ARGV[5])
+for name = before_jobs + job_count + replaced_count + 1, #KEYS do
+  if name <= indexes then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
+  else redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
   arg = arg + 1
 end
 return answer

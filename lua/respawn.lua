@@ -1,11 +1,12 @@
 -- Makes the oldest dead jobs ready again, each with one try.
 -- KEYS    dead letter | ready list
--- ARGV    prefix of its job keys, how many to look at, how many to respawn, new ttl in ms (0 = forever)
+-- ARGV    prefix of its job keys, how many to look at, how many to respawn, new ttl in ms (0 = forever), prefix of its
+--         jobs' details
 -- returns {how many were looked at, how many are ready again}
 -- bound   250 looked at (the caller's)
 local look, most = tonumber(ARGV[2]), tonumber(ARGV[3])
 local dead = call('LRANGE', KEYS[1], -look, -1)
-local keys, ready, seen = {}, {}, 0
+local keys, ready, details, seen = {}, {}, {}, 0
 for i = #dead, 1, -1 do
   if #ready == most then break end
   seen = seen + 1
@@ -13,6 +14,7 @@ for i = #dead, 1, -1 do
   local key = ARGV[1] .. id
   if id ~= '' and call('EXISTS', key) == 1 then
     keys[#keys + 1] = key
+    details[#details + 1] = ARGV[5] .. id
     ready[#ready + 1] = struct.pack('<HH', 1, #id) .. id
   end
 end
@@ -21,5 +23,7 @@ if #ready > 0 then call('LPUSH', KEYS[2], unpack(ready)) end
 if seen > 0 then call('RPOP', KEYS[1], seen) end
 for i = 1, #keys do
   if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
+  -- The job has lost its key when it died.
+  call('HDEL', details[i], 'key', 'tries')
 end
 return {seen, #ready}

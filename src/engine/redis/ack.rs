@@ -1,5 +1,6 @@
 //! Ack: coalesced calls become one script call, which also removes the timer members of jobs whose tries this
-//! process remembers. A member that stays behind is dropped by the pump when it is due.
+//! process remembers. A member that stays behind is dropped by the pump when it is due. What comes with receipts goes
+//! one call at a time.
 
 use std::sync::Arc;
 
@@ -11,7 +12,9 @@ use super::connection::fault::{Fault, Outcome};
 use super::connection::worker::Handler;
 use super::layout::keys;
 use crate::engine::batch::{BatchLimit, BatchSize, Call};
-use crate::job::JobRef;
+use crate::error::Result;
+use crate::job::{JobId, JobRef, Receipt};
+use crate::name::Queue;
 
 /// How many acks go together.
 pub const LIMIT: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
@@ -59,5 +62,30 @@ impl RedisCore {
             }
         }
         call
+    }
+}
+
+impl RedisCore {
+    /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
+    pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let mut cmd = self.scripts.ack_many.call(1 + jobs.len());
+        cmd.arg(keys::TIMER_SET);
+        for (id, _) in jobs {
+            cmd.arg(keys::job(queue, id));
+        }
+        for (id, receipt) in jobs {
+            match receipt {
+                Some(receipt) => {
+                    cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
+                }
+                None => {
+                    let member = self.tries.remove(id).map(|tries| keys::member(queue, tries, id));
+                    cmd.arg(member.unwrap_or_default()).arg("");
+                }
+            }
+        }
+        let stale: Vec<usize> = self.run(&self.give_backs, &self.scripts.ack_many, cmd).await?;
+        let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
+        Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
     }
 }

@@ -20,7 +20,13 @@ use crate::name::{Queue, QueueList};
 impl RedisCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let queues: Vec<Queue> = queues.queues().collect();
+        self.know_pauses().await?;
+        let now = self.clock.now();
+        let queues: Vec<Queue> =
+            queues.queues().filter(|queue| self.pauses.of(queue, now).is_none()).collect();
+        if queues.is_empty() {
+            return Ok(Consumed::default());
+        }
         let mut call = self.scripts.consume.call(1 + 2 * queues.len());
         call.arg(keys::TIMER_SET);
         for queue in &queues {

@@ -3,8 +3,9 @@
 //!
 //! - `connection/`: connections, the workers that own them, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`, `give_back`: each on a connection of its own.
-//!   `peek`, `destroy`, `dead_letter`, `stats`, `check`: everything else, on one connection that they share.
+//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`: each on a connection of its own. `give_back` and `hold`
+//!   (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
+//!   `list_queues`, `pause`, `destroy`, `dead_letter`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `cache`, `clock`: what this process remembers.
@@ -21,10 +22,16 @@ mod consume;
 mod dead_letter;
 mod destroy;
 mod give_back;
+mod hold;
 mod in_time;
+mod inspect;
 pub(crate) mod layout;
+mod list_jobs;
+mod list_queues;
+mod pause;
 mod peek;
 mod publish;
+mod publish_with;
 mod pump;
 mod safety;
 mod stats;
@@ -92,7 +99,7 @@ pub(crate) struct RedisCore {
     /// Hears of every connection that is lost.
     outage: Arc<Outage>,
     consumes: SharedConnection,
-    /// The pump and what is given back have connections of their own, so that nobody's reads delay them.
+    /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
     pumps: SharedConnection,
     give_backs: SharedConnection,
     /// For everything off the hot path.
@@ -104,6 +111,7 @@ pub(crate) struct RedisCore {
     recorded_queues: RecordedQueues,
     tries: TriesCache,
     watch: watch::Watch,
+    pauses: pause::Pauses,
     tasks: Tasks,
     /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
     keepers: Tasks,
@@ -160,6 +168,7 @@ impl RedisEngine {
             recorded_queues: RecordedQueues::default(),
             tries: TriesCache::new(TRIES_CACHED),
             watch: watch::Watch::default(),
+            pauses: pause::Pauses::default(),
             tasks,
             keepers,
         });
@@ -168,6 +177,7 @@ impl RedisEngine {
         // From here on tasks run, which end with it, also when the caller gives up.
         let guards = [closing.clone().drop_guard(), closed.drop_guard()];
         core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
+        core.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
         core.keepers.spawn_essential("the connection of consumes", consumes.1);
         core.keepers.spawn_essential("the connection of the pump", pumps.1);
         core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
@@ -235,16 +245,19 @@ impl Engine for RedisEngine {
         self.publishes.call(publish::Publish { jobs: vec![new], old: Some(old) }).await
     }
 
-    async fn publish_with(&self, _: Publication) -> Result<Published> {
-        Err(Error::refused("not built yet"))
+    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        self.core.open()?;
+        self.core.publish_with(publication).await
     }
 
-    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        self.core.open()?;
+        self.core.find_key(queue, key).await
     }
 
-    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
-        Err(Error::refused("not built yet"))
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        self.core.open()?;
+        self.core.cancel_key(queue, key).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
@@ -261,20 +274,24 @@ impl Engine for RedisEngine {
         self.acks.call(job).await
     }
 
-    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        Err(Error::refused("not built yet"))
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        self.core.open()?;
+        self.core.ack_many(queue, jobs).await
     }
 
-    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
-        Err(Error::refused("not built yet"))
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        self.core.open()?;
+        self.core.touch(job, receipt, ttr).await
     }
 
-    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
-        Err(Error::refused("not built yet"))
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        self.core.open()?;
+        self.core.release(job, receipt, release).await
     }
 
-    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
-        Err(Error::refused("not built yet"))
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        self.core.open()?;
+        self.core.bury(job, receipt, reason).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -287,12 +304,14 @@ impl Engine for RedisEngine {
         self.core.peek_job(job).await
     }
 
-    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        self.core.open()?;
+        self.core.inspect(job).await
     }
 
-    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        self.core.open()?;
+        self.core.list_jobs(queue, list).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -315,8 +334,9 @@ impl Engine for RedisEngine {
         self.core.respawn(queue, limit, ttl).await
     }
 
-    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
-        Err(Error::refused("not built yet"))
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        self.core.open()?;
+        self.core.respawn_jobs(queue, jobs, revival).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -324,12 +344,14 @@ impl Engine for RedisEngine {
         self.core.delete_dead(queue, limit).await
     }
 
-    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
-        Err(Error::refused("not built yet"))
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        self.core.open()?;
+        self.core.pause(queue, time).await
     }
 
-    async fn resume(&self, _: &Queue) -> Result<()> {
-        Err(Error::refused("not built yet"))
+    async fn resume(&self, queue: &Queue) -> Result<()> {
+        self.core.open()?;
+        self.core.resume(queue).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -346,8 +368,14 @@ impl Engine for RedisEngine {
         self.core.queues().await
     }
 
-    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>> {
+        self.core.open()?;
+        self.core.list_queues(namespace, limit, cursor).await
     }
 
     async fn stats(&self) -> Result<Stats> {

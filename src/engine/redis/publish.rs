@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::Cmd;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisResult};
 
 use super::RedisCore;
 use super::connection::connector::Connection;
@@ -44,7 +45,7 @@ impl BatchSize for Publish {
     }
 
     fn bytes(&self) -> usize {
-        self.jobs.iter().map(|job| job.body.len() + 256).sum()
+        self.jobs.iter().map(bytes_of).sum()
     }
 }
 
@@ -88,8 +89,75 @@ fn refuse_all(calls: Vec<PendingCall>, error: &Error) {
     }
 }
 
-fn id_taken() -> Error {
+/// A publish of an id that is there.
+pub fn id_taken() -> Error {
     Error::refused("a job with this id is stored already")
+}
+
+/// What became of the values of a call before the call itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Staged {
+    /// They fit into one script call.
+    No,
+    Yes,
+    /// An id is stored already.
+    Taken,
+}
+
+impl RedisCore {
+    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids
+    /// yet. When this process ends in between, they end by themselves.
+    pub async fn stage(&self, redis: &mut MultiplexedConnection, jobs: &[&NewJob]) -> Outcome<Staged> {
+        if jobs.len() == 1 || jobs.iter().map(|job| bytes_of(job)).sum::<usize>() <= MAX_VALUES {
+            return Ok(Staged::No);
+        }
+        let mut stored = Vec::new();
+        let mut result = Ok(Staged::Yes);
+        let mut jobs = jobs;
+        while !jobs.is_empty() {
+            let (mut size, mut keys, mut values) = (0, Vec::new(), Vec::new());
+            while let Some((job, rest)) = jobs.split_first() {
+                let value = value::encode(&job.id, &job.body, &job.attributes);
+                let value = value.map_err(|e| Fault::refused(e.to_string()))?;
+                if size > 0 && size + value.len() > MAX_VALUES {
+                    break;
+                }
+                size += value.len();
+                keys.push(keys::job(&job.queue, &job.id));
+                values.push(value);
+                jobs = rest;
+            }
+            let mut call = self.scripts.stage.call(keys.len());
+            call.arg(&keys).arg(STAGED.as_millis() as u64);
+            values.iter().for_each(|value| {
+                call.arg(&value[..]);
+            });
+            let reply = self.run_script(redis, &self.scripts.stage, call).await;
+            let reply = reply.map_err(Fault::from);
+            match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
+                Ok((_, 0)) => stored.extend(keys),
+                Ok(_) => {
+                    result = Ok(Staged::Taken);
+                    break;
+                }
+                Err(fault) => {
+                    result = Err(fault);
+                    break;
+                }
+            }
+        }
+        // What cannot be removed now ends by itself.
+        let there = !result.as_ref().is_err_and(|fault| fault.reconnect);
+        if !matches!(result, Ok(Staged::Yes)) && !stored.is_empty() && there {
+            let _: RedisResult<u64> = redis::cmd("UNLINK").arg(stored).query_async(redis).await;
+        }
+        result
+    }
+}
+
+/// What a job counts in a batch.
+fn bytes_of(job: &NewJob) -> usize {
+    job.body.len() + 256
 }
 
 impl PublishHandler {
@@ -116,16 +184,24 @@ impl PublishHandler {
     /// Sends the calls and answers them. `true`: all were refused for a key's type, and none was answered.
     async fn store(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
         let core = &self.0;
-        let staged = match self.stage(connection, calls).await {
-            Ok(staged) => staged,
+        // A call with more bytes than fit is alone in its batch.
+        let staged = match calls.as_slice() {
+            [(request, _)] => {
+                core.stage(&mut connection.redis, &request.jobs.iter().collect::<Vec<_>>()).await
+            }
+            _ => Ok(Staged::No),
+        };
+        let staged = match staged {
+            Ok(Staged::Taken) => {
+                refuse_all(take(calls), &id_taken());
+                return Ok(false);
+            }
+            Ok(staged) => staged == Staged::Yes,
             Err(fault) => {
                 refuse_all(take(calls), &fault.clone().into());
                 return Err(fault);
             }
         };
-        if calls.is_empty() {
-            return Ok(false);
-        }
         let (cmd, recorded) = match self.command(calls, staged) {
             Ok(built) => built,
             Err(e) => {
@@ -178,63 +254,6 @@ impl PublishHandler {
             let _ = reply.send(Ok(()));
         }
         Ok(false)
-    }
-
-    /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids
-    /// yet. When this process ends in between, they end by themselves. Answers whether it did so. A call with an id
-    /// that is stored already is refused here, and taken out of `calls`.
-    async fn stage(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
-        let core = &self.0;
-        let [(request, _)] = calls.as_slice() else { return Ok(false) };
-        if request.bytes() <= MAX_VALUES || request.jobs.len() == 1 {
-            return Ok(false);
-        }
-        let mut stored = Vec::new();
-        let mut result = Ok(true);
-        let mut jobs = request.jobs.as_slice();
-        while !jobs.is_empty() {
-            let (mut size, mut keys, mut values) = (0, Vec::new(), Vec::new());
-            while let Some((job, rest)) = jobs.split_first() {
-                let value = value::encode(&job.id, &job.body, &job.attributes);
-                let value = value.map_err(|e| Fault::refused(e.to_string()))?;
-                if size > 0 && size + value.len() > MAX_VALUES {
-                    break;
-                }
-                size += value.len();
-                keys.push(keys::job(&job.queue, &job.id));
-                values.push(value);
-                jobs = rest;
-            }
-            let mut call = core.scripts.stage.call(keys.len());
-            call.arg(&keys).arg(STAGED.as_millis() as u64);
-            values.iter().for_each(|value| {
-                call.arg(&value[..]);
-            });
-            let reply = core.run_script(&mut connection.redis, &core.scripts.stage, call).await;
-            let reply = reply.map_err(Fault::from);
-            match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
-                Ok((_, 0)) => stored.extend(keys),
-                Ok(_) => {
-                    result = Ok(false);
-                    break;
-                }
-                Err(fault) => {
-                    result = Err(fault);
-                    break;
-                }
-            }
-        }
-        if matches!(result, Ok(true)) {
-            return Ok(true);
-        }
-        // What cannot be removed now ends by itself.
-        if !stored.is_empty() && !result.as_ref().is_err_and(|fault| fault.reconnect) {
-            let _: Outcome<u64> = connection.query(redis::cmd("UNLINK").arg(stored)).await;
-        }
-        if result.is_ok() {
-            refuse_all(take(calls), &id_taken());
-        }
-        result
     }
 
     /// The callers are told that the Redis is away. If it has stored their jobs all the same, these are taken back
@@ -307,7 +326,7 @@ impl PublishHandler {
         let new: Vec<Queue> =
             lists.iter().filter(|queue| !self.0.recorded_queues.has(queue)).copied().cloned().collect();
         let namespaces: HashSet<&Namespace> = new.iter().map(|queue| &queue.namespace).collect();
-        let names = namespaces.len() + new.len();
+        let names = namespaces.len() + 2 * new.len();
 
         let mut cmd = self.0.scripts.publish.call(1 + lists.len() + jobs.len() + replaced.len() + names);
         cmd.arg(keys::TIMER_SET);
@@ -326,8 +345,11 @@ impl PublishHandler {
         for queue in &new {
             cmd.arg(keys::queues_of(&queue.namespace));
         }
+        for queue in &new {
+            cmd.arg(keys::index_of(&queue.namespace));
+        }
 
-        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged));
+        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged)).arg(new.len());
         for (call, list, job) in &jobs {
             let tries = job.tries.get();
             cmd.arg(call);
@@ -350,8 +372,10 @@ impl PublishHandler {
         for namespace in &namespaces {
             cmd.arg(namespace.as_str());
         }
-        for queue in &new {
-            cmd.arg(queue.name.as_str());
+        for _ in 0..2 {
+            for queue in &new {
+                cmd.arg(queue.name.as_str());
+            }
         }
         Ok((cmd, new))
     }

@@ -3,8 +3,9 @@
 //! but those that begin with `dormouse/` are lmstfy's: both kinds of server read and write these bytes at the same
 //! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 
+use crate::clock::Micros;
 use crate::job::JobId;
-use crate::name::{Namespace, Queue};
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
 /// The one sorted set of a database: delayed and running jobs of all queues.
 pub const TIMER_SET: &str = "timer_set";
@@ -14,6 +15,14 @@ pub const NAMESPACES: &str = "m/ns";
 pub const DROPPED: &str = "dormouse/dropped";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
+/// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name changes
+/// with every change.
+pub const PAUSED: &str = "dormouse/paused";
+/// List of the jobs that have details, as `namespace/queue/id`, the one that was looked at longest ago at the right.
+pub const WITH_DETAILS: &str = "dormouse/details";
+/// What the keys of jobs, of details and of producers' keys begin with, for scripts that put `namespace/queue/..`
+/// behind it.
+pub const BASES: [&str; 3] = ["j/", "dormouse/details/", "dormouse/key/"];
 
 /// A job's value.
 pub fn job(queue: &Queue, id: &JobId) -> String {
@@ -43,6 +52,33 @@ pub fn set_aside(queue: &Queue) -> String {
 /// `namespace/queue`, for sets of queues.
 pub fn group(queue: &Queue) -> String {
     format!("{}/{}", queue.namespace, queue.name)
+}
+
+/// Hash of what is kept of a job beside its value: the key that its producer gave it, a worker's reason.
+pub fn details(queue: &Queue, id: &JobId) -> String {
+    format!("{}{id}", details_prefix(queue))
+}
+
+/// What the keys of the details of a queue's jobs begin with: scripts put the id behind it.
+pub fn details_prefix(queue: &Queue) -> String {
+    format!("dormouse/details/{}/{}/", queue.namespace, queue.name)
+}
+
+/// The id of the job that a producer's key names.
+pub fn job_key(queue: &Queue, key: &JobKey) -> String {
+    format!("dormouse/key/{}/{}/{key}", queue.namespace, queue.name)
+}
+
+/// What became of a publish that is safe to repeat.
+pub fn once(queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
+    let mut bytes = format!("dormouse/once/{}/{}/", queue.namespace, queue.name).into_bytes();
+    bytes.extend(key.as_bytes());
+    bytes
+}
+
+/// Sorted set of the queues in [`queues_of`], all with the score 0: in the order of their names.
+pub fn index_of(namespace: &Namespace) -> String {
+    format!("dormouse/queues/{namespace}")
 }
 
 /// Hash of the known queues of a namespace.
@@ -78,6 +114,28 @@ pub fn element(tries: u16, id: &JobId) -> Vec<u8> {
 pub fn id_of_element(element: &[u8]) -> Option<JobId> {
     let (length, id) = element.get(2..)?.split_at_checked(2)?;
     (usize::from(u16::from_le_bytes(length.try_into().ok()?)) == id.len()).then(|| job_id(id))?
+}
+
+/// The tries in an element, or in what stands behind [`member_prefix`] in a member, when there are any.
+pub fn tries_of_element(element: &[u8]) -> Option<u16> {
+    element.first_chunk().map(|tries| u16::from_le_bytes(*tries))
+}
+
+/// When a timer's job is due by its score, and whether the job runs. Our servers write even microseconds for delayed
+/// jobs and odd ones for running ones (lua/details.lua). lmstfy writes whole seconds for both, and one of its delayed
+/// jobs is due when its id says.
+pub fn due_of_score(score: f64, id: &JobId) -> (Micros, bool) {
+    let second = score.floor();
+    let part = (score - second) * 1e6;
+    let second = second as Micros * 1_000_000;
+    if part == 0.0 {
+        let first_due = id.published_at() / 1000 + u64::from(id.delay_seconds());
+        let delayed = id.delay_seconds() > 0 && second / 1_000_000 <= first_due + 1;
+        return (second, !delayed);
+    }
+    // A whole second of ours is written half a microsecond later.
+    let part = if part < 0.75 { 0 } else { part.round() as Micros };
+    (second + part, part % 2 == 1)
 }
 
 /// An id as stored.
@@ -154,6 +212,24 @@ mod tests {
         }
         assert!(bytes.is_empty(), "bytes behind the id: {bytes:?}");
         (words.remove(0), words.remove(0), tries, words.remove(0))
+    }
+
+    #[test]
+    fn a_score_tells_delayed_from_running() {
+        let id = |delay| JobId::from_parts(1_700_000_000_500, 1, delay, false);
+        for (score, delay, expected) in [
+            (1_700_000_000.0000005, 0, (1_700_000_000_000_000, false)),
+            (1_700_000_000.000001, 0, (1_700_000_000_000_001, true)),
+            (1_700_000_000.999998, 0, (1_700_000_000_999_998, false)),
+            (1_700_000_000.999999, 0, (1_700_000_000_999_999, true)),
+            (4_294_967_000.0000005, 0, (4_294_967_000_000_000, false)),
+            (4_294_967_000.000003, 0, (4_294_967_000_000_003, true)),
+            (1_700_000_007.0, 7, (1_700_000_007_000_000, false)),
+            (1_700_000_017.0, 7, (1_700_000_017_000_000, true)),
+            (1_700_000_001.0, 0, (1_700_000_001_000_000, true)),
+        ] {
+            assert_eq!(due_of_score(score, &id(delay)), expected, "score {score}, delay {delay}");
+        }
     }
 
     proptest! {

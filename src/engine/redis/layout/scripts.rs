@@ -16,12 +16,23 @@ pub struct Script {
 pub struct Scripts {
     pub stage: Script,
     pub publish: Script,
+    pub publish_with: Script,
+    pub cancel_key: Script,
     pub consume: Script,
     pub give_back: Script,
+    pub touch: Script,
+    pub release: Script,
     pub ack: Script,
+    pub ack_many: Script,
     pub peek: Script,
+    pub inspect: Script,
+    pub describe: Script,
+    pub scan_timers: Script,
     pub destroy: Script,
     pub respawn: Script,
+    pub respawn_job: Script,
+    pub pause: Script,
+    pub resume: Script,
     pub delete_dead: Script,
     pub pump: Script,
     pub look_up_token: Script,
@@ -48,17 +59,39 @@ macro_rules! with_clock {
     };
 }
 
+/// The same for a script that knows what is kept beside lmstfy's keys: lua/details.lua is put before it too.
+macro_rules! with_details {
+    ($name:literal) => {
+        Script::new(concat!(
+            include_str!("../../../../lua/clock.lua"),
+            include_str!("../../../../lua/details.lua"),
+            include_str!(concat!("../../../../lua/", $name, ".lua"))
+        ))
+    };
+}
+
 impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
             stage: with_clock!("stage"),
             publish: with_clock!("publish"),
+            publish_with: with_details!("publish_with"),
+            cancel_key: with_details!("cancel_key"),
             consume: with_clock!("consume"),
             give_back: with_clock!("give_back"),
+            touch: with_clock!("touch"),
+            release: with_details!("release"),
             ack: with_clock!("ack"),
+            ack_many: with_clock!("ack_many"),
             peek: with_clock!("peek"),
+            inspect: with_details!("inspect"),
+            describe: with_clock!("describe"),
+            scan_timers: with_clock!("scan_timers"),
             destroy: with_clock!("destroy"),
             respawn: with_clock!("respawn"),
+            respawn_job: with_clock!("respawn_job"),
+            pause: with_clock!("pause"),
+            resume: with_clock!("resume"),
             delete_dead: with_clock!("delete_dead"),
             pump: with_clock!("pump"),
             look_up_token: without_clock!("look_up_token"),

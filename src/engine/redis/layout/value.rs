@@ -46,6 +46,15 @@ fn decode(id: &JobId, stored: Bytes) -> Result<(Bytes, Attributes)> {
     Ok((body.into(), read.attributes.unwrap_or_default()))
 }
 
+/// The ttl in milliseconds of a job that lives forever and has a key: while such a job lives it has an expiry, by which
+/// scripts tell it from a dead one. Redis can count so far, and no ttl that somebody gave is half as long.
+pub const FOREVER: u64 = 2000 * 366 * 86_400_000;
+
+/// A ttl from what PTTL says of a job.
+pub fn ttl(pttl: i64) -> Option<Duration> {
+    u64::try_from(pttl).ok().filter(|ttl| *ttl < FOREVER * 3 / 4).map(Duration::from_millis)
+}
+
 /// A job from what is stored: `ttl` is what PTTL says of it, in milliseconds, and `now` the Redis's clock, in
 /// microseconds. How many tries it has left, and its receipt, are for who hands it out to say.
 pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Result<Job> {
@@ -55,7 +64,7 @@ pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Resul
         id,
         body,
         attributes,
-        ttl: u64::try_from(ttl).ok().map(Duration::from_millis),
+        ttl: self::ttl(ttl),
         elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
         tries_left: 0,
         receipt: 0,

@@ -1,0 +1,17 @@
+-- Forgets jobs of one queue; those that come with a receipt only if that hand-over still stands.
+-- KEYS    timer_set | job keys
+-- ARGV    per job: exact timer member ('' = not known), its due time in us ('' = no receipt)
+-- returns which jobs are there and were not forgotten, counted from 0
+-- bound   100 jobs (the caller's)
+local stale = {}
+for job = 1, #KEYS - 1 do
+  local key, member, due = KEYS[1 + job], ARGV[2 * job - 1], tonumber(ARGV[2 * job])
+  local armed = due and due > now and call('ZSCORE', KEYS[1], member)
+  if not due or armed and tonumber(armed) == tonumber(score(due)) then
+    call('DEL', key)
+    if member ~= '' then call('ZREM', KEYS[1], member) end
+  elseif call('EXISTS', key) == 1 then
+    stale[#stale + 1] = job - 1
+  end
+end
+return stale

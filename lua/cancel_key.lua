@@ -1,0 +1,18 @@
+-- Forgets the job that has a key, in whatever state.
+-- KEYS    timer_set | the key's record
+-- ARGV    ns/queue, prefix of its timer members, what the keys of jobs and of details begin with
+-- returns 1 when there was one
+-- bound   one job
+local id = call('GET', KEYS[2])
+if not id then return 0 end
+local name = ARGV[1] .. '/' .. id
+local there = call('PTTL', ARGV[3] .. name) >= 0
+if there then
+  local tries = tonumber(call('HGET', ARGV[4] .. name, 'tries') or 1023)
+  local _, _, member = find_timer(KEYS[1], ARGV[2], id, tries)
+  call('DEL', ARGV[3] .. name)
+  if member then call('ZREM', KEYS[1], member) end
+end
+call('DEL', KEYS[2])
+call('HDEL', ARGV[4] .. name, 'key', 'tries')
+return there and 1 or 0

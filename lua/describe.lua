@@ -1,0 +1,17 @@
+-- Reads what lists show of jobs.
+-- KEYS    per job: its key, its details
+-- ARGV    per job: 1 = its value too
+-- returns {now, per job: ttl left in ms (-1 = forever, -2 = there is no such job), bytes of its value, key, reason, value
+--         or nil}; fewer jobs than were asked for when their values are large
+-- bound   100 jobs (the caller's), 2 MiB of values and one value more
+local jobs, bytes = {now}, 0
+for job = 1, #ARGV do
+  if bytes >= 2097152 then break end
+  local key, n = KEYS[2 * job - 1], 5 * job - 3
+  jobs[n], jobs[n + 1] = call('PTTL', key), call('STRLEN', key)
+  local details = call('HMGET', KEYS[2 * job], 'key', 'reason')
+  jobs[n + 2], jobs[n + 3] = details[1], details[2]
+  jobs[n + 4] = ARGV[job] == '1' and call('GET', key)
+  if jobs[n + 4] then bytes = bytes + #jobs[n + 4] end
+end
+return jobs

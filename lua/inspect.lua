@@ -1,0 +1,28 @@
+-- All that is known of a job by id. Where in a list a job stands is looked for at both of its ends only.
+-- KEYS    timer_set | job key | ready list | dead letter | details
+-- ARGV    prefix of the queue's timer members, id
+-- returns {now}: there is no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score},
+--         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} in place of 'timer' and what follows
+-- bound   1,280 names of timers, 2,000 elements of the ready list, 20,000 of the dead letter
+local id, value = ARGV[2], call('GET', KEYS[2])
+if not value then return {now} end
+local ttl, details = call('PTTL', KEYS[2]), call('HMGET', KEYS[5], 'key', 'reason', 'tries')
+local job = {now, ttl, value, details[1], details[2]}
+local function answer(...)
+  for i = 1, select('#', ...) do job[5 + i] = select(i, ...) end
+  return job
+end
+local found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[3] or 1023))
+if found then return answer('timer', tries, found) end
+-- A dead job lives forever.
+if ttl == -1 then
+  local element = struct.pack('<HH', 1, #id) .. id
+  if call('LPOS', KEYS[4], element, 'RANK', -1, 'MAXLEN', 10000)
+    or call('LPOS', KEYS[4], element, 'MAXLEN', 10000) then return answer('dead') end
+end
+for _, range in ipairs({{-1000, -1}, {0, 999}}) do
+  for _, element in ipairs(call('LRANGE', KEYS[3], range[1], range[2])) do
+    if string.sub(element, 5) == id then return answer('ready', struct.unpack('<H', element)) end
+  end
+end
+return answer('unknown')

@@ -1,0 +1,106 @@
+//! What the holder of a hand-over may do with it: touch, release, bury. The proof is the timer: its member has the
+//! tries in its name, and its score is the due time of this very hand-over.
+
+use std::time::Duration;
+
+use redis::Cmd;
+
+use super::RedisCore;
+use super::connection::fault::Fault;
+use super::layout::keys;
+use super::publish::micros;
+use crate::clock::Micros;
+use crate::engine::{Held, Release, Released, Touched};
+use crate::error::{Error, Result};
+use crate::job::{JobRef, Reason, Receipt};
+
+/// What stands in an answer in place of a due time.
+const OVER: i64 = 0;
+const NOT_FOUND: i64 = -1;
+const WRONG_TYPE: i64 = -2;
+
+impl RedisCore {
+    /// The ttr ends `ttr` from now.
+    pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        let mut cmd = self.scripts.touch.call(2);
+        cmd.arg(keys::TIMER_SET).arg(keys::job(&job.queue, &job.id));
+        cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id))
+            .arg(receipt.hand_over)
+            .arg(micros(ttr));
+        let sent = self.clock.mark();
+        let (now, due): (u64, i64) = self.run(&self.give_backs, &self.scripts.touch, cmd).await?;
+        self.clock.learn(sent, now);
+        let held = held(due)?;
+        if let Held::Done(due) = held {
+            self.next_due.stored(due);
+        }
+        Ok(map(held, |due| Touched {
+            receipt: Receipt { hand_over: due, tries_left: receipt.tries_left },
+            until: due / 1000,
+        }))
+    }
+
+    /// Back to the queue, or dead when no tries are left.
+    pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        let tries_left = receipt.tries_left.saturating_add(u16::from(release.restore_try));
+        let held = self.end_hold(job, receipt, tries_left, release.delay, release.reason).await?;
+        if let (Held::Done(due), 1..) = (held, tries_left) {
+            if release.delay.is_zero() {
+                self.notifiers.notify(&job.queue);
+            } else {
+                self.next_due.stored(due);
+            }
+        }
+        Ok(map(held, |due| match tries_left {
+            0 => Released::Dead,
+            tries_left => Released::Back { tries_left, due_at: due / 1000 },
+        }))
+    }
+
+    /// To the dead letter.
+    pub async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        Ok(map(self.end_hold(job, receipt, 0, Duration::ZERO, reason).await?, |_| ()))
+    }
+
+    async fn end_hold(
+        &self,
+        job: &JobRef,
+        receipt: Receipt,
+        tries: u16,
+        delay: Duration,
+        reason: Option<Reason>,
+    ) -> Result<Held<Micros>> {
+        let JobRef { queue, id } = job;
+        let mut cmd: Cmd = self.scripts.release.call(5);
+        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
+        cmd.arg(keys::WITH_DETAILS);
+        cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
+        cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
+        cmd.arg(tries).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str)).arg(&keys::BASES);
+        let sent = self.clock.mark();
+        let (now, due): (u64, i64) = self.run(&self.give_backs, &self.scripts.release, cmd).await?;
+        self.clock.learn(sent, now);
+        let held = held(due)?;
+        if matches!(held, Held::Done(_)) {
+            self.tries.remove(id);
+        }
+        Ok(held)
+    }
+}
+
+fn held(due: i64) -> Result<Held<Micros>> {
+    match due {
+        OVER => Ok(Held::NotYours),
+        NOT_FOUND => Ok(Held::NotFound),
+        WRONG_TYPE => Err(Error::refused("a key of the queue is not of the type that it must be")),
+        due => Ok(Held::Done(u64::try_from(due).map_err(|_| Fault::unreadable("release"))?)),
+    }
+}
+
+fn map<T, U>(held: Held<T>, f: impl FnOnce(T) -> U) -> Held<U> {
+    match held {
+        Held::Done(done) => Held::Done(f(done)),
+        Held::NotYours => Held::NotYours,
+        Held::NotFound => Held::NotFound,
+    }
+}

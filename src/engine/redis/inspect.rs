@@ -1,0 +1,80 @@
+//! Inspect: all that is known of a job by its id. Changes nothing.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{FromRedisValue, Value};
+
+use super::RedisCore;
+use super::connection::fault::{Fault, Outcome};
+use super::layout::{keys, value};
+use crate::clock::Millis;
+use crate::error::Result;
+use crate::job::{JobRef, JobState, JobView, Reason};
+use crate::name::JobKey;
+
+impl RedisCore {
+    /// All that is known of a job, with its body. The state is not known of a ready or dead job that stands far from
+    /// both ends of a long list.
+    pub async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        let JobRef { queue, id } = job;
+        let mut cmd = self.scripts.inspect.call(5);
+        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
+        cmd.arg(keys::details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
+        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.inspect, cmd).await?;
+        let [now, ttl, stored, key, reason, what, more @ ..] = reply.as_slice() else {
+            return Ok(None);
+        };
+        let now: u64 = read(now)?;
+        let (state, due_at, tries_left): (_, Option<Millis>, _) = match (&*read::<String>(what)?, more) {
+            ("timer", [tries, score]) => {
+                let (due, runs) = keys::due_of_score(read(score)?, id);
+                let state = if runs { JobState::Running } else { JobState::Delayed };
+                (Some(state), Some(due / 1000), Some(read(tries)?))
+            }
+            ("ready", [tries]) => (Some(JobState::Ready), None, Some(read(tries)?)),
+            ("dead", _) => (Some(JobState::Dead), None, Some(0)),
+            _ => (None, None, None),
+        };
+        let job = value::job(queue, *id, read::<Bytes>(stored)?, read(ttl)?, now)?;
+        Ok(Some(JobView {
+            id: *id,
+            state,
+            due_at,
+            tries_left,
+            ttl: job.ttl,
+            elapsed: job.elapsed,
+            key: key_of(key, read(ttl)?)?,
+            reason: reason_of(reason)?,
+            size: job.body.len() as u64,
+            body: Some(job.body),
+            attributes: job.attributes,
+        }))
+    }
+}
+
+/// A value of an answer.
+pub fn read<T: FromRedisValue>(value: &Value) -> Outcome<T> {
+    Ok(redis::from_redis_value_ref(value)?)
+}
+
+/// The key in a job's details. A job without an expiry is dead, or has none.
+pub fn key_of(key: &Value, ttl: i64) -> Outcome<Option<JobKey>> {
+    let key: Option<String> = read(key)?;
+    Ok(key.filter(|_| ttl >= 0).and_then(|key| JobKey::parse(&key)))
+}
+
+/// The reason in a job's details.
+pub fn reason_of(reason: &Value) -> Outcome<Option<Reason>> {
+    Ok(read::<Option<String>>(reason)?.and_then(|reason| Reason::new(&reason)))
+}
+
+/// How long ago a job was published.
+pub fn elapsed(now: u64, published_at: Millis) -> Duration {
+    Duration::from_millis((now / 1000).saturating_sub(published_at))
+}
+
+/// An answer that is too short.
+pub fn cut_short() -> Fault {
+    Fault::unreadable("describe")
+}

@@ -1,0 +1,414 @@
+//! Lists of jobs. Ready and dead ones stand in lists of their queue; delayed and running ones are among all timers of the
+//! pool, so that a piece of that list may hold few jobs of the queue, or none. Changes nothing.
+//!
+//! A cursor says where to go on although others change what is listed meanwhile:
+//!
+//! - among timers it is a place in the order of scores and members, which needs nothing to be there;
+//! - in a list it is how many elements were passed, the last one that was passed, and the next ones. Who takes jobs
+//!   out moves the others: the place is where one of those ids stands now. When none is there, consumes (or a
+//!   respawn of the oldest) have gone beyond the place, and the list goes on at its beginning.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use redis::Value;
+
+use super::RedisCore;
+use super::inspect::{cut_short, elapsed, key_of, read, reason_of};
+use super::layout::{keys, value};
+use crate::clock::Millis;
+use crate::engine::{Cursor, JobList, JobPage};
+use crate::error::Result;
+use crate::job::{Attributes, JobId, JobState, JobView};
+use crate::name::Queue;
+
+/// How many entries one command or script reads.
+const PIECE: usize = 500;
+/// How many pieces one call reads at most.
+const MAX_PIECES: usize = 10;
+/// How many ids behind the place a cursor has.
+const NEXT: usize = 8;
+/// How far from its place an element is looked for, in either direction.
+const AROUND: u64 = 1000;
+
+/// An entry that may be shown.
+struct Entry {
+    id: JobId,
+    tries_left: u16,
+    due_at: Option<Millis>,
+}
+
+impl RedisCore {
+    /// A part of a queue's jobs in one state.
+    pub async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        let from = match &list.cursor {
+            None => None,
+            Some(cursor) => match Place::read(&cursor.0, list.state) {
+                Some(place) => Some(place),
+                None => return Ok(None),
+            },
+        };
+        let page = match (list.state, from) {
+            (JobState::Ready, Some(Place::InList(place))) => {
+                self.list_elements(queue, keys::ready(queue), &list, place).await?
+            }
+            (JobState::Dead, Some(Place::InList(place))) => {
+                self.list_elements(queue, keys::dead(queue), &list, place).await?
+            }
+            (JobState::Ready, _) => {
+                self.list_elements(queue, keys::ready(queue), &list, InList::default()).await?
+            }
+            (JobState::Dead, _) => {
+                self.list_elements(queue, keys::dead(queue), &list, InList::default()).await?
+            }
+            (_, Some(Place::InTimers(place))) => self.list_timers(queue, &list, place).await?,
+            (..) => self.list_timers(queue, &list, InTimers::default()).await?,
+        };
+        Ok(Some(page))
+    }
+
+    /// Delayed or running jobs.
+    async fn list_timers(&self, queue: &Queue, list: &JobList, mut place: InTimers) -> Result<JobPage> {
+        let mut page = JobPage::default();
+        let prefix = keys::member_prefix(queue);
+        for _ in 0..MAX_PIECES {
+            let mut cmd = self.scripts.scan_timers.call(1);
+            cmd.arg(keys::TIMER_SET).arg(&prefix).arg(PIECE);
+            cmd.arg(&place.score).arg(&place.side).arg(&place.end);
+            let (scanned, score, side, end, cells): (u64, String, String, Vec<u8>, Vec<Value>) =
+                self.run(&self.shared, &self.scripts.scan_timers, cmd).await?;
+            let mut entries = Vec::new();
+            for cell in cells.chunks_exact(3) {
+                let (at, score, end): (u64, String, Vec<u8>) =
+                    (read(&cell[0])?, read(&cell[1])?, read(&cell[2])?);
+                let (Some(id), Some(tries_left)) = (keys::id_of_element(&end), keys::tries_of_element(&end))
+                else {
+                    continue;
+                };
+                let (due, runs) = keys::due_of_score(score.parse().unwrap_or_default(), &id);
+                if runs == (list.state == JobState::Running) {
+                    let entry = Entry { id, tries_left, due_at: Some(due / 1000) };
+                    entries.push((entry, at, InTimers { score, side: "m".into(), end }));
+                }
+            }
+            let mut rest = entries.as_slice();
+            while !rest.is_empty() && page.jobs.len() < list.limit {
+                let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
+                let described = self.describe(queue, list, some.iter().map(|(entry, ..)| entry)).await?;
+                let cut = described.len() < some.len();
+                page.jobs.extend(described.iter().flatten().cloned());
+                let (_, at, behind) = &some[described.len().saturating_sub(1)];
+                rest = &rest[described.len()..];
+                // The page is full, of jobs or of bytes.
+                if cut || page.jobs.len() == list.limit {
+                    let end = rest.is_empty() && score.is_empty();
+                    page.scanned += if end { scanned } else { *at };
+                    page.cursor = (!end).then(|| behind.write(list.state));
+                    return Ok(page);
+                }
+            }
+            page.scanned += scanned;
+            if score.is_empty() {
+                return Ok(page);
+            }
+            place = InTimers { score, side, end };
+        }
+        page.cursor = Some(place.write(list.state));
+        Ok(page)
+    }
+
+    /// Ready or dead jobs.
+    async fn list_elements(
+        &self,
+        queue: &Queue,
+        key: String,
+        list: &JobList,
+        mut place: InList,
+    ) -> Result<JobPage> {
+        let mut page = JobPage::default();
+        for _ in 0..MAX_PIECES {
+            // Begins with the element that was passed last, if nothing has moved.
+            let begin = place.passed.saturating_sub(1);
+            let mut elements = self.elements(&key, begin, begin + (PIECE + NEXT) as u64).await?;
+            let stands =
+                place.last.is_some() && elements.first().map(|e| keys::id_of_element(e)) == Some(place.last);
+            let mut passed = begin;
+            if place.passed > 0 && !stands {
+                let from = place.passed.saturating_sub(AROUND);
+                let around = self.elements(&key, from, place.passed + AROUND).await?;
+                page.scanned += around.len() as u64;
+                let ids: Vec<Option<JobId>> = around.iter().map(|e| keys::id_of_element(e)).collect();
+                let find = |id: &JobId| ids.iter().position(|other| other.as_ref() == Some(id));
+                let found = place.last.as_ref().and_then(find).map(|at| at + 1);
+                match found.or_else(|| place.next.iter().find_map(find)) {
+                    Some(at) => passed = from + at as u64,
+                    None if from > 0 => {
+                        place.passed = from;
+                        continue;
+                    }
+                    None => passed = 0,
+                }
+                elements = self.elements(&key, passed, passed + (PIECE + NEXT) as u64).await?;
+            } else if stands {
+                elements.remove(0);
+                passed += 1;
+            }
+            let more = elements.len() > PIECE;
+            let piece = &elements[..elements.len().min(PIECE)];
+            let entries: Vec<(Entry, usize)> = piece
+                .iter()
+                .enumerate()
+                .filter_map(|(at, element)| {
+                    let (id, tries) = (keys::id_of_element(element)?, keys::tries_of_element(element)?);
+                    let dead = list.state == JobState::Dead;
+                    let tries_left = if dead { 0 } else { tries };
+                    (dead || tries > 0).then_some((Entry { id, tries_left, due_at: None }, at))
+                })
+                .collect();
+            let place_behind = |count: usize| InList {
+                passed: passed + count as u64,
+                last: count.checked_sub(1).and_then(|at| keys::id_of_element(&elements[at])),
+                next: elements[count..].iter().take(NEXT).filter_map(|e| keys::id_of_element(e)).collect(),
+            };
+            let mut rest = entries.as_slice();
+            while !rest.is_empty() && page.jobs.len() < list.limit {
+                let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
+                let described = self.describe(queue, list, some.iter().map(|(entry, _)| entry)).await?;
+                let cut = described.len() < some.len();
+                page.jobs.extend(described.iter().flatten().cloned());
+                let at = some[described.len().saturating_sub(1)].1;
+                rest = &rest[described.len()..];
+                if cut || page.jobs.len() == list.limit {
+                    page.scanned += at as u64 + 1;
+                    let end = at + 1 == elements.len();
+                    page.cursor = (!end).then(|| place_behind(at + 1).write(list.state));
+                    return Ok(page);
+                }
+            }
+            page.scanned += piece.len() as u64;
+            if !more {
+                return Ok(page);
+            }
+            place = place_behind(piece.len());
+        }
+        page.cursor = Some(place.write(list.state));
+        Ok(page)
+    }
+
+    /// The elements of a list from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    pub async fn elements(&self, key: &str, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
+        let mut cmd = redis::cmd("LRANGE");
+        cmd.arg(key).arg(-(to.min(i64::MAX as u64) as i64)).arg(-(from as i64) - 1);
+        let mut elements: Vec<Vec<u8>> = self.shared.query(&cmd).await?;
+        elements.reverse();
+        Ok(elements)
+    }
+
+    /// What lists show of these jobs, in order; `None` for one that is gone. Fewer than were asked for when their values
+    /// are large, and at least one.
+    async fn describe<'a>(
+        &self,
+        queue: &Queue,
+        list: &JobList,
+        entries: impl ExactSizeIterator<Item = &'a Entry> + Clone,
+    ) -> Result<Vec<Option<JobView>>> {
+        let mut cmd = self.scripts.describe.call(2 * entries.len());
+        for entry in entries.clone() {
+            cmd.arg(keys::job(queue, &entry.id)).arg(keys::details(queue, &entry.id));
+        }
+        for entry in entries.clone() {
+            // The size of a versioned job's body stands in its value.
+            cmd.arg(u8::from(list.bodies || entry.id.is_versioned()));
+        }
+        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.describe, cmd).await?;
+        let (now, cells) = reply.split_first().ok_or_else(cut_short)?;
+        let now: u64 = read(now)?;
+        if cells.is_empty() {
+            return Err(cut_short().into());
+        }
+        let mut views = Vec::with_capacity(entries.len());
+        for (entry, cell) in entries.zip(cells.chunks_exact(5)) {
+            let ttl: i64 = read(&cell[0])?;
+            // What has an expiry is not dead any more.
+            if ttl == -2 || list.state == JobState::Dead && ttl != -1 {
+                views.push(None);
+                continue;
+            }
+            let stored: Option<Bytes> = read(&cell[4])?;
+            let job = stored.map(|stored| value::job(queue, entry.id, stored, ttl, now)).transpose();
+            let job = match job {
+                Ok(job) => job,
+                Err(e) => {
+                    tracing::warn!(pool = &*self.pool, %queue, "a list leaves out a job: {e}");
+                    views.push(None);
+                    continue;
+                }
+            };
+            let size = match &job {
+                Some(job) => job.body.len() as u64,
+                None => read(&cell[1])?,
+            };
+            let (body, attributes) = match job {
+                Some(job) if list.bodies => (Some(job.body), job.attributes),
+                _ => (None, Attributes::new()),
+            };
+            views.push(Some(JobView {
+                id: entry.id,
+                state: Some(list.state),
+                due_at: entry.due_at,
+                tries_left: Some(entry.tries_left),
+                ttl: value::ttl(ttl),
+                elapsed: elapsed(now, entry.id.published_at()),
+                key: key_of(&cell[2], ttl)?,
+                reason: reason_of(&cell[3])?,
+                size,
+                body,
+                attributes,
+            }));
+        }
+        Ok(views)
+    }
+}
+
+/// Where a list goes on.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    InTimers(InTimers),
+    InList(InList),
+}
+
+/// A place among all timers: as lua/scan_timers.lua takes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct InTimers {
+    score: String,
+    side: String,
+    end: Vec<u8>,
+}
+
+/// A place in a list of elements.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct InList {
+    /// How many elements came before it.
+    passed: u64,
+    /// The last of them.
+    last: Option<JobId>,
+    /// Those that come next.
+    next: Vec<JobId>,
+}
+
+/// A cursor of this store begins so, and then says of which state it is.
+const MARK: u8 = b'r';
+
+fn mark(state: JobState) -> [u8; 2] {
+    [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
+}
+
+fn text(bytes: &[u8]) -> Cursor {
+    Cursor(URL_SAFE_NO_PAD.encode(bytes))
+}
+
+impl InTimers {
+    fn write(&self, state: JobState) -> Cursor {
+        let mut bytes = mark(state).to_vec();
+        bytes.push(self.score.len() as u8);
+        bytes.extend(self.score.as_bytes());
+        bytes.extend(self.side.as_bytes());
+        bytes.extend(&self.end);
+        text(&bytes)
+    }
+}
+
+/// An id in a cursor: whether there is one and of which form, and its 16 bytes.
+const ID_BYTES: usize = 17;
+
+fn write_id(bytes: &mut Vec<u8>, id: Option<&JobId>) {
+    bytes.push(id.map_or(0, |id| 1 + u8::from(id.is_versioned())));
+    bytes.extend(id.map_or([0; 16], |id| id.to_bytes()));
+}
+
+fn read_id(bytes: &[u8]) -> Option<Option<JobId>> {
+    let (kind, id) = bytes.split_first()?;
+    let id: [u8; 16] = id.try_into().ok()?;
+    match kind {
+        0 => Some(None),
+        1 | 2 => Some(Some(JobId::from_bytes(id, *kind == 2))),
+        _ => None,
+    }
+}
+
+impl InList {
+    fn write(&self, state: JobState) -> Cursor {
+        let mut bytes = mark(state).to_vec();
+        bytes.extend(self.passed.to_be_bytes());
+        write_id(&mut bytes, self.last.as_ref());
+        self.next.iter().for_each(|id| write_id(&mut bytes, Some(id)));
+        text(&bytes)
+    }
+}
+
+impl Place {
+    /// Reads what was written for a list of this state.
+    fn read(cursor: &str, state: JobState) -> Option<Place> {
+        let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
+        let bytes = bytes.strip_prefix(&mark(state))?;
+        if matches!(state, JobState::Delayed | JobState::Running) {
+            let (length, bytes) = bytes.split_first()?;
+            let (score, bytes) = bytes.split_at_checked(usize::from(*length))?;
+            let (side, end) = bytes.split_first()?;
+            let score =
+                std::str::from_utf8(score).ok().filter(|score| score.parse().is_ok_and(f64::is_finite))?;
+            let side = matches!(side, b'a' | b'b' | b'm').then(|| char::from(*side).to_string())?;
+            return Some(Place::InTimers(InTimers { score: score.to_owned(), side, end: end.to_vec() }));
+        }
+        let (passed, ids) = bytes.split_first_chunk()?;
+        let passed = u64::from_be_bytes(*passed);
+        if ids.len() % ID_BYTES != 0 || ids.len() > ID_BYTES * (1 + NEXT) || passed > i64::MAX as u64 / 2 {
+            return None;
+        }
+        let mut ids = ids.chunks(ID_BYTES).map(read_id);
+        let last = ids.next()??;
+        let next = ids.map(Option::flatten).collect::<Option<Vec<_>>>()?;
+        Some(Place::InList(InList { passed, last, next }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn id() -> impl Strategy<Value = JobId> {
+        (any::<[u8; 16]>(), any::<bool>()).prop_map(|(bytes, versioned)| JobId::from_bytes(bytes, versioned))
+    }
+
+    proptest! {
+        #[test]
+        fn a_place_survives_its_cursor(
+            passed in 0..u64::MAX / 4, last in prop::option::of(id()), next in prop::collection::vec(id(), 0..=NEXT),
+            score in 0f64..1e10, end: [u8; 31],
+        ) {
+            let place = InList { passed, last, next };
+            for state in [JobState::Ready, JobState::Dead] {
+                let cursor = place.write(state);
+                prop_assert!(cursor.0.len() <= 600, "{} characters", cursor.0.len());
+                prop_assert_eq!(Place::read(&cursor.0, state), Some(Place::InList(place.clone())));
+                prop_assert_eq!(Place::read(&cursor.0, JobState::Running), None);
+            }
+            let place = InTimers { score: score.to_string(), side: "m".into(), end: end.to_vec() };
+            let cursor = place.write(JobState::Delayed);
+            prop_assert_eq!(Place::read(&cursor.0, JobState::Delayed), Some(Place::InTimers(place)));
+            prop_assert_eq!(Place::read(&cursor.0, JobState::Running), None, "of another state");
+        }
+
+        #[test]
+        fn other_text_is_no_place(bytes: Vec<u8>, cut in 0usize..60) {
+            let place = InList { passed: 7, last: None, next: Vec::new() }.write(JobState::Dead).0;
+            let short = &place[..cut.min(place.len() - 1)];
+            prop_assert_eq!(Place::read(short, JobState::Dead), None);
+            // Nothing panics.
+            let mut all = mark(JobState::Delayed).to_vec();
+            all.extend(bytes);
+            Place::read(&URL_SAFE_NO_PAD.encode(&all), JobState::Delayed);
+        }
+    }
+}
