@@ -61,13 +61,14 @@ impl Setup {
     fn consumer_for(&self, queues: &[&str], count: u16, timeout: Duration) -> JoinHandle<Vec<String>> {
         let (dispatcher, queues) = (self.dispatcher.clone(), queue_list(queues));
         tokio::spawn(async move {
-            let delivery = dispatcher.consume(Request { queues, count, ttr: TTR, timeout }).await;
+            let delivery =
+                dispatcher.consume(Request { queues, weights: None, count, ttr: TTR, timeout }).await;
             bodies(&delivery.expect("the store is well").take())
         })
     }
 
     async fn poll(&self, queues: QueueList, timeout: Duration) -> Result<Delivery, ConsumeError> {
-        self.dispatcher.consume(Request { queues, count: 1, ttr: TTR, timeout }).await
+        self.dispatcher.consume(Request { queues, weights: None, count: 1, ttr: TTR, timeout }).await
     }
 
     /// Lets every task run until all of them wait.
@@ -85,7 +86,7 @@ impl Setup {
 
 /// A poll of queue `a`.
 fn request(count: u16, ttr: Duration) -> Request {
-    Request { queues: queue_list(&["a"]), count, ttr, timeout: POLL }
+    Request { queues: queue_list(&["a"]), weights: None, count, ttr, timeout: POLL }
 }
 
 #[tokio::test(start_paused = true)]
@@ -564,4 +565,10 @@ async fn many_consumers_and_publishers_lose_nothing() {
     let mut numbers: Vec<usize> = got.iter().map(|body| body.parse().expect("a number")).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..JOBS).collect::<Vec<_>>(), "every job once");
+}
+
+#[tokio::test]
+async fn zz_sizes() {
+    let setup = Setup::new();
+    println!("dispatcher.consume {}", size_of_val(&setup.dispatcher.consume(request(1, TTR))));
 }
