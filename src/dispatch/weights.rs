@@ -3,8 +3,8 @@
 //!
 //! This is start-time fair queueing. Each queue of a list has a *pass*: the work that it has got, divided by its weight.
 //! A call looks at the queue with the lowest pass first. What it hands out raises the passes of the queues that it came
-//! from. A queue that is seen empty is raised to the pass of the queue that was served in its place: it saves up no
-//! turns while it has no jobs.
+//! from. A queue that is seen empty is raised to the pass that the queue that was served in its place had before its
+//! last job: neither of them saves up turns, and neither loses them.
 
 use std::sync::Arc;
 
@@ -122,20 +122,20 @@ impl Passes {
 
     /// A call that looked at the queues in this order got jobs from these queues: one place for each job.
     fn served(&mut self, order: &[usize], jobs: impl Iterator<Item = usize>, weights: &Weights) {
-        let before = self.0.clone();
+        // The last place in the order that was served, and the pass of its queue before its last job.
         let mut last = None;
         for place in jobs {
             let (Some(pass), Some(weight)) = (self.0.get_mut(place), weights.as_slice().get(place)) else {
                 continue;
             };
+            let before = *pass;
             *pass += ONE_JOB / u64::from((*weight).max(1));
-            last = last.max(order.iter().position(|other| *other == place));
+            last = last.max(order.iter().position(|other| *other == place).map(|at| (at, before)));
         }
-        let Some(last) = last else { return };
-        // Every queue that stands before the last one that was served has been seen empty.
-        let served = before[order[last]];
+        let Some((last, before)) = last else { return };
+        // Every queue that stands before it has been seen empty.
         for place in &order[..last] {
-            self.0[*place] = self.0[*place].max(served);
+            self.0[*place] = self.0[*place].max(before);
         }
         // Only differences count, and they stay small.
         let least = self.0.iter().copied().min().unwrap_or(0);
