@@ -262,7 +262,7 @@ pub struct JobView {
     /// Delayed: when it becomes ready. Running: when its ttr ends. Ready or dead: when it became so, `None` where that
     /// is not known.
     pub due_at: Option<Millis>,
-    /// How many times it may still be handed out; 0 when it is dead. `None` where `state` is.
+    /// How many times it may still be handed out; 0 when it is dead. `None` where that is not known.
     pub tries_left: Option<u16>,
     /// What is left of its life; `None` is forever.
     pub ttl: Option<Duration>,

@@ -111,9 +111,9 @@ async fn admin_redis() -> AdminStage {
     AdminStage::new(store, None, redis)
 }
 
-laws::laws!(on_model, model, virtual_time);
-laws::laws!(on_disk, disk, virtual_time);
-laws::laws!(on_disk_metered, metered_disk, virtual_time);
+laws::laws!(on_model, model, virtual_time, verbs);
+laws::laws!(on_disk, disk, virtual_time, verbs);
+laws::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 laws::laws!(on_redis, redis);
 laws::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time);
 laws::laws!(migrating_redis_to_redis, redis_to_redis);

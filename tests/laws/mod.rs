@@ -5,6 +5,7 @@
 //! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function
 //!   without arguments that answers an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
+//! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
@@ -19,13 +20,20 @@ pub mod concurrency;
 pub mod consume;
 pub mod dead;
 pub mod give_back;
+pub mod hand_over;
 pub mod instants;
+pub mod keys;
+pub mod lists;
 pub mod names;
 pub mod notifier;
+pub mod once;
+pub mod pause;
 pub mod peek;
 pub mod publish;
 pub mod random;
+pub mod random_verbs;
 pub mod republish;
+pub mod revive;
 pub mod store;
 pub mod timers;
 pub mod ttl;
@@ -33,16 +41,7 @@ pub mod ttr;
 
 /// One test per law on the stage that `$stage().await` builds.
 macro_rules! laws {
-    ($module:ident, $stage:expr) => {
-        $crate::laws::laws! { @list $module, $stage; }
-    };
-    ($module:ident, $stage:expr, virtual_time) => {
-        $crate::laws::laws! { @list $module, $stage; instants {
-            nothing_happens_one_millisecond_before,
-            a_job_is_there_until_its_last_millisecond,
-        } }
-    };
-    (@list $module:ident, $stage:expr; $($more:tt)*) => {
+    ($module:ident, $stage:expr $(, $more:ident)*) => {
         mod $module {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
@@ -184,7 +183,95 @@ macro_rules! laws {
                     after_close_every_call_says_closed,
                     close_twice_is_fine,
                 }
-                $($more)*
+            }
+            $($crate::laws::more_laws! { $more, $stage })*
+        }
+    };
+}
+
+/// Laws that not every stage keeps.
+macro_rules! more_laws {
+    (virtual_time, $stage:expr) => {
+        $crate::laws::law_tests! { $stage;
+            instants {
+                nothing_happens_one_millisecond_before,
+                a_job_is_there_until_its_last_millisecond,
+            }
+        }
+    };
+    (verbs, $stage:expr) => {
+        $crate::laws::law_tests! { $stage;
+            keys {
+                a_key_names_its_job_in_every_state_but_dead,
+                a_taken_key_keeps_the_first_job,
+                a_taken_key_fails_the_whole_call,
+                a_delayed_or_ready_job_is_replaced,
+                a_running_job_runs_on_without_its_key,
+                a_key_is_free_with_the_end_of_its_job,
+                a_key_is_free_when_its_job_dies,
+                a_key_is_free_when_its_job_expires,
+                a_key_stays_while_its_job_comes_and_goes,
+                keys_of_other_queues_do_not_mix,
+                cancel_forgets_the_job_of_a_key,
+                a_call_with_one_key_twice_changes_nothing,
+                a_keyed_call_with_a_taken_id_changes_nothing,
+                the_longest_key_works,
+                a_job_due_at_an_instant_is_not_early,
+                one_of_many_publishes_with_one_key_wins,
+            }
+            once {
+                a_repeated_request_gets_the_same_answer_and_does_nothing,
+                another_request_with_its_key_is_refused,
+                requests_of_other_queues_do_not_mix,
+                what_failed_is_not_remembered,
+                a_republish_is_safe_to_repeat,
+                a_request_is_forgotten_in_the_end,
+                one_of_many_equal_requests_is_done,
+            }
+            hand_over {
+                a_touched_job_runs_on,
+                a_touch_can_shorten_the_ttr,
+                a_touch_replaces_the_receipt,
+                a_receipt_ends_with_its_ttr,
+                an_old_receipt_does_nothing_to_the_next_hand_over,
+                what_is_gone_is_not_found,
+                a_released_job_is_at_the_head,
+                a_release_spends_the_try_unless_told,
+                release_notifies,
+                a_release_without_tries_left_is_death,
+                a_delayed_release_waits,
+                a_released_job_does_not_come_back_after_its_old_ttr,
+                a_released_job_is_found_in_every_state,
+                a_buried_job_is_dead,
+                a_reason_is_shown_until_the_job_is_gone,
+                ack_with_a_receipt_acks_only_what_is_held,
+                workers_leave_each_job_where_they_were_told,
+            }
+            pause {
+                a_paused_queue_hands_out_nothing,
+                other_queues_go_on,
+                a_pause_ends_when_it_is_told,
+                a_pause_ends_by_itself,
+                a_second_pause_takes_the_place_of_the_first,
+                a_pause_is_shown,
+            }
+            lists {
+                jobs_are_listed_in_the_order_in_which_they_come,
+                jobs_are_listed_once_while_others_come_and_go,
+                a_list_shows_what_is_known_of_a_job,
+                what_is_gone_is_not_listed,
+                a_page_is_bounded,
+                a_cursor_of_another_list_is_none,
+                inspect_shows_every_state,
+                queues_are_listed_with_their_figures,
+            }
+            revive {
+                jobs_are_respawned_by_id,
+                a_job_is_respawned_with_what_was_asked,
+                only_dead_jobs_are_respawned,
+            }
+            random_verbs {
+                random_verbs_agree_with_the_model,
             }
         }
     };
@@ -241,4 +328,4 @@ macro_rules! law_tests {
     };
 }
 
-pub(crate) use {admin_laws, law_tests, laws};
+pub(crate) use {admin_laws, law_tests, laws, more_laws};

@@ -9,13 +9,13 @@ use crate::support::notified::Notified;
 use crate::support::stage::*;
 
 /// A notifier that waits for `q`, and that has forgotten what it was told before.
-async fn waiting(s: &dyn Stage, q: &Queue) -> Arc<Notified> {
+pub async fn waiting(s: &dyn Stage, q: &Queue) -> Arc<Notified> {
     let notified = Notified::attach(&*s.engine(), from_ref(q));
     notified.forget().await;
     notified
 }
 
-async fn is_told(notified: &Notified, q: &Queue, what: &str) {
+pub async fn is_told(notified: &Notified, q: &Queue, what: &str) {
     let told = tokio::time::timeout(TIMEOUT, notified.next()).await;
     assert_eq!(told.ok(), Some([q.clone()].into()), "{what} should notify of {q}");
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use dormouse::clock::ManualClock;
 use dormouse::engine::Engine;
-use dormouse::job::{Job, JobRef, NewJob};
+use dormouse::job::{Job, JobRef, NewJob, Receipt};
 use dormouse::name::{Queue, QueueList};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
@@ -31,11 +31,12 @@ const SOON: Duration = Duration::from_millis(2);
 /// Guards against what nobody thought of.
 pub async fn random_steps_agree_with_the_model(s: &dyn Stage) {
     let steps = if s.differences().virtual_time { STEPS } else { REAL_STEPS };
-    compare_with_model(s, 0x5eed, steps).await;
+    compare_with_model(s, 0x5eed, steps, false).await;
 }
 
-/// Takes `steps` random steps that follow from `seed`. A failure names the seed and shows the last steps.
-pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize) {
+/// Takes `steps` random steps that follow from `seed`, some of them by the verbs that lmstfy does not have if
+/// `with_verbs`. A failure names the seed and shows the last steps.
+pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize, with_verbs: bool) {
     let clock = Arc::new(ManualClock::new(s.engine().now()));
     let mut run = Run {
         s,
@@ -45,6 +46,8 @@ pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize) {
         random: Random::new(seed),
         published: Vec::new(),
         running: Vec::new(),
+        with_verbs,
+        held: Vec::new(),
         unsettled: false,
         log: Vec::new(),
     };
@@ -57,23 +60,26 @@ pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize) {
     }
 }
 
-struct Run<'a> {
-    s: &'a dyn Stage,
-    virtual_time: bool,
-    model: ModelEngine,
+pub(super) struct Run<'a> {
+    pub(super) s: &'a dyn Stage,
+    pub(super) virtual_time: bool,
+    pub(super) model: ModelEngine,
     clock: Arc<ManualClock>,
-    random: Random,
+    pub(super) random: Random,
     /// Jobs that were published, to ack and read them in whatever state they are.
     published: Vec<JobRef>,
     /// Hand-overs, as the engine and as the model gave them.
     running: Vec<(Job, Job)>,
+    with_verbs: bool,
+    /// Receipts of hand-overs, as the engine and as the model gave them; some are good no more.
+    pub(super) held: Vec<(JobRef, Receipt, Receipt)>,
     /// Where time is real: a short time was given, and must end before the next step.
     unsettled: bool,
-    log: Vec<String>,
+    pub(super) log: Vec<String>,
 }
 
 /// Random numbers that depend on the seed only.
-struct Random(TestRng);
+pub(super) struct Random(TestRng);
 
 impl Random {
     fn new(seed: u64) -> Random {
@@ -82,7 +88,7 @@ impl Random {
         Random(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.0.next_u64() % n
     }
 
@@ -97,10 +103,10 @@ impl Random {
     }
 }
 
-const QUEUES: [(&str, &str); 4] = [("a", "q"), ("a", "q-"), ("a", "r"), ("b", "q")];
+pub(super) const QUEUES: [(&str, &str); 4] = [("a", "q"), ("a", "q-"), ("a", "r"), ("b", "q")];
 
 /// What both answered, when it is the same.
-fn same<T: PartialEq + Debug>(what: &str, engine: T, model: T) -> Result<T, String> {
+pub(super) fn same<T: PartialEq + Debug>(what: &str, engine: T, model: T) -> Result<T, String> {
     if engine == model { Ok(engine) } else { Err(format!("{what}: {engine:?}, the model says {model:?}")) }
 }
 
@@ -108,6 +114,10 @@ impl Run<'_> {
     async fn step(&mut self) -> Result<(), String> {
         let engine = self.s.engine();
         let q = self.random.queue();
+        if self.with_verbs && self.random.below(2) == 0 {
+            self.verb(&*engine, q).await?;
+            return if self.unsettled { self.pass(&*engine).await } else { Ok(()) };
+        }
         match self.random.below(20) {
             0..5 => self.publish(&*engine, q).await?,
             5..10 => self.consume(&*engine, q).await?,
@@ -135,7 +145,7 @@ impl Run<'_> {
     }
 
     /// A time in steps of two milliseconds, up to `most`; or a short or long one.
-    fn time(&mut self, most: u64) -> Duration {
+    pub(super) fn time(&mut self, most: u64) -> Duration {
         if self.virtual_time {
             return self.random.time(most);
         }
@@ -144,12 +154,12 @@ impl Run<'_> {
         if soon { SOON } else { LONG }
     }
 
-    fn ttl(&mut self) -> Option<Duration> {
+    pub(super) fn ttl(&mut self) -> Option<Duration> {
         let time = if self.virtual_time { self.random.time(600) } else { LONG * 2 };
         (self.random.below(3) > 0).then_some(time + Duration::from_millis(101))
     }
 
-    fn new_job(&mut self, q: &Queue) -> NewJob {
+    pub(super) fn new_job(&mut self, q: &Queue) -> NewJob {
         let mut draft = job(q, self.log.len().to_string());
         draft = draft.tries(1 + self.random.below(3) as u16).attributes(&[("step", "x")]);
         if self.random.below(3) == 0 {
@@ -167,7 +177,7 @@ impl Run<'_> {
     }
 
     /// One of the latest jobs.
-    fn any_published(&mut self) -> JobRef {
+    pub(super) fn any_published(&mut self) -> JobRef {
         match self.published.len() as u64 {
             0 => job(&queue("q"), "unknown").make(self.s).name(),
             n => self.published[(n - 1 - self.random.below(n.min(40))) as usize].clone(),
@@ -214,6 +224,9 @@ impl Run<'_> {
         let jobs = ok("consume", consume(engine, &queues, &ttrs).await);
         let expected = ok("consume", consume(&self.model, &queues, &ttrs).await);
         same("consume", self.plain_all(&jobs), self.plain_all(&expected))?;
+        let receipts =
+            jobs.iter().zip(&expected).map(|(job, model)| (job.name(), job.proof(), model.proof()));
+        self.held.extend(receipts);
         self.running.extend(jobs.into_iter().zip(expected));
         Ok(())
     }
@@ -323,6 +336,11 @@ impl Run<'_> {
         for (namespace, name) in QUEUES {
             let q = queue_in(namespace, name);
             self.read(&*engine, q.clone()).await?;
+            if self.with_verbs {
+                self.look(&*engine, &q).await?;
+                ok("resume", engine.resume(&q).await);
+                ok("resume", self.model.resume(&q).await);
+            }
             for what in ["ready", "dead"] {
                 loop {
                     let queues = q.clone().into();

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse::clock::Millis;
+use dormouse::engine::{OnConflict, Placing};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Namespace, Queue, QueueList, QueueName};
+use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 use super::stage::Stage;
 
@@ -21,6 +22,11 @@ pub fn queue_in(namespace: &str, name: &str) -> Queue {
         namespace: Namespace::parse(namespace).unwrap_or_else(|e| panic!("{namespace:?} is a name: {e}")),
         name: QueueName::parse(name).unwrap_or_else(|e| panic!("{name:?} is a name: {e}")),
     }
+}
+
+/// A key of a job.
+pub fn job_key(key: &str) -> JobKey {
+    JobKey::parse(key).unwrap_or_else(|| panic!("{key:?} is a key"))
 }
 
 /// Queues of namespace `ns`, first is served first.
@@ -39,6 +45,8 @@ pub struct Draft {
     tries: u16,
     versioned: bool,
     attributes: Attributes,
+    at: Option<Millis>,
+    key: Option<(JobKey, OnConflict)>,
 }
 
 /// A job with this body.
@@ -51,6 +59,8 @@ pub fn job(queue: &Queue, body: impl AsRef<[u8]>) -> Draft {
         tries: 1,
         versioned: false,
         attributes: Attributes::new(),
+        at: None,
+        key: None,
     }
 }
 
@@ -70,6 +80,27 @@ impl Draft {
     /// Attributes, without making the id a versioned one.
     pub fn attributes(self, pairs: &[(&str, &str)]) -> Draft {
         Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
+    }
+
+    /// Due at this instant, when it is published by `publish_with`.
+    pub fn at(self, at: Millis) -> Draft {
+        Draft { at: Some(at), ..self }
+    }
+
+    /// With a key, when it is published by `publish_with`. A job that has it already stays.
+    pub fn key(self, key: &str) -> Draft {
+        self.key_or(key, OnConflict::Keep)
+    }
+
+    /// The same; what is done when a job has it already is told.
+    pub fn key_or(self, key: &str, on_conflict: OnConflict) -> Draft {
+        Draft { key: Some((job_key(key), on_conflict)), ..self }
+    }
+
+    /// The job with what `publish_with` takes beside it.
+    pub fn placing(self, s: &dyn Stage) -> Placing {
+        let (at, key) = (self.at, self.key.clone());
+        Placing { job: self.make(s), at, key }
     }
 
     /// Gives it an id of the versioned form.
@@ -100,6 +131,12 @@ pub trait Named {
 impl Named for NewJob {
     fn name(&self) -> JobRef {
         JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+impl Named for JobRef {
+    fn name(&self) -> JobRef {
+        self.clone()
     }
 }
 

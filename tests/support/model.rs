@@ -10,12 +10,13 @@ use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, QueueSize, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Pause,
+    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, REMEMBERED, Release,
+    Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
-use dormouse::job::{Attributes, Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
-use dormouse::name::{JobKey, Namespace, Queue, QueueList};
+use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
+use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -47,6 +48,10 @@ struct Jobs {
     armed: u64,
     /// When the last pump said that the next job is due; `None` is never.
     announced: Option<Millis>,
+    /// What was done with an idempotency key, and until when that is known.
+    done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
+    /// Until when a queue is paused; `None` until it is resumed.
+    paused: BTreeMap<Queue, Option<Millis>>,
     closed: bool,
 }
 
@@ -55,24 +60,37 @@ struct Stored {
     job: NewJob,
     tries: u16,
     expires: Option<Millis>,
-    state: JobState,
+    state: State,
     /// When its last timer was armed, by count.
     armed: u64,
+    /// Since when it is in its state.
+    since: Millis,
+    key: Option<JobKey>,
+    reason: Option<Reason>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum JobState {
+enum State {
     Delayed { due: Millis },
     Ready { order: i64 },
     Running { due: Millis, receipt: u64 },
     Dead { order: i64 },
 }
 
-impl JobState {
+impl State {
     fn due(self) -> Option<Millis> {
         match self {
-            JobState::Delayed { due } | JobState::Running { due, .. } => Some(due),
-            JobState::Ready { .. } | JobState::Dead { .. } => None,
+            State::Delayed { due } | State::Running { due, .. } => Some(due),
+            State::Ready { .. } | State::Dead { .. } => None,
+        }
+    }
+
+    fn name(self) -> JobState {
+        match self {
+            State::Delayed { .. } => JobState::Delayed,
+            State::Ready { .. } => JobState::Ready,
+            State::Running { .. } => JobState::Running,
+            State::Dead { .. } => JobState::Dead,
         }
     }
 }
@@ -95,6 +113,36 @@ impl Stored {
             receipt,
         }
     }
+
+    fn view(&self, now: Millis, with_body: bool) -> JobView {
+        let job = self.read(now, 0, 0);
+        let dead = matches!(self.state, State::Dead { .. });
+        JobView {
+            id: job.id,
+            state: Some(self.state.name()),
+            due_at: Some(self.state.due().unwrap_or(self.since)),
+            tries_left: Some(if dead { 0 } else { self.tries }),
+            ttl: job.ttl,
+            elapsed: job.elapsed,
+            key: self.key.clone(),
+            reason: self.reason.clone(),
+            size: job.body.len() as u64,
+            body: with_body.then_some(job.body),
+            attributes: if with_body { job.attributes } else { Attributes::new() },
+        }
+    }
+
+    fn die(&mut self, order: i64, now: Millis) {
+        self.state = State::Dead { order };
+        self.since = now;
+        self.expires = None;
+        self.key = None;
+    }
+
+    /// Whether the hand-over of this receipt still stands.
+    fn is_held(&self, receipt: Receipt, now: Millis) -> bool {
+        matches!(self.state, State::Running { due, receipt: of } if of == receipt.hand_over && due > now)
+    }
 }
 
 impl Jobs {
@@ -108,16 +156,48 @@ impl Jobs {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    fn insert(&mut self, job: NewJob, now: Millis) {
-        let state = match ms(job.delay) {
-            0 => JobState::Ready { order: self.next_tail() },
-            delay => JobState::Delayed { due: now + delay },
-        };
+    fn insert(&mut self, job: NewJob, now: Millis) -> Millis {
+        let due = now + ms(job.delay);
+        self.place(job, due, None, now)
+    }
+
+    /// Answers when it is due.
+    fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
+        let due = due.max(now);
+        let state =
+            if due == now { State::Ready { order: self.next_tail() } } else { State::Delayed { due } };
         self.queues.insert(job.queue.clone(), ());
         let expires = job.ttl.map(|ttl| now + ms(ttl));
         self.armed += 1;
-        let stored = Stored { tries: job.tries.get(), expires, state, armed: self.armed, job };
+        let (tries, armed) = (job.tries.get(), self.armed);
+        let stored = Stored { tries, expires, state, armed, since: now, key, reason: None, job };
         self.jobs.insert((stored.job.queue.clone(), stored.job.id), stored);
+        due
+    }
+
+    /// The job that has a key.
+    fn holder(&self, queue: &Queue, key: &JobKey, now: Millis) -> Option<&Stored> {
+        self.jobs.values().find(|stored| {
+            stored.job.queue == *queue && stored.key.as_ref() == Some(key) && !stored.expired(now)
+        })
+    }
+
+    /// The job whose hand-over this is.
+    fn held(&mut self, job: &JobRef, receipt: Receipt, now: Millis) -> Held<&mut Stored> {
+        match self.jobs.get_mut(&(job.queue.clone(), job.id)).filter(|stored| !stored.expired(now)) {
+            None => Held::NotFound,
+            Some(stored) if stored.is_held(receipt, now) => Held::Done(stored),
+            Some(_) => Held::NotYours,
+        }
+    }
+
+    fn is_paused(&self, queue: &Queue, now: Millis) -> bool {
+        self.paused.get(queue).is_some_and(|until| until.is_none_or(|until| until > now))
+    }
+
+    /// When the next timed pause ends.
+    fn next_pause(&self) -> Option<Millis> {
+        self.paused.values().flatten().min().copied()
     }
 
     /// The job by name, unless it has expired.
@@ -130,7 +210,7 @@ impl Jobs {
     }
 
     /// The jobs of a queue whose state `rank` gives a rank, lowest rank first.
-    fn ranked(&self, queue: &Queue, rank: impl Fn(JobState) -> Option<i64>) -> Vec<JobId> {
+    fn ranked(&self, queue: &Queue, rank: impl Fn(State) -> Option<i64>) -> Vec<JobId> {
         let mut found: Vec<(i64, JobId)> = self
             .jobs
             .iter()
@@ -142,11 +222,11 @@ impl Jobs {
     }
 
     fn ready(&self, queue: &Queue) -> Vec<JobId> {
-        self.ranked(queue, |state| if let JobState::Ready { order } = state { Some(order) } else { None })
+        self.ranked(queue, |state| if let State::Ready { order } = state { Some(order) } else { None })
     }
 
     fn dead(&self, queue: &Queue) -> Vec<JobId> {
-        self.ranked(queue, |state| if let JobState::Dead { order } = state { Some(order) } else { None })
+        self.ranked(queue, |state| if let State::Dead { order } = state { Some(order) } else { None })
     }
 
     fn earliest(&self) -> Option<Millis> {
@@ -186,6 +266,12 @@ impl ModelEngine {
         state.expire(now, self.expired_timers_stay);
         Ok((state, now))
     }
+}
+
+/// What the cursor of a list of jobs in this state says.
+fn read_cursor(cursor: &Cursor, state: JobState) -> Option<(Millis, i64)> {
+    let (due, order) = cursor.0.strip_prefix(state.as_str())?.strip_prefix('-')?.split_once('-')?;
+    Some((due.parse().ok()?, order.parse().ok()?))
 }
 
 fn taken() -> Error {
@@ -228,22 +314,96 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
-    async fn publish_with(&self, _: Publication) -> Result<Published> {
-        Err(Error::refused("not built yet"))
+    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        let Publication { jobs, replaces, once } = publication;
+        let (mut state, now) = self.open()?;
+        let done =
+            once.as_ref().zip(jobs.first()).map(|(once, first)| (first.job.queue.clone(), once.key.clone()));
+        if let (Some(once), Some(done)) = (&once, &done)
+            && let Some((_, fingerprint, placed)) = state.done.get(done).filter(|(until, ..)| *until > now)
+        {
+            let same = *fingerprint == once.fingerprint;
+            return Ok(if same { Published::Replay(placed.clone()) } else { Published::Mismatch });
+        }
+        let twice = |i: usize| {
+            jobs[..i].iter().any(|other| {
+                let key = |placing: &Placing| placing.key.as_ref().map(|(key, _)| key.clone());
+                let one_key = key(other).is_some() && key(other) == key(&jobs[i]);
+                other.job.queue == jobs[i].job.queue && (one_key || other.job.id == jobs[i].job.id)
+            })
+        };
+        let goes = |job: &JobRef| replaces.as_ref() == Some(job);
+        let taken_id = |i: usize| state.has(&jobs[i].job, now) && !goes(&jobs[i].job.name());
+        if (0..jobs.len()).any(|i| twice(i) || taken_id(i)) {
+            return Err(taken());
+        }
+        let holder = |placing: &Placing| {
+            let stored = state.holder(&placing.job.queue, &placing.key.as_ref()?.0, now)?;
+            (!goes(&stored.job.name())).then_some(stored)
+        };
+        for (index, placing) in jobs.iter().enumerate() {
+            if let (Some((_, OnConflict::Fail)), Some(stored)) = (&placing.key, holder(placing)) {
+                return Ok(Published::Conflict { index, id: stored.job.id });
+            }
+        }
+        if let Some(old) = replaces {
+            state.jobs.remove(&(old.queue, old.id));
+        }
+        let (mut placed, mut queues) = (Vec::new(), Vec::new());
+        for Placing { job, at, key } in jobs {
+            let mut how = How::New;
+            if let Some((key, on_conflict)) = &key
+                && let Some(stored) = state.holder(&job.queue, key, now)
+            {
+                let (name, running) = (stored.job.name(), matches!(stored.state, State::Running { .. }));
+                if *on_conflict == OnConflict::Keep {
+                    let due_at = stored.view(now, false).due_at;
+                    placed.push(Placed { id: name.id, due_at, how: How::Duplicate });
+                    continue;
+                } else if running {
+                    state.get(&name.queue, name.id).key = None;
+                } else {
+                    state.jobs.remove(&(name.queue, name.id));
+                    how = How::Replaced(name.id);
+                }
+            }
+            if let Some((key, _)) = &key {
+                let expired =
+                    |stored: &Stored| stored.job.queue == job.queue && stored.key.as_ref() == Some(key);
+                state.jobs.retain(|_, stored| !expired(stored));
+            }
+            let (id, due) = (job.id, at.unwrap_or_else(|| now + ms(job.delay)));
+            queues.push(job.queue.clone());
+            let due_at = Some(state.place(job, due, key.map(|(key, _)| key), now));
+            placed.push(Placed { id, due_at, how });
+        }
+        if let (Some(once), Some(done)) = (once, done) {
+            state.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
+        }
+        drop(state);
+        self.armed.notify_waiters();
+        queues.iter().for_each(|queue| self.notifiers.notify(queue));
+        Ok(Published::Done(placed))
     }
 
-    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        let (state, now) = self.open()?;
+        Ok(state.holder(queue, key, now).map(|stored| stored.view(now, true)))
     }
 
-    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
-        Err(Error::refused("not built yet"))
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        let (mut state, now) = self.open()?;
+        let Some(name) = state.holder(queue, key, now).map(|stored| stored.job.name()) else {
+            return Ok(false);
+        };
+        state.jobs.remove(&(name.queue, name.id));
+        Ok(true)
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let (mut state, now) = self.open()?;
         let mut ready = Vec::new();
-        for queue in queues.queues() {
+        for queue in queues.queues().filter(|queue| !state.is_paused(queue, now)) {
             ready.extend(state.ready(&queue).into_iter().map(|id| (queue.clone(), id)));
         }
         let mut jobs = Vec::new();
@@ -253,8 +413,8 @@ impl Engine for ModelEngine {
             let (receipt, armed) = (state.receipt, state.armed);
             let stored = state.get(&queue, id);
             stored.tries -= 1; // a ready job has at least one
-            stored.state = JobState::Running { due: now + ms(*ttr), receipt };
-            stored.armed = armed;
+            stored.state = State::Running { due: now + ms(*ttr), receipt };
+            (stored.armed, stored.since) = (armed, now);
             jobs.push(stored.read(now, stored.tries, receipt));
         }
         drop(state);
@@ -263,15 +423,15 @@ impl Engine for ModelEngine {
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
-        let (mut state, _) = self.open()?;
+        let (mut state, now) = self.open()?;
         for job in jobs.iter().rev() {
             state.head -= 1;
             let head = state.head;
             if let Some(stored) = state.jobs.get_mut(&(job.queue.clone(), job.id))
-                && matches!(stored.state, JobState::Running { receipt, .. } if receipt == job.receipt)
+                && matches!(stored.state, State::Running { receipt, .. } if receipt == job.receipt)
             {
                 stored.tries += 1;
-                stored.state = JobState::Ready { order: head };
+                (stored.state, stored.since) = (State::Ready { order: head }, now);
             }
         }
         drop(state);
@@ -284,20 +444,82 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
-    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        Err(Error::refused("not built yet"))
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let (mut state, now) = self.open()?;
+        let mut stale = Vec::new();
+        for (id, receipt) in jobs {
+            let job = JobRef { queue: queue.clone(), id: *id };
+            if receipt.is_some_and(|receipt| matches!(state.held(&job, receipt, now), Held::NotYours)) {
+                stale.push(*id);
+            } else {
+                state.jobs.remove(&(job.queue, job.id));
+            }
+        }
+        Ok(stale)
     }
 
-    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
-        Err(Error::refused("not built yet"))
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        let (mut state, now) = self.open()?;
+        state.receipt += 1;
+        state.armed += 1;
+        let (hand_over, armed) = (state.receipt, state.armed);
+        let stored = match state.held(job, receipt, now) {
+            Held::Done(stored) => stored,
+            Held::NotYours => return Ok(Held::NotYours),
+            Held::NotFound => return Ok(Held::NotFound),
+        };
+        let until = now + ms(ttr);
+        stored.state = State::Running { due: until, receipt: hand_over };
+        stored.armed = armed;
+        let receipt = Receipt { hand_over, ..receipt };
+        drop(state);
+        self.armed.notify_waiters();
+        Ok(Held::Done(Touched { receipt, until }))
     }
 
-    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
-        Err(Error::refused("not built yet"))
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        let (mut state, now) = self.open()?;
+        state.head -= 1;
+        state.armed += 1;
+        let (head, tail, armed) = (state.head, state.next_tail(), state.armed);
+        let stored = match state.held(job, receipt, now) {
+            Held::Done(stored) => stored,
+            Held::NotYours => return Ok(Held::NotYours),
+            Held::NotFound => return Ok(Held::NotFound),
+        };
+        if let Some(reason) = release.reason {
+            stored.reason = Some(reason);
+        }
+        stored.tries += u16::from(release.restore_try);
+        if stored.tries == 0 {
+            stored.die(tail, now);
+            return Ok(Held::Done(Released::Dead));
+        }
+        (stored.armed, stored.since) = (armed, now);
+        let due_at = now + ms(release.delay);
+        stored.state =
+            if due_at == now { State::Ready { order: head } } else { State::Delayed { due: due_at } };
+        let released = Released::Back { tries_left: stored.tries, due_at };
+        drop(state);
+        self.armed.notify_waiters();
+        self.notifiers.notify(&job.queue);
+        Ok(Held::Done(released))
     }
 
-    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
-        Err(Error::refused("not built yet"))
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        let (mut state, now) = self.open()?;
+        let order = state.next_tail();
+        Ok(match state.held(job, receipt, now) {
+            Held::Done(stored) => {
+                if reason.is_some() {
+                    stored.reason = reason;
+                }
+                stored.die(order, now);
+                Held::Done(())
+            }
+            Held::NotYours => Held::NotYours,
+            Held::NotFound => Held::NotFound,
+        })
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -314,12 +536,40 @@ impl Engine for ModelEngine {
         Ok(state.find(job, now).map(|stored| stored.read(now, 0, 0)))
     }
 
-    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        let (state, now) = self.open()?;
+        Ok(state.find(job, now).map(|stored| stored.view(now, true)))
     }
 
-    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        let (state, now) = self.open()?;
+        let after = match &list.cursor {
+            None => None,
+            Some(cursor) => match read_cursor(cursor, list.state) {
+                None => return Ok(None),
+                after => after,
+            },
+        };
+        let place = |stored: &Stored| match stored.state {
+            State::Ready { order } | State::Dead { order } => (0, order),
+            State::Delayed { due } | State::Running { due, .. } => (due, stored.armed as i64),
+        };
+        let mut found: Vec<((Millis, i64), &Stored)> = state
+            .jobs
+            .values()
+            .filter(|stored| stored.job.queue == *queue && stored.state.name() == list.state)
+            .filter(|stored| !stored.expired(now))
+            .map(|stored| (place(stored), stored))
+            .filter(|(place, _)| after.is_none_or(|after| *place > after))
+            .collect();
+        found.sort_unstable_by_key(|(place, _)| *place);
+        let more = found.len() > list.limit;
+        found.truncate(list.limit);
+        let last = found.last().filter(|_| more).map(|(place, _)| *place);
+        let cursor = last.map(|(due, order)| Cursor(format!("{}-{due}-{order}", list.state.as_str())));
+        let jobs: Vec<JobView> = found.iter().map(|(_, stored)| stored.view(now, list.bodies)).collect();
+        let scanned = jobs.len() as u64;
+        Ok(Some(JobPage { jobs, cursor, scanned }))
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -344,19 +594,43 @@ impl Engine for ModelEngine {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let ids: Vec<JobId> = state.dead(queue).into_iter().take(limit).collect();
         for id in &ids {
-            let ready = JobState::Ready { order: state.next_tail() };
+            let ready = State::Ready { order: state.next_tail() };
             let stored = state.get(queue, *id);
             stored.tries = 1;
             stored.expires = ttl.map(|ttl| now + ms(ttl));
-            stored.state = ready;
+            (stored.state, stored.since) = (ready, now);
         }
         drop(state);
         self.notifiers.notify(queue);
         Ok(ids.len() as u64)
     }
 
-    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
-        Err(Error::refused("not built yet"))
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        let (mut state, now) = self.open()?;
+        let mut answers = Vec::new();
+        for id in jobs {
+            state.armed += 1;
+            let (armed, order) = (state.armed, state.next_tail());
+            let due_at = now + ms(revival.delay);
+            let answer = match state.jobs.get_mut(&(queue.clone(), *id)).filter(|stored| !stored.expired(now))
+            {
+                None => Revived::NotFound,
+                Some(stored) if !matches!(stored.state, State::Dead { .. }) => Revived::NotDead,
+                Some(stored) => {
+                    stored.tries = revival.tries.get();
+                    stored.expires = revival.ttl.map(|ttl| now + ms(ttl));
+                    (stored.armed, stored.since) = (armed, now);
+                    stored.state =
+                        if due_at == now { State::Ready { order } } else { State::Delayed { due: due_at } };
+                    Revived::Done { due_at }
+                }
+            };
+            answers.push(answer);
+        }
+        drop(state);
+        self.armed.notify_waiters();
+        self.notifiers.notify(queue);
+        Ok(answers)
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -369,12 +643,19 @@ impl Engine for ModelEngine {
         Ok(ids.len() as u64)
     }
 
-    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
-        Err(Error::refused("not built yet"))
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        let (mut state, now) = self.open()?;
+        let until = time.map(|time| now + ms(time));
+        state.paused.insert(queue.clone(), until);
+        drop(state);
+        self.armed.notify_waiters();
+        Ok(Pause { until })
     }
 
-    async fn resume(&self, _: &Queue) -> Result<()> {
-        Err(Error::refused("not built yet"))
+    async fn resume(&self, queue: &Queue) -> Result<()> {
+        self.open()?.0.paused.remove(queue);
+        self.notifiers.notify(queue);
+        Ok(())
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -390,19 +671,29 @@ impl Engine for ModelEngine {
         for (_, _, id, queue) in &due {
             let order = state.next_tail();
             let stored = state.get(queue, *id);
+            let was_delayed = matches!(stored.state, State::Delayed { .. });
             if stored.tries > 0 {
-                stored.state = JobState::Ready { order };
+                // A delayed job became ready when it was due; when the pump came by does not matter to it.
+                stored.since = stored.state.due().filter(|_| was_delayed).unwrap_or(now);
+                stored.state = State::Ready { order };
             } else if stored.expired(now) {
                 state.jobs.remove(&(queue.clone(), *id));
             } else {
-                stored.state = JobState::Dead { order };
-                stored.expires = None;
+                stored.die(order, now);
             }
         }
-        state.announced = state.earliest();
+        let resumed: Vec<Queue> = state
+            .paused
+            .iter()
+            .filter(|(_, until)| until.is_some_and(|until| until <= now))
+            .map(|(queue, _)| queue.clone())
+            .collect();
+        state.paused.retain(|queue, _| !resumed.contains(queue));
+        state.announced = state.earliest().into_iter().chain(state.next_pause()).min();
         let next = state.announced.map_or(Duration::MAX, |at| Duration::from_millis(at.saturating_sub(now)));
         drop(state);
         due.iter().for_each(|(_, _, _, queue)| self.notifiers.notify(queue));
+        resumed.iter().for_each(|queue| self.notifiers.notify(queue));
         Ok(Pumped { moved: due.len(), next })
     }
 
@@ -412,7 +703,7 @@ impl Engine for ModelEngine {
             let earlier = {
                 let state = self.state.lock();
                 let announced = state.announced.unwrap_or(Millis::MAX);
-                state.earliest().is_some_and(|at| at < announced)
+                state.earliest().into_iter().chain(state.next_pause()).any(|at| at < announced)
             };
             if earlier {
                 return;
@@ -425,8 +716,45 @@ impl Engine for ModelEngine {
         Ok(self.open()?.0.queues.keys().cloned().collect())
     }
 
-    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>> {
+        let (state, now) = self.open()?;
+        let mut names: Vec<Queue> = state.queues.keys().chain(state.paused.keys()).cloned().collect();
+        names.retain(|queue| queue.namespace == *namespace);
+        names.sort_unstable();
+        names.dedup();
+        let after = match &cursor {
+            None => None,
+            Some(Cursor(name)) => match name.strip_prefix("after-") {
+                None => return Ok(None),
+                after => after,
+            },
+        };
+        names.retain(|queue| after.is_none_or(|after| queue.name.as_str() > after));
+        let more = names.len() > limit;
+        names.truncate(limit);
+        let last = names.last().filter(|_| more);
+        let cursor = last.map(|last| Cursor(format!("after-{}", last.name)));
+        let view = |queue: &Queue| {
+            let of: Vec<&Stored> = state.jobs.values().filter(|stored| stored.job.queue == *queue).collect();
+            let count = |name| Some(of.iter().filter(|stored| stored.state.name() == name).count() as u64);
+            let head = state.ready(queue).first().and_then(|id| state.jobs.get(&(queue.clone(), *id)));
+            let paused = state.paused.get(queue).filter(|_| state.is_paused(queue, now));
+            QueueView {
+                queue: queue.clone(),
+                ready: count(JobState::Ready),
+                delayed: count(JobState::Delayed),
+                running: count(JobState::Running),
+                dead: count(JobState::Dead),
+                oldest_ready_age: head.map(|head| Duration::from_millis(now - head.since)),
+                paused: paused.map(|until| Pause { until: *until }),
+            }
+        };
+        Ok(Some(QueuePage { queues: names.iter().map(view).collect(), cursor }))
     }
 
     async fn stats(&self) -> Result<Stats> {

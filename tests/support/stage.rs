@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::{ManualClock, Millis};
-use dormouse::engine::{Engine, MAX_PUBLISH};
+use dormouse::engine::{
+    Engine, Held, JobList, JobPage, MAX_PUBLISH, Placed, Publication, Published, QueueView, Release,
+    Released, Touched,
+};
 use dormouse::error::Result;
-use dormouse::job::{Job, JobIds, NewJob};
+use dormouse::job::{Job, JobIds, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{Queue, QueueList};
 
 pub use super::TIMEOUT;
@@ -267,6 +270,111 @@ impl dyn Stage + '_ {
     /// Gives jobs back.
     pub async fn give_back(&self, jobs: &[Job]) {
         ok("give_back", self.engine().give_back(jobs.to_vec()).await);
+    }
+
+    /// Publishes with keys and instants, in one call.
+    pub async fn publish_with(&self, drafts: impl IntoIterator<Item = Draft>) -> Published {
+        let jobs = drafts.into_iter().map(|draft| draft.placing(self)).collect();
+        self.publication(Publication { jobs, replaces: None, once: None }).await
+    }
+
+    /// Makes a publication, which may refuse but not fail.
+    pub async fn publication(&self, publication: Publication) -> Published {
+        ok("publish_with", self.engine().publish_with(publication).await)
+    }
+
+    /// Publishes one job with a key or an instant, which must be done.
+    pub async fn place(&self, draft: Draft) -> Placed {
+        match self.publish_with([draft]).await {
+            Published::Done(placed) if placed.len() == 1 => placed[0],
+            other => panic!("one job should be placed, but the answer is {other:?}"),
+        }
+    }
+
+    /// The job that has a key.
+    pub async fn holder(&self, queue: &Queue, key: &str) -> Option<JobView> {
+        ok("find_key", self.engine().find_key(queue, &job_key(key)).await)
+    }
+
+    /// Everything that is known of a job.
+    pub async fn inspect(&self, job: &impl Named) -> Option<JobView> {
+        ok("inspect", self.engine().inspect(&job.name()).await)
+    }
+
+    /// Everything that is known of a job, which must be there.
+    pub async fn view(&self, job: &impl Named) -> JobView {
+        self.inspect(job).await.unwrap_or_else(|| panic!("{:?} should be there", job.name()))
+    }
+
+    /// Touches with this receipt.
+    pub async fn touch(&self, job: &impl Named, receipt: Receipt, ttr: Duration) -> Held<Touched> {
+        ok("touch", self.engine().touch(&job.name(), receipt, ttr).await)
+    }
+
+    /// Releases with this receipt.
+    pub async fn release(&self, job: &impl Named, receipt: Receipt, release: Release) -> Held<Released> {
+        ok("release", self.engine().release(&job.name(), receipt, release).await)
+    }
+
+    /// Buries with this receipt.
+    pub async fn bury(&self, job: &impl Named, receipt: Receipt, reason: Option<Reason>) -> Held<()> {
+        ok("bury", self.engine().bury(&job.name(), receipt, reason).await)
+    }
+
+    /// Acks with this receipt. Whether it was acked, or there is no such job.
+    pub async fn ack_held(&self, job: &impl Named, receipt: Receipt) -> bool {
+        let name = job.name();
+        let stale = self.engine().ack_many(&name.queue, &[(name.id, Some(receipt))]).await;
+        match &ok("ack_many", stale)[..] {
+            [] => true,
+            [id] if *id == name.id => false,
+            other => panic!("one job was to be acked, stale are {other:?}"),
+        }
+    }
+
+    /// One page of a list. The cursor must be good.
+    pub async fn page(&self, queue: &Queue, list: JobList) -> JobPage {
+        let limit = list.limit;
+        let page =
+            ok("list_jobs", self.engine().list_jobs(queue, list).await).expect("a cursor of this list");
+        assert!(page.jobs.len() <= limit, "asked for {limit}, got {}", page.jobs.len());
+        assert!(page.scanned >= page.jobs.len() as u64, "what is shown was looked at: {page:?}");
+        page
+    }
+
+    /// All jobs of a queue in one state, read in pages of `limit`.
+    pub async fn list(&self, queue: &Queue, state: JobState, limit: usize) -> Vec<JobView> {
+        let (mut all, mut cursor) = (Vec::new(), None);
+        for _ in 0..1000 {
+            let page = self.page(queue, JobList { state, limit, cursor, bodies: false }).await;
+            all.extend(page.jobs);
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return all;
+            }
+        }
+        panic!("the {state:?} jobs of {queue} are listed without end: {} so far", all.len());
+    }
+
+    /// What the list of queues says of one of them.
+    pub async fn queue_view(&self, queue: &Queue) -> Option<QueueView> {
+        self.queue_views(queue, 100).await.into_iter().find(|view| view.queue == *queue)
+    }
+
+    /// All queues of the namespace of this one, read in pages of `limit`.
+    pub async fn queue_views(&self, queue: &Queue, limit: usize) -> Vec<QueueView> {
+        let (mut all, mut cursor) = (Vec::new(), None);
+        for _ in 0..1000 {
+            let page = self.engine().list_queues(&queue.namespace, limit, cursor).await;
+            let page = ok("list_queues", page).expect("a cursor of this list");
+            assert!(page.queues.len() <= limit, "asked for {limit}, got {}", page.queues.len());
+            all.extend(page.queues);
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return all;
+            }
+        }
+        panic!("queues are listed without end: {} so far", all.len());
     }
 
     /// A job of each state in a queue of its own: what "in every state" means in a law. The ttl does not end.

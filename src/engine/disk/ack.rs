@@ -1,11 +1,11 @@
-//! Ack: deletes a job in whatever state it is.
+//! Ack: deletes a job in whatever state it is, or only in the hand-over of a receipt.
 
 use super::state::WriterState;
 use super::step::{Outcome, Step};
 use super::store::codec::{self, Location, Record};
 use super::store::{Fatal, Found, Space};
 use crate::clock::Micros;
-use crate::job::JobRef;
+use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 
 /// Deletes a job.
@@ -20,21 +20,66 @@ impl Step for Ack {
     }
 }
 
+/// Deletes jobs of one queue, those with a receipt only if that hand-over stands.
+pub struct AckMany {
+    pub queue: Queue,
+    pub jobs: Vec<(JobId, Option<Receipt>)>,
+}
+
+impl Step for AckMany {
+    /// Those that are there and were not deleted.
+    type Reply = Vec<JobId>;
+    const MUST_LAST: bool = true;
+
+    fn items(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<JobId>> {
+        let mut stale = Vec::new();
+        for (id, receipt) in self.jobs {
+            let job = JobRef { queue: self.queue.clone(), id };
+            match receipt {
+                Some(receipt) if !state.holds(&job, receipt, now) => {
+                    let lives = match state.txn.job(&state.job_key(&job.queue, id))? {
+                        Found::Record(record) => !record.expired(now),
+                        Found::Corrupt(_) => true,
+                        Found::Nothing => false,
+                    };
+                    if lives {
+                        stale.push(id);
+                    }
+                }
+                _ => state.ack(&job, now)?,
+            }
+        }
+        Ok(stale)
+    }
+}
+
 impl WriterState {
     /// Deletes a job in whatever state; an unknown one is fine.
     pub fn ack(&mut self, job: &JobRef, now: Micros) -> Result<(), Fatal> {
         let key = self.job_key(&job.queue, job.id);
-        if let Some((timer, _)) = self.timers.stop(job) {
-            self.txn.delete(Space::Running, codec::timer_key(timer));
+        if let Some(entry) = self.stop_running(job) {
+            // Few have keys: the others are not read.
+            if entry.keyed
+                && let Found::Record(record) = self.txn.job(&key)?
+            {
+                self.free_key(&job.queue, record.key.as_ref());
+            }
             self.txn.delete_job(key);
-            self.timer_gone(&job.queue, now);
+            self.queues.note_idle(&job.queue, now);
             return Ok(());
         }
         match self.txn.job(&key)? {
             Found::Nothing => return Ok(()),
             // Where it is cannot be told; whatever entry it has stands for nothing from now on.
             Found::Corrupt(_) => {}
-            Found::Record(record) => self.leave(&job.queue, &record, now),
+            Found::Record(record) => {
+                self.free_key(&job.queue, record.key.as_ref());
+                self.leave(&job.queue, &record, now);
+            }
         }
         self.txn.delete_job(key);
         Ok(())

@@ -37,7 +37,7 @@ impl WriterState {
     fn consume(&mut self, queues: &QueueList, ttrs: &[Duration], now: Micros) -> Result<Consumed, Fatal> {
         let mut consumed = Consumed::default();
         let (mut skipped, mut bytes) = (0, 0);
-        for queue in self.queues.of_list(queues) {
+        for queue in self.queues.of_list(queues, now) {
             while let Some(ttr) = ttrs.get(consumed.jobs.len()) {
                 let Some((seq, entry)) = self.head(&queue)? else { break };
                 match self.read_entry(&queue, &entry)? {
@@ -98,7 +98,7 @@ impl WriterState {
         let Some(entry) = self.pop(queue) else { return };
         match found {
             // The record is this entry's own, and its ttl has ended.
-            Some(Ok(_)) => self.txn.delete_job(self.job_key(queue, entry.id)),
+            Some(Ok(record)) => self.forget(queue, entry.id, &record),
             Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
             None => {}
         }

@@ -71,7 +71,7 @@ impl Step for Respawn {
             let bytes = record.body.len();
             let key = state.job_key(queue, entry.id);
             state.txn.put_job(key, &record);
-            state.push_ready(queue, seq, Entry { tries: 1, ..entry });
+            state.push_ready(queue, seq, Entry { tries: 1, ..entry }, Some(now));
             Ok((1, bytes))
         })?)
     }

@@ -40,10 +40,10 @@ impl Step for Destroy {
         let Some((after, _)) = run.last().copied() else { return Ok(None) };
         for (seq, entry) in &run {
             state.txn.delete(Space::Ready, codec::list_key(&key, *seq));
-            let job = codec::job_key(&key, entry.id);
-            if matches!(state.txn.job(&job)?, Found::Record(record) if record.generation == entry.generation)
+            if let Found::Record(record) = state.txn.job(&codec::job_key(&key, entry.id))?
+                && record.generation == entry.generation
             {
-                state.txn.delete_job(job);
+                state.forget(&queue, entry.id, &record);
             }
         }
         if let Some(q) = state.queues.get_mut(&queue) {

@@ -15,13 +15,20 @@ mod consume;
 mod dead_letter;
 mod destroy;
 mod give_back;
+mod hand_over;
 mod handle;
+mod inspect;
+mod keys;
+mod lists;
 mod op;
+mod pause;
 mod peek;
 mod poison;
 mod publish;
+mod publish_with;
 mod pump;
 mod records;
+mod respawn_jobs;
 mod state;
 mod stats;
 mod step;
@@ -39,16 +46,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use self::ack::Ack;
+use self::ack::{Ack, AckMany};
 use self::consume::Consume;
 use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
 use self::destroy::Destroy;
 use self::give_back::GiveBack;
+use self::hand_over::{Bury, GiveUp, Touch};
 use self::handle::Handle;
+use self::inspect::Inspect;
+use self::keys::{CancelKey, FindKey};
+use self::lists::Lists;
 use self::op::Op;
+use self::pause::{PauseQueue, Resume};
 use self::peek::{Peek, PeekJob};
 use self::publish::{Publish, Republish};
+use self::publish_with::PublishWith;
 use self::pump::Pump;
+use self::respawn_jobs::RespawnJobs;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::stats::{ListQueues, ReadStats, Size};
@@ -67,7 +81,7 @@ use super::{
     QueuePage, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::{Clock, Millis};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList};
 
@@ -136,6 +150,7 @@ pub struct DiskEngine {
     notifiers: Arc<Notifiers>,
     next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
+    lists: Lists,
     stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
 }
@@ -185,6 +200,7 @@ impl DiskEngine {
             notifiers: Arc::default(),
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
+            lists: Lists::default(),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
         };
@@ -275,16 +291,16 @@ impl Engine for DiskEngine {
         self.handle.ask(Republish { old, new }).await
     }
 
-    async fn publish_with(&self, _: Publication) -> Result<Published> {
-        Err(Error::refused("not built yet"))
+    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        self.handle.ask(PublishWith(publication)).await
     }
 
-    async fn find_key(&self, _: &Queue, _: &JobKey) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        self.handle.ask(FindKey { queue: queue.clone(), key: key.clone() }).await
     }
 
-    async fn cancel_key(&self, _: &Queue, _: &JobKey) -> Result<bool> {
-        Err(Error::refused("not built yet"))
+    async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        self.handle.ask(CancelKey { queue: queue.clone(), key: key.clone() }).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
@@ -301,20 +317,20 @@ impl Engine for DiskEngine {
         self.handle.ask_as(Op::Ack, Ack(job)).await
     }
 
-    async fn ack_many(&self, _: &Queue, _: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        Err(Error::refused("not built yet"))
+    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        self.handle.ask(AckMany { queue: queue.clone(), jobs: jobs.to_vec() }).await
     }
 
-    async fn touch(&self, _: &JobRef, _: Receipt, _: Duration) -> Result<Held<Touched>> {
-        Err(Error::refused("not built yet"))
+    async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        self.handle.ask(Touch { job: job.clone(), receipt, ttr }).await
     }
 
-    async fn release(&self, _: &JobRef, _: Receipt, _: Release) -> Result<Held<Released>> {
-        Err(Error::refused("not built yet"))
+    async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        self.handle.ask(GiveUp { job: job.clone(), receipt, release }).await
     }
 
-    async fn bury(&self, _: &JobRef, _: Receipt, _: Option<Reason>) -> Result<Held<()>> {
-        Err(Error::refused("not built yet"))
+    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        self.handle.ask(Bury { job: job.clone(), receipt, reason }).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -329,12 +345,12 @@ impl Engine for DiskEngine {
         self.handle.ask(PeekJob(job.clone())).await
     }
 
-    async fn inspect(&self, _: &JobRef) -> Result<Option<JobView>> {
-        Err(Error::refused("not built yet"))
+    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+        self.handle.ask(Inspect(job.clone())).await
     }
 
-    async fn list_jobs(&self, _: &Queue, _: JobList) -> Result<Option<JobPage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
+        self.lists.jobs(&self.handle, queue, list).await
     }
 
     async fn size(&self, queue: &Queue) -> Result<u64> {
@@ -359,20 +375,25 @@ impl Engine for DiskEngine {
         self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
     }
 
-    async fn respawn_jobs(&self, _: &Queue, _: &[JobId], _: Revival) -> Result<Vec<Revived>> {
-        Err(Error::refused("not built yet"))
+    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        let mut answers = Vec::with_capacity(jobs.len());
+        while let rest @ [_, ..] = &jobs[answers.len()..] {
+            let step = RespawnJobs { queue: queue.clone(), jobs: rest.to_vec(), revival };
+            answers.extend(self.handle.ask(step).await?);
+        }
+        Ok(answers)
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.in_steps(limit, |limit| DeleteDead { queue: queue.clone(), limit }).await
     }
 
-    async fn pause(&self, _: &Queue, _: Option<Duration>) -> Result<Pause> {
-        Err(Error::refused("not built yet"))
+    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        self.handle.ask(PauseQueue { queue: queue.clone(), time }).await
     }
 
-    async fn resume(&self, _: &Queue) -> Result<()> {
-        Err(Error::refused("not built yet"))
+    async fn resume(&self, queue: &Queue) -> Result<()> {
+        self.handle.ask(Resume(queue.clone())).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {
@@ -387,8 +408,13 @@ impl Engine for DiskEngine {
         self.handle.ask(ListQueues).await
     }
 
-    async fn list_queues(&self, _: &Namespace, _: usize, _: Option<Cursor>) -> Result<Option<QueuePage>> {
-        Err(Error::refused("not built yet"))
+    async fn list_queues(
+        &self,
+        namespace: &Namespace,
+        limit: usize,
+        cursor: Option<Cursor>,
+    ) -> Result<Option<QueuePage>> {
+        self.lists.queues(&self.handle, namespace, limit, cursor).await
     }
 
     async fn stats(&self) -> Result<Stats> {
@@ -408,6 +434,7 @@ impl Engine for DiskEngine {
 
     async fn close(&self) {
         self.end();
+        self.lists.ended().await;
         let threads = Arc::clone(&self.threads);
         // Blocks for the last sync, and for a compaction that has begun.
         let _ = tokio::task::spawn_blocking(move || threads.lock().join()).await;

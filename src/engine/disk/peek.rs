@@ -41,7 +41,7 @@ impl Step for PeekJob {
         let JobRef { queue, id } = self.0;
         match state.txn.job(&state.job_key(&queue, id))? {
             Found::Record(record) if !record.expired(now) => {
-                let entry = Entry { id, tries: 0, generation: record.generation };
+                let entry = Entry { id, tries: 0, generation: record.generation, keyed: false };
                 Ok(Some(WriterState::show(&queue, &entry, record, 0, now)))
             }
             Found::Record(_) | Found::Nothing => Ok(None),

@@ -2,11 +2,12 @@
 
 use super::state::WriterState;
 use super::step::{Outcome, Step};
-use super::store::codec::{self, Entry, Location, Record};
-use super::store::{Fatal, Found, Space};
+use super::store::codec::{Entry, Location, Record};
+use super::store::{Fatal, Found};
 use crate::clock::{Micros, micros};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
+use crate::name::JobKey;
 
 /// Stores all jobs or none.
 pub struct Publish(pub Vec<NewJob>);
@@ -80,7 +81,7 @@ impl Step for Republish {
 }
 
 /// Who has an id that is to be published.
-enum Holder {
+pub enum Holder {
     Nobody,
     /// A job whose ttl has ended: as good as gone, but not swept yet.
     Expired,
@@ -89,7 +90,7 @@ enum Holder {
 
 impl WriterState {
     /// Who has this id.
-    fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
+    pub fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
             Found::Nothing => Holder::Nobody,
             Found::Record(record) if record.expired(now) => Holder::Expired,
@@ -99,32 +100,33 @@ impl WriterState {
 
     /// Stores a job whose id nobody has.
     fn insert(&mut self, job: NewJob, now: Micros) {
-        let NewJob { queue, id, body, attributes, ttl, delay, tries } = job;
+        let due = now.saturating_add(micros(job.delay));
+        self.place(job, due, None, now);
+    }
+
+    /// Stores a job whose id and key nobody has. It is ready at once if it is due now.
+    pub fn place(&mut self, job: NewJob, due: Micros, name: Option<JobKey>, now: Micros) {
+        let NewJob { queue, id, body, attributes, ttl, delay: _, tries } = job;
         let generation = self.next_seq();
         self.note_id(id);
         let key = self.job_key(&queue, id);
-        let due = now.saturating_add(micros(delay));
         let location =
-            if delay.is_zero() { Location::Ready(generation) } else { Location::Delayed((due, generation)) };
+            if due <= now { Location::Ready(generation) } else { Location::Delayed((due, generation)) };
         let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
         let attributes = if id.is_versioned() { attributes } else { Default::default() };
-        let entry = Entry { id, tries: tries.get(), generation };
-        self.txn.put_job(key, &Record { location, generation, expires, attributes, body });
+        let entry = Entry { id, tries: tries.get(), generation, keyed: name.is_some() };
+        if let Some(name) = &name {
+            self.take_key(&queue, name, id, generation);
+        }
+        let record = Record { location, generation, expires, attributes, key: name, reason: None, body };
+        self.txn.put_job(key, &record);
         match location {
-            Location::Delayed(timer) => {
-                let limit = self.windows.delayed;
-                let state = self.queue(&queue);
-                state.timers += 1;
-                let value = codec::timer_value(&state.key, &entry);
-                self.txn.put(Space::Delayed, codec::timer_key(timer), value);
-                self.timers.delay(timer, queue, entry, limit);
-                self.next_due.stored(due);
-            }
-            Location::Ready(_) | Location::Dead(_) => self.push_ready(&queue, generation, entry),
+            Location::Delayed(timer) => self.start_delay(timer, &queue, entry),
+            Location::Ready(_) | Location::Dead(_) => self.push_ready(&queue, generation, entry, None),
         }
     }
 }
 
-fn taken(job: &NewJob) -> Error {
+pub fn taken(job: &NewJob) -> Error {
     Error::refused(format!("job {} of {} is stored already", job.id, job.queue))
 }

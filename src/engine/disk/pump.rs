@@ -48,9 +48,11 @@ impl Step for Pump {
             // `undelay` tells what is delayed still.
             state.mark_clock(now, 1);
         }
+        state.end_pauses(now);
         state.refill_delayed()?;
-        let next = match state.timers.next() {
-            Some((due, _)) => Duration::from_micros(due.saturating_sub(now)).min(LONG),
+        let pause_ends = state.pauses.first().map(|(until, _)| *until);
+        let next = match state.timers.next().map(|(due, _)| due).into_iter().chain(pause_ends).min() {
+            Some(due) => Duration::from_micros(due.saturating_sub(now)).min(LONG),
             None => LONG,
         };
         state.next_due.pump_begins();
@@ -64,23 +66,23 @@ impl WriterState {
         self.txn.delete(Space::Delayed, codec::timer_key(timer));
         self.timer_passed(queue);
         let seq = self.next_seq();
-        self.push_ready(queue, seq, entry);
+        self.push_ready(queue, seq, entry, Some(timer.0));
     }
 
     /// Answers how many bytes it rewrote.
     fn end_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry, now: Micros) -> Result<usize, Fatal> {
         self.txn.delete(Space::Running, codec::timer_key(timer));
-        self.timer_passed(queue);
+        self.run_passed(queue);
         if entry.tries > 0 {
             let seq = self.next_seq();
-            self.push_ready(queue, seq, entry);
+            self.push_ready(queue, seq, entry, Some(now));
             return Ok(0);
         }
         match self.read_entry(queue, &entry)? {
             Some(Ok(record)) if record.expired(now) => {
                 self.ack(&JobRef { queue: queue.clone(), id: entry.id }, now)?;
             }
-            Some(Ok(record)) => return Ok(self.move_to_dead_letter(queue, entry, record)),
+            Some(Ok(record)) => return Ok(self.move_to_dead_letter(queue, entry, record, now)),
             Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
             None => {}
         }
@@ -88,8 +90,16 @@ impl WriterState {
         Ok(0)
     }
 
-    /// Answers how many bytes it rewrote.
-    fn move_to_dead_letter(&mut self, queue: &Queue, entry: Entry, mut record: Record) -> usize {
+    /// A job that is in no list dies. Answers how many bytes it rewrote.
+    pub fn move_to_dead_letter(
+        &mut self,
+        queue: &Queue,
+        entry: Entry,
+        mut record: Record,
+        now: Micros,
+    ) -> usize {
+        self.free_key(queue, record.key.take().as_ref());
+        let entry = Entry { keyed: false, ..entry };
         let seq = self.next_seq();
         record.location = Location::Dead(seq);
         record.expires = None;
@@ -99,7 +109,7 @@ impl WriterState {
         let state = self.queue(queue);
         state.dead += 1;
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Dead, key, codec::list_value(seq, &entry));
+        self.txn.put(Space::Dead, key, codec::list_value(&entry, Some(now)));
         bytes
     }
 }

@@ -1,5 +1,5 @@
 //! The sweep, in small steps: deletes ready entries that stand for nothing, and jobs whose ttl has ended, and
-//! forgets queues long empty. Each sweep ends with the question what is to be done about the files.
+//! forgets queues long empty and requests that need not be remembered any more. Each sweep ends with the question what is to be done about the files.
 
 use std::ops::Bound;
 
@@ -12,7 +12,7 @@ use super::store::{Fatal, Space, codec};
 use crate::clock::{Micros, micros};
 use crate::name::Queue;
 
-/// How many ready entries, and how many empty queues, a step checks; an entry costs one read of a record.
+/// How many ready entries, empty queues and requests a step checks; an entry costs one read of a record.
 const CHECKS: usize = 256;
 /// Upkeep is asked for at the end of a sweep, and after so many steps of a longer one: some seconds.
 const STEPS: u32 = 64;
@@ -65,7 +65,9 @@ impl Step for Sweep {
         let (checked, mut removed) = state.forget_queues(now);
         let (last, entries) = state.sweep_ready(from.key, now)?;
         removed += entries;
-        let done = last.is_none() && checked < CHECKS;
+        let requests = state.forget_requests(now, CHECKS)?;
+        removed += requests;
+        let done = last.is_none() && checked < CHECKS && requests < CHECKS;
         let mut next = Position { key: last, steps: from.steps + 1 };
         let mut upkeep = Upkeep::default();
         if done || next.steps >= STEPS {
@@ -88,7 +90,7 @@ impl WriterState {
         let mut removed = 0;
         for (key, value) in &items {
             let (prefix, seq) = codec::split_list_key(key)?;
-            let entry = codec::read_list_value(seq, value)?;
+            let (entry, _) = codec::read_list_value(seq, value)?;
             // Neighbours mostly are of one queue: its name is read once.
             let queue = match current.take() {
                 Some((same, queue)) if same == prefix => queue,
@@ -97,7 +99,7 @@ impl WriterState {
             let (_, queue) = &*current.insert((prefix, queue));
             match self.read_entry(queue, &entry)? {
                 Some(Ok(record)) if record.expired(now) => {
-                    self.txn.delete_job(codec::job_key(prefix, entry.id));
+                    self.forget(queue, entry.id, &record);
                 }
                 // Consume says what is wrong with it when it gets there.
                 Some(_) => continue,

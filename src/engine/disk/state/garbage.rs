@@ -88,7 +88,7 @@ impl WriterState {
     }
 
     /// How many entries live, in each keyspace that is worth a compaction.
-    fn live(&self) -> [(Space, u64); 6] {
+    fn live(&self) -> [(Space, u64); 8] {
         let (ready, dead) =
             self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
         let timers = self.timers.len();
@@ -99,6 +99,8 @@ impl WriterState {
             (Space::Delayed, timers),
             (Space::Dead, dead),
             (Space::Queues, self.queues.iter().count() as u64),
+            (Space::Keys, self.keys),
+            (Space::Once, 2 * self.once),
         ]
     }
 }

@@ -11,7 +11,7 @@ use super::queues::{QueueState, Queues};
 use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState};
-use crate::clock::Clock;
+use crate::clock::{Clock, Micros};
 use crate::engine::disk::store::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
 use crate::engine::disk::store::{Fatal, Space, Store, Txn};
 use crate::job::JobId;
@@ -47,13 +47,22 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         newest_mark: newest,
         next_due: Arc::default(),
         garbage: Garbage::default(),
+        pauses: Default::default(),
+        keys: 0,
+        once: 0,
+        once_from: 0,
         to_notify: Default::default(),
         must_sync: false,
     };
     for item in store.all(Space::Queues) {
-        let queue = codec::read_queue_key(&item?.0)?;
+        let (key, value) = item?;
+        let queue = codec::read_queue_key(&key)?;
         let low = state.next_seq();
-        let empty = QueueState::new(&queue, low);
+        let mut empty = QueueState::new(&queue, low);
+        empty.paused = codec::read_queue_value(&value)?;
+        if let Some(until) = empty.paused.filter(|until| *until < Micros::MAX) {
+            state.pauses.insert((until, queue.clone()));
+        }
         state.queues.insert(queue, empty);
     }
     count_list(&mut state, &store, Space::Ready, |q, count, first| q.recover(count, first))?;
@@ -62,12 +71,18 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         q.dead_from = first;
     })?;
     load_timers(&mut state, &store)?;
+    state.keys = count(store.keys(Space::Keys))?;
+    state.once = count(store.keys(Space::Once))? / 2;
     state.count_garbage();
     let now = state.clock.now_micros();
     for queue in state.queues.names() {
         state.queues.note_idle(&queue, now);
     }
     Ok(state)
+}
+
+fn count<T>(mut items: impl Iterator<Item = Result<T, Fatal>>) -> Result<u64, Fatal> {
+    items.try_fold(0, |count, item| item.map(|_| count + 1))
 }
 
 /// Counts the entries of each queue in a list, and notes the number of the first.
@@ -100,26 +115,28 @@ fn count_list(
 fn load_timers(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
     let mut delayed = 0;
     // By prefix: nothing is allocated for a timer of a queue that was met before.
-    let mut queues: HashMap<Vec<u8>, (Queue, u64)> = HashMap::new();
+    let mut queues: HashMap<Vec<u8>, (Queue, u64, u64)> = HashMap::new();
     for space in [Space::Delayed, Space::Running] {
         for item in store.all(space) {
             let (key, value) = item?;
             let (prefix, entry) = codec::split_timer_value(&value)?;
             if !queues.contains_key(prefix) {
                 let queue = state.queues.shared(codec::read_queue_key(prefix)?);
-                queues.insert(prefix.to_vec(), (queue, 0));
+                queues.insert(prefix.to_vec(), (queue, 0, 0));
             }
-            let Some((queue, count)) = queues.get_mut(prefix) else { continue };
+            let Some((queue, count, running)) = queues.get_mut(prefix) else { continue };
             *count += 1;
             if space == Space::Running {
+                *running += 1;
                 state.timers.start(codec::read_timer_key(&key)?, queue.clone(), entry);
             } else {
                 delayed += 1;
             }
         }
     }
-    for (queue, count) in queues.into_values() {
-        state.queue(&queue).timers = count;
+    for (queue, count, running) in queues.into_values() {
+        let state = state.queue(&queue);
+        (state.timers, state.running) = (count, running);
     }
     state.timers.recover(delayed);
     state.refill_delayed()

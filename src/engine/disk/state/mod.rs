@@ -4,15 +4,17 @@
 
 pub mod clock;
 pub mod garbage;
+pub mod keys;
 pub mod load;
 pub mod queues;
 pub mod tables;
 pub mod timers;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use self::clock::PoolClock;
@@ -25,7 +27,7 @@ use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, ME
 use crate::engine::disk::store::{Fatal, Found, Space, Txn};
 use crate::engine::next_due::NextDue;
 use crate::error::Error;
-use crate::job::{Job, JobId};
+use crate::job::{Job, JobId, JobRef};
 use crate::name::Queue;
 
 /// How many numbers are reserved at once: one write of `meta` for so many.
@@ -70,6 +72,13 @@ pub struct WriterState {
     /// Who tells the pump that a timer was set earlier than it knows.
     pub next_due: Arc<NextDue>,
     pub garbage: Garbage,
+    /// Pauses that end by themselves, the earliest first.
+    pub pauses: BTreeSet<(Micros, Queue)>,
+    /// Keys of jobs, and requests that are remembered. Not exact where a record could not be read.
+    pub keys: u64,
+    pub once: u64,
+    /// No remembered request ends earlier.
+    pub once_from: Micros,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
     pub to_notify: HashSet<Queue>,
     /// Whether this group must be synced in any case.
@@ -132,14 +141,36 @@ impl WriterState {
         }
     }
 
-    /// Adds a job at the end of its queue's ready list, under a number never used before.
-    pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
+    /// Adds a job at the end of its queue's ready list, under a number never used before. `since` is when it became
+    /// ready; `None` for a job that is published now, under its generation.
+    pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Option<Micros>) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
-        self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
+        self.txn.put(Space::Ready, key, codec::list_value(&entry, since));
         self.notify(queue);
+    }
+
+    /// Adds a job before all others of its queue's ready list.
+    pub fn push_ready_first(&mut self, queue: &Queue, entry: Entry, now: Micros) {
+        let limit = self.windows.ready;
+        let state = self.queue(queue);
+        let seq = state.push_front(entry, limit);
+        let key = codec::list_key(&state.key, seq);
+        self.txn.put(Space::Ready, key, codec::list_value(&entry, Some(now)));
+        self.notify(queue);
+    }
+
+    /// Sets the timer of a delayed job.
+    pub fn start_delay(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
+        let limit = self.windows.delayed;
+        let state = self.queue(queue);
+        state.timers += 1;
+        let value = codec::timer_value(&state.key, &entry);
+        self.txn.put(Space::Delayed, codec::timer_key(timer), value);
+        self.timers.delay(timer, queue.clone(), entry, limit);
+        self.next_due.stored(timer.0);
     }
 
     /// Once this is committed, the consumers of the queue are told that it may have jobs.
@@ -206,7 +237,7 @@ impl WriterState {
             .map(|item| {
                 let (key, value) = item?;
                 let seq = codec::split_list_key(&key)?.1;
-                Ok((seq, codec::read_list_value(seq, &value)?))
+                Ok((seq, codec::read_list_value(seq, &value)?.0))
             })
             .collect()
     }
@@ -233,10 +264,32 @@ impl WriterState {
         self.queues.note_idle(queue, now);
     }
 
+    /// The ttr of a job of this queue has ended.
+    pub fn run_passed(&mut self, queue: &Queue) {
+        if let Some(state) = self.queues.get_mut(queue) {
+            state.timers = state.timers.saturating_sub(1);
+            state.running = state.running.saturating_sub(1);
+        }
+    }
+
+    /// Ends a hand-over: the job runs no more, and is in no list.
+    pub fn stop_running(&mut self, job: &JobRef) -> Option<Entry> {
+        let (timer, entry) = self.timers.stop(job)?;
+        self.txn.delete(Space::Running, codec::timer_key(timer));
+        self.run_passed(&job.queue);
+        Some(entry)
+    }
+
+    /// The prefix of a queue's keys.
+    pub fn prefix(&self, queue: &Queue) -> Bytes {
+        self.queues.get(queue).map_or_else(|| codec::queue_key(queue), |state| state.key.clone())
+    }
+
     /// Sets the timer of a job that was handed out.
     pub fn start_ttr(&mut self, timer: TimerKey, queue: &Queue, entry: Entry) {
         let state = self.queue(queue);
         state.timers += 1;
+        state.running += 1;
         let value = codec::timer_value(&state.key, &entry);
         self.txn.put(Space::Running, codec::timer_key(timer), value);
         self.timers.start(timer, queue.clone(), entry);

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::clock::Micros;
 use crate::engine::disk::store::codec::{Entry, queue_key};
+use crate::job::JobId;
 use crate::name::{Queue, QueueList};
 
 /// One queue.
@@ -32,6 +33,10 @@ pub struct QueueState {
     pub dead_from: u64,
     /// Delayed and running jobs.
     pub timers: u64,
+    /// Running jobs.
+    pub running: u64,
+    /// Until when it is paused, by the pool's clock; [`Micros::MAX`] until it is resumed.
+    pub paused: Option<Micros>,
     /// Whether the queue waits in [`Queues::idle`].
     idle: bool,
 }
@@ -49,6 +54,8 @@ impl QueueState {
             dead: 0,
             dead_from: 0,
             timers: 0,
+            running: 0,
+            paused: None,
             idle: false,
         }
     }
@@ -142,9 +149,24 @@ impl QueueState {
         }
     }
 
-    /// Nothing ready, dead, delayed or running.
+    /// The entry of a job, if the window has it, with its number.
+    pub fn find_job(&self, id: JobId, generation: u64) -> Option<(u64, Entry)> {
+        self.window.iter().find(|(_, entry)| entry.id == id && entry.generation == generation).copied()
+    }
+
+    /// No ready entry has a lower number.
+    pub fn ready_from(&self) -> u64 {
+        self.window.front().map_or(self.from, |(seq, _)| *seq)
+    }
+
+    /// Whether it hands out nothing now.
+    pub fn is_paused(&self, now: Micros) -> bool {
+        self.paused.is_some_and(|until| until > now)
+    }
+
+    /// Nothing ready, dead, delayed or running, and no pause to remember.
     pub fn is_empty(&self) -> bool {
-        self.ready == 0 && self.dead == 0 && self.timers == 0
+        self.ready == 0 && self.dead == 0 && self.timers == 0 && self.paused.is_none()
     }
 }
 
@@ -177,9 +199,10 @@ impl Queues {
         self.all.entry(queue).or_insert(state)
     }
 
-    /// Those of the list that are there.
-    pub fn of_list(&self, list: &QueueList) -> Vec<Queue> {
-        list.queues().filter(|queue| self.all.contains_key(queue)).collect()
+    /// Those of the list that are there and not paused.
+    pub fn of_list(&self, list: &QueueList, now: Micros) -> Vec<Queue> {
+        let hands_out = |queue: &Queue| self.all.get(queue).is_some_and(|state| !state.is_paused(now));
+        list.queues().filter(hands_out).collect()
     }
 
     /// Their names, sorted.

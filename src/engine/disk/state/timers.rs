@@ -57,6 +57,21 @@ impl Timers {
         was
     }
 
+    /// Whether a job whose record says that it is delayed is so still: see [`undelay`](Timers::undelay).
+    pub fn is_delayed(&self, key: TimerKey) -> bool {
+        self.horizon.is_some_and(|horizon| key >= horizon) || self.delayed.contains_key(&key)
+    }
+
+    /// No delayed job has an earlier timer.
+    pub fn delayed_from(&self) -> Option<TimerKey> {
+        self.delayed.first_key_value().map(|(key, _)| *key).or(self.horizon)
+    }
+
+    /// The earliest timer of a running job.
+    pub fn running_from(&self) -> Option<TimerKey> {
+        self.running.first_key_value().map(|(key, _)| *key)
+    }
+
     /// Where to read on, when memory has run out of delayed jobs and the disk has not.
     pub fn refill_from(&self) -> Option<TimerKey> {
         if self.delayed.is_empty() { self.horizon } else { None }
@@ -83,6 +98,11 @@ impl Timers {
     /// Which hand-over of a job runs.
     pub fn running(&self, job: &JobRef) -> Option<TimerKey> {
         self.by_job.get(job).copied()
+    }
+
+    /// The entry of a running job.
+    pub fn running_entry(&self, key: TimerKey) -> Option<Entry> {
+        self.running.get(&key).map(|(_, entry)| *entry)
     }
 
     /// Takes a running job out.

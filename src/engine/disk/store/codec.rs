@@ -9,8 +9,9 @@ use bytes::{BufMut, Bytes};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::clock::{Micros, Millis};
-use crate::job::{Attributes, JobId};
-use crate::name::{Namespace, Queue, QueueName};
+use crate::engine::{Fingerprint, How, Placed};
+use crate::job::{Attributes, JobId, Reason};
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 
 /// Bytes that are not what this format says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub struct Entry {
     pub tries: u16,
     /// The number that the publish took; never used twice.
     pub generation: u64,
+    /// Whether the job may have a key: without this an ack of a running job would have to read its record.
+    pub keyed: bool,
 }
 
 /// Where a job was when its record was last written.
@@ -69,6 +72,9 @@ pub struct Record {
     /// When its ttl ends; `None` is never.
     pub expires: Option<Micros>,
     pub attributes: Attributes,
+    /// The key that it has now.
+    pub key: Option<JobKey>,
+    pub reason: Option<Reason>,
     pub body: Bytes,
 }
 
@@ -121,12 +127,19 @@ impl<'a> Reader<'a> {
     }
 
     fn id(&mut self) -> Result<JobId> {
-        let versioned = match self.u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(Malformed("no such id version")),
-        };
-        Ok(JobId::from_bytes(self.array()?, versioned))
+        match self.flagged_id()? {
+            (id, false) => Ok(id),
+            _ => Err(Malformed("no such id version")),
+        }
+    }
+
+    /// An id, and whether [`KEYED`] is set.
+    fn flagged_id(&mut self) -> Result<(JobId, bool)> {
+        let flags = self.u8()?;
+        if flags & !(VERSIONED | KEYED) != 0 {
+            return Err(Malformed("no such id version"));
+        }
+        Ok((JobId::from_bytes(self.array()?, flags & VERSIONED != 0), flags & KEYED != 0))
     }
 
     fn queue(&mut self) -> Result<Queue> {
@@ -136,7 +149,8 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Result<Entry> {
-        Ok(Entry { id: self.id()?, tries: self.u16()?, generation: self.u64()? })
+        let (id, keyed) = self.flagged_id()?;
+        Ok(Entry { id, tries: self.u16()?, generation: self.u64()?, keyed })
     }
 
     fn end(self) -> Result<()> {
@@ -150,13 +164,22 @@ fn put_short(out: &mut Vec<u8>, s: &str) {
     out.put_slice(s.as_bytes());
 }
 
+/// In the first byte of an id: it is versioned.
+const VERSIONED: u8 = 1;
+/// In the first byte of an entry: its job may have a key.
+const KEYED: u8 = 2;
+
 fn put_id(out: &mut Vec<u8>, id: JobId) {
-    out.put_u8(u8::from(id.is_versioned()));
+    put_flagged_id(out, id, false);
+}
+
+fn put_flagged_id(out: &mut Vec<u8>, id: JobId, keyed: bool) {
+    out.put_u8(if id.is_versioned() { VERSIONED } else { 0 } | if keyed { KEYED } else { 0 });
     out.put_slice(&id.to_bytes());
 }
 
 fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
-    put_id(out, entry.id);
+    put_flagged_id(out, entry.id, entry.keyed);
     out.put_u16(entry.tries);
     out.put_u64(entry.generation);
 }
@@ -168,6 +191,13 @@ pub fn queue_key(queue: &Queue) -> Bytes {
     put_short(&mut out, namespace);
     put_short(&mut out, name);
     out.into()
+}
+
+/// What the prefixes of all queues of a namespace begin with.
+pub fn namespace_key(namespace: &Namespace) -> Vec<u8> {
+    let mut out = Vec::with_capacity(1 + namespace.as_str().len());
+    put_short(&mut out, namespace.as_str());
+    out
 }
 
 /// Reads [`queue_key`].
@@ -200,24 +230,30 @@ pub fn split_list_key(key: &[u8]) -> Result<(&[u8], u64)> {
     Ok((queue, u64::from_be_bytes(*seq)))
 }
 
-/// The value of `ready` and `dead` at number `seq`. A job's first entry has its generation for a number, and does
-/// not repeat it.
-pub fn list_value(seq: u64, entry: &Entry) -> Vec<u8> {
-    let mut out = Vec::with_capacity(27);
-    put_id(&mut out, entry.id);
+/// The value of `ready` and `dead`. `since` is when the job became ready or dead. An entry that a publish makes has
+/// its generation for a number and does not repeat it, and needs no time: it is ready since then.
+pub fn list_value(entry: &Entry, since: Option<Micros>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(35);
+    put_flagged_id(&mut out, entry.id, entry.keyed);
     out.put_u16(entry.tries);
-    if entry.generation != seq {
+    if let Some(since) = since {
         out.put_u64(entry.generation);
+        out.put_u64(since);
     }
     out
 }
 
-/// Reads [`list_value`].
-pub fn read_list_value(seq: u64, value: &[u8]) -> Result<Entry> {
+/// Reads [`list_value`] at number `seq`: the entry, and since when it is there. Format 2 wrote no time.
+pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Option<Millis>)> {
     let mut r = Reader(value);
-    let (id, tries) = (r.id()?, r.u16()?);
-    let generation = if r.0.is_empty() { seq } else { r.u64()? };
-    r.end().map(|()| Entry { id, tries, generation })
+    let (id, keyed) = r.flagged_id()?;
+    let tries = r.u16()?;
+    let (generation, since) = match r.0.len() {
+        0 => (seq, Some(id.published_at())),
+        8 => (r.u64()?, None),
+        _ => (r.u64()?, Some(r.u64()? / 1000)),
+    };
+    r.end().map(|()| (Entry { id, tries, generation, keyed }, since))
 }
 
 /// `delayed` and `running`: when due, then the number.
@@ -247,6 +283,117 @@ pub fn split_timer_value(value: &[u8]) -> Result<(&[u8], Entry)> {
     Ok((r.0, entry))
 }
 
+/// `keys`: prefix of the queue, then the key.
+pub fn key_key(queue: &[u8], key: &JobKey) -> Vec<u8> {
+    [queue, key.as_str().as_bytes()].concat()
+}
+
+/// The value of `keys`: the job that has it.
+pub fn key_value(id: JobId, generation: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(25);
+    put_id(&mut out, id);
+    out.put_u64(generation);
+    out
+}
+
+/// Reads [`key_value`].
+pub fn read_key_value(value: &[u8]) -> Result<(JobId, u64)> {
+    let mut r = Reader(value);
+    let holder = (r.id()?, r.u64()?);
+    r.end().map(|()| holder)
+}
+
+/// The value of `queues`: until when the queue is paused; nothing when it is not.
+pub fn queue_value(paused: Option<Micros>) -> Vec<u8> {
+    paused.map_or(Vec::new(), |until| until.to_be_bytes().into())
+}
+
+/// Reads [`queue_value`].
+pub fn read_queue_value(value: &[u8]) -> Result<Option<Micros>> {
+    if value.is_empty() { Ok(None) } else { read_number(value).map(Some) }
+}
+
+/// What a key of `once` begins with that names a request,
+const ONCE_KEY: u8 = b'k';
+/// and one that says when it ends.
+const ONCE_END: u8 = b't';
+
+/// `once`: the name of a request, then its queue.
+pub fn once_key(queue: &[u8], key: &IdempotencyKey) -> Vec<u8> {
+    [&[ONCE_KEY][..], queue, key.as_bytes()].concat()
+}
+
+/// The other half of a [`once_key`]: when it is forgotten. Sorts by that time.
+pub fn once_end(until: Micros, key: &[u8]) -> Vec<u8> {
+    let mut out = once_ends_at(until);
+    out.put_slice(key.get(1..).unwrap_or_default());
+    out
+}
+
+/// What all [`once_end`] of this time begin with.
+pub fn once_ends_at(until: Micros) -> Vec<u8> {
+    let mut out = vec![ONCE_END];
+    out.put_u64(until);
+    out
+}
+
+/// Splits [`once_end`] into the time and the [`once_key`].
+pub fn read_once_end(key: &[u8]) -> Result<(Micros, Vec<u8>)> {
+    let mut r = Reader(key);
+    if r.u8()? != ONCE_END {
+        return Err(Malformed("not the end of a request"));
+    }
+    let until = r.u64()?;
+    Ok((until, [&[ONCE_KEY][..], r.0].concat()))
+}
+
+/// What was done with an idempotency key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    pub until: Micros,
+    pub fingerprint: Fingerprint,
+    pub placed: Vec<Placed>,
+}
+
+/// The value of a [`once_key`].
+pub fn remembered(it: &Remembered) -> Vec<u8> {
+    let mut out = Vec::with_capacity(24 + it.placed.len() * 26);
+    out.put_u64(it.until);
+    out.put_slice(&it.fingerprint);
+    for placed in &it.placed {
+        put_id(&mut out, placed.id);
+        // 0 is "not known": nothing was ever due in 1970.
+        out.put_u64(placed.due_at.unwrap_or(0));
+        match placed.how {
+            How::New => out.put_u8(0),
+            How::Duplicate => out.put_u8(1),
+            How::Replaced(old) => {
+                out.put_u8(2);
+                put_id(&mut out, old);
+            }
+        }
+    }
+    out
+}
+
+/// Reads [`remembered`].
+pub fn read_remembered(value: &[u8]) -> Result<Remembered> {
+    let mut r = Reader(value);
+    let (until, fingerprint) = (r.u64()?, r.array()?);
+    let mut placed = Vec::new();
+    while !r.0.is_empty() {
+        let (id, due_at) = (r.id()?, Some(r.u64()?).filter(|at| *at > 0));
+        let how = match r.u8()? {
+            0 => How::New,
+            1 => How::Duplicate,
+            2 => How::Replaced(r.id()?),
+            _ => return Err(Malformed("no such outcome")),
+        };
+        placed.push(Placed { id, due_at, how });
+    }
+    Ok(Remembered { until, fingerprint, placed })
+}
+
 /// An id larger than `id` and all ids of the `ms` milliseconds after it.
 pub fn id_after(id: JobId, ms: Millis) -> JobId {
     let ulid = u128::from_be_bytes(id.to_bytes());
@@ -269,18 +416,25 @@ pub fn read_number(value: &[u8]) -> Result<u64> {
     r.end().map(|()| number)
 }
 
+/// In the first byte of a record, beside the location: a key and a reason stand before the body.
+const EXTRAS: u8 = 0x80;
+
 /// The value of `jobs`. The checksum in front covers key and value: a record found under another key, or with
 /// any byte changed, does not read.
 pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
     let attributes: usize = record.attributes.iter().map(|(k, v)| 8 + k.len() + v.len()).sum();
-    let mut out = Vec::with_capacity(8 + 17 + 16 + 4 + attributes + record.body.len());
+    let has_extras = record.key.is_some() || record.reason.is_some();
+    let (key_text, reason) =
+        (record.key.as_ref().map_or("", JobKey::as_str), record.reason.as_ref().map_or("", Reason::as_str));
+    let extras = if has_extras { 3 + key_text.len() + reason.len() } else { 0 };
+    let mut out = Vec::with_capacity(8 + 17 + 16 + 4 + attributes + extras + record.body.len());
     out.put_u64(0);
     let (tag, due, seq) = match record.location {
         Location::Ready(seq) => (0, 0, seq),
         Location::Delayed((due, seq)) => (1, due, seq),
         Location::Dead(seq) => (2, 0, seq),
     };
-    out.put_u8(tag);
+    out.put_u8(if has_extras { tag | EXTRAS } else { tag });
     out.put_u64(due);
     out.put_u64(seq);
     out.put_u64(record.generation);
@@ -292,6 +446,12 @@ pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
             out.put_u32(s.len() as u32);
             out.put_slice(s.as_bytes());
         }
+    }
+    if has_extras {
+        put_short(&mut out, key_text);
+        // At most `Reason::MOST`, which fits.
+        out.put_u16(reason.len() as u16);
+        out.put_slice(reason.as_bytes());
     }
     out.put_slice(&record.body);
     let sum = checksum(key, &out[8..]);
@@ -310,7 +470,7 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
         return Err(Malformed("the checksum does not match"));
     }
     let (tag, due, seq) = (r.u8()?, r.u64()?, r.u64()?);
-    let location = match tag {
+    let location = match tag & !EXTRAS {
         0 => Location::Ready(seq),
         1 => Location::Delayed((due, seq)),
         2 => Location::Dead(seq),
@@ -324,7 +484,14 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
         let (k, v) = (r.long()?, r.long()?);
         attributes.insert(k, v);
     }
-    Ok(Record { location, generation, expires, attributes, body: Bytes::copy_from_slice(r.0) })
+    let (mut key, mut reason) = (None, None);
+    if tag & EXTRAS != 0 {
+        key = JobKey::parse(r.short()?);
+        let len = r.u16()?;
+        let text = std::str::from_utf8(r.take(len.into())?).map_err(|_| Malformed("not UTF-8"))?;
+        reason = Reason::new(text);
+    }
+    Ok(Record { location, generation, expires, attributes, key, reason, body: Bytes::copy_from_slice(r.0) })
 }
 
 #[cfg(test)]
@@ -344,11 +511,27 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        (ids(), any::<u16>(), any::<u64>()).prop_map(|(id, tries, generation)| Entry {
+        (ids(), any::<u16>(), any::<u64>(), any::<bool>()).prop_map(|(id, tries, generation, keyed)| Entry {
             id,
             tries,
             generation,
+            keyed,
         })
+    }
+
+    fn keys() -> impl Strategy<Value = JobKey> {
+        "[!-~]{1,255}".prop_map(|key| JobKey::parse(&key).unwrap()) // the pattern makes keys
+    }
+
+    fn remembereds() -> impl Strategy<Value = Remembered> {
+        let how = prop_oneof![Just(How::New), Just(How::Duplicate), ids().prop_map(How::Replaced)];
+        let placed = (ids(), proptest::option::of(1u64..), how).prop_map(|(id, due_at, how)| Placed {
+            id,
+            due_at,
+            how,
+        });
+        (any::<u64>(), any::<Fingerprint>(), proptest::collection::vec(placed, 0..9))
+            .prop_map(|(until, fingerprint, placed)| Remembered { until, fingerprint, placed })
     }
 
     fn records() -> impl Strategy<Value = Record> {
@@ -358,28 +541,63 @@ mod tests {
             any::<u64>().prop_map(Location::Dead),
         ];
         let attributes = proptest::collection::btree_map(".{0,8}", ".{0,8}", 0..4);
-        (location, any::<u64>(), proptest::option::of(1u64..), attributes, any::<Vec<u8>>()).prop_map(
-            |(location, generation, expires, attributes, body)| Record {
+        let reason = proptest::option::of("\\PC{1,99}".prop_map(|text| Reason::new(&text).unwrap())); // short
+        let extras = (proptest::option::of(keys()), reason);
+        (location, any::<u64>(), proptest::option::of(1u64..), attributes, extras, any::<Vec<u8>>()).prop_map(
+            |(location, generation, expires, attributes, (key, reason), body)| Record {
                 location,
                 generation,
                 expires,
                 attributes,
+                key,
+                reason,
                 body: body.into(),
             },
         )
     }
 
+    /// As format 2 wrote them: with no key, no reason, and no word of since when.
+    #[test]
+    fn what_format_2_wrote_is_read() {
+        let id = JobId::from_bytes([7; 16], true);
+        let entry = Entry { id, tries: 3, generation: 9, keyed: false };
+        let old = [&[1][..], &[7; 16], &[0, 3], &[0, 0, 0, 0, 0, 0, 0, 9]].concat();
+        assert_eq!(read_list_value(9, &old[..19]), Ok((entry, Some(id.published_at()))), "a first entry");
+        assert_eq!(read_list_value(8, &old), Ok((entry, None)), "a later one");
+        assert_eq!(split_timer_value(&old), Ok((&[][..], entry)), "a timer");
+        assert_eq!(read_queue_value(b""), Ok(None), "a queue is not paused");
+        let record = Record {
+            location: Location::Delayed((5, 6)),
+            generation: 9,
+            expires: None,
+            attributes: Attributes::from([("a".into(), "b".into())]),
+            key: None,
+            reason: None,
+            body: Bytes::from_static(b"body"),
+        };
+        let numbers = [5u64, 6, 9, 0].map(u64::to_be_bytes).concat();
+        let value = [&[1][..], &numbers, &[0, 0, 0, 1, 0, 0, 0, 1, b'a', 0, 0, 0, 1, b'b'], b"body"].concat();
+        let sum = checksum(b"key", &value).to_be_bytes();
+        let old = [&sum[..], &value].concat();
+        assert_eq!(super::record(b"key", &record), old, "a job without extras is written as before");
+        assert_eq!(read_record(b"key", &old), Ok(record));
+    }
+
     proptest! {
         #[test]
-        fn keys_and_entries_survive(queue in queues(), entry in entries(), seq: u64, timer: (u64, u64)) {
+        fn keys_and_entries_survive(
+            queue in queues(), entry in entries(), seq: u64, since: u64, timer: (u64, u64),
+        ) {
             let prefix = queue_key(&queue);
             prop_assert_eq!(read_queue_key(&prefix), Ok(queue));
             let (listed, timed) = (list_key(&prefix, seq), timer_value(&prefix, &entry));
             prop_assert_eq!(split_list_key(&listed), Ok((&prefix[..], seq)));
             prop_assert_eq!(split_timer_value(&timed), Ok((&prefix[..], entry)));
-            prop_assert_eq!(read_list_value(seq, &list_value(seq, &entry)), Ok(entry));
+            let read = read_list_value(seq, &list_value(&entry, Some(since)));
+            prop_assert_eq!(read, Ok((entry, Some(since / 1000))));
             let first = Entry { generation: seq, ..entry };
-            prop_assert_eq!(read_list_value(seq, &list_value(seq, &first)), Ok(first));
+            let read = read_list_value(seq, &list_value(&first, None));
+            prop_assert_eq!(read, Ok((first, Some(first.id.published_at()))));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
         }
 
@@ -412,6 +630,23 @@ mod tests {
         }
 
         #[test]
+        fn names_of_jobs_and_requests_survive(
+            queue in queues(), key in keys(), id in ids(), number: u64, it in remembereds(),
+            name in proptest::collection::vec(any::<u8>(), 1..256), paused: Option<u64>,
+        ) {
+            let prefix = queue_key(&queue);
+            let full = key_key(&prefix, &key);
+            prop_assert_eq!(full.strip_prefix(&prefix[..]), Some(key.as_str().as_bytes()));
+            prop_assert_eq!(read_key_value(&key_value(id, number)), Ok((id, number)));
+            prop_assert_eq!(read_queue_value(&queue_value(paused)), Ok(paused));
+            prop_assert_eq!(read_remembered(&remembered(&it)), Ok(it));
+            let name = once_key(&prefix, &IdempotencyKey::new(&name).unwrap()); // 1 to 255 bytes
+            let end = once_end(number, &name);
+            prop_assert!(end.starts_with(&once_ends_at(number)), "it sorts by its time");
+            prop_assert_eq!(read_once_end(&end), Ok((number, name)));
+        }
+
+        #[test]
         fn no_changed_byte_reads_as_a_record(it in records(), at: prop::sample::Index, with in 1u8..) {
             let mut bytes = record(b"key", &it);
             prop_assert!(read_record(b"other", &bytes).is_err(), "read under another key");
@@ -426,6 +661,8 @@ mod tests {
             let _ = split_list_key(&bytes);
             let _ = read_list_value(7, &bytes);
             let _ = split_timer_value(&bytes);
+            let _ = (read_key_value(&bytes), read_queue_value(&bytes));
+            let _ = (read_once_end(&bytes), read_remembered(&bytes));
             prop_assert!(read_record(&bytes, &bytes).is_err(), "random bytes are no record");
         }
     }

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Slice};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable, Slice};
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 use codec::{Malformed, Record};
 
 /// A keyspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
     Meta,
     Jobs,
@@ -26,10 +26,14 @@ pub enum Space {
     Queues,
     Tokens,
     Limits,
+    Keys,
+    Once,
 }
 
+/// How many keyspaces there are.
+const SPACES: usize = 11;
 /// One number per keyspace.
-pub type PerSpace = [u64; 9];
+pub type PerSpace = [u64; SPACES];
 
 impl Space {
     /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
@@ -37,7 +41,7 @@ impl Space {
     /// live for seconds mostly die before they are written out, and that this happens seldom: whenever a table
     /// is added fjall syncs its list under a lock, and the writer waits for 20 to 50 ms. With 16 MiB for delayed
     /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms.
-    const ALL: [(Space, &'static str, u64); 9] = [
+    const ALL: [(Space, &'static str, u64); SPACES] = [
         (Space::Meta, "meta", MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
@@ -47,6 +51,8 @@ impl Space {
         (Space::Queues, "queues", 4 * MIB),
         (Space::Tokens, "tokens", MIB),
         (Space::Limits, "limits", MIB),
+        (Space::Keys, "keys", 8 * MIB),
+        (Space::Once, "once", 8 * MIB),
     ];
 }
 
@@ -90,7 +96,7 @@ pub enum Found {
 #[derive(Clone)]
 pub struct Store {
     db: Database,
-    spaces: [Keyspace; 9],
+    spaces: [Keyspace; SPACES],
 }
 
 impl std::fmt::Debug for Store {
@@ -120,9 +126,11 @@ impl Store {
         let mut spaces = Vec::with_capacity(Space::ALL.len());
         for (space, name, memtable) in Space::ALL {
             spaces.push(db.keyspace(name, || {
-                // Only jobs are looked up by key; everywhere else a filter would never be asked.
+                // Only these are looked up by key; everywhere else a filter would never be asked.
                 let filter = match space {
-                    Space::Jobs => FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0)),
+                    Space::Jobs | Space::Keys | Space::Once => {
+                        FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0))
+                    }
                     _ => FilterPolicyEntry::None,
                 };
                 KeyspaceCreateOptions::default()
@@ -144,6 +152,11 @@ impl Store {
     /// Makes everything committed so far survive the machine.
     pub fn sync(&self) -> fjall::Result<()> {
         self.db.persist(PersistMode::SyncData)
+    }
+
+    /// The store as it is now.
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot { store: self, snapshot: self.db.snapshot() }
     }
 
     /// Reads one key.
@@ -176,6 +189,45 @@ impl Store {
     }
 }
 
+/// The store as it was at one moment. Reads what was committed by then, for who reads beside the writer.
+pub struct Snapshot<'a> {
+    store: &'a Store,
+    snapshot: fjall::Snapshot,
+}
+
+impl Snapshot<'_> {
+    /// Walks a range of keys.
+    pub fn range(
+        &self,
+        space: Space,
+        range: impl std::ops::RangeBounds<Vec<u8>>,
+    ) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> {
+        let walk = self.snapshot.range(self.store.space(space), range);
+        walk.map(|guard| guard.into_inner().map_err(Fatal::from))
+    }
+
+    /// Reads a job's record.
+    pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
+        found(key, self.snapshot.get(self.store.space(Space::Jobs), key))
+    }
+}
+
+/// What a read of a job's record says.
+fn found(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
+    Ok(match value {
+        Ok(None) => Found::Nothing,
+        Ok(Some(value)) => match codec::read_record(key, &value) {
+            Ok(record) => Found::Record(record),
+            Err(e) => Found::Corrupt(e.to_string()),
+        },
+        // A block that does not match its checksum harms its own jobs. Anything else is the disk's.
+        Err(fjall::Error::Storage(e)) if !matches!(e, fjall::LsmError::Io(_)) => {
+            Found::Corrupt(e.to_string())
+        }
+        Err(e) => return Err(e.into()),
+    })
+}
+
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
 /// reads of jobs see them before that. Ranges do not: flush first.
 #[derive(Debug)]
@@ -194,6 +246,8 @@ pub struct Txn {
     written: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
+    /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
+    rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
 }
@@ -225,7 +279,8 @@ impl Txn {
             bytes: 0,
             written: 0,
             unsettled: false,
-            deleted: [0; 9],
+            rows: HashMap::new(),
+            deleted: [0; SPACES],
         }
     }
 
@@ -276,24 +331,32 @@ impl Txn {
 
     /// Reads a job's record, as this transaction left it.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        let value = match self.recent.get(key) {
-            Some(written) => written.clone(),
-            None => match self.store.space(Space::Jobs).get(key) {
-                Ok(value) => value,
-                // A block that does not match its checksum harms its own jobs. Anything else is the disk's.
-                Err(fjall::Error::Storage(e)) if !matches!(e, fjall::LsmError::Io(_)) => {
-                    return Ok(Found::Corrupt(e.to_string()));
-                }
-                Err(e) => return Err(e.into()),
-            },
-        };
-        Ok(match value {
-            None => Found::Nothing,
-            Some(value) => match codec::read_record(key, &value) {
-                Ok(record) => Found::Record(record),
-                Err(e) => Found::Corrupt(e.to_string()),
-            },
-        })
+        match self.recent.get(key) {
+            Some(written) => found(key, Ok(written.clone())),
+            None => found(key, self.store.space(Space::Jobs).get(key)),
+        }
+    }
+
+    /// Writes a row of `keys` or `once`.
+    pub fn put_row(&mut self, space: Space, key: Vec<u8>, value: Vec<u8>) {
+        let value = Slice::from(value);
+        self.put_slices(space, Slice::from(&key[..]), value.clone());
+        self.rows.insert((space, key), Some(value));
+    }
+
+    /// Deletes a row of `keys` or `once`.
+    pub fn delete_row(&mut self, space: Space, key: Vec<u8>) {
+        self.delete(space, &key);
+        self.rows.insert((space, key), None);
+    }
+
+    /// Reads a row of `keys` or `once`, as this transaction left it.
+    pub fn row(&self, space: Space, key: Vec<u8>) -> Result<Option<Slice>, Fatal> {
+        let key = (space, key);
+        match self.rows.get(&key) {
+            Some(written) => Ok(written.clone()),
+            None => self.store.get(space, &key.1),
+        }
     }
 
     /// Commits the batch, without a sync: ranges see it from now on. Only between steps, or before a step's
@@ -306,6 +369,7 @@ impl Txn {
         self.unsettled = true;
         let batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
         batch.commit()?;
+        self.rows.clear();
         if self.recent_bytes > RECENT_BYTES {
             self.recent.clear();
             self.recent_bytes = 0;

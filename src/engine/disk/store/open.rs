@@ -15,7 +15,9 @@ const DATABASE: &str = "db";
 /// Where fjall keeps its keyspaces, in the database.
 const KEYSPACES: &str = "keyspaces";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// The oldest format that is read. What it wrote reads as this one's; docs/disk-format.md says what is new.
+const OLDEST: u32 = 2;
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +26,9 @@ pub enum OpenError {
     Locked(PathBuf),
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
-    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
+    #[error(
+        "{0} was written before the first release (format {1}, this one reads {OLDEST} and {FORMAT}): move it away"
+    )]
     Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
@@ -40,6 +44,8 @@ pub struct Mark {
     file: File,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
+    /// Whether it says that the directory has an older format.
+    is_older: bool,
 }
 
 impl Mark {
@@ -92,6 +98,9 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
             return Err(damaged("its last commits are missing".to_owned()));
         }
         mark.closed = None;
+        mark.write().map_err(io)?;
+    } else if mark.is_older {
+        // Before anything is written that an older version would not understand.
         mark.write().map_err(io)?;
     }
     Ok((store, mark))
@@ -150,7 +159,7 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, closed: None };
+    let mut mark = Mark { file, closed: None, is_older: false };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -162,7 +171,7 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     let mut lines = text.lines();
     let version = lines.next().and_then(|line| line.strip_prefix(MAGIC)?.parse::<u32>().ok());
     match version {
-        Some(FORMAT) => {}
+        Some(version @ OLDEST..=FORMAT) => mark.is_older = version < FORMAT,
         Some(version) if version > FORMAT => return Err(OpenError::Newer(path.to_owned(), version)),
         Some(version) => return Err(OpenError::Older(path.to_owned(), version)),
         None => return Err(OpenError::NotOurs(path.to_owned())),

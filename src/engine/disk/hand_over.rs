@@ -1,0 +1,124 @@
+//! What only the holder of a hand-over may do: touch, release and bury. Each first proves by its receipt that the
+//! hand-over still stands.
+
+use std::time::Duration;
+
+use super::state::WriterState;
+use super::step::{Outcome, Step};
+use super::store::codec::{Location, Record};
+use super::store::{Fatal, Found};
+use crate::clock::{Micros, micros};
+use crate::engine::{Held, Release, Released, Touched};
+use crate::job::{JobRef, Reason, Receipt};
+
+/// Begins the ttr anew, with another receipt.
+pub struct Touch {
+    pub job: JobRef,
+    pub receipt: Receipt,
+    pub ttr: Duration,
+}
+
+/// Puts the job back.
+pub struct GiveUp {
+    pub job: JobRef,
+    pub receipt: Receipt,
+    pub release: Release,
+}
+
+/// Puts the job into the dead letter.
+pub struct Bury {
+    pub job: JobRef,
+    pub receipt: Receipt,
+    pub reason: Option<Reason>,
+}
+
+/// Goes on with the record of a job that is held, and else answers why it is not.
+macro_rules! held {
+    ($state:expr, $job:expr, $receipt:expr, $now:expr) => {
+        match $state.held($job, $receipt, $now)? {
+            Held::Done(record) => record,
+            Held::NotYours => return Ok(Held::NotYours),
+            Held::NotFound => return Ok(Held::NotFound),
+        }
+    };
+}
+
+impl Step for Touch {
+    type Reply = Held<Touched>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<Touched>> {
+        let Touch { job, receipt, ttr } = self;
+        held!(state, &job, receipt, now);
+        let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
+        let (due, hand_over) = (now.saturating_add(micros(ttr)), state.next_seq());
+        state.start_ttr((due, hand_over), &job.queue, entry);
+        Ok(Held::Done(Touched { receipt: Receipt { hand_over, ..receipt }, until: due / 1000 }))
+    }
+}
+
+impl Step for GiveUp {
+    type Reply = Held<Released>;
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<Released>> {
+        let GiveUp { job, receipt, release } = self;
+        let mut record = held!(state, &job, receipt, now);
+        let Some(mut entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
+        let has_reason = release.reason.is_some();
+        record.reason = release.reason.or(record.reason);
+        entry.tries = entry.tries.saturating_add(u16::from(release.restore_try));
+        if entry.tries == 0 {
+            state.move_to_dead_letter(&job.queue, entry, record, now);
+            return Ok(Held::Done(Released::Dead));
+        }
+        let due = now.saturating_add(micros(release.delay));
+        if due > now {
+            let timer = (due, state.next_seq());
+            record.location = Location::Delayed(timer);
+            state.txn.put_job(state.job_key(&job.queue, job.id), &record);
+            state.start_delay(timer, &job.queue, entry);
+        } else {
+            if has_reason {
+                state.txn.put_job(state.job_key(&job.queue, job.id), &record);
+            }
+            state.push_ready_first(&job.queue, entry, now);
+        }
+        Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: due / 1000 }))
+    }
+}
+
+impl Step for Bury {
+    type Reply = Held<()>;
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<()>> {
+        let Bury { job, receipt, reason } = self;
+        let mut record = held!(state, &job, receipt, now);
+        let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
+        record.reason = reason.or(record.reason);
+        state.move_to_dead_letter(&job.queue, entry, record, now);
+        Ok(Held::Done(()))
+    }
+}
+
+impl WriterState {
+    /// Whether this hand-over of the job stands.
+    pub fn holds(&self, job: &JobRef, receipt: Receipt, now: Micros) -> bool {
+        self.timers.running(job).is_some_and(|(due, seq)| seq == receipt.hand_over && due > now)
+    }
+
+    /// The record of the job, if this hand-over of it stands. Fails when the record cannot be read.
+    fn held(&mut self, job: &JobRef, receipt: Receipt, now: Micros) -> Outcome<Held<Record>> {
+        let found: Result<Found, Fatal> = self.txn.job(&self.job_key(&job.queue, job.id));
+        Ok(match found? {
+            Found::Nothing => Held::NotFound,
+            Found::Record(record) if record.expired(now) => Held::NotFound,
+            Found::Record(record) if self.holds(job, receipt, now) => Held::Done(record),
+            Found::Record(_) => Held::NotYours,
+            Found::Corrupt(reason) => {
+                return Err(WriterState::corrupt(&job.queue, job.id, &reason).into());
+            }
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! Inspect: all that is known of a job by its id.
+
+use std::time::Duration;
+
+use super::state::WriterState;
+use super::step::{Outcome, Step};
+use super::store::codec::{self, Entry, Location, Record};
+use super::store::{Fatal, Found, Space};
+use crate::clock::{Micros, Millis};
+use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
+use crate::name::Queue;
+
+/// Shows a job.
+pub struct Inspect(pub JobRef);
+
+/// Where a job is: its state, its `due_at`, and its tries.
+pub type Place = (JobState, Option<Millis>, Option<u16>);
+
+impl Step for Inspect {
+    type Reply = Option<JobView>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<JobView>> {
+        let job = self.0;
+        match state.txn.job(&state.job_key(&job.queue, job.id))? {
+            Found::Record(record) if !record.expired(now) => Ok(Some(state.view(&job, record, now)?)),
+            Found::Record(_) | Found::Nothing => Ok(None),
+            Found::Corrupt(reason) => Err(WriterState::corrupt(&job.queue, job.id, &reason).into()),
+        }
+    }
+}
+
+/// What is shown of a job that is there.
+pub fn view(id: JobId, record: Record, place: Place, with_body: bool, now: Micros) -> JobView {
+    let (state, due_at, tries_left) = place;
+    JobView {
+        id,
+        state: Some(state),
+        due_at,
+        tries_left,
+        ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
+        elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
+        key: record.key,
+        reason: record.reason,
+        size: record.body.len() as u64,
+        body: with_body.then_some(record.body),
+        attributes: if with_body { record.attributes } else { Attributes::new() },
+    }
+}
+
+impl WriterState {
+    /// All that is known of a job that is there. Commits what was written before it: not for the middle of a step.
+    pub fn view(&mut self, job: &JobRef, record: Record, now: Micros) -> Result<JobView, Fatal> {
+        let place = self.find(job, &record)?;
+        Ok(view(job.id, record, place, true, now))
+    }
+
+    fn find(&mut self, job: &JobRef, record: &Record) -> Result<Place, Fatal> {
+        if let Some(timer) = self.timers.running(job) {
+            let tries = self.timers.running_entry(timer).map(|entry| entry.tries);
+            return Ok((JobState::Running, Some(timer.0 / 1000), tries));
+        }
+        self.txn.flush()?;
+        match record.location {
+            Location::Dead(seq) => {
+                let since = self.list_row(Space::Dead, &job.queue, seq)?.and_then(|(_, since)| since);
+                Ok((JobState::Dead, since, Some(0)))
+            }
+            Location::Delayed(timer) if self.timers.is_delayed(timer) => {
+                let row = self.txn.store().get(Space::Delayed, &codec::timer_key(timer))?;
+                let tries = match row {
+                    Some(row) => Some(codec::split_timer_value(&row)?.1.tries),
+                    None => None,
+                };
+                Ok((JobState::Delayed, Some(timer.0 / 1000), tries))
+            }
+            // Ready. Where in the list is known to the window, and of a job that never left its first place.
+            location => {
+                let queue = self.queues.get(&job.queue);
+                let seen = queue.and_then(|queue| queue.find_job(job.id, record.generation));
+                let seq = match (seen, location) {
+                    (Some((seq, _)), _) | (None, Location::Ready(seq)) => seq,
+                    _ => return Ok((JobState::Ready, None, None)),
+                };
+                let row = self.list_row(Space::Ready, &job.queue, seq)?;
+                let row = row.filter(|(entry, _)| entry.generation == record.generation);
+                let since = row.and_then(|(_, since)| since);
+                Ok((JobState::Ready, since, row.map(|(entry, _)| entry.tries)))
+            }
+        }
+    }
+
+    /// A committed row of a list: the entry, and since when it is there.
+    pub fn list_row(
+        &self,
+        space: Space,
+        queue: &Queue,
+        seq: u64,
+    ) -> Result<Option<(Entry, Option<Millis>)>, Fatal> {
+        let row = self.txn.store().get(space, &codec::list_key(&self.prefix(queue), seq))?;
+        Ok(row.map(|row| codec::read_list_value(seq, &row)).transpose()?)
+    }
+}

@@ -1,0 +1,70 @@
+//! Pause and resume. A pause stands beside the queue's name; consumes take a paused queue for an empty one.
+
+use std::time::Duration;
+
+use super::state::WriterState;
+use super::step::{Outcome, Step};
+use super::store::{Space, codec};
+use crate::clock::{Micros, micros};
+use crate::engine::Pause;
+use crate::name::Queue;
+
+/// Pauses a queue.
+pub struct PauseQueue {
+    pub queue: Queue,
+    pub time: Option<Duration>,
+}
+
+/// Ends a pause.
+pub struct Resume(pub Queue);
+
+impl Step for PauseQueue {
+    type Reply = Pause;
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Pause> {
+        // One microsecond before forever is far enough.
+        let until = self.time.map(|time| now.saturating_add(micros(time)).min(Micros::MAX - 1));
+        state.set_pause(&self.queue, Some(until.unwrap_or(Micros::MAX)), now);
+        if let Some(until) = until {
+            state.pauses.insert((until, self.queue));
+            state.next_due.stored(until);
+        }
+        Ok(Pause { until: until.map(|until| until / 1000) })
+    }
+}
+
+impl Step for Resume {
+    type Reply = ();
+    const MUST_LAST: bool = true;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+        if state.queues.get(&self.0).is_some_and(|queue| queue.paused.is_some()) {
+            state.set_pause(&self.0, None, now);
+        }
+        state.notify(&self.0);
+        Ok(())
+    }
+}
+
+impl WriterState {
+    /// Ends the pauses that are over, and tells the consumers.
+    pub fn end_pauses(&mut self, now: Micros) {
+        while self.pauses.first().is_some_and(|(until, _)| *until <= now) {
+            let Some((_, queue)) = self.pauses.pop_first() else { return };
+            self.set_pause(&queue, None, now);
+            self.notify(&queue);
+        }
+    }
+
+    fn set_pause(&mut self, queue: &Queue, until: Option<Micros>, now: Micros) {
+        let state = self.queue(queue);
+        let before = std::mem::replace(&mut state.paused, until);
+        let key = state.key.clone();
+        if let Some(before) = before {
+            self.pauses.remove(&(before, queue.clone()));
+        }
+        self.txn.put(Space::Queues, key, codec::queue_value(until));
+        self.queues.note_idle(queue, now);
+    }
+}

@@ -1,0 +1,205 @@
+//! Publish with keys, due instants, and requests that are safe to repeat. Looks at everything before it writes.
+
+use super::publish::{Holder, taken};
+use super::state::WriterState;
+use super::step::{Outcome, Step};
+use super::store::codec::{self, Remembered};
+use super::store::{Fatal, Space};
+use crate::clock::{Micros, Millis, micros};
+use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::error::Error;
+use crate::job::{JobId, JobRef};
+use crate::name::Queue;
+
+/// Does all of it, or nothing.
+pub struct PublishWith(pub Publication);
+
+/// What is to be done about a job whose key another one has.
+enum Plan {
+    Store,
+    Duplicate {
+        id: JobId,
+        due_at: Option<Millis>,
+    },
+    /// The other one is deleted. It may have expired: then it does not count.
+    Replace {
+        id: JobId,
+        lives: bool,
+    },
+    /// The other one runs on without its key.
+    Rob,
+}
+
+impl Step for PublishWith {
+    type Reply = Published;
+    const MUST_LAST: bool = true;
+
+    fn items(&self) -> usize {
+        self.0.jobs.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.jobs.iter().map(|placing| placing.job.body.len()).sum()
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Published> {
+        let Publication { jobs, replaces, once } = self.0;
+        let Some(queue) = jobs.first().map(|placing| placing.job.queue.clone()) else {
+            return Ok(Published::Done(Vec::new()));
+        };
+        if let Some(once) = &once
+            && let Some(done) = state.remembered(&queue, once, now)?
+        {
+            return Ok(done);
+        }
+        let goes = |queue: &Queue, id: JobId| {
+            replaces.as_ref().is_some_and(|old| old.id == id && old.queue == *queue)
+        };
+        let (mut plans, mut expired) = (Vec::with_capacity(jobs.len()), Vec::new());
+        let mut conflict = None;
+        for (index, placing) in jobs.iter().enumerate() {
+            let Placing { job, key, .. } = placing;
+            let same = |other: &&Placing| {
+                let one_key = key.is_some() && other.key.as_ref().map(|k| &k.0) == key.as_ref().map(|k| &k.0);
+                other.job.queue == job.queue && (one_key || other.job.id == job.id)
+            };
+            if let Some(twin) = jobs[..index].iter().find(same) {
+                return Err(if twin.job.id == job.id {
+                    taken(job).into()
+                } else {
+                    Error::refused("two jobs of one call have one key").into()
+                });
+            }
+            if job.id <= state.newest && !goes(&job.queue, job.id) {
+                match state.holder(job, now)? {
+                    Holder::Nobody => {}
+                    Holder::Expired => expired.push(JobRef { queue: job.queue.clone(), id: job.id }),
+                    Holder::Lives => return Err(taken(job).into()),
+                }
+            }
+            let holder = match key {
+                Some((key, on_conflict)) => {
+                    state.key_holder(&job.queue, key)?.map(|held| (held, *on_conflict))
+                }
+                None => None,
+            };
+            plans.push(match holder {
+                None => Plan::Store,
+                Some(((id, _), _)) if goes(&job.queue, id) => Plan::Store,
+                Some(((id, record), _)) if record.expired(now) => Plan::Replace { id, lives: false },
+                Some(((id, _), OnConflict::Fail)) => {
+                    conflict = conflict.or(Some(Published::Conflict { index, id }));
+                    Plan::Store
+                }
+                Some(((id, record), OnConflict::Keep)) => {
+                    let view = state.view(&JobRef { queue: job.queue.clone(), id }, record, now)?;
+                    Plan::Duplicate { id, due_at: view.due_at }
+                }
+                Some(((id, _), OnConflict::Replace)) => {
+                    let job = JobRef { queue: job.queue.clone(), id };
+                    let runs = state.timers.running(&job).is_some();
+                    if runs { Plan::Rob } else { Plan::Replace { id, lives: true } }
+                }
+            });
+        }
+        if let Some(conflict) = conflict {
+            return Ok(conflict);
+        }
+        // From here on everything is written, and nothing fails but the disk.
+        for job in replaces.iter().chain(&expired) {
+            state.ack(job, now)?;
+        }
+        let mut placed = Vec::with_capacity(jobs.len());
+        for (placing, plan) in jobs.into_iter().zip(plans) {
+            placed.push(state.carry_out(placing, plan, now)?);
+        }
+        if let Some(once) = once {
+            state.remember(&queue, once, placed.clone(), now);
+        }
+        Ok(Published::Done(placed))
+    }
+}
+
+impl WriterState {
+    fn carry_out(&mut self, placing: Placing, plan: Plan, now: Micros) -> Result<Placed, Fatal> {
+        let Placing { job, at, key } = placing;
+        let mut how = How::New;
+        match plan {
+            Plan::Store => {}
+            Plan::Duplicate { id, due_at } => return Ok(Placed { id, due_at, how: How::Duplicate }),
+            Plan::Replace { id, lives } => {
+                self.ack(&JobRef { queue: job.queue.clone(), id }, now)?;
+                if lives {
+                    how = How::Replaced(id);
+                }
+            }
+            Plan::Rob => {
+                if let Some((key, _)) = &key
+                    && let Some((id, mut record)) = self.key_holder(&job.queue, key)?
+                {
+                    self.free_key(&job.queue, record.key.take().as_ref());
+                    self.txn.put_job(self.job_key(&job.queue, id), &record);
+                }
+            }
+        }
+        let due = match at {
+            Some(at) => at.saturating_mul(1000).max(now),
+            None => now.saturating_add(micros(job.delay)),
+        };
+        let id = job.id;
+        self.place(job, due, key.map(|(key, _)| key), now);
+        Ok(Placed { id, due_at: Some(due / 1000), how })
+    }
+
+    /// What the request was answered, if it was done already and is remembered.
+    fn remembered(&self, queue: &Queue, once: &Once, now: Micros) -> Result<Option<Published>, Fatal> {
+        let row = self.txn.row(Space::Once, codec::once_key(&self.prefix(queue), &once.key))?;
+        let Some(row) = row else { return Ok(None) };
+        let done = codec::read_remembered(&row)?;
+        Ok(if done.until <= now {
+            None
+        } else if done.fingerprint == once.fingerprint {
+            Some(Published::Replay(done.placed))
+        } else {
+            Some(Published::Mismatch)
+        })
+    }
+
+    /// Remembers a request. One with the same key that need not be remembered any more may be there still: its end
+    /// finds that the row is another one's.
+    fn remember(&mut self, queue: &Queue, once: Once, placed: Vec<Placed>, now: Micros) {
+        let until = now.saturating_add(micros(REMEMBERED));
+        let key = codec::once_key(&self.prefix(queue), &once.key);
+        self.once += 1;
+        self.once_from = self.once_from.min(until);
+        self.txn.put(Space::Once, codec::once_end(until, &key), []);
+        let done = Remembered { until, fingerprint: once.fingerprint, placed };
+        self.txn.put_row(Space::Once, key, codec::remembered(&done));
+    }
+
+    /// Forgets up to `limit` requests that need not be remembered any more. Answers how many.
+    pub fn forget_requests(&mut self, now: Micros, limit: usize) -> Result<usize, Fatal> {
+        if self.once == 0 {
+            return Ok(0);
+        }
+        self.txn.flush()?;
+        let ended = codec::once_ends_at(self.once_from)..codec::once_ends_at(now);
+        if ended.is_empty() {
+            return Ok(0);
+        }
+        let walk = self.txn.store().range(Space::Once, ended).take(limit);
+        let ended = walk.map(|item| item.map(|(key, _)| key)).collect::<Result<Vec<_>, Fatal>>()?;
+        for end in &ended {
+            let (until, key) = codec::read_once_end(end)?;
+            self.txn.delete(Space::Once, end);
+            self.once = self.once.saturating_sub(1);
+            self.once_from = until;
+            if let Some(row) = self.txn.row(Space::Once, key.clone())?
+                && codec::read_remembered(&row)?.until == until
+            {
+                self.txn.delete_row(Space::Once, key);
+            }
+        }
+        Ok(ended.len())
+    }
+}

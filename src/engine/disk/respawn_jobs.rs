@@ -1,0 +1,78 @@
+//! Respawn by id: makes dead jobs ready or delayed again.
+
+use super::state::WriterState;
+use super::step::{Outcome, STEP_BYTES, Step};
+use super::store::codec::{self, Entry, Location};
+use super::store::{Fatal, Found, Space};
+use crate::clock::{Micros, micros};
+use crate::engine::{Revival, Revived};
+use crate::job::JobId;
+use crate::name::Queue;
+
+/// Respawns these jobs, or the first of them when they are large.
+pub struct RespawnJobs {
+    pub queue: Queue,
+    pub jobs: Vec<JobId>,
+    pub revival: Revival,
+}
+
+impl Step for RespawnJobs {
+    /// What became of those that it came to: at least one.
+    type Reply = Vec<Revived>;
+    const MUST_LAST: bool = true;
+
+    fn items(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<Revived>> {
+        let (mut answers, mut written) = (Vec::with_capacity(self.jobs.len()), 0);
+        for id in self.jobs {
+            if written >= STEP_BYTES {
+                break;
+            }
+            let (answer, bytes) = state.revive(&self.queue, id, self.revival, now)?;
+            answers.push(answer);
+            written += bytes;
+        }
+        state.queues.note_idle(&self.queue, now);
+        Ok(answers)
+    }
+}
+
+impl WriterState {
+    /// Answers how many bytes it wrote, too.
+    fn revive(
+        &mut self,
+        queue: &Queue,
+        id: JobId,
+        revival: Revival,
+        now: Micros,
+    ) -> Outcome<(Revived, usize)> {
+        let key = self.job_key(queue, id);
+        let found: Result<Found, Fatal> = self.txn.job(&key);
+        let mut record = match found? {
+            Found::Nothing => return Ok((Revived::NotFound, 0)),
+            Found::Record(record) if record.expired(now) => return Ok((Revived::NotFound, 0)),
+            Found::Record(record) => record,
+            Found::Corrupt(reason) => return Err(WriterState::corrupt(queue, id, &reason).into()),
+        };
+        let Location::Dead(dead) = record.location else { return Ok((Revived::NotDead, 0)) };
+        let state = self.queue(queue);
+        state.dead = state.dead.saturating_sub(1);
+        let entry_key = codec::list_key(&state.key, dead);
+        self.txn.delete(Space::Dead, entry_key);
+        let (due, seq) = (now.saturating_add(micros(revival.delay)), self.next_seq());
+        let entry = Entry { id, tries: revival.tries.get(), generation: record.generation, keyed: false };
+        record.expires = revival.ttl.map(|ttl| now.saturating_add(micros(ttl)));
+        record.location = if due > now { Location::Delayed((due, seq)) } else { Location::Ready(seq) };
+        let bytes = record.body.len();
+        self.txn.put_job(key, &record);
+        if due > now {
+            self.start_delay((due, seq), queue, entry);
+        } else {
+            self.push_ready(queue, seq, entry, Some(now));
+        }
+        Ok((Revived::Done { due_at: due / 1000 }, bytes))
+    }
+}

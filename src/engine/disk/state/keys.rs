@@ -1,0 +1,44 @@
+//! Which job has which key. A row says so, and the job's record confirms it: a row that its job does not confirm stands
+//! for nothing, so one that was left behind harms nobody.
+
+use super::WriterState;
+use crate::engine::disk::store::codec::{self, Record};
+use crate::engine::disk::store::{Fatal, Found, Space};
+use crate::job::JobId;
+use crate::name::{JobKey, Queue};
+
+impl WriterState {
+    /// The job that has a key, which may have expired.
+    pub fn key_holder(&self, queue: &Queue, key: &JobKey) -> Result<Option<(JobId, Record)>, Fatal> {
+        let row = self.txn.row(Space::Keys, codec::key_key(&self.prefix(queue), key))?;
+        let Some(row) = row else { return Ok(None) };
+        let (id, generation) = codec::read_key_value(&row)?;
+        Ok(match self.txn.job(&self.job_key(queue, id))? {
+            Found::Record(record) if record.generation == generation && record.key.as_ref() == Some(key) => {
+                Some((id, record))
+            }
+            _ => None,
+        })
+    }
+
+    /// Notes that a job has a key. Nobody else has it.
+    pub fn take_key(&mut self, queue: &Queue, key: &JobKey, id: JobId, generation: u64) {
+        self.keys += 1;
+        let row = codec::key_key(&self.prefix(queue), key);
+        self.txn.put_row(Space::Keys, row, codec::key_value(id, generation));
+    }
+
+    /// Notes that a job has its key no more.
+    pub fn free_key(&mut self, queue: &Queue, key: Option<&JobKey>) {
+        if let Some(key) = key {
+            self.keys = self.keys.saturating_sub(1);
+            self.txn.delete_row(Space::Keys, codec::key_key(&self.prefix(queue), key));
+        }
+    }
+
+    /// Deletes the record of a job, and with it its key.
+    pub fn forget(&mut self, queue: &Queue, id: JobId, record: &Record) {
+        self.free_key(queue, record.key.as_ref());
+        self.txn.delete_job(self.job_key(queue, id));
+    }
+}

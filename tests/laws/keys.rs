@@ -1,0 +1,345 @@
+//! Laws of keys: a producer's own name for a job, taken by one job at a time and free when that job ends.
+
+use std::time::Duration;
+
+use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Release, Released};
+use dormouse::job::{JobId, JobRef};
+use dormouse::name::Queue;
+
+use crate::support::stage::*;
+
+/// The id of the job that has a key.
+async fn holder(s: &dyn Stage, queue: &Queue, key: &str) -> Option<JobId> {
+    s.holder(queue, key).await.map(|view| view.id)
+}
+
+fn named(queue: &Queue, placed: Placed) -> JobRef {
+    JobRef { queue: queue.clone(), id: placed.id }
+}
+
+/// Guards against a key that is lost, or that shows another job, on the way of its job.
+pub async fn a_key_names_its_job_in_every_state_but_dead(s: &dyn Stage) {
+    let q = queue("q");
+    assert_eq!(s.holder(&q, "k").await, None, "nobody has it");
+    let placed = s.place(job(&q, "body").tries(1).delay(SHORT).key("k")).await;
+    assert_eq!(placed.how, How::New);
+    for state in ["delayed", "ready", "running"] {
+        let view = s.holder(&q, "k").await.unwrap_or_else(|| panic!("{state}, and nobody has the key"));
+        assert_eq!((view.id, view.body.as_deref()), (placed.id, Some(&b"body"[..])), "while it is {state}");
+        assert_eq!(view.key, Some(job_key("k")), "while it is {state}");
+        match state {
+            "delayed" => s.pass(SHORT).await,
+            "ready" => drop(s.take_one(&q, SHORT).await),
+            _ => s.pass(SHORT).await,
+        }
+    }
+    assert_eq!(s.dead(&q).await, 1, "it had one try");
+    assert_eq!(s.holder(&q, "k").await, None, "a dead job has no key");
+    assert_eq!(s.view(&named(&q, placed)).await.key, None, "nor does it say so");
+}
+
+/// Guards against two jobs of one name, and against an answer that names the wrong one.
+pub async fn a_taken_key_keeps_the_first_job(s: &dyn Stage) {
+    let q = queue("q");
+    let first = s.place(job(&q, "first").delay(LONG).key("k")).await;
+    assert!(
+        first.due_at.is_some_and(|at| at >= s.engine().now() + ms(LONG) - 1000),
+        "due in an hour: {first:?}"
+    );
+    let second = s.place(job(&q, "second").key("k")).await;
+    assert_eq!(second, Placed { how: How::Duplicate, ..first }, "the first one's id and due time");
+    assert_eq!(s.size(&q).await, 0, "the second is not stored");
+    let other = s.place(job(&q, "other").key("K")).await;
+    assert_eq!(other.how, How::New, "another key");
+    assert_eq!(s.drain(&q).await, ["other"]);
+    assert_eq!(holder(s, &q, "k").await, Some(first.id), "it has it still");
+}
+
+/// Guards against half of a call, and against an answer that names the wrong job.
+pub async fn a_taken_key_fails_the_whole_call(s: &dyn Stage) {
+    let q = queue("q");
+    let first = s.place(job(&q, "first").delay(LONG).key("k")).await;
+    let drafts = [
+        job(&q, "a").key("a"),
+        job(&q, "b"),
+        job(&q, "c").key_or("k", OnConflict::Fail),
+        job(&q, "d").key_or("d", OnConflict::Fail),
+    ];
+    assert_eq!(s.publish_with(drafts).await, Published::Conflict { index: 2, id: first.id });
+    assert_eq!(s.drain(&q).await, [""; 0], "none of them is stored");
+    assert_eq!((holder(s, &q, "a").await, holder(s, &q, "d").await), (None, None), "no key is taken");
+    assert_eq!(holder(s, &q, "k").await, Some(first.id), "and none is lost");
+    let done = s.publish_with([job(&q, "e").key_or("e", OnConflict::Fail)]).await;
+    assert!(matches!(&done, Published::Done(placed) if placed[0].how == How::New), "free: {done:?}");
+}
+
+/// Guards against a replaced job that comes all the same.
+pub async fn a_delayed_or_ready_job_is_replaced(s: &dyn Stage) {
+    for (name, delay) in [("delayed", SHORT), ("ready", Duration::ZERO)] {
+        let q = queue(name);
+        let old = s.place(job(&q, "old").delay(delay).key("k")).await;
+        let new = s.place(job(&q, "new").tries(2).key_or("k", OnConflict::Replace)).await;
+        assert_eq!(new.how, How::Replaced(old.id), "{name}");
+        assert_eq!(s.find(&named(&q, old)).await, None, "the {name} one is gone");
+        assert_eq!(holder(s, &q, "k").await, Some(new.id), "the new one has the key");
+        s.pass(SHORT).await;
+        assert_eq!(s.drain(&q).await, ["new"], "{name}");
+    }
+}
+
+/// Guards against work that is taken away from a worker, and against a key that its former job takes along.
+pub async fn a_running_job_runs_on_without_its_key(s: &dyn Stage) {
+    for end in ["ack", "die", "bury", "come back"] {
+        let q = queue(&end.replace(' ', "-"));
+        let tries = if end == "come back" { 2 } else { 1 };
+        let old = s.place(job(&q, "old").tries(tries).key("k")).await;
+        let ttr = if matches!(end, "ack" | "bury") { LONG } else { SHORT };
+        let running = s.take_one(&q, ttr).await;
+        let new = s.place(job(&q, "new").delay(LONG).key_or("k", OnConflict::Replace)).await;
+        assert_eq!(new.how, How::New, "a running job is not replaced");
+        assert_eq!(s.view(&named(&q, old)).await.key, None, "it has no key any more");
+        match end {
+            "ack" => s.ack(&running).await,
+            "bury" => assert_eq!(s.bury(&running, running.proof(), None).await, Held::Done(())),
+            _ => s.pass(SHORT).await,
+        }
+        if end == "come back" {
+            assert_eq!(s.drain(&q).await, ["old"], "it runs again");
+            s.ack(&named(&q, old)).await;
+        }
+        assert_eq!(holder(s, &q, "k").await, Some(new.id), "{end}: the key is the new one's");
+        assert_eq!(s.place(job(&q, "x").key("k")).await.how, How::Duplicate, "{end}: and taken");
+    }
+}
+
+/// Guards against a key that stays taken by a job that is gone, so that nobody can publish under it.
+pub async fn a_key_is_free_with_the_end_of_its_job(s: &dyn Stage) {
+    let ends = [
+        "ack delayed",
+        "ack ready",
+        "ack running",
+        "ack returned",
+        "ack many",
+        "cancel",
+        "destroy",
+        "republish",
+        "replace",
+    ];
+    for end in ends {
+        let q = queue(&end.replace(' ', "-"));
+        let delay = if end == "ack delayed" { LONG } else { Duration::ZERO };
+        let old = named(&q, s.place(job(&q, "old").tries(2).delay(delay).key("k")).await);
+        match end {
+            "ack running" => drop(s.take_one(&q, LONG).await),
+            "ack returned" => {
+                s.take_one(&q, SHORT).await;
+                s.pass(SHORT).await;
+            }
+            _ => {}
+        }
+        match end {
+            "ack many" => {
+                let held = s.take_one(&q, LONG).await;
+                assert!(s.ack_held(&held, held.proof()).await, "it is held");
+            }
+            "cancel" => assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await)),
+            "destroy" => ok("destroy", s.engine().destroy(&q).await),
+            "republish" => ok("republish", s.engine().republish(old.clone(), job(&q, "x").make(s)).await),
+            "replace" => {
+                let jobs = vec![job(&q, "x").key_or("k", OnConflict::Fail).placing(s)];
+                let publication = Publication { jobs, replaces: Some(old.clone()), once: None };
+                let done = s.publication(publication).await;
+                assert!(matches!(done, Published::Done(_)), "its key is free in the same step: {done:?}");
+                s.ack(&s.take_one(&q, LONG).await).await;
+            }
+            _ => s.ack(&old).await,
+        }
+        assert_eq!(s.find(&old).await, None, "{end}: it is gone");
+        assert_eq!(s.holder(&q, "k").await, None, "{end}: nobody has the key");
+        assert_eq!(s.place(job(&q, "new").key("k")).await.how, How::New, "{end}: so it is free");
+    }
+}
+
+/// Guards against a key that a dead job holds, for nobody ends a dead job soon.
+pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
+    for end in ["pump", "bury", "release"] {
+        let q = queue(end);
+        s.place(job(&q, "old").key("k")).await;
+        let held = s.take_one(&q, if end == "pump" { SHORT } else { LONG }).await;
+        match end {
+            "pump" => s.pass(SHORT).await,
+            "bury" => assert_eq!(s.bury(&held, held.proof(), None).await, Held::Done(())),
+            _ => assert_eq!(
+                s.release(&held, held.proof(), Release::default()).await,
+                Held::Done(Released::Dead)
+            ),
+        }
+        assert_eq!(s.dead(&q).await, 1, "{end}: it is dead");
+        assert_eq!(s.place(job(&q, "new").tries(2).key("k")).await.how, How::New, "{end}: the key is free");
+        // The dead one comes back without it.
+        assert_eq!(ok("respawn", s.engine().respawn(&q, 1, None).await), 1);
+        assert_eq!(s.view(&held).await.key, None, "{end}: it was another one's meanwhile");
+        s.ack(&held).await;
+        assert_eq!(
+            s.place(job(&q, "x").key("k")).await.how,
+            How::Duplicate,
+            "{end}: the new one has it still"
+        );
+    }
+}
+
+/// Guards against a key that is taken for as long as nobody sweeps.
+pub async fn a_key_is_free_when_its_job_expires(s: &dyn Stage) {
+    let states = ["delayed", "ready", "running"];
+    for state in states {
+        let delay = if state == "delayed" { LIFE } else { Duration::ZERO };
+        s.place(job(&queue(state), "old").ttl(LIFE).delay(delay).key("k")).await;
+        if state == "running" {
+            s.take_one(&queue(state), LONG).await;
+        }
+    }
+    s.advance(LIFE + Duration::from_millis(1)).await;
+    for state in states {
+        let q = queue(state);
+        assert_eq!(s.holder(&q, "k").await, None, "the {state} one has expired");
+        assert!(
+            !ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await),
+            "{state}: nothing to cancel"
+        );
+        let new = s.place(job(&q, "new").key_or("k", OnConflict::Replace)).await;
+        assert_eq!(new.how, How::New, "{state}: nothing is replaced");
+        s.pump().await;
+        assert_eq!(holder(s, &q, "k").await, Some(new.id), "{state}: what the old one leaves harms nobody");
+        assert_eq!(s.drain(&q).await, ["new"], "{state}");
+    }
+}
+
+/// Guards against a key that is lost while its job is in and out of the hands of workers.
+pub async fn a_key_stays_while_its_job_comes_and_goes(s: &dyn Stage) {
+    let q = queue("q");
+    let placed = s.place(job(&q, "job").tries(9).key("k")).await;
+    let held = s.take_one(&q, SHORT).await;
+    s.pass(SHORT).await;
+    assert_eq!(holder(s, &q, "k").await, Some(held.id), "its ttr ended");
+    s.give_back(&s.take(&q, 1, LONG).await).await;
+    assert_eq!(holder(s, &q, "k").await, Some(placed.id), "it was given back");
+    let held = s.take_one(&q, LONG).await;
+    let Held::Done(touched) = s.touch(&held, held.proof(), LONG).await else { panic!("it is held") };
+    assert_eq!(holder(s, &q, "k").await, Some(placed.id), "it was touched");
+    let released = s.release(&held, touched.receipt, Release::default()).await;
+    assert!(matches!(released, Held::Done(_)), "it is held: {released:?}");
+    assert_eq!(holder(s, &q, "k").await, Some(placed.id), "it was released");
+    let held = s.take_one(&q, LONG).await;
+    let released = s.release(&held, held.proof(), Release { delay: SHORT, ..Release::default() }).await;
+    assert!(matches!(released, Held::Done(_)), "it is held: {released:?}");
+    assert_eq!(holder(s, &q, "k").await, Some(placed.id), "it was released for later");
+    s.pass(SHORT).await;
+    assert_eq!(holder(s, &q, "k").await, Some(placed.id), "its delay ended");
+}
+
+/// Guards against keys that meet across queues or namespaces.
+pub async fn keys_of_other_queues_do_not_mix(s: &dyn Stage) {
+    let queues = [queue_in("a", "q"), queue_in("a", "q-"), queue_in("b", "q"), queue_in("aq", "-")];
+    for q in &queues {
+        assert_eq!(s.place(job(q, q.to_string()).key("k")).await.how, How::New, "free in {q}");
+    }
+    assert!(ok("cancel_key", s.engine().cancel_key(&queues[0], &job_key("k")).await), "the one of a/q");
+    for (i, q) in queues.iter().enumerate() {
+        assert_eq!(s.holder(q, "k").await.is_some(), i > 0, "{q}: only that of a/q was cancelled");
+    }
+}
+
+/// Guards against a cancel that leaves the job to a worker.
+pub async fn cancel_forgets_the_job_of_a_key(s: &dyn Stage) {
+    for state in ["delayed", "ready", "running"] {
+        let q = queue(state);
+        let delay = if state == "delayed" { SHORT } else { Duration::ZERO };
+        let placed = s.place(job(&q, "job").tries(2).delay(delay).key("k")).await;
+        if state == "running" {
+            s.take_one(&q, SHORT).await;
+        }
+        let cancel = async |key: &str| ok("cancel_key", s.engine().cancel_key(&q, &job_key(key)).await);
+        assert!(!cancel("other").await, "nobody has it");
+        assert!(cancel("k").await, "a {state} job is cancelled");
+        assert!(!cancel("k").await, "once");
+        assert_eq!(s.find(&named(&q, placed)).await, None, "the {state} one is gone");
+        s.pass(SHORT).await;
+        assert_eq!(s.drain(&q).await, [""; 0], "and does not come: {state}");
+    }
+}
+
+/// Guards against a call that takes its own key away.
+pub async fn a_call_with_one_key_twice_changes_nothing(s: &dyn Stage) {
+    let q = queue("q");
+    let jobs = ["a", "b"].map(|body| job(&q, body).key("k").placing(s));
+    let publication = Publication { jobs: jobs.into(), replaces: None, once: None };
+    let answer = s.engine().publish_with(publication).await;
+    assert!(answer.is_err(), "two jobs with one key: {answer:?}");
+    assert_eq!((s.size(&q).await, s.holder(&q, "k").await), (0, None), "nothing has changed");
+}
+
+/// Guards against a job that overwrites another of its id.
+pub async fn a_keyed_call_with_a_taken_id_changes_nothing(s: &dyn Stage) {
+    let q = queue("q");
+    let stored = s.put(job(&q, "stored").delay(LONG)).await;
+    let mut twin = job(&q, "twin").key("k").placing(s);
+    twin.job.id = stored.id;
+    let jobs = vec![job(&q, "first").key("first").placing(s), twin];
+    let answer = s.engine().publish_with(Publication { jobs, replaces: None, once: None }).await;
+    assert!(answer.is_err(), "its id is taken: {answer:?}");
+    assert_eq!((s.size(&q).await, s.holder(&q, "first").await), (0, None), "nothing has changed");
+    assert_eq!(s.find(&stored).await.map(|job| job.body), Some("stored".into()));
+}
+
+/// Guards against keys that are cut off, and against bytes that a store takes for something else.
+pub async fn the_longest_key_works(s: &dyn Stage) {
+    let q = queue("q");
+    let all: String = (b'!'..=b'~').map(char::from).collect();
+    let longest = format!("{}{}", all, "k".repeat(255 - all.len()));
+    for (i, key) in [longest.clone(), format!("{}x", &longest[..254]), all, "*".into()].iter().enumerate() {
+        assert_eq!(s.place(job(&q, i.to_string()).key(key)).await.how, How::New, "{key}");
+        let view = s.holder(&q, key).await.expect("it has the key");
+        assert_eq!((view.key, view.body), (Some(job_key(key)), Some(i.to_string().into())));
+    }
+}
+
+/// Guards against an instant that is counted by another clock than the store's, and against one that has passed.
+pub async fn a_job_due_at_an_instant_is_not_early(s: &dyn Stage) {
+    let q = queue("q");
+    let at = s.engine().now() + ms(LIFE);
+    let placed = s.place(job(&q, "later").delay(LIFE).at(at)).await;
+    assert_eq!(placed.due_at, Some(at), "told as it was asked for");
+    let past = s.place(job(&q, "past").at(at - 2 * ms(LIFE))).await;
+    let now = s.engine().now();
+    let due = past.due_at.expect("a new job's due time is known");
+    assert!(due <= now + ms(s.differences().slack), "due at {due}, and it is {now}: now, not later");
+    assert!(due + 30_000 > now, "due at {due}, and it is {now}: now, not in the past");
+    assert_eq!(s.take(&q, 9, LONG).await.iter().map(|job| job.id).collect::<Vec<_>>(), [past.id]);
+    s.pass(LIFE).await;
+    assert_eq!(s.drain(&q).await, ["later"]);
+}
+
+/// Guards against two producers that both believe that their job is stored.
+pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
+    let q = queue("q");
+    let mut calls = Vec::new();
+    for i in 0..40 {
+        let on_conflict = if i % 2 == 0 { OnConflict::Keep } else { OnConflict::Fail };
+        let jobs = vec![job(&q, i.to_string()).key_or("k", on_conflict).placing(s)];
+        let (engine, publication) = (s.engine(), Publication { jobs, replaces: None, once: None });
+        calls.push(tokio::spawn(async move { engine.publish_with(publication).await }));
+    }
+    let (mut new, mut others) = (Vec::new(), Vec::new());
+    for call in calls {
+        match ok("publish_with", call.await.expect("publish_with does not panic")) {
+            Published::Done(placed) if placed[0].how == How::New => new.push(placed[0].id),
+            Published::Done(placed) => others.push(placed[0].id),
+            Published::Conflict { id, .. } => others.push(id),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(new.len(), 1, "one is stored");
+    assert!(others.iter().all(|id| *id == new[0]), "and all others are told of it");
+    let stored = s.drain(&q).await;
+    assert_eq!(stored.len(), 1, "one comes out: {stored:?}");
+}

@@ -1,0 +1,122 @@
+//! Laws of pauses: nothing is handed out, everything else goes on, and nobody is forgotten when it ends.
+
+use std::time::Duration;
+
+use dormouse::engine::Pause;
+use dormouse::name::Queue;
+
+use super::notifier::{is_told, waiting};
+use crate::support::stage::*;
+
+async fn pause(s: &dyn Stage, queue: &Queue, time: Option<Duration>) -> Pause {
+    ok("pause", s.engine().pause(queue, time).await)
+}
+
+async fn resume(s: &dyn Stage, queue: &Queue) {
+    ok("resume", s.engine().resume(queue).await);
+}
+
+/// Guards against a job that is handed out all the same, and against a pause that stops more than that.
+pub async fn a_paused_queue_hands_out_nothing(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all(["a", "b"].map(|body| job(&q, body).tries(3))).await;
+    let held = s.take_one(&q, LONG).await;
+    assert_eq!(pause(s, &q, None).await, Pause { until: None });
+    let taken = ok("consume", s.engine().consume(&q.clone().into(), &[LONG; 9]).await);
+    assert_eq!((taken.jobs, taken.more), (vec![], false), "it looks empty");
+    assert_eq!(s.peek(&q).await.map(|job| job.body), Some("b".into()), "but it is not");
+    s.put(job(&q, "c").delay(SHORT)).await;
+    s.give_back(&[held]).await;
+    s.pass(SHORT).await;
+    assert_eq!((s.size(&q).await, s.take(&q, 9, LONG).await), (3, vec![]), "everything else goes on");
+    resume(s, &q).await;
+    assert_eq!(s.drain(&q).await, ["a", "b", "c"]);
+}
+
+/// Guards against one paused queue that stops the others of its consumers.
+pub async fn other_queues_go_on(s: &dyn Stage) {
+    for name in ["a", "b", "c"] {
+        s.put(job(&queue(name), name)).await;
+    }
+    s.put(job(&queue_in("other", "b"), "other")).await;
+    pause(s, &queue("b"), None).await;
+    let taken = s.take_from(&queue_list(&["a", "b", "c"]), &[LONG; 9]).await;
+    assert_eq!(bodies(&taken), ["a", "c"]);
+    assert_eq!(s.drain(&queue_in("other", "b")).await, ["other"], "of another namespace");
+    resume(s, &queue("b")).await;
+    assert_eq!(s.drain(&queue("b")).await, ["b"]);
+}
+
+/// Guards against consumers that sleep beside jobs which they may have.
+pub async fn a_pause_ends_when_it_is_told(s: &dyn Stage) {
+    let q = queue("q");
+    // Also of a queue that nobody has published to, and twice.
+    for _ in 0..2 {
+        pause(s, &q, None).await;
+    }
+    s.put(job(&q, "job")).await;
+    assert_eq!(s.take(&q, 1, LONG).await, []);
+    let notified = waiting(s, &q).await;
+    resume(s, &q).await;
+    is_told(&notified, &q, "resume").await;
+    assert_eq!(s.drain(&q).await, ["job"]);
+    resume(s, &q).await;
+    resume(s, &queue("unknown")).await;
+}
+
+/// Guards against a pause that its end does not end, for the queue or for its consumers.
+pub async fn a_pause_ends_by_itself(s: &dyn Stage) {
+    let q = queue("q");
+    s.put(job(&q, "job")).await;
+    let before = s.engine().now();
+    let until = pause(s, &q, Some(LIFE)).await.until.expect("it ends");
+    let slack = ms(s.differences().slack);
+    assert!(until + slack >= before + ms(LIFE), "paused at {before} for a second, until {until}");
+    s.pump().await;
+    let pumped = ok("pump", s.engine().pump(10).await);
+    assert!(pumped.next <= LIFE, "the pump looks again when it ends: {pumped:?}");
+    assert_eq!(s.take(&q, 1, LONG).await, []);
+    let notified = waiting(s, &q).await;
+    s.pass(LIFE).await;
+    is_told(&notified, &q, "the end of a pause").await;
+    assert_eq!(s.drain(&q).await, ["job"]);
+    assert_eq!(s.queue_view(&q).await.and_then(|view| view.paused), None);
+}
+
+/// Guards against an end of a pause that is not meant any more.
+pub async fn a_second_pause_takes_the_place_of_the_first(s: &dyn Stage) {
+    let (a, b) = (queue("a"), queue("b"));
+    for q in [&a, &b] {
+        s.put(job(q, q.to_string())).await;
+    }
+    pause(s, &a, None).await;
+    pause(s, &a, Some(SHORT)).await;
+    pause(s, &b, Some(SHORT)).await;
+    pause(s, &b, None).await;
+    s.pass(SHORT).await;
+    assert_eq!(s.drain(&a).await, ["ns/a"], "the second one has ended");
+    assert_eq!(s.drain(&b).await, [""; 0], "the second one has no end");
+    resume(s, &b).await;
+    pause(s, &b, Some(SHORT)).await;
+    resume(s, &b).await;
+    pause(s, &b, None).await;
+    s.pass(SHORT).await;
+    assert_eq!(s.drain(&b).await, [""; 0], "the end of a pause that was resumed ends no other");
+}
+
+/// Guards against a queue that stands still, and nobody can see why.
+pub async fn a_pause_is_shown(s: &dyn Stage) {
+    let (q, unknown) = (queue("q"), queue("unknown"));
+    s.put(job(&q, "job")).await;
+    let shown = async |q: &Queue| s.queue_view(q).await.and_then(|view| view.paused);
+    assert_eq!(shown(&q).await, None);
+    for q in [&q, &unknown] {
+        for time in [None, Some(LONG)] {
+            let paused = pause(s, q, time).await;
+            assert_eq!(paused.until.is_some(), time.is_some(), "{paused:?}");
+            assert_eq!(shown(q).await, Some(paused), "of {q}, as it was told");
+        }
+        resume(s, q).await;
+        assert_eq!(shown(q).await, None, "{q} was resumed");
+    }
+}
