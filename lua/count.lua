@@ -2,7 +2,8 @@
 -- servers count on the same key, refused requests too, so the counter may be above the limit.
 -- KEYS    counter
 -- ARGV    the limit, ms after which the counter ends, counted from its first count
--- returns when the counter ends, ms by this Redis's clock; 0 when it was not below the limit
+-- returns when the counter ends, ms by this Redis's clock; when it was not below the limit, how many ms from now it ends,
+--         below zero
 -- bound   one key
 local call, time = redis.call, redis.call('TIME')
 local count = tonumber(call('GET', KEYS[1]) or 0)
@@ -15,5 +16,5 @@ if left < 0 then
   call('PEXPIRE', KEYS[1], ARGV[2])
   left = tonumber(ARGV[2])
 end
-if not below then return 0 end
+if not below then return -left end
 return time[1] * 1000 + math.floor(time[2] / 1000) + left

@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request};
+use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request, Weights};
 use dormouse::engine::Engine;
 use dormouse::engine::notifier::Notifier;
 use dormouse::name::QueueList;
@@ -61,13 +61,14 @@ impl Setup {
     fn consumer_for(&self, queues: &[&str], count: u16, timeout: Duration) -> JoinHandle<Vec<String>> {
         let (dispatcher, queues) = (self.dispatcher.clone(), queue_list(queues));
         tokio::spawn(async move {
-            let delivery = dispatcher.consume(Request { queues, count, ttr: TTR, timeout }).await;
+            let delivery =
+                dispatcher.consume(Request { queues, weights: None, count, ttr: TTR, timeout }).await;
             bodies(&delivery.expect("the store is well").take())
         })
     }
 
     async fn poll(&self, queues: QueueList, timeout: Duration) -> Result<Delivery, ConsumeError> {
-        self.dispatcher.consume(Request { queues, count: 1, ttr: TTR, timeout }).await
+        self.dispatcher.consume(Request { queues, weights: None, count: 1, ttr: TTR, timeout }).await
     }
 
     /// Lets every task run until all of them wait.
@@ -85,7 +86,7 @@ impl Setup {
 
 /// A poll of queue `a`.
 fn request(count: u16, ttr: Duration) -> Request {
-    Request { queues: queue_list(&["a"]), count, ttr, timeout: POLL }
+    Request { queues: queue_list(&["a"]), weights: None, count, ttr, timeout: POLL }
 }
 
 #[tokio::test(start_paused = true)]
@@ -564,4 +565,120 @@ async fn many_consumers_and_publishers_lose_nothing() {
     let mut numbers: Vec<usize> = got.iter().map(|body| body.parse().expect("a number")).collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (0..JOBS).collect::<Vec<_>>(), "every job once");
+}
+
+/// Guards against bytes that every parked poll would keep, whether or not it has weights.
+#[tokio::test]
+async fn a_parked_consumer_keeps_little() {
+    let setup = Setup::new();
+    let size = size_of_val(&setup.dispatcher.consume(request(1, TTR)));
+    assert!(size <= 384, "a waiting consumer takes {size} bytes");
+}
+
+/// How many of the jobs came from each of the queues a, b and c.
+fn shares(bodies: &[String]) -> [usize; 3] {
+    ["a", "b", "c"].map(|queue| bodies.iter().filter(|body| *body == queue).count())
+}
+
+impl Setup {
+    /// Publishes jobs that say which queue they are of.
+    async fn fill(&self, queues: &[&str], jobs: usize) {
+        for name in queues {
+            for _ in 0..jobs / 50 {
+                self.publish((0..50).map(|_| job(&queue(name), name))).await;
+            }
+        }
+    }
+
+    /// What one consume of a, b and c gets.
+    async fn weighted(&self, weights: &[u16], count: u16, timeout: Duration) -> Vec<String> {
+        let queues = queue_list(&["a", "b", "c"]);
+        let request =
+            Request { queues, weights: Some(Weights::new(weights.to_vec())), count, ttr: TTR, timeout };
+        bodies(&self.dispatcher.consume(request).await.expect("the store is well").take())
+    }
+}
+
+/// Guards against a batch that goes to one queue, and against turns that begin anew with each consume.
+#[tokio::test(start_paused = true)]
+async fn weights_are_kept_whatever_the_count() {
+    for count in [1, 3, 16, 17, 100] {
+        let setup = Setup::new();
+        setup.fill(&["a", "b", "c"], 1000).await;
+        let mut got = Vec::new();
+        while got.len() < 1000 {
+            let most = count.min((1000 - got.len()) as u16);
+            let more = setup.weighted(&[5, 3, 2], most, Duration::ZERO).await;
+            assert_eq!(more.len(), usize::from(most), "there are more jobs than that");
+            got.extend(more);
+        }
+        for (got, wanted) in shares(&got).into_iter().zip([500, 300, 200_usize]) {
+            assert!(
+                got.abs_diff(wanted) <= 50,
+                "count={count}: {wanted} of a thousand were expected, not {got}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_weights_the_only_queue_that_has_jobs_gets_all_and_the_least_is_not_starved() {
+    let setup = Setup::new();
+    setup.fill(&["c"], 200).await;
+    assert_eq!(setup.weighted(&[20, 20, 1], 100, Duration::ZERO).await, vec!["c"; 100], "only c has jobs");
+    setup.fill(&["a", "b"], 100).await;
+    let mut got = Vec::new();
+    for _ in 0..130 {
+        got.extend(setup.weighted(&[20, 20, 1], 1, Duration::ZERO).await);
+    }
+    // What c got while nobody else had jobs is not held against it.
+    let [a, b, c] = shares(&got);
+    assert!(a.abs_diff(b) <= 2 && (2..=4).contains(&c), "a and b share, and c is served too: {a}, {b}, {c}");
+}
+
+/// Guards against weights that hold for those that find jobs, and not for those that wait for them.
+#[tokio::test(start_paused = true)]
+async fn consumers_that_wait_are_served_by_weight_too() {
+    let setup = Arc::new(Setup::new());
+    let consumers: Vec<_> = (0..1000)
+        .map(|_| {
+            let setup = setup.clone();
+            tokio::spawn(async move { setup.weighted(&[5, 3, 2], 1, POLL).await })
+        })
+        .collect();
+    setup.parked(1000).await;
+    // One publish, so that all queues have jobs when the consumers are served.
+    let gate = setup.engine.hold().await;
+    setup.fill(&["a", "b", "c"], 1000).await;
+    drop(gate);
+    let mut got = Vec::new();
+    for consumer in consumers {
+        got.extend(consumer.await.unwrap());
+    }
+    for (got, wanted) in shares(&got).into_iter().zip([500, 300, 200_usize]) {
+        assert!(got.abs_diff(wanted) <= 50, "{wanted} of a thousand were expected, not {got}");
+    }
+}
+
+/// Guards against jobs that an earlier call of a weighted fetch has taken, and that nobody gets when a later one fails.
+#[tokio::test(start_paused = true)]
+async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
+    let setup = Setup::new();
+    setup.fill(&["a", "b", "c"], 50).await;
+    let gate = setup.engine.hold().await;
+    let fetch = setup.weighted(&[1, 1, 1], 40, Duration::ZERO);
+    let fails = async {
+        setup.settle().await;
+        // The first call has popped, and is held up. The next one fails.
+        setup.engine.set_away(true);
+        drop(gate);
+    };
+    let (got, ()) = tokio::join!(fetch, fails);
+    assert_eq!(got.len(), 16, "what the first call took");
+    setup.engine.set_away(false);
+    let mut rest = Vec::new();
+    for _ in 0..4 {
+        rest.extend(setup.weighted(&[1, 1, 1], 40, Duration::ZERO).await);
+    }
+    assert_eq!(got.len() + rest.len(), 150, "every job was handed out once");
 }

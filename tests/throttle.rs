@@ -46,7 +46,10 @@ async fn known(s: &Server, text: &str) -> TokenKey {
 async fn admit(s: &Server, key: &TokenKey, direction: Direction) -> Option<Pass> {
     match s.throttle.admit(key, direction).await.expect("the store in memory answers") {
         Admission::Admitted(pass) => Some(pass),
-        Admission::OverLimit => None,
+        Admission::OverLimit(left) => {
+            assert!(!left.is_zero(), "a counter that has ended is over");
+            None
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::disk::{Change, DiskEngine, Records, Table};
 use crate::error::{Error, Result};
@@ -171,7 +171,7 @@ impl AdminStore for DiskAdmin {
         direction: Direction,
         most: u64,
         interval: Duration,
-    ) -> Result<Option<Millis>> {
+    ) -> Result<Count> {
         let now = self.records.now()?;
         let mut counters = self.counters.lock();
         counters.clean(now);
@@ -182,10 +182,10 @@ impl AdminStore for DiskAdmin {
             *counter = Counter { count: 0, ends };
         }
         if counter.count >= most {
-            return Ok(None);
+            return Ok(Count::Full(Duration::from_millis(counter.ends - now)));
         }
         counter.count += 1;
-        Ok(Some(counter.ends))
+        Ok(Count::Counted(counter.ends))
     }
 
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {

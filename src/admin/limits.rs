@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::cache::TokenCache;
-use super::{AdminStore, Direction, Limit, TokenKey};
+use super::{AdminStore, Count, Direction, Limit, TokenKey};
 use crate::clock::Millis;
 use crate::error::{Error, Result};
 use crate::outage::Outage;
@@ -44,8 +44,8 @@ pub enum LimitError {
 pub enum Admission {
     /// It may. Give the pass back if the request does not do what it was counted for.
     Admitted(Pass),
-    /// Its token has made as many as it may, until the interval ends.
-    OverLimit,
+    /// Its token has made as many as it may, until the interval ends: so long from now.
+    OverLimit(Duration),
 }
 
 /// A request that was admitted. If the pass is dropped, the request stays counted.
@@ -109,12 +109,12 @@ impl Throttle {
         let count = count.unwrap_or_else(|_| Err(Error::away("a request was not counted in time")));
         self.outage.report(&count);
         Ok(match count? {
-            Some(ends) => {
+            Count::Counted(ends) => {
                 let (throttle, key) = (self.clone(), key.clone());
                 let counted = Counted { throttle, key, direction, ends };
                 Admission::Admitted(Pass { counted: Some(Box::new(counted)) })
             }
-            None => Admission::OverLimit,
+            Count::Full(left) => Admission::OverLimit(left),
         })
     }
 

@@ -65,6 +65,16 @@ pub enum Direction {
     Write,
 }
 
+/// What became of a request that was to be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// It was below the limit. Its counter ends then, by the store's own clock.
+    Counted(Millis),
+    /// It was not, and nothing has changed. Its counter ends so much later: more than zero, and not more than the
+    /// interval by which it began.
+    Full(Duration),
+}
+
 /// A store of tokens and limits. Every method is one atomic step.
 #[async_trait]
 pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
@@ -93,15 +103,14 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     async fn remove_limit(&self, key: &TokenKey) -> Result<()>;
 
     /// Adds one to a counter that is below `most`; else changes nothing. The counter begins at 0, and ends
-    /// `interval` after its first count. Answers when it ends, by the store's own clock; `None` when it was not
-    /// below `most`.
+    /// `interval` after its first count. Answers when it ends.
     async fn count(
         &self,
         key: &TokenKey,
         direction: Direction,
         most: u64,
         interval: Duration,
-    ) -> Result<Option<Millis>>;
+    ) -> Result<Count>;
 
     /// Subtracts one from the counter that ends then, as [`count`](AdminStore::count) has told. Any other counter
     /// stays as it is: the one meant has ended. The counter does not go below zero.

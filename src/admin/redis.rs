@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use redis::{Cmd, FromRedisValue};
 
-use super::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::redis::connection::connector::Connector;
 use crate::engine::redis::connection::shared::SharedConnection;
@@ -205,14 +205,17 @@ impl AdminStore for RedisAdmin {
         direction: Direction,
         most: u64,
         interval: Duration,
-    ) -> Result<Option<Millis>> {
+    ) -> Result<Count> {
         let script = &self.scripts.count;
         let mut call = script.call(1);
         // Beyond a century Redis might refuse it, and nobody would notice the difference.
         let millis = interval.min(Duration::from_secs(100 * 366 * 86_400)).as_millis().max(1) as u64;
         call.arg(counter_key(key, direction)).arg(most).arg(millis);
-        let ends: Millis = self.run(script, &call).await?;
-        Ok((ends > 0).then_some(ends))
+        let ends: i64 = self.run(script, &call).await?;
+        Ok(match Millis::try_from(ends) {
+            Ok(ends) if ends > 0 => Count::Counted(ends),
+            _ => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
+        })
     }
 
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {

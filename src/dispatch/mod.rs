@@ -13,9 +13,12 @@
 //!                notify(queue), from the engine
 //! ```
 //!
-//! Consumers that asked for the same queues share a *wait list*. At most one *fetch* per wait list is under way,
+//! Consumers that asked for the same queues, with the same weights, share a *wait list*. At most one *fetch* per wait list is under way,
 //! and it serves as many of the first waiters as one call of the engine may. So a publish to a queue with ten
 //! thousand waiters costs one call.
+//!
+//! **Weights.** A fetch of a list with weights is several calls of the engine, each with the queues in another order
+//! ([`weights`]).
 //!
 //! **No wake-up is lost.** A wait list that is left with waiters first registers for its queues, and then fetches
 //! once more. A notification that comes during a fetch marks the list as stale, and it fetches again.
@@ -32,6 +35,7 @@
 mod delivery;
 mod parked_polls;
 mod wait_lists;
+mod weights;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -45,7 +49,9 @@ use tokio_util::sync::CancellationToken;
 pub use self::delivery::Delivery;
 use self::delivery::GiveBack;
 pub use self::parked_polls::ParkedPolls;
-use self::wait_lists::{Fetch, Outcome, WaitLists};
+use self::wait_lists::{Fetch, Outcome, WaitLists, Wanted};
+use self::weights::Shares;
+pub use self::weights::Weights;
 use crate::engine::notifier::Notifier;
 use crate::engine::{Consumed, Engine};
 use crate::error::{Error, Result};
@@ -79,8 +85,10 @@ pub enum ConsumeError {
 /// What one consumer asks for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// First is served first.
+    /// First is served first, unless there are weights.
     pub queues: QueueList,
+    /// In which proportion the queues are served while they have jobs.
+    pub weights: Option<Weights>,
     /// How many jobs at most; 1 to 100.
     pub count: u16,
     /// How long each job may run before it comes back.
@@ -99,6 +107,8 @@ pub struct Dispatcher {
     waited_for: AtomicUsize,
     give_back: GiveBack,
     fetches: Semaphore,
+    /// Which queue is next, of each list with weights.
+    shares: Shares,
     closing: CancellationToken,
     /// Fetches and retries, so that a stop can wait for them.
     tasks: Tasks,
@@ -120,6 +130,7 @@ impl Dispatcher {
             waited_for: AtomicUsize::new(0),
             give_back,
             fetches: Semaphore::new(MAX_FETCHES),
+            shares: Shares::default(),
             closing: CancellationToken::new(),
             tasks: Tasks::new(failure),
             giving_back,
@@ -136,6 +147,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         request: Request,
     ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
+        // Not within another future: each parked poll would keep the request twice.
         self.clone().serve(request)
     }
 
@@ -205,7 +217,8 @@ impl Dispatcher {
 
     /// Puts a consumer into its wait list, and makes the list fetch if it has to.
     fn arrive(self: &Arc<Self>, request: Request, parked: bool) -> Waiting {
-        let Request { queues, count, ttr, .. } = request;
+        let Request { queues, weights, count, ttr, .. } = request;
+        let queues = Wanted { queues, weights };
         let (sender, outcome) = oneshot::channel();
         let mut lists = self.lists.lock();
         lists.arrivals += 1;
@@ -233,11 +246,11 @@ impl Dispatcher {
     }
 
     /// Starts fetching for lists whose `fetching` was set.
-    fn start_fetches(&self, lists: Vec<QueueList>) {
+    fn start_fetches(&self, lists: Vec<Wanted>) {
         lists.into_iter().for_each(|queues| self.start_fetch(queues));
     }
 
-    fn start_fetch(&self, queues: QueueList) {
+    fn start_fetch(&self, queues: Wanted) {
         // `None` only while the last reference is dropped: nobody waits any more.
         if let Some(this) = self.this.upgrade() {
             self.tasks.spawn(this.fetch(queues));
@@ -246,14 +259,18 @@ impl Dispatcher {
 
     /// Fetches until the list is empty, or knows that its queues are. Runs as a task of its own, so that a
     /// consumer that leaves cannot drop a call that has taken jobs.
-    async fn fetch(self: Arc<Self>, queues: QueueList) {
+    async fn fetch(self: Arc<Self>, queues: Wanted) {
         loop {
             // Nobody closes the semaphore.
             let Ok(_permit) = self.fetches.acquire().await else { return };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let ttrs = under_way.fetch.as_ref().map_or(&[][..], |fetch| &fetch.ttrs);
-            let result = self.engine.consume(&queues, ttrs).await;
+            let result = match &queues.weights {
+                None => self.engine.consume(&queues.queues, ttrs).await,
+                // Boxed, so that other fetches do not keep memory for it.
+                Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)).await,
+            };
             if let Some(fetch) = under_way.fetch.take() {
                 self.end(&queues, fetch, result);
             }
@@ -261,7 +278,7 @@ impl Dispatcher {
     }
 
     /// Chooses whom to fetch for. `None` ends the fetching.
-    fn begin(&self, queues: &QueueList) -> Option<Fetch> {
+    fn begin(&self, queues: &Wanted) -> Option<Fetch> {
         let mut lists = self.lists.lock();
         let arrivals = lists.arrivals;
         let list = lists.get(queues)?;
@@ -282,7 +299,7 @@ impl Dispatcher {
     }
 
     /// Hands out what a fetch brought.
-    fn end(&self, queues: &QueueList, fetch: Fetch, result: Result<Consumed>) {
+    fn end(&self, queues: &Wanted, fetch: Fetch, result: Result<Consumed>) {
         let mut lists = self.lists.lock();
         // A list is removed by its own fetch, or while none is under way.
         let Some(list) = lists.get(queues) else { return };
@@ -345,7 +362,7 @@ impl Dispatcher {
     }
 
     /// A fetch that failed may have been told of a job that is still there, and nobody will tell again.
-    fn notify_later(&self, lists: &mut WaitLists, list: &QueueList) {
+    fn notify_later(&self, lists: &mut WaitLists, list: &Wanted) {
         let queues: Vec<Queue> = list.queues().filter(|queue| lists.retrying.insert(queue.clone())).collect();
         if queues.is_empty() {
             return;
@@ -366,7 +383,7 @@ impl Dispatcher {
     }
 
     /// Takes an empty list away.
-    fn remove(&self, lists: &mut WaitLists, queues: &QueueList) {
+    fn remove(&self, lists: &mut WaitLists, queues: &Wanted) {
         lists.remove(queues);
         self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
     }
@@ -400,7 +417,7 @@ impl Notifier for Dispatcher {
 /// A fetch under way. If the engine panics, those that it was for get an error, and the list goes on.
 struct UnderWay<'a> {
     dispatcher: &'a Arc<Dispatcher>,
-    queues: &'a QueueList,
+    queues: &'a Wanted,
     fetch: Option<Fetch>,
 }
 
@@ -417,7 +434,7 @@ impl Drop for UnderWay<'_> {
 /// A consumer's place in its wait list. The consumer leaves when this is dropped.
 struct Waiting {
     dispatcher: Arc<Dispatcher>,
-    queues: QueueList,
+    queues: Wanted,
     arrival: u64,
     /// It counts as a parked poll.
     parked: bool,
@@ -431,7 +448,7 @@ impl Waiting {
             return;
         }
         if self.parked {
-            self.dispatcher.parked.leave(self.queues.namespace());
+            self.dispatcher.parked.leave(self.queues.queues.namespace());
         }
         let mut lists = self.dispatcher.lists.lock();
         let Some(list) = lists.get(&self.queues) else { return };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::weights::Weights;
 use super::{ConsumeError, Delivery};
 use crate::engine::MAX_CONSUME;
 use crate::name::{Queue, QueueList};
@@ -20,10 +21,25 @@ const WIDEST: u32 = 3;
 /// What a waiter gets.
 pub type Outcome = Result<Delivery, ConsumeError>;
 
+/// What the waiters of one list have asked for: from which queues, and how those share.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Wanted {
+    pub queues: QueueList,
+    /// `None`: the first queue that has jobs is served first.
+    pub weights: Option<Weights>,
+}
+
+impl Wanted {
+    /// The queues.
+    pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
+        self.queues.queues()
+    }
+}
+
 /// All wait lists of one dispatcher.
 #[derive(Debug, Default)]
 pub struct WaitLists {
-    by_list: HashMap<QueueList, WaitList>,
+    by_list: HashMap<Wanted, WaitList>,
     /// The one place that knows which queues are waited for.
     by_queue: HashMap<Queue, Registered>,
     /// Queues that are notified again in a while, since a fetch failed.
@@ -38,12 +54,12 @@ pub struct WaitLists {
 #[derive(Debug, Default)]
 struct Registered {
     /// By the arrival of their first waiter. The list whose first waiter waits longest fetches first.
-    lists: BTreeMap<u64, QueueList>,
+    lists: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
 }
 
-/// The waiters that asked for the same queues.
+/// The waiters that asked for the same queues with the same weights.
 #[derive(Debug, Default)]
 pub struct WaitList {
     /// By arrival.
@@ -149,23 +165,23 @@ impl WaitList {
 
 impl WaitLists {
     /// The wait list of these queues.
-    pub fn get(&mut self, queues: &QueueList) -> Option<&mut WaitList> {
+    pub fn get(&mut self, queues: &Wanted) -> Option<&mut WaitList> {
         self.by_list.get_mut(queues)
     }
 
     /// The same, made if it is not there.
-    pub fn get_or_insert(&mut self, queues: &QueueList) -> &mut WaitList {
+    pub fn get_or_insert(&mut self, queues: &Wanted) -> &mut WaitList {
         self.by_list.entry(queues.clone()).or_default()
     }
 
     /// Every wait list.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&QueueList, &mut WaitList)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Wanted, &mut WaitList)> {
         self.by_list.iter_mut()
     }
 
     /// From now on the list hears of its queues' jobs. It has waiters. Answers the queues that nobody waited for
     /// before.
-    pub fn register(&mut self, queues: &QueueList) -> Vec<Queue> {
+    pub fn register(&mut self, queues: &Wanted) -> Vec<Queue> {
         let Some(list) = self.by_list.get_mut(queues) else { return Vec::new() };
         let Some((first, _)) = list.waiters.first_key_value() else { return Vec::new() };
         list.registered = Some(*first);
@@ -181,7 +197,7 @@ impl WaitLists {
     }
 
     /// The list's first waiter may be another one now: registers it under that one's arrival.
-    pub fn reorder(&mut self, queues: &QueueList) {
+    pub fn reorder(&mut self, queues: &Wanted) {
         let Some(list) = self.by_list.get_mut(queues) else { return };
         let (Some(old), Some((first, _))) = (list.registered, list.waiters.first_key_value()) else { return };
         if old == *first {
@@ -197,7 +213,7 @@ impl WaitLists {
     }
 
     /// Takes a list away.
-    pub fn remove(&mut self, queues: &QueueList) {
+    pub fn remove(&mut self, queues: &Wanted) {
         let Some(arrival) = self.by_list.remove(queues).and_then(|list| list.registered) else { return };
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
@@ -225,13 +241,13 @@ impl WaitLists {
     }
 
     /// This queue may have jobs: the list that waits longest is to fetch. Answers whom to start a task for.
-    pub fn wake(&mut self, queue: &Queue) -> Vec<QueueList> {
+    pub fn wake(&mut self, queue: &Queue) -> Vec<Wanted> {
         self.wake_some(queue, 1)
     }
 
     /// The list may have left jobs of its queues behind: others are to fetch, more of them each time. Answers
     /// whom to start a task for.
-    pub fn wake_others(&mut self, queues: &QueueList) -> Vec<QueueList> {
+    pub fn wake_others(&mut self, queues: &Wanted) -> Vec<Wanted> {
         let mut start = Vec::new();
         for queue in queues.queues() {
             let Some(registered) = self.by_queue.get_mut(&queue) else { continue };
@@ -243,7 +259,7 @@ impl WaitLists {
     }
 
     /// The list's queues were seen empty: a notification concerns one list again.
-    pub fn narrow(&mut self, queues: &QueueList) {
+    pub fn narrow(&mut self, queues: &Wanted) {
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.wider = 0;
@@ -251,7 +267,7 @@ impl WaitLists {
         }
     }
 
-    fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<QueueList> {
+    fn wake_some(&mut self, queue: &Queue, mut most: usize) -> Vec<Wanted> {
         let mut start = Vec::new();
         let Some(registered) = self.by_queue.get(queue) else { return start };
         for queues in registered.lists.values() {

@@ -20,16 +20,25 @@ pub fn until_sent(body: Body, delivery: Delivery) -> Body {
     Body::new(Delivered { body, delivery: Some(delivery) })
 }
 
-/// The JSON of the jobs, as an array or as the only job's object, made while it is sent. `room` is kept until then.
-pub fn piece_by_piece(delivery: Delivery, array: bool, room: OwnedSemaphorePermit) -> Body {
+/// How an answer shows its jobs.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// As an array, not as the only job's object.
+    pub array: bool,
+    /// With their receipts.
+    pub receipts: bool,
+}
+
+/// The JSON of the jobs, made while it is sent. `room` is kept until then.
+pub fn piece_by_piece(delivery: Delivery, form: Form, room: OwnedSemaphorePermit) -> Body {
     let jobs = delivery.jobs();
     // The brackets of the array, and the commas between its jobs.
-    let around = if array { jobs.len() + 1 } else { 0 };
-    let left = jobs.iter().map(length).sum::<u64>() + around as u64;
+    let around = if form.array { jobs.len() + 1 } else { 0 };
+    let left = jobs.iter().map(|job| length(job, form)).sum::<u64>() + around as u64;
     Body::new(Pieces {
         delivery: Some(delivery),
         jobs: Vec::new().into_iter(),
-        array,
+        form,
         begun: false,
         left,
         _room: room,
@@ -37,8 +46,8 @@ pub fn piece_by_piece(delivery: Delivery, array: bool, room: OwnedSemaphorePermi
 }
 
 /// How long a job's JSON is.
-fn length(job: &Job) -> u64 {
-    let shell = json(&JobReply::consumed(job).without_data()).len();
+fn length(job: &Job, form: Form) -> u64 {
+    let shell = json(&JobReply::consumed(job, form.receipts).without_data()).len();
     (shell + job.body.len().div_ceil(3) * 4) as u64
 }
 
@@ -79,7 +88,7 @@ struct Pieces {
     /// `Some` until the first bytes were asked for.
     delivery: Option<Delivery>,
     jobs: std::vec::IntoIter<Job>,
-    array: bool,
+    form: Form,
     /// The first job was sent.
     begun: bool,
     /// How many bytes are still to come.
@@ -99,14 +108,14 @@ impl HttpBody for Pieces {
             self.jobs = delivery.take().into_iter();
         }
         let Some(job) = self.jobs.next() else { return Poll::Ready(None) };
-        let mut piece = Vec::with_capacity(length(&job) as usize + 2);
-        if self.array {
+        let mut piece = Vec::with_capacity(length(&job, self.form) as usize + 2);
+        if self.form.array {
             piece.push(if self.begun { b',' } else { b'[' });
         }
         self.begun = true;
         // As above. Writing to memory does not fail either.
-        let _ = serde_json::to_writer(&mut piece, &JobReply::consumed(&job));
-        if self.array && self.jobs.len() == 0 {
+        let _ = serde_json::to_writer(&mut piece, &JobReply::consumed(&job, self.form.receipts));
+        if self.form.array && self.jobs.len() == 0 {
             piece.push(b']');
         }
         self.left = self.left.saturating_sub(piece.len() as u64);

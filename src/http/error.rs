@@ -1,12 +1,17 @@
 //! The errors that requests are answered with. This is the only table from our errors to statuses and texts. An
 //! error that is our own fault travels with the response to the middleware, which reports it once.
 
+use std::borrow::Cow;
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 
 use super::reply;
 use crate::dispatch::ConsumeError;
 use crate::error::Error;
+use crate::job::JobId;
 use crate::name::NameError;
 
 /// Travels with a response that a store's failure caused, to where it is reported.
@@ -18,10 +23,25 @@ pub struct StoreFailure(pub Error);
 pub enum ApiError {
     /// The client's fault: `{"error": ..}`.
     Refused(StatusCode, &'static str),
-    /// Over the token's limit: `{"msg": ..}`.
-    Limited(String),
+    /// The same, with more to say than the text.
+    Detailed(StatusCode, Box<Details>),
+    /// An equal request is under way: 409, and when to come back.
+    Busy(&'static str),
+    /// Over the token's limit, for so long: `{"msg": ..}`.
+    Limited(String, Duration),
     /// Our own fault, with the error unless it was reported already.
     Ours(StatusCode, &'static str, Option<Error>),
+}
+
+/// An error that says which part of the request it is about, or which job is in the way.
+#[derive(Debug, Serialize)]
+pub struct Details {
+    pub error: Cow<'static, str>,
+    /// Which element of the request's list, counted from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<usize>,
+    #[serde(serialize_with = "reply::some_text", skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<JobId>,
 }
 
 /// Where an invalid name stood. lmstfy's error texts differ by place.
@@ -42,6 +62,42 @@ impl ApiError {
         "too many large bodies are in memory, please retry later",
         None,
     );
+
+    /// 409: a request with this idempotency key is under way.
+    pub const UNDER_WAY: ApiError = ApiError::Busy("a request with this idempotency key is under way");
+    /// 422.
+    pub const OTHER_REQUEST: ApiError = ApiError::Refused(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "the idempotency key was used for another request",
+    );
+    /// 404.
+    pub const NO_JOB: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "job not found");
+    /// 409.
+    pub const NOT_YOURS: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the job is not yours any more");
+
+    /// The same error, said of one element of the request's list.
+    pub fn at(self, index: usize) -> ApiError {
+        match self {
+            ApiError::Refused(status, text) => ApiError::Detailed(
+                status,
+                Box::new(Details { error: text.into(), index: Some(index), job_id: None }),
+            ),
+            ApiError::Detailed(status, details) => {
+                ApiError::Detailed(status, Box::new(Details { index: Some(index), ..*details }))
+            }
+            other => other,
+        }
+    }
+
+    /// The same error, of a request about one element.
+    pub fn of_the_only_one(self) -> ApiError {
+        match self {
+            ApiError::Detailed(status, details) => {
+                ApiError::Detailed(status, Box::new(Details { index: None, ..*details }))
+            }
+            other => other,
+        }
+    }
 
     /// 400 for an invalid name.
     pub const fn bad_name(place: NameIn, error: NameError) -> ApiError {
@@ -119,7 +175,13 @@ impl IntoResponse for ApiError {
                 }
                 response
             }
-            ApiError::Limited(text) => reply::message(StatusCode::TOO_MANY_REQUESTS, &text),
+            ApiError::Detailed(status, details) => reply::json(status, &details),
+            ApiError::Busy(text) => {
+                reply::retry_after(reply::error(StatusCode::CONFLICT, text), Duration::ZERO)
+            }
+            ApiError::Limited(text, wait) => {
+                reply::retry_after(reply::message(StatusCode::TOO_MANY_REQUESTS, &text), wait)
+            }
         }
     }
 }

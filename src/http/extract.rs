@@ -12,8 +12,8 @@ use super::params::Query;
 use super::{AppState, PoolState};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey};
-use crate::job::JobId;
-use crate::name::{NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use crate::job::{JobId, JobRef};
+use crate::name::{JobKey, NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 
 /// The most queues that one consume may name, repeated ones counted each time.
 const MAX_QUEUES: usize = 100;
@@ -52,6 +52,27 @@ pub struct Authorized {
     pub job_id: Option<JobId>,
 }
 
+impl Authorized {
+    /// The job that is named. 404 when what is named cannot be one.
+    pub fn job(&self) -> Result<JobRef, ApiError> {
+        let id = self.job_id.ok_or(ApiError::NO_JOB)?;
+        Ok(JobRef { queue: self.queue.clone(), id })
+    }
+}
+
+/// A request for the job that has a key, with a token that was accepted.
+pub struct AuthorizedKey {
+    pub pool: Arc<PoolState>,
+    pub queue: Queue,
+    pub key: JobKey,
+}
+
+/// A request for a namespace, with a token that was accepted.
+pub struct AuthorizedNamespace {
+    pub pool: Arc<PoolState>,
+    pub namespace: Namespace,
+}
+
 /// A consume from one or more queues, with a token that was accepted.
 pub struct AuthorizedConsume {
     pub pool: Arc<PoolState>,
@@ -73,6 +94,31 @@ impl FromRequestParts<Arc<AppState>> for Authorized {
         let queue = path.queue()?;
         let (pool, key) = authenticate(parts, state, &queue.namespace).await?;
         Ok(Authorized { pool, key, queue, job_id: JobId::parse(&path.job_id) })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedKey {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<AuthorizedKey, ApiError> {
+        let path = Path::read(parts).await?;
+        let queue = path.queue()?;
+        let (pool, _) = authenticate(parts, state, &queue.namespace).await?;
+        let key = JobKey::parse(&path.key).ok_or(ApiError::bad("invalid key"))?;
+        Ok(AuthorizedKey { pool, queue, key })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<AuthorizedNamespace, ApiError> {
+        let namespace = Path::read(parts).await?.namespace()?;
+        let (pool, _) = authenticate(parts, state, &namespace).await?;
+        Ok(AuthorizedNamespace { pool, namespace })
     }
 }
 
@@ -110,6 +156,7 @@ struct Path {
     namespace: String,
     queue: String,
     job_id: String,
+    key: String,
 }
 
 impl Path {
@@ -124,6 +171,7 @@ impl Path {
                 "namespace" => path.namespace = value.to_owned(),
                 "queue" => path.queue = value.to_owned(),
                 "job_id" => path.job_id = value.to_owned(),
+                "key" => path.key = value.to_owned(),
                 _ => {}
             }
         }

@@ -173,6 +173,10 @@ impl<F> Observation<F> {
         if !all_read || state.readiness.is_draining() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        // What makes a server refuse all work is mostly over soon. A 429 says by itself when to come back.
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            response = reply::retry_after(response, Duration::ZERO);
+        }
         let failure = response.extensions().get::<StoreFailure>();
         // The pool is known once the request's token has named one. What fails without one is an operator's
         // request: they are few, and logged each.
@@ -251,11 +255,8 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         // Without an address there is no connection, and so no request.
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
         if let Err(wait) = state.failed_logins.begin(address) {
-            let mut response =
-                reply::error(StatusCode::TOO_MANY_REQUESTS, "too many failed logins, please retry later");
-            let seconds = wait.as_secs_f64().ceil() as u64;
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
-            return response;
+            let text = "too many failed logins, please retry later";
+            return reply::retry_after(reply::error(StatusCode::TOO_MANY_REQUESTS, text), wait);
         }
         if let Some(account) = account(&state, given) {
             state.failed_logins.succeeded(address);

@@ -2,21 +2,31 @@
 //! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 
+mod admission;
+mod attributes;
 mod audit;
+mod batch;
 mod body;
 pub mod connection;
+mod dead_letter;
 mod delivered;
 mod error;
 mod extract;
+mod hold;
+mod idempotency;
 mod jobs;
+mod lists;
 mod logins;
 mod middleware;
 mod operations;
 mod origin;
 mod params;
 pub mod parked_tokens;
+mod pause;
+mod publish;
 mod reply;
 pub mod room;
+mod time;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -31,6 +41,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
 use self::error::ApiError;
+pub use self::idempotency::UnderWay;
 pub use self::logins::FailedLogins;
 use self::middleware::Observe;
 pub use self::origin::AdminName;
@@ -47,6 +58,13 @@ use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
+
+/// The largest job, in bytes.
+const MAX_JOB: usize = 1 << 20;
+/// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
+const MAX_ANSWER: usize = 8 << 20;
+/// An answer with more bytes of jobs than this takes room. That of a consume is made while it is sent.
+const LARGE_ANSWER: usize = 64 << 10;
 
 /// How a handler takes the state.
 type App = State<Arc<AppState>>;
@@ -133,6 +151,8 @@ pub struct AppState {
     pub accounts: BTreeMap<String, Secret>,
     /// Bounds the memory that large bodies take together.
     pub body_room: BodyRoom,
+    /// The publishes with an idempotency key that are under way.
+    pub under_way: Arc<UnderWay>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     /// Whether requests are logged.
@@ -143,22 +163,43 @@ pub struct AppState {
 
 /// The public port.
 pub fn api(state: Arc<AppState>) -> Router {
-    let routes = Router::new()
-        .route(origin::CONSUME, only(put(jobs::publish).get(jobs::consume).delete(jobs::destroy)))
-        .route("/api/{namespace}/{queue}/bulk", only(put(jobs::publish_bulk)))
+    finish(lmstfy_routes().merge(our_routes()), state, Guard::Public)
+}
+
+/// The routes that lmstfy has, with its methods.
+fn lmstfy_routes() -> Router<Arc<AppState>> {
+    Router::new()
+        .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))
+        .route("/api/{namespace}/{queue}/bulk", only(put(publish::publish_bulk)))
         .route(
             "/api/{namespace}/{queue}/job/{job_id}",
-            only(put(jobs::republish).get(jobs::peek_job).delete(jobs::ack)),
+            only(put(publish::republish).get(lists::job).delete(hold::ack)),
         )
         .route("/api/{namespace}/{queue}/peek", only(get(jobs::peek)))
         .route("/api/{namespace}/{queue}/size", only(get(jobs::size)))
         .route(
             "/api/{namespace}/{queue}/deadletter",
-            only(get(jobs::dead_letter).put(jobs::respawn).delete(jobs::delete_dead)),
+            only(get(dead_letter::show).put(dead_letter::respawn).delete(dead_letter::delete)),
         )
-        .route("/api/{namespace}/{queue}/deadletter/size", only(get(jobs::dead_letter_size)))
-        .route("/ping", only(get(operations::ping)));
-    finish(routes, state, Guard::Public)
+        .route("/api/{namespace}/{queue}/deadletter/size", only(get(dead_letter::size)))
+}
+
+/// The routes that lmstfy does not have. To them it says 404.
+fn our_routes() -> Router<Arc<AppState>> {
+    Router::new()
+        .route("/api/{namespace}", only(get(lists::queues)))
+        .route("/api/{namespace}/{queue}/jobs", only(post(publish::publish_one).get(lists::jobs)))
+        .route("/api/{namespace}/{queue}/jobs/batch", only(post(publish::publish_batch)))
+        .route("/api/{namespace}/{queue}/key/{key}", only(get(lists::job_of_key).delete(lists::cancel_key)))
+        .route("/api/{namespace}/{queue}/ack", only(post(hold::ack_many)))
+        .route("/api/{namespace}/{queue}/job/{job_id}/touch", only(post(hold::touch)))
+        .route("/api/{namespace}/{queue}/job/{job_id}/release", only(post(hold::release)))
+        .route("/api/{namespace}/{queue}/job/{job_id}/bury", only(post(hold::bury)))
+        .route("/api/{namespace}/{queue}/job/{job_id}/respawn", only(post(dead_letter::respawn_job)))
+        .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
+        .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
+        .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
+        .route("/ping", only(get(operations::ping)))
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.

@@ -1,14 +1,20 @@
 //! Responses: JSON as lmstfy writes it, and the JSON of a job.
 
+use std::fmt::Display;
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
+use http_body_util::BodyExt;
 use serde::{Serialize, Serializer};
+use tokio::sync::OwnedSemaphorePermit;
 
-use crate::job::{Attributes, Job};
+use crate::job::{Attributes, Job, JobId, JobView, Receipt};
+use crate::name::Queue;
 
 /// The type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -73,6 +79,21 @@ pub fn message(status: StatusCode, text: &str) -> Response {
     json(status, &Message { msg: text })
 }
 
+/// The same body; `room` is kept until it was sent.
+pub fn keeping(body: Body, room: OwnedSemaphorePermit) -> Body {
+    Body::new(body.map_frame(move |frame| {
+        let _kept = &room;
+        frame
+    }))
+}
+
+/// Says when to come back: in `wait`, in whole seconds and at least one.
+pub fn retry_after(mut response: Response, wait: Duration) -> Response {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
+    response
+}
+
 /// 204.
 pub fn no_content() -> Response {
     let mut response = Response::new(Body::empty());
@@ -93,12 +114,14 @@ pub struct JobReply<'a> {
     #[serde(serialize_with = "as_base64")]
     data: &'a [u8],
     elapsed_ms: u64,
-    #[serde(serialize_with = "as_text")]
-    job_id: crate::job::JobId,
+    #[serde(serialize_with = "text")]
+    job_id: JobId,
     #[serde(skip_serializing_if = "Option::is_none")]
     msg: Option<&'static str>,
     namespace: &'a str,
     queue: &'a str,
+    #[serde(serialize_with = "some_text", skip_serializing_if = "Option::is_none")]
+    receipt: Option<Receipt>,
     remain_tries: u16,
     ttl: u64,
 }
@@ -114,9 +137,26 @@ impl<'a> JobReply<'a> {
             msg: None,
             namespace: job.queue.namespace.as_str(),
             queue: job.queue.name.as_str(),
+            receipt: None,
             remain_tries: job.tries_left,
-            // Rounded, but never to 0: that would read as forever.
-            ttl: job.ttl.map_or(0, |left| ((left.as_millis() as u64 + 500) / 1000).max(1)),
+            ttl: seconds_left(job.ttl),
+        }
+    }
+
+    /// The same of a job that was looked up.
+    pub fn viewed(queue: &'a Queue, view: &'a JobView) -> JobReply<'a> {
+        JobReply {
+            attributes: &view.attributes,
+            data: view.body.as_deref().unwrap_or_default(),
+            elapsed_ms: view.elapsed.as_millis() as u64,
+            job_id: view.id,
+            msg: None,
+            namespace: queue.namespace.as_str(),
+            queue: queue.name.as_str(),
+            receipt: None,
+            // As of a job by its id.
+            remain_tries: 0,
+            ttl: seconds_left(view.ttl),
         }
     }
 
@@ -125,17 +165,24 @@ impl<'a> JobReply<'a> {
         JobReply { data: &[], ..self }
     }
 
-    /// A job that was handed out.
-    pub fn consumed(job: &'a Job) -> JobReply<'a> {
-        JobReply { msg: Some("new job"), ..JobReply::peeked(job) }
+    /// A job that was handed out, with its receipt if it was asked for.
+    pub fn consumed(job: &'a Job, receipt: bool) -> JobReply<'a> {
+        JobReply { msg: Some("new job"), receipt: receipt.then(|| job.proof()), ..JobReply::peeked(job) }
     }
 }
 
-fn null_when_empty<S: Serializer>(attributes: &Attributes, s: S) -> Result<S::Ok, S::Error> {
+/// What is left of a job's life, rounded, but never to 0: that reads as forever.
+pub fn seconds_left(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(0, |left| ((left.as_millis() as u64 + 500) / 1000).max(1))
+}
+
+/// `null` in place of an empty object.
+pub fn null_when_empty<S: Serializer>(attributes: &Attributes, s: S) -> Result<S::Ok, S::Error> {
     if attributes.is_empty() { s.serialize_none() } else { attributes.serialize(s) }
 }
 
-fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
+/// A job's body.
+pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
     if data.len() <= PIECE {
         s.serialize_str(&STANDARD.encode(data))
     } else {
@@ -144,6 +191,15 @@ fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
     }
 }
 
-fn as_text<S: Serializer>(id: &crate::job::JobId, s: S) -> Result<S::Ok, S::Error> {
-    s.collect_str(id)
+/// As a string.
+pub fn text<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+    s.collect_str(value)
+}
+
+/// As a string, or `null`.
+pub fn some_text<T: Display, S: Serializer>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => s.collect_str(value),
+        None => s.serialize_none(),
+    }
 }

@@ -297,6 +297,7 @@ fn app_state(
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
         body_room: BodyRoom::new(config.max_body_memory.saturating_mul(1 << 20)),
+        under_way: Arc::default(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dormouse::admin::Direction::{self, Read, Write};
-use dormouse::admin::{TokenKey, TokenRecord};
+use dormouse::admin::{Count, TokenKey, TokenRecord};
 use dormouse::clock::Millis;
 
 use crate::support::admin::{AdminStage, limit, scope, token};
@@ -19,7 +19,7 @@ async fn there(s: &AdminStage, key: &TokenKey) -> bool {
     ok("look_up", s.store().look_up(key).await).exists
 }
 
-/// Counts below `most`, and answers when the counter ends.
+/// Counts below `most`, and answers when the counter ends. One that is full ends within its interval.
 async fn count(
     s: &AdminStage,
     key: &TokenKey,
@@ -27,7 +27,13 @@ async fn count(
     most: u64,
     interval: Duration,
 ) -> Option<Millis> {
-    ok("count", s.store().count(key, direction, most, interval).await)
+    match ok("count", s.store().count(key, direction, most, interval).await) {
+        Count::Counted(ends) => Some(ends),
+        Count::Full(left) => {
+            assert!(!left.is_zero() && left <= interval, "a counter of {interval:?} ends in {left:?}");
+            None
+        }
+    }
 }
 
 /// How much a counter has counted, found by counting up to `most`, which must be more.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dormouse::admin::{AdminStore, Direction, Limit, Scope, TokenKey, TokenRecord};
+use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::error::{Error, Result};
 use dormouse::name::{Namespace, PoolName, Token};
@@ -155,17 +155,17 @@ impl AdminStore for MemoryAdmin {
         direction: Direction,
         most: u64,
         interval: Duration,
-    ) -> Result<Option<Millis>> {
+    ) -> Result<Count> {
         self.call(|state, now| {
             let counter = state.counts.entry((key.clone(), direction)).or_insert((0, now));
             if counter.1 <= now {
                 *counter = (0, now + ms(interval));
             }
             if counter.0 >= most {
-                return None;
+                return Count::Full(Duration::from_millis(counter.1 - now));
             }
             counter.0 += 1;
-            Some(counter.1)
+            Count::Counted(counter.1)
         })
         .await
     }

@@ -1,0 +1,186 @@
+//! Weighted consumes: in which order each call of the engine looks at the queues, so that those that have jobs are
+//! served in proportion to their weights. Knows no wait list.
+//!
+//! This is start-time fair queueing. Each queue of a list has a *pass*: the work that it has got, divided by its weight.
+//! A call looks at the queue with the lowest pass first. What it hands out raises the passes of the queues that it came
+//! from. A queue that is seen empty is raised to the pass that the queue that was served in its place had before its
+//! last job: neither of them saves up turns, and neither loses them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use quick_cache::sync::Cache;
+
+use super::wait_lists::Wanted;
+use crate::engine::{Consumed, Engine};
+use crate::error::Result;
+use crate::job::Job;
+use crate::name::QueueList;
+
+/// One weight for each queue of a list, in its order; each at least 1. Shared, since each waiter has it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Weights(Arc<Vec<u16>>);
+
+impl Weights {
+    /// These.
+    pub fn new(weights: Vec<u16>) -> Weights {
+        Weights(Arc::new(weights))
+    }
+
+    /// One for each queue.
+    pub fn as_slice(&self) -> &[u16] {
+        &self.0
+    }
+}
+
+/// The most jobs that one call may take, so that a large `count` does not go to one queue. Of a thousand hand-overs so
+/// many are 1.6 of a hundred.
+const QUANTUM: usize = 16;
+/// How many lists have their passes remembered. The one that was not used for longest begins anew.
+const MOST_LISTS: usize = 10_000;
+/// What one job adds to the pass of a queue of weight 1.
+const ONE_JOB: u64 = 1 << 32;
+
+/// The passes of all weighted lists.
+#[derive(Debug)]
+pub struct Shares {
+    passes: Cache<Wanted, Arc<Mutex<Passes>>>,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares { passes: Cache::new(MOST_LISTS) }
+    }
+}
+
+impl Shares {
+    /// [`Engine::consume`] in several calls, each of at most [`QUANTUM`] jobs. There is at most one at a time for each
+    /// list.
+    pub async fn consume(
+        &self,
+        engine: &dyn Engine,
+        wanted: &Wanted,
+        weights: &Weights,
+        ttrs: &[std::time::Duration],
+    ) -> Result<Consumed> {
+        let passes = self.of(wanted);
+        let mut all = Consumed::default();
+        loop {
+            let left = &ttrs[all.jobs.len()..];
+            let asked = left.len().min(QUANTUM);
+            let order = passes.lock().order();
+            let queues = reordered(&wanted.queues, &order);
+            let Consumed { jobs, more } = match engine.consume(&queues, &left[..asked]).await {
+                Ok(consumed) => consumed,
+                Err(error) if all.jobs.is_empty() => return Err(error),
+                // What was taken is handed out. If the trouble lasts, the next fetch meets it.
+                Err(_) => return Ok(Consumed { more: true, ..all }),
+            };
+            passes.lock().served(&order, queues_of(&jobs, &wanted.queues), weights);
+            let short = jobs.len() < asked;
+            all.jobs.extend(jobs);
+            all.more = more;
+            if short || all.jobs.len() >= ttrs.len() {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn of(&self, wanted: &Wanted) -> Arc<Mutex<Passes>> {
+        if let Some(passes) = self.passes.get(wanted) {
+            return passes;
+        }
+        let passes = Arc::new(Mutex::new(Passes(vec![0; wanted.queues.names().len()])));
+        self.passes.insert(wanted.clone(), passes.clone());
+        passes
+    }
+}
+
+/// The queues in another order, given by their places in the list.
+fn reordered(queues: &QueueList, order: &[usize]) -> QueueList {
+    let names = order.iter().filter_map(|place| queues.names().get(*place)).cloned();
+    // Not empty: the order names each queue of a list, which has one at least.
+    QueueList::new(queues.namespace().clone(), names).unwrap_or_else(|| queues.clone())
+}
+
+/// The places in the list of the queues that these jobs came from.
+fn queues_of<'a>(jobs: &'a [Job], queues: &'a QueueList) -> impl Iterator<Item = usize> + 'a {
+    jobs.iter().filter_map(|job| queues.names().iter().position(|name| *name == job.queue.name))
+}
+
+/// The pass of each queue of one list.
+#[derive(Debug)]
+struct Passes(Vec<u64>);
+
+impl Passes {
+    /// The places of the queues, lowest pass first.
+    fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.0.len()).collect();
+        order.sort_by_key(|place| self.0[*place]);
+        order
+    }
+
+    /// A call that looked at the queues in this order got jobs from these queues: one place for each job.
+    fn served(&mut self, order: &[usize], jobs: impl Iterator<Item = usize>, weights: &Weights) {
+        // The last place in the order that was served, and the pass of its queue before its last job.
+        let mut last = None;
+        for place in jobs {
+            let (Some(pass), Some(weight)) = (self.0.get_mut(place), weights.as_slice().get(place)) else {
+                continue;
+            };
+            let before = *pass;
+            *pass += ONE_JOB / u64::from((*weight).max(1));
+            last = last.max(order.iter().position(|other| *other == place).map(|at| (at, before)));
+        }
+        let Some((last, before)) = last else { return };
+        // Every queue that stands before it has been seen empty.
+        for place in &order[..last] {
+            self.0[*place] = self.0[*place].max(before);
+        }
+        // Only differences count, and they stay small.
+        let least = self.0.iter().copied().min().unwrap_or(0);
+        self.0.iter_mut().for_each(|pass| *pass -= least);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Serves a thousand jobs, one at a time, from the queues that have some; answers how many each got.
+    fn thousand(passes: &mut Passes, weights: &Weights, has_jobs: impl Fn(usize) -> bool) -> Vec<u32> {
+        let mut got = vec![0; weights.as_slice().len()];
+        for _ in 0..1000 {
+            let order = passes.order();
+            let from = order.iter().copied().find(|place| has_jobs(*place)).expect("one has jobs");
+            passes.served(&order, [from].into_iter(), weights);
+            got[from] += 1;
+        }
+        got
+    }
+
+    #[test]
+    fn turns_go_by_weight_and_nobody_saves_them_up() {
+        let weights = Weights::new(vec![5, 3, 2]);
+        let mut passes = Passes(vec![0; 3]);
+        assert_eq!(thousand(&mut passes, &weights, |_| true), [500, 300, 200], "all have jobs");
+        assert_eq!(thousand(&mut passes, &weights, |place| place == 2), [0, 0, 1000], "only the third has");
+        let two = thousand(&mut passes, &weights, |place| place != 0);
+        assert!(two[1].abs_diff(600) <= 2 && two[2].abs_diff(400) <= 2, "the second and third have: {two:?}");
+        let all = thousand(&mut passes, &weights, |_| true);
+        for (got, wanted) in all.iter().zip([500, 300, 200]) {
+            assert!(got.abs_diff(wanted) <= 2, "all have jobs again, and turns were saved up: {all:?}");
+        }
+    }
+
+    #[test]
+    fn passes_do_not_grow_without_bound() {
+        let weights = Weights::new(vec![1, 1000]);
+        let mut passes = Passes(vec![0; 2]);
+        for _ in 0..100 {
+            thousand(&mut passes, &weights, |_| true);
+            thousand(&mut passes, &weights, |place| place == 1);
+        }
+        assert!(passes.0.iter().all(|pass| *pass <= 2 * ONE_JOB), "{passes:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Counts consumes and publishes against the limits of their tokens.
+
+use super::AppState;
+use super::error::ApiError;
+use crate::admin::limits::{Admission, Pass};
+use crate::admin::{Direction, TokenKey};
+use crate::process::tasks::Tasks;
+
+/// Counts the request against its token's limit. 429 when it is over.
+pub async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
+    let wait = match state.throttle.admit(key, direction).await.map_err(ApiError::reported)? {
+        Admission::Admitted(pass) if pass.counts() => {
+            return Ok(Counted(Some((pass, state.tasks.clone()))));
+        }
+        Admission::Admitted(_) => return Ok(Counted(None)),
+        Admission::OverLimit(wait) => wait,
+    };
+    let action = match direction {
+        Direction::Read => "consume",
+        Direction::Write => "produce",
+    };
+    state.metrics.limited(&key.scope.pool, &key.scope.namespace, &key.token, action);
+    let token = key.token.reveal();
+    let text = format!("token({token}) {action} reach the limit rate, please retry later");
+    Err(ApiError::Limited(text, wait))
+}
+
+/// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
+/// in 200 or 201, or its client left.
+pub struct Counted(Option<(Pass, Tasks)>);
+
+impl Counted {
+    /// The request did what it was counted for.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some((pass, tasks)) = self.0.take() else { return };
+        tasks.spawn(async move {
+            if let Err(error) = pass.give_back().await {
+                tracing::debug!(%error, "a request could not be given back to its token's limit");
+            }
+        });
+    }
+}

@@ -1,0 +1,155 @@
+//! `Idempotency-Key`: a publish that is safe to repeat. The store knows what was done already, and replays it. Here is
+//! what the store cannot know: which requests are under way in this process, and whether two requests are equal.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use axum::http::request::Parts;
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::error::ApiError;
+use crate::engine::Once;
+use crate::name::{IdempotencyKey, PoolName, Queue};
+
+const HEADER: &str = "idempotency-key";
+
+/// Keys are apart per pool, namespace and queue.
+type Entry = (PoolName, Queue, IdempotencyKey);
+
+/// The keys of the requests that are under way in this process. A connection has one request at a time, so there are no
+/// more of them than connections.
+#[derive(Debug, Default)]
+pub struct UnderWay(Mutex<HashSet<Entry>>);
+
+/// A request with a key. Until it is dropped, another one with this key is refused.
+#[derive(Debug)]
+pub struct Repeatable {
+    under_way: Arc<UnderWay>,
+    entry: Entry,
+    /// A hash of everything but the body.
+    head: u128,
+}
+
+impl UnderWay {
+    /// The request's key, if it has one. 400 if it is none; 409 while another request with this key is under way.
+    pub fn begin(
+        self: &Arc<Self>,
+        pool: &PoolName,
+        queue: &Queue,
+        request: &Parts,
+    ) -> Result<Option<Box<Repeatable>>, ApiError> {
+        let Some(key) = request.headers.get(HEADER) else { return Ok(None) };
+        let key = IdempotencyKey::new(key.as_bytes())
+            .ok_or(ApiError::bad("the idempotency key has 1 to 255 bytes"))?;
+        let entry = (pool.clone(), queue.clone(), key);
+        if !self.0.lock().insert(entry.clone()) {
+            return Err(ApiError::UNDER_WAY);
+        }
+        Ok(Some(Box::new(Repeatable { under_way: self.clone(), entry, head: hash_of_head(request) })))
+    }
+}
+
+impl Repeatable {
+    /// What the store needs to know a repetition.
+    pub fn once(&self, body: &[u8]) -> Once {
+        let both = [self.head.to_be_bytes(), xxh3_128(body).to_be_bytes()].concat();
+        Once { key: self.entry.2.clone(), fingerprint: xxh3_128(&both).to_be_bytes() }
+    }
+}
+
+impl Drop for Repeatable {
+    fn drop(&mut self) {
+        self.under_way.0.lock().remove(&self.entry);
+    }
+}
+
+/// A hash of the method, the path, the query and the `Job-Attr-` headers, in whatever order those come.
+fn hash_of_head(request: &Parts) -> u128 {
+    let mut attributes: Vec<(&str, &[u8])> = request
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_bytes()))
+        .filter(|(name, _)| name.starts_with("job-attr-"))
+        .collect();
+    attributes.sort_unstable();
+    let uri = &request.uri;
+    let mut hash = Xxh3::new();
+    // Each part with its length before it, so that no part can pass for the end of another.
+    let mut part = |bytes: &[u8]| {
+        hash.update(&(bytes.len() as u64).to_be_bytes());
+        hash.update(bytes);
+    };
+    part(request.method.as_str().as_bytes());
+    part(uri.path().as_bytes());
+    part(uri.query().unwrap_or_default().as_bytes());
+    for (name, value) in attributes {
+        part(name.as_bytes());
+        part(value);
+    }
+    hash.digest128()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+    use crate::name::{Namespace, QueueName};
+
+    fn queue(name: &str) -> Queue {
+        Queue {
+            namespace: Namespace::parse("ns").expect("a literal"),
+            name: QueueName::parse(name).expect("a literal"),
+        }
+    }
+
+    fn request(method: &str, target: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(target).header("Idempotency-Key", "k");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).expect("a request").into_parts().0
+    }
+
+    #[test]
+    fn a_key_is_taken_until_its_request_ends() {
+        let under_way = Arc::new(UnderWay::default());
+        let pool = PoolName::default_pool();
+        let request = request("PUT", "/api/ns/q", &[]);
+        let begin = |name: &str| under_way.begin(&pool, &queue(name), &request);
+        let first = begin("q").expect("nobody has the key").expect("there is one");
+        assert!(matches!(begin("q"), Err(ApiError::Busy(_))), "the first is under way");
+        assert!(begin("other").is_ok(), "another queue's key");
+        drop(first);
+        assert!(begin("q").is_ok(), "the first has ended");
+        assert!(under_way.0.lock().is_empty(), "a key was left behind");
+    }
+
+    #[test]
+    fn equal_requests_have_equal_fingerprints_and_others_have_not() {
+        let fingerprint = |method: &str, target: &str, headers: &[(&str, &str)], body: &str| {
+            let under_way = Arc::new(UnderWay::default());
+            let request = request(method, target, headers);
+            let begun = under_way.begin(&PoolName::default_pool(), &queue("q"), &request);
+            begun.expect("nobody has the key").expect("there is one").once(body.as_bytes()).fingerprint
+        };
+        let (a, b) = (("Job-Attr-A", "1"), ("Job-Attr-B", "2"));
+        let first = fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], "x");
+        let same = fingerprint("PUT", "/api/ns/q?ttl=1", &[b, a, ("X-Request-Id", "7")], "x");
+        assert_eq!(first, same, "the order of headers, and other headers, make no difference");
+        let others = [
+            fingerprint("POST", "/api/ns/q?ttl=1", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q/jobs?ttl=1", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=2", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=1", &[a], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=1", &[a, ("Job-Attr-B", "3")], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], "y"),
+            fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], ""),
+        ];
+        for (n, other) in others.into_iter().enumerate() {
+            assert_ne!(first, other, "request {n} is another one");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Looking into a namespace and into a queue: its queues, its jobs by state, and one job by its id or its key; and
+//! cancelling a job by its key.
+
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use serde::{Serialize, Serializer};
+
+use super::error::ApiError;
+use super::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
+use super::params::{self, BAD_CURSOR, Query};
+use super::reply::{self, JobReply};
+use super::time::Instant;
+use super::{App, HandlerResult, LARGE_ANSWER, MAX_ANSWER};
+use crate::engine::{JobList, JobPage, MAX_LISTED, QueueView};
+use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
+use crate::name::{JobKey, Queue};
+
+/// How many jobs a page shows when nothing is said.
+const USUAL_JOBS: usize = 20;
+/// A page with bodies is asked for in steps of so many jobs, so that few bodies beyond [`MAX_ANSWER`] are read.
+const JOBS_WITH_BODIES: usize = 8;
+
+#[derive(Serialize)]
+struct QueuesReply<'a> {
+    namespace: &'a str,
+    queues: Vec<QueueReply<'a>>,
+    cursor: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QueueReply<'a> {
+    queue: &'a str,
+    ready: Option<u64>,
+    delayed: Option<u64>,
+    running: Option<u64>,
+    dead: Option<u64>,
+    #[serde(serialize_with = "as_seconds")]
+    oldest_ready_age: Option<Duration>,
+    paused: bool,
+    /// When a pause ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paused_until: Option<Instant>,
+}
+
+impl<'a> From<&'a QueueView> for QueueReply<'a> {
+    fn from(view: &'a QueueView) -> QueueReply<'a> {
+        QueueReply {
+            queue: view.queue.name.as_str(),
+            ready: view.ready,
+            delayed: view.delayed,
+            running: view.running,
+            dead: view.dead,
+            oldest_ready_age: view.oldest_ready_age,
+            paused: view.paused.is_some(),
+            paused_until: view.paused.and_then(|pause| pause.until).map(Instant),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct JobsReply<'a> {
+    jobs: Vec<ListedJob<'a>>,
+    cursor: Option<String>,
+    scanned: u64,
+}
+
+/// A job as a list shows it.
+#[derive(Serialize)]
+struct ListedJob<'a> {
+    #[serde(serialize_with = "reply::text")]
+    job_id: JobId,
+    state: Option<&'static str>,
+    due_at: Option<Instant>,
+    published_at: Instant,
+    remain_tries: Option<u16>,
+    ttl: u64,
+    key: Option<&'a str>,
+    reason: Option<&'a str>,
+    size: u64,
+    #[serde(serialize_with = "some_base64", skip_serializing_if = "Option::is_none")]
+    data: Option<&'a [u8]>,
+    #[serde(skip_serializing_if = "Attributes::is_empty")]
+    attributes: &'a Attributes,
+}
+
+impl<'a> From<&'a JobView> for ListedJob<'a> {
+    fn from(view: &'a JobView) -> ListedJob<'a> {
+        ListedJob {
+            job_id: view.id,
+            state: view.state.map(JobState::as_str),
+            due_at: view.due_at.map(Instant),
+            published_at: Instant(view.id.published_at()),
+            remain_tries: view.tries_left,
+            ttl: reply::seconds_left(view.ttl),
+            key: view.key.as_ref().map(JobKey::as_str),
+            reason: view.reason.as_ref().map(|reason| reason.as_str()),
+            size: view.size,
+            data: view.body.as_deref(),
+            attributes: &view.attributes,
+        }
+    }
+}
+
+/// A job with all that is known of it. Fields in the order of their names, as [`JobReply`] has them.
+#[derive(Serialize)]
+struct VerboseJob<'a> {
+    #[serde(serialize_with = "reply::null_when_empty")]
+    attributes: &'a Attributes,
+    #[serde(serialize_with = "reply::as_base64")]
+    data: &'a [u8],
+    due_at: Option<Instant>,
+    elapsed_ms: u64,
+    #[serde(serialize_with = "reply::text")]
+    job_id: JobId,
+    key: Option<&'a str>,
+    namespace: &'a str,
+    queue: &'a str,
+    reason: Option<&'a str>,
+    remain_tries: Option<u16>,
+    state: Option<&'static str>,
+    ttl: u64,
+}
+
+fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
+    VerboseJob {
+        attributes: &view.attributes,
+        data: view.body.as_deref().unwrap_or_default(),
+        due_at: view.due_at.map(Instant),
+        elapsed_ms: view.elapsed.as_millis() as u64,
+        job_id: view.id,
+        key: view.key.as_ref().map(JobKey::as_str),
+        namespace: queue.namespace.as_str(),
+        queue: queue.name.as_str(),
+        reason: view.reason.as_ref().map(|reason| reason.as_str()),
+        remain_tries: view.tries_left,
+        state: view.state.map(JobState::as_str),
+        ttl: reply::seconds_left(view.ttl),
+    }
+}
+
+/// `GET /api/:namespace`
+pub async fn queues(auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let (limit, cursor) = params::page(query, MAX_LISTED)?;
+    let page = auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(BAD_CURSOR)?;
+    let reply = QueuesReply {
+        namespace: auth.namespace.as_str(),
+        queues: page.queues.iter().map(QueueReply::from).collect(),
+        cursor: page.cursor.map(|cursor| cursor.0),
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
+
+/// `GET /api/:namespace/:queue/jobs`
+pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let which = match query.get("state") {
+        None => JobState::Ready,
+        Some(name) => JobState::parse(&name).ok_or(ApiError::bad("invalid state"))?,
+    };
+    let (limit, cursor) = params::page(query, USUAL_JOBS)?;
+    let bodies = params::flag(query, "data", false, "invalid data")?;
+    let list = JobList { state: which, limit, cursor, bodies };
+    let page = read_page(&auth, list).await?.ok_or(BAD_CURSOR)?;
+    let bytes: usize = page.jobs.iter().filter_map(|job| job.body.as_ref()).map(Bytes::len).sum();
+    let reply = JobsReply {
+        jobs: page.jobs.iter().map(ListedJob::from).collect(),
+        cursor: page.cursor.map(|cursor| cursor.0),
+        scanned: page.scanned,
+    };
+    if bytes <= LARGE_ANSWER {
+        return Ok(reply::json(StatusCode::OK, &reply));
+    }
+    let room = state.body_room.for_answer(bytes).await?;
+    Ok(reply::json(StatusCode::OK, &reply).map(|body| reply::keeping(body, room)))
+}
+
+/// A page, which ends after [`MAX_ANSWER`] bytes of bodies, or one job.
+async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, ApiError> {
+    let engine = &auth.pool.engine;
+    if !list.bodies {
+        return Ok(engine.list_jobs(&auth.queue, list).await?);
+    }
+    let mut all = JobPage { cursor: list.cursor.clone(), ..JobPage::default() };
+    let mut bytes = 0;
+    loop {
+        let limit = (list.limit - all.jobs.len()).min(JOBS_WITH_BODIES);
+        let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
+        let Some(page) = engine.list_jobs(&auth.queue, next).await? else { return Ok(None) };
+        bytes += page.jobs.iter().filter_map(|job| job.body.as_ref()).map(Bytes::len).sum::<usize>();
+        // A page that is not full has come to the end, or to the bound of its work.
+        let full = page.jobs.len() >= limit;
+        all.jobs.extend(page.jobs);
+        all.scanned += page.scanned;
+        all.cursor = page.cursor;
+        if !full || all.cursor.is_none() || all.jobs.len() >= list.limit || bytes >= MAX_ANSWER {
+            return Ok(Some(all));
+        }
+    }
+}
+
+/// `GET /api/:namespace/:queue/job/:job_id`
+pub async fn job(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    let verbose = is_verbose(query.as_deref())?;
+    let JobRef { queue, id } = auth.job()?;
+    if verbose {
+        let view = auth.pool.engine.inspect(&JobRef { queue: queue.clone(), id }).await?;
+        let view = view.ok_or(ApiError::NO_JOB)?;
+        return Ok(reply::json(StatusCode::OK, &verbose_job(&queue, &view)));
+    }
+    let job = auth.pool.engine.peek_job(&JobRef { queue, id }).await?.ok_or(ApiError::NO_JOB)?;
+    Ok(reply::json(StatusCode::OK, &JobReply::peeked(&job)))
+}
+
+/// `GET /api/:namespace/:queue/key/:key`
+pub async fn job_of_key(auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
+    let verbose = is_verbose(query.as_deref())?;
+    let view = auth.pool.engine.find_key(&auth.queue, &auth.key).await?.ok_or(NO_KEY)?;
+    Ok(if verbose {
+        reply::json(StatusCode::OK, &verbose_job(&auth.queue, &view))
+    } else {
+        reply::json(StatusCode::OK, &JobReply::viewed(&auth.queue, &view))
+    })
+}
+
+/// `DELETE /api/:namespace/:queue/key/:key`
+pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
+    match auth.pool.engine.cancel_key(&auth.queue, &auth.key).await? {
+        true => Ok(reply::no_content()),
+        false => Err(NO_KEY),
+    }
+}
+
+const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
+
+fn is_verbose(query: Option<&str>) -> Result<bool, ApiError> {
+    params::flag(Query(query.unwrap_or_default()), "verbose", false, "invalid verbose")
+}
+
+fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {
+    match age {
+        Some(age) => s.serialize_f64(age.as_millis() as f64 / 1000.0),
+        None => s.serialize_none(),
+    }
+}
+
+fn some_base64<S: Serializer>(data: &Option<&[u8]>, s: S) -> Result<S::Ok, S::Error> {
+    match data {
+        Some(data) => reply::as_base64(data, s),
+        None => s.serialize_none(),
+    }
+}
