@@ -173,7 +173,7 @@ impl<E: Engine> Engine for Metered<E> {
 
     async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
         let found = self.step("inspect", self.inner.inspect(job)).await?;
-        self.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
+        self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
         Ok(found)
     }
 
@@ -202,7 +202,7 @@ impl<E: Engine> Engine for Metered<E> {
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
         let revived = self.step("respawn_jobs", self.inner.respawn_jobs(queue, jobs, revival)).await?;
         let count = revived.iter().filter(|revived| matches!(revived, Revived::Done { .. })).count();
-        self.counters.deadletter_respawn_jobs.inc_by(count as u64);
+        self.metrics.counters.deadletter_respawn_jobs.inc_by(count as u64);
         Ok(revived)
     }
 
