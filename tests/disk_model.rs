@@ -11,12 +11,16 @@ use std::time::Duration;
 
 use disk_common::*;
 use dormouse::clock::ManualClock;
-use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
+use dormouse::engine::{
+    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, QueuePage,
+    QueueView, Release, Revival,
+};
 use dormouse::error::Result;
-use dormouse::job::{Job, NewJob};
-use dormouse::name::{Queue, QueueList};
+use dormouse::job::{Job, JobRef, JobState, JobView, NewJob, Reason, Receipt};
+use dormouse::name::{IdempotencyKey, Queue, QueueList};
 use proptest::prelude::*;
+use support::jobs::job_key;
 use support::model::ModelEngine;
 use tempfile::TempDir;
 
@@ -31,6 +35,15 @@ enum Step {
     Respawn { queue: usize, limit: u64, ttl: Option<u64> },
     DeleteDead { queue: usize, limit: u64 },
     Destroy { queue: usize },
+    PublishWith { queue: usize, jobs: Vec<Keyed>, replaces: Option<u64>, once: Option<(u8, u8)> },
+    Touch { back: usize, ttr: u64 },
+    Release { back: usize, delay: u64, restore_try: bool, reason: bool },
+    Bury { back: usize, reason: bool },
+    AckMany { queue: usize, jobs: Vec<(u64, bool)>, back: usize },
+    Cancel { queue: usize, key: usize },
+    RespawnJobs { queue: usize, ids: Vec<u64>, tries: u16, delay: u64, ttl: Option<u64> },
+    Pause { queue: usize, time: Option<u64> },
+    Resume { queue: usize },
     Pump { limit: usize },
     Advance { ms: u64 },
     Sweep,
@@ -38,6 +51,17 @@ enum Step {
     Crash,
 }
 
+/// A job for `publish_with`.
+#[derive(Clone, Debug)]
+struct Keyed {
+    id: u64,
+    key: Option<(usize, OnConflict)>,
+    at: Option<u64>,
+    ttl: Option<u64>,
+    tries: u16,
+}
+
+const KEYS: [&str; 3] = ["k", "kk", "l"];
 const QUEUES: [&str; 3] = ["a", "ab", "b"];
 const IDS: u64 = 12;
 
@@ -57,13 +81,53 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => (q.clone(), n).prop_map(|(queue, id)| Step::Ack { queue, id }),
         2 => (q.clone(), 1u64..4, ttl()).prop_map(|(queue, limit, ttl)| Step::Respawn { queue, limit, ttl }),
         1 => (q.clone(), 1u64..3).prop_map(|(queue, limit)| Step::DeleteDead { queue, limit }),
-        1 => q.prop_map(|queue| Step::Destroy { queue }),
+        1 => q.clone().prop_map(|queue| Step::Destroy { queue }),
+        8 => (q.clone(), prop::collection::vec(keyed(), 1..4), prop::option::weighted(0.2, 0..IDS), once())
+            .prop_map(|(queue, jobs, replaces, once)| Step::PublishWith { queue, jobs, replaces, once }),
+        3 => (0usize..6, 1u64..40).prop_map(|(back, ttr)| Step::Touch { back, ttr }),
+        6 => (0usize..6, delay(), any::<bool>(), any::<bool>())
+            .prop_map(|(back, delay, restore_try, reason)| Step::Release { back, delay, restore_try, reason }),
+        2 => (0usize..6, any::<bool>()).prop_map(|(back, reason)| Step::Bury { back, reason }),
+        2 => (q.clone(), prop::collection::vec((0..IDS, any::<bool>()), 1..4), 0usize..6)
+            .prop_map(|(queue, jobs, back)| Step::AckMany { queue, jobs, back }),
+        2 => (q.clone(), 0..KEYS.len()).prop_map(|(queue, key)| Step::Cancel { queue, key }),
+        2 => (q.clone(), prop::collection::vec(0..IDS, 1..4), 1u16..4, delay(), ttl())
+            .prop_map(|(queue, ids, tries, delay, ttl)| Step::RespawnJobs { queue, ids, tries, delay, ttl }),
+        1 => (q.clone(), prop::option::of(1u64..40)).prop_map(|(queue, time)| Step::Pause { queue, time }),
+        2 => q.prop_map(|queue| Step::Resume { queue }),
         6 => (1usize..8).prop_map(|limit| Step::Pump { limit }),
         6 => (1u64..30).prop_map(|ms| Step::Advance { ms }),
         2 => Just(Step::Sweep),
         1 => Just(Step::Reopen),
         1 => Just(Step::Crash),
     ]
+}
+
+fn keyed() -> impl Strategy<Value = Keyed> {
+    let on_conflict =
+        prop_oneof![1 => Just(OnConflict::Keep), 1 => Just(OnConflict::Fail), 2 => Just(OnConflict::Replace)];
+    let key = prop::option::weighted(0.8, (0..KEYS.len(), on_conflict));
+    let at = prop::option::of(0u64..40);
+    (0..IDS, key, at, prop::option::weighted(0.3, 40u64..90), 1u16..4)
+        .prop_map(|(id, key, at, ttl, tries)| Keyed { id, key, at, ttl, tries })
+}
+
+/// The name of a request, and what it is.
+fn once() -> impl Strategy<Value = Option<(u8, u8)>> {
+    prop::option::weighted(0.3, (0u8..3, 0u8..2))
+}
+
+/// What is known of a job, as far as the engine must know it. Since when a job is ready or dead it is told by ids,
+/// which are all of one time here.
+fn known(view: &JobView, model: &JobView) -> JobView {
+    let knows = matches!(model.state, Some(JobState::Delayed | JobState::Running));
+    let (due_at, tries_left) =
+        if knows { (view.due_at, view.tries_left) } else { (None, view.tries_left.or(model.tries_left)) };
+    JobView { due_at, tries_left, ..view.clone() }
+}
+
+fn all_known(views: &[JobView], models: &[JobView]) -> Vec<JobView> {
+    views.iter().enumerate().map(|(i, view)| known(view, models.get(i).unwrap_or(view))).collect()
 }
 
 /// The engine and the model, with one clock.
@@ -74,6 +138,8 @@ struct World {
     engine: Arc<DiskEngine>,
     /// Hand-overs, as the engine and as the model gave them.
     running: Vec<(Job, Job)>,
+    /// Receipts of hand-overs, of both.
+    held: Vec<(JobRef, Receipt, Receipt)>,
 }
 
 /// A job without its receipt, which is the engine's own business.
@@ -90,7 +156,7 @@ impl World {
         let (clock, dir) = (clock(), tempfile::tempdir().expect("a temporary directory"));
         let engine = World::open(&dir, &clock);
         let model = ModelEngine::new(clock.clone()).with_expired_timers();
-        World { model, clock, dir, engine, running: Vec::new() }
+        World { model, clock, dir, engine, running: Vec::new(), held: Vec::new() }
     }
 
     fn open(dir: &TempDir, clock: &Arc<ManualClock>) -> Arc<DiskEngine> {
@@ -124,6 +190,30 @@ impl World {
         engine
     }
 
+    /// One of the latest hand-overs, which may be over.
+    fn held(&self, back: usize) -> Option<(JobRef, Receipt, Receipt)> {
+        self.held.iter().rev().nth(back).cloned()
+    }
+
+    fn reason(&self, given: bool) -> Option<Reason> {
+        given.then(|| Reason::new(&format!("at {}", self.model.now())).expect("short"))
+    }
+
+    /// All jobs of a queue in one state.
+    async fn list(&self, engine: &dyn Engine, q: &Queue, state: JobState) -> Vec<JobView> {
+        let (mut all, mut cursor) = (Vec::new(), None);
+        loop {
+            let list = JobList { state, limit: 3, cursor, bodies: true };
+            let page =
+                engine.list_jobs(q, list).await.expect("list_jobs should succeed").expect("its own cursor");
+            all.extend(page.jobs);
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return all;
+            }
+        }
+    }
+
     async fn step(&mut self, step: &Step) {
         match step {
             Step::Publish { queue: q, ids, delay, ttl, tries } => {
@@ -152,7 +242,118 @@ impl World {
                 let (ours, models) = self.both("consume", async |e| consume(e, &list, &ttrs).await).await;
                 let plain = |jobs: &[Job]| jobs.iter().map(plain).collect::<Vec<Job>>();
                 assert_eq!(plain(&ours), plain(&models), "consume: the engine's jobs, and the model's");
+                let job = |job: &Job| JobRef { queue: job.queue.clone(), id: job.id };
+                let receipts =
+                    ours.iter().zip(&models).map(|(ours, model)| (job(ours), ours.proof(), model.proof()));
+                self.held.extend(receipts);
                 self.running.extend(ours.into_iter().zip(models));
+            }
+            Step::PublishWith { queue: q, jobs, replaces, once } => {
+                let q = queue(QUEUES[*q]);
+                let now = self.model.now();
+                let placing = |keyed: &Keyed| Placing {
+                    job: NewJob {
+                        body: format!("{} at {now}", keyed.id).into(),
+                        ttl: keyed.ttl.map(Duration::from_millis),
+                        tries: NonZeroU16::new(keyed.tries).expect("tries begin at 1"),
+                        ..job(&q, keyed.id)
+                    },
+                    at: keyed.at.map(|at| now + at),
+                    key: keyed.key.map(|(key, on_conflict)| (job_key(KEYS[key]), on_conflict)),
+                };
+                let publication = Publication {
+                    jobs: jobs.iter().map(placing).collect(),
+                    replaces: replaces.map(|old| job_ref(&q, old)),
+                    once: once.map(|(key, what)| Once {
+                        key: IdempotencyKey::new(&[key]).expect("one byte"),
+                        fingerprint: [what; 16],
+                    }),
+                };
+                let without_times = |placed: Vec<Placed>| -> Vec<Placed> {
+                    let told = |placed: &Placed| placed.how != How::Duplicate;
+                    placed
+                        .into_iter()
+                        .map(|p| Placed { due_at: p.due_at.filter(|_| told(&p)), ..p })
+                        .collect()
+                };
+                let publish = async |e: &dyn Engine| {
+                    Ok(match e.publish_with(publication.clone()).await {
+                        Ok(Published::Done(placed)) => Some(Published::Done(without_times(placed))),
+                        Ok(Published::Replay(placed)) => Some(Published::Replay(without_times(placed))),
+                        other => other.ok(),
+                    })
+                };
+                self.agree("publish_with", publish).await;
+            }
+            Step::Touch { back, ttr } => {
+                let Some((job, ours, model)) = self.held(*back) else { return };
+                let ttr = Duration::from_millis(*ttr);
+                let ours = self.engine.touch(&job, ours, ttr).await.expect("touch should answer");
+                let model = self.model.touch(&job, model, ttr).await.expect("the model answers");
+                match (ours, model) {
+                    (Held::Done(ours), Held::Done(model)) => {
+                        assert_eq!(ours.until, model.until, "touch: the engine's until, and the model's");
+                        self.held.push((job, ours.receipt, model.receipt));
+                    }
+                    (ours, model) => assert_eq!(ours, model, "touch: the engine's answer, and the model's"),
+                }
+            }
+            Step::Release { back, delay, restore_try, reason } => {
+                let Some((job, ours, model)) = self.held(*back) else { return };
+                let release = Release {
+                    delay: Duration::from_millis(*delay),
+                    restore_try: *restore_try,
+                    reason: self.reason(*reason),
+                };
+                let ours =
+                    self.engine.release(&job, ours, release.clone()).await.expect("release should answer");
+                let model = self.model.release(&job, model, release).await.expect("the model answers");
+                assert_eq!(ours, model, "release: the engine's answer, and the model's");
+            }
+            Step::Bury { back, reason } => {
+                let Some((job, ours, model)) = self.held(*back) else { return };
+                let reason = self.reason(*reason);
+                let ours = self.engine.bury(&job, ours, reason.clone()).await.expect("bury should answer");
+                let model = self.model.bury(&job, model, reason).await.expect("the model answers");
+                assert_eq!(ours, model, "bury: the engine's answer, and the model's");
+            }
+            Step::AckMany { queue: q, jobs, back } => {
+                let q = queue(QUEUES[*q]);
+                let Some((_, ours, model)) = self.held(*back) else { return };
+                // A receipt of a job that is not this one is no good.
+                let of = |n: u64, receipt: Receipt, with: bool| {
+                    let last = self.held.iter().rev().find(|(job, ..)| *job == job_ref(&q, n));
+                    let own = |(_, ours, model): &(JobRef, Receipt, Receipt)| (*ours, *model);
+                    with.then(|| last.map_or((receipt, receipt), own))
+                };
+                let of_engine: Vec<_> =
+                    jobs.iter().map(|(n, with)| (id(*n), of(*n, ours, *with).map(|r| r.0))).collect();
+                let of_model: Vec<_> =
+                    jobs.iter().map(|(n, with)| (id(*n), of(*n, model, *with).map(|r| r.1))).collect();
+                let ours = self.engine.ack_many(&q, &of_engine).await.expect("ack_many should answer");
+                let models = self.model.ack_many(&q, &of_model).await.expect("the model answers");
+                assert_eq!(ours, models, "ack_many: the engine's answer, and the model's");
+            }
+            Step::Cancel { queue: q, key } => {
+                let (q, key) = (queue(QUEUES[*q]), job_key(KEYS[*key]));
+                self.agree("cancel_key", async |e| e.cancel_key(&q, &key).await).await;
+            }
+            Step::RespawnJobs { queue: q, ids, tries, delay, ttl } => {
+                let (q, ids): (_, Vec<_>) = (queue(QUEUES[*q]), ids.iter().map(|n| id(*n)).collect());
+                let revival = Revival {
+                    tries: NonZeroU16::new(*tries).expect("tries begin at 1"),
+                    delay: Duration::from_millis(*delay),
+                    ttl: ttl.map(Duration::from_millis),
+                };
+                self.agree("respawn_jobs", async |e| e.respawn_jobs(&q, &ids, revival).await).await;
+            }
+            Step::Pause { queue: q, time } => {
+                let (q, time) = (queue(QUEUES[*q]), time.map(Duration::from_millis));
+                self.agree("pause", async |e| e.pause(&q, time).await).await;
+            }
+            Step::Resume { queue: q } => {
+                let q = queue(QUEUES[*q]);
+                self.agree("resume", async |e| e.resume(&q).await).await;
             }
             Step::GiveBack { last } => {
                 let from = self.running.len().saturating_sub(*last);
@@ -197,10 +398,42 @@ impl World {
         }
     }
 
-    /// Everything that can be asked without changing anything.
-    async fn compare(&self) {
+    /// Compares what the lists say of one queue.
+    async fn look(&self, q: &Queue) {
+        for key in KEYS.map(job_key) {
+            let find = async |e: &dyn Engine| Ok(e.find_key(q, &key).await?.map(|view| (view.id, view.key)));
+            self.agree("find_key", find).await;
+        }
+        for state in JobState::ALL {
+            let (ours, model) =
+                (self.list(&*self.engine, q, state).await, self.list(&self.model, q, state).await);
+            assert_eq!(
+                all_known(&ours, &model),
+                all_known(&model, &model),
+                "{state:?} jobs: the engine's, the model's"
+            );
+        }
+        let views = self.both("list_queues", async |e| e.list_queues(&q.namespace, 100, None).await).await;
+        let view = |page: Option<QueuePage>| {
+            page.and_then(|page| page.queues.into_iter().find(|view| view.queue == *q))
+        };
+        let (ours, model) = (view(views.0), view(views.1));
+        let paused = |view: &Option<QueueView>| view.as_ref().and_then(|view| view.paused);
+        assert_eq!(paused(&ours), paused(&model), "paused: the engine's, and the model's");
+        if let (Some(ours), Some(model)) = (ours, model) {
+            let counts = |view: &QueueView| (view.delayed, view.running, view.dead);
+            assert_eq!(
+                counts(&ours),
+                counts(&model),
+                "delayed, running, dead: the engine's, and the model's"
+            );
+        }
+    }
+
+    /// Everything that can be asked without changing anything, of one queue closely.
+    async fn compare(&self, close: usize) {
         let listed = self.engine.queues().await.expect("queues should succeed");
-        for q in queues() {
+        for (at, q) in queues().enumerate() {
             self.agree("peek", async |e| e.peek(&q).await).await;
             self.agree("dead_letter", async |e| e.dead_letter(&q).await).await;
             // The engine may count jobs that were acked or have expired.
@@ -210,8 +443,21 @@ impl World {
             for n in 0..IDS {
                 let job = job_ref(&q, n);
                 used |= self.agree("peek_job", async |e| e.peek_job(&job).await).await.is_some();
+                if at != close {
+                    continue;
+                }
+                let (ours, model) = self.both("inspect", async |e| e.inspect(&job).await).await;
+                let (ours, model) = (ours.as_slice(), model.as_slice());
+                assert_eq!(
+                    all_known(ours, model),
+                    all_known(model, model),
+                    "inspect of {n}: the engine's, the model's"
+                );
             }
             assert!(!used || listed.contains(&q), "{q} holds jobs and is not listed: {listed:?}");
+            if at == close {
+                self.look(&q).await;
+            }
         }
         self.agree("timers", async |e| e.stats().await.map(|stats| stats.timers)).await;
     }
@@ -222,6 +468,16 @@ impl World {
             for n in 0..IDS {
                 self.engine.ack(job_ref(&q, n)).await.expect("ack should succeed");
             }
+        }
+        for q in queues() {
+            for key in KEYS.map(job_key) {
+                assert_eq!(
+                    self.engine.find_key(&q, &key).await.expect("find_key should succeed"),
+                    None,
+                    "of {q}"
+                );
+            }
+            self.engine.resume(&q).await.expect("resume should succeed");
         }
         // Once for the entries, and once more for the queues that are empty since.
         for _ in 0..2 {
@@ -245,9 +501,9 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async {
             let mut world = World::new();
-            for step in &steps {
+            for (at, step) in steps.iter().enumerate() {
                 world.step(step).await;
-                world.compare().await;
+                world.compare(at % QUEUES.len()).await;
             }
             world.drain().await;
         });

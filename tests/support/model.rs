@@ -367,6 +367,11 @@ impl Engine for ModelEngine {
                     how = How::Replaced(name.id);
                 }
             }
+            if let Some((key, _)) = &key {
+                let expired =
+                    |stored: &Stored| stored.job.queue == job.queue && stored.key.as_ref() == Some(key);
+                state.jobs.retain(|_, stored| !expired(stored));
+            }
             let (id, due) = (job.id, at.unwrap_or_else(|| now + ms(job.delay)));
             queues.push(job.queue.clone());
             let due_at = Some(state.place(job, due, key.map(|(key, _)| key), now));

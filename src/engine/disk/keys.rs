@@ -38,8 +38,12 @@ impl Step for CancelKey {
     const MUST_LAST: bool = true;
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<bool> {
-        let Some((id, record)) = state.key_holder(&self.queue, &self.key)? else { return Ok(false) };
-        state.ack(&JobRef { queue: self.queue, id }, now)?;
-        Ok(!record.expired(now))
+        match state.key_holder(&self.queue, &self.key)? {
+            Some((id, record)) if !record.expired(now) => {
+                state.ack(&JobRef { queue: self.queue, id }, now)?
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
 }
