@@ -203,7 +203,8 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
         ],
     ),
-    ("main", &["server", "config", "process"]),
+    ("main", &["cli", "server", "config", "process"]),
+    ("cli", &[]),
     ("token-cli", &[]),
 ];
 
