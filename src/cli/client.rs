@@ -77,7 +77,10 @@ impl Client {
     pub fn new(url: &str, token: Option<String>) -> Result<Client> {
         let uri = url.parse::<http::Uri>().ok();
         let plain = uri.is_some_and(|uri| {
-            uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none() && uri.host().is_some()
+            uri.scheme_str() == Some("http")
+                && uri.path() == "/"
+                && uri.query().is_none()
+                && uri.host().is_some()
         });
         if !plain {
             return Err(Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()));

@@ -47,7 +47,7 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
 /// An answer that is one object: a field on each line.
 pub fn fields(object: &Value) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     for (name, value) in object.as_object().into_iter().flatten() {
         let value = if name == "data" { body(value) } else { cell(value) };
         table.add_row([name.clone(), value]);
@@ -67,7 +67,7 @@ pub fn one_line(text: &str) -> String {
 
 fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(heads.to_vec());
+    table.load_style(presets::NOTHING).set_header(heads.to_vec());
     table
 }
 
