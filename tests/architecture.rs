@@ -166,6 +166,7 @@ const PARTS: &[(&str, &[&str])] = &[
         "http",
         &[
             "admin",
+            "clock",
             "config",
             "dispatch",
             "engine",

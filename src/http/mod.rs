@@ -161,12 +161,12 @@ pub struct AppState {
 
 /// The public port.
 pub fn api(state: Arc<AppState>) -> Router {
-    let routes = lmstfy_routes().merge(our_routes()).route_layer(from_fn(origin::guard_public));
+    let routes = routes_of_lmstfy().merge(our_routes()).route_layer(from_fn(origin::guard_public));
     finish(routes, state)
 }
 
 /// The routes that lmstfy has, with its methods.
-fn lmstfy_routes() -> Router<Arc<AppState>> {
+fn routes_of_lmstfy() -> Router<Arc<AppState>> {
     Router::new()
         .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(publish::publish_bulk)))
