@@ -34,7 +34,7 @@ const REDIS: Differences = Differences {
     slack: Duration::from_millis(10),
 };
 
-fn metered(engine: impl Engine) -> Arc<dyn Engine> {
+fn metered(engine: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Metered::new(engine, &PoolName::default_pool(), &Metrics::default()))
 }
 

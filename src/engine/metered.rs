@@ -1,6 +1,6 @@
 //! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -18,14 +18,14 @@ use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
 
 /// An engine whose work is counted under its pool's name.
 #[derive(Debug)]
-pub struct Metered<E> {
-    inner: E,
+pub struct Metered {
+    inner: Arc<dyn Engine>,
     metrics: PoolMetrics,
 }
 
-impl<E: Engine> Metered<E> {
+impl Metered {
     /// Counts what `inner` does.
-    pub fn new(inner: E, pool: &PoolName, metrics: &Metrics) -> Metered<E> {
+    pub fn new(inner: Arc<dyn Engine>, pool: &PoolName, metrics: &Metrics) -> Metered {
         Metered { inner, metrics: metrics.engine.pool(pool) }
     }
 
@@ -53,7 +53,7 @@ impl<E: Engine> Metered<E> {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl<E: Engine> Engine for Metered<E> {
+impl Engine for Metered {
     fn now(&self) -> Millis {
         self.inner.now()
     }

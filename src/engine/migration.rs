@@ -62,11 +62,11 @@ const MAX_OWED: usize = 1000;
 /// How often an owed ack is tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// From `Old` to `New`.
+/// From `old` to `new`.
 #[derive(Debug)]
-pub struct Migration<Old, New> {
-    old: Arc<Old>,
-    new: New,
+pub struct Migration {
+    old: Arc<dyn Engine>,
+    new: Arc<dyn Engine>,
     state: Arc<OldState>,
     /// What goes on in the old store although nobody waits for it.
     tasks: Tasks,
@@ -96,11 +96,11 @@ impl OldState {
     }
 }
 
-impl<Old: Engine, New: Engine> Migration<Old, New> {
+impl Migration {
     /// Drains `old` by consumes, and fills `new` by publishes. In the current runtime.
-    pub fn new(old: Old, new: New) -> Migration<Old, New> {
+    pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
         Migration {
-            old: Arc::new(old),
+            old,
             new,
             state: Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) }),
             tasks: Tasks::new(Failure::default()),
@@ -183,7 +183,7 @@ impl<Old: Engine, New: Engine> Migration<Old, New> {
     }
 }
 
-impl<Old: Engine, New: Engine> Migration<Old, New> {
+impl Migration {
     /// Publishes into the new store. A key that a job of the old store has counts as taken, unless a job of the new one
     /// has it too.
     async fn publish_with_keys(&self, publication: Publication) -> Result<Published> {
@@ -293,7 +293,7 @@ impl<Old: Engine, New: Engine> Migration<Old, New> {
         new: &Part,
     ) -> Result<Option<(QueuePage, QueuePage)>> {
         async fn next(
-            store: &impl Engine,
+            store: &dyn Engine,
             namespace: &Namespace,
             limit: usize,
             part: &Part,
@@ -305,7 +305,7 @@ impl<Old: Engine, New: Engine> Migration<Old, New> {
             }
         }
         let (of_old, of_new) =
-            tokio::join!(next(&self.old, namespace, limit, old), next(&self.new, namespace, limit, new));
+            tokio::join!(next(&*self.old, namespace, limit, old), next(&*self.new, namespace, limit, new));
         Ok(of_old?.zip(of_new?))
     }
 }
@@ -444,7 +444,7 @@ async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
+impl Engine for Migration {
     fn now(&self) -> Millis {
         self.new.now()
     }

@@ -55,7 +55,6 @@ pub mod migration;
 mod next_due;
 pub mod notifier;
 pub mod redis;
-mod shared;
 
 use std::fmt;
 use std::sync::Weak;
