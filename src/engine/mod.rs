@@ -197,8 +197,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Every queue that jobs were published to, sorted. A store may forget queues long empty.
     async fn queues(&self) -> Result<Vec<Queue>>;
 
-    /// A part of the queues of a namespace: those of [`queues`](Engine::queues), and paused ones. `limit` is 1 to
-    /// [`MAX_LISTED`]. Work and answer of one call are bounded. Over the calls of one list a queue that is there all
+    /// A part of the queues of a namespace, sorted by name: those of [`queues`](Engine::queues), and paused ones.
+    /// `limit` is 1 to [`MAX_LISTED`]. Work and answer of one call are bounded. Over the calls of one list a queue that is there all
     /// the while is shown once. `None` when the cursor is not one of this store.
     async fn list_queues(
         &self,

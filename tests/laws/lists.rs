@@ -243,3 +243,16 @@ pub async fn queues_are_listed_with_their_figures(s: &dyn Stage) {
         assert_eq!(of(&empty).oldest_ready_age, None, "nothing is ready");
     }
 }
+
+/// Guards against stores that list in another order: a list over two of them would leave queues out.
+pub async fn queues_are_listed_by_name(s: &dyn Stage) {
+    let names = ["B", "a", "aB", "aa", "aaa", "b", "ba", "z-1", "z-10", "z-2"].map(queue);
+    for q in names.iter().rev() {
+        s.put(job(q, "x")).await;
+    }
+    for limit in [1, 3, 100] {
+        let listed: Vec<_> =
+            s.queue_views(&names[0], limit).await.into_iter().map(|view| view.queue).collect();
+        assert_eq!(listed, names, "by {limit}");
+    }
+}

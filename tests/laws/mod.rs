@@ -265,6 +265,7 @@ macro_rules! more_laws {
                 a_cursor_of_another_list_is_none,
                 inspect_shows_every_state,
                 queues_are_listed_with_their_figures,
+                queues_are_listed_by_name,
             }
             closing {
                 after_close_every_verb_says_closed,

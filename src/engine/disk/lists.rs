@@ -1,6 +1,7 @@
 //! Lists of jobs and of queues. What may be long is read beside the writer, from a snapshot; the writer is asked only
 //! where to begin, and for figures. So a walk through a million jobs holds up nobody.
 
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::clock::{Micros, Millis};
 use crate::engine::{Cursor, JobList, JobPage, Pause, QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::job::JobState;
-use crate::name::{Namespace, Queue};
+use crate::name::{MAX_NAME, Namespace, Queue};
 
 /// How many lists are read at a time. Others wait.
 const READERS: usize = 2;
@@ -263,30 +264,43 @@ fn read_queue_cursor(namespace: &Namespace, cursor: &Cursor) -> Option<Queue> {
     Some(Queue { namespace: namespace.clone(), name })
 }
 
-/// Names of queues behind one, and whether there are more.
+/// The names of up to `limit` queues behind `after`, sorted, and whether there are more. A key has a name's length before
+/// the name, so the names of each length stand together: each such range is read as far as it may matter.
 fn queue_names(
     store: &Store,
     namespace: &Namespace,
     limit: usize,
     after: Option<Queue>,
 ) -> Result<(Vec<Queue>, bool), Fatal> {
+    let snapshot = store.snapshot();
     let prefix = codec::namespace_key(namespace);
-    let from = match after {
-        Some(after) => Bound::Excluded(Vec::from(codec::queue_key(&after))),
-        None => Bound::Included(prefix.clone()),
-    };
-    let mut names = Vec::new();
-    for item in store.snapshot().range(Space::Queues, (from, Bound::Unbounded)) {
-        let (key, _) = item?;
-        if !key.starts_with(&prefix) {
-            break;
+    let after = after.as_ref().map(|queue| queue.name.as_str().as_bytes());
+    let mut names = BTreeSet::new();
+    for length in 1..=MAX_NAME {
+        // A name has 255 bytes at most.
+        let range = [&prefix[..], &[length as u8]].concat();
+        let from = match after {
+            None => Bound::Included(range.clone()),
+            Some(after) if after.len() < length => Bound::Included([&range[..], after].concat()),
+            Some(after) => Bound::Excluded([&range[..], &after[..length]].concat()),
+        };
+        for item in snapshot.range(Space::Queues, (from, Bound::Unbounded)) {
+            let (key, _) = item?;
+            if !key.starts_with(&range) {
+                break;
+            }
+            let queue = codec::read_queue_key(&key)?;
+            if names.len() > limit && names.last().is_some_and(|last| *last < queue) {
+                break;
+            }
+            names.insert(queue);
+            if names.len() > limit + 1 {
+                names.pop_last();
+            }
         }
-        if names.len() == limit {
-            return Ok((names, true));
-        }
-        names.push(codec::read_queue_key(&key)?);
     }
-    Ok((names, false))
+    let more = names.len() > limit;
+    Ok((names.into_iter().take(limit).collect(), more))
 }
 
 /// The figures of these queues; those that were forgotten meanwhile are left out.
