@@ -36,6 +36,7 @@ impl WriterState {
             Found::Corrupt(_) => {}
             Found::Record(record) => self.leave(&job.queue, &record, now),
         }
+        self.leave_quarantine(&key);
         self.txn.delete_job(key);
         Ok(())
     }
@@ -60,6 +61,9 @@ impl WriterState {
                 if state.find(seq).is_some_and(|entry| entry.generation == record.generation) {
                     state.remove(seq);
                     self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
+                } else {
+                    // Consume passes it over; if nobody consumes, the sweep deletes it.
+                    self.queues.sweep_at(queue, 0);
                 }
             }
         }

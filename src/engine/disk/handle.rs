@@ -41,8 +41,13 @@ impl Handle {
 
     /// Asks for one step of a verb that has a kind of [`Op`] to itself.
     pub async fn ask_as<S: Step>(&self, op: impl FnOnce(Call<S>) -> Op, step: S) -> Result<S::Reply> {
-        let answer = self.send(op, step)?.await;
-        self.received(answer)
+        let answer = self.send(op, step)?;
+        tokio::select! {
+            biased;
+            answer = answer => self.received(answer),
+            // A writer that hangs answers nobody.
+            reason = self.poison.poisoned() => Err(Error::Poisoned(reason)),
+        }
     }
 
     /// As [`ask`](Handle::ask), for a thread that may block.

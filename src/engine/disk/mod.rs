@@ -20,8 +20,11 @@ mod op;
 mod peek;
 mod poison;
 mod publish;
+mod pulse;
 mod pump;
+mod quarantine;
 mod records;
+mod room;
 mod state;
 mod stats;
 mod step;
@@ -34,7 +37,7 @@ mod writer;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -48,23 +51,29 @@ use self::handle::Handle;
 use self::op::Op;
 use self::peek::{Peek, PeekJob};
 use self::publish::{Publish, Republish};
+use self::poison::Poison;
+use self::pulse::Pulse;
 use self::pump::Pump;
+use self::quarantine::ListQuarantine;
+pub use self::quarantine::Quarantined;
+use self::room::Room;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
-use self::stats::{ListQueues, ReadStats, Size};
+use self::stats::{ListQueues, Page, ReadFigures, Size};
 use self::step::{Progress, Step};
-use self::store::open;
 use self::store::open::Mark;
+use self::store::{Limits, open};
 pub use self::store::open::OpenError;
-use self::sweep::{Position, Report, Sweep};
+use self::sweep::Lend;
 use self::threads::Stop;
+use self::upkeep::Sweeper;
 use self::writer::Writer;
 use super::batch::{self, BatchLimit};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
-use super::{Consumed, DeadLetter, Engine, Pumped, Stats};
+use super::{Consumed, DeadLetter, Engine, Pumped, QueueSize, Stats};
 use crate::clock::{Clock, Millis};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, JobRef, NewJob};
 use crate::name::{Queue, QueueList};
 
@@ -93,10 +102,19 @@ pub struct DiskOptions {
     /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
     /// given back.
     pub ready_window: usize,
+    /// How many of all queues together. Each queue may keep 16 whatever it is, and 128 while it is consumed from.
+    pub ready_budget: usize,
     /// How many delayed jobs are kept in memory (about 150 bytes each).
     pub delayed_window: usize,
     /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
     pub open_tables: usize,
+    /// How many bytes of blocks that were read from tables are kept.
+    pub cache: u64,
+    /// Below so many free bytes on the disk publishes are refused, below half of it republishes and respawns too, and
+    /// below a quarter compactions that have something to rewrite. 0 refuses nothing.
+    pub min_free: u64,
+    /// A group of calls, or a sync, that takes longer is a disk that hangs: the store is poisoned.
+    pub disk_timeout: Duration,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
     /// Whether to sweep and compact in the background. Tests that count sweep by hand.
@@ -114,8 +132,12 @@ impl DiskOptions {
             clock,
             waiting: 16384,
             ready_window: 4096,
+            ready_budget: 262_144,
             delayed_window: 16384,
             open_tables: 900,
+            cache: 32 << 20,
+            min_free: 256 << 20,
+            disk_timeout: Duration::from_secs(30),
             forget_queues_after: Duration::from_secs(600),
             upkeep: true,
             upkeep_every: Duration::from_secs(5),
@@ -133,6 +155,7 @@ pub struct DiskEngine {
     notifiers: Arc<Notifiers>,
     next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
+    room: Arc<Room>,
     stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
 }
@@ -145,34 +168,57 @@ struct Threads {
     mark: Option<Mark>,
 }
 
+/// How long a close waits for a thread of a store that has failed: it may hang in the disk for ever.
+const FAILED_PATIENCE: Duration = Duration::from_secs(1);
+
 impl Threads {
-    /// Waits for all to end: the writer when its last call is served.
-    fn join(&mut self) {
+    /// Waits for all to end: first for the writer, when its last call is served. What the others do changes nothing of
+    /// what is stored, so the store is marked as closed before they have ended.
+    fn join(&mut self, poison: &Poison) {
+        if let Some(writer) = self.writer.take() {
+            let last = ended(writer, poison).flatten();
+            if let (Some(number), Some(mark)) = (last, &mut self.mark)
+                && let Err(e) = mark.close(number)
+            {
+                tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
+            }
+        }
         for thread in self.upkeep.drain(..) {
-            // A panic was logged, and has poisoned the store.
-            let _ = thread.join();
+            ended(thread, poison);
         }
-        let Some(writer) = self.writer.take() else { return };
-        let last = writer.join().ok().flatten();
-        if let (Some(number), Some(mut mark)) = (last, self.mark.take())
-            && let Err(e) = mark.close(number)
-        {
-            tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
-        }
+        // The directory is free.
+        self.mark = None;
     }
 }
 
+/// Waits for the end of a thread, and answers with it. `None` after a panic, which was logged and has poisoned the store,
+/// and for a thread of a store that has failed and does not end.
+fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<T> {
+    let mut failed: Option<Instant> = None;
+    while !thread.is_finished() {
+        if poison.error().is_some() && failed.get_or_insert_with(Instant::now).elapsed() > FAILED_PATIENCE {
+            tracing::error!(thread = thread.thread().name(), "a thread hangs in the disk and is left behind");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.join().ok()
+}
+
 impl DiskEngine {
-    /// Opens the directory and starts the threads. Reads the keys of every list: a second for some million
-    /// jobs. Blocks; the errors say what to do.
+    /// Opens the directory and starts the threads. Reads the running jobs, and after an unclean end the keys of
+    /// every list: some seconds for ten million jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let (store, mark) = open::open(&options.path, options.open_tables)?;
+        let limits = Limits { open_tables: options.open_tables, cache: options.cache };
+        let (store, mark) = open::open(&options.path, limits)?;
+        let closed = mark.was_closed();
         let windows = Windows {
             ready: options.ready_window.max(1),
+            ready_budget: options.ready_budget,
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
         };
-        let state = load::load(store.clone(), options.clock, windows)
+        let state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
         let (ops, calls) = batch::channel(options.waiting, GROUP);
         let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
@@ -182,6 +228,7 @@ impl DiskEngine {
             notifiers: Arc::default(),
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
+            room: Room::new(&options.path, options.min_free),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
         };
@@ -192,21 +239,29 @@ impl DiskEngine {
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
             notifiers: engine.notifiers.clone(),
+            pulse: Arc::default(),
             sync: options.sync == Sync::Always,
         };
-        let (stop, poison) = (engine.stop.clone(), handle.poison.clone());
+        let (stop, poison, room) = (engine.stop.clone(), handle.poison.clone(), engine.room.clone());
         let start = || -> std::io::Result<()> {
             let mut threads = engine.threads.lock();
+            let (serving, syncing) = (writer.pulse.clone(), Arc::<Pulse>::default());
             threads.writer = Some(threads::spawn("disk-writer", &stop, &poison, move || writer.run())?);
-            if options.sync == Sync::EverySecond {
-                let (store, told, poison) = (store.clone(), stop.clone(), poison.clone());
-                let syncer = move || upkeep::sync(&store, &told, &poison);
-                threads.upkeep.push(threads::spawn("disk-sync", &stop, &handle.poison, syncer)?);
-            }
+            let pulses = [("a group of calls", serving), ("a sync", syncing.clone())];
+            let (limit, told, fails) = (options.disk_timeout, stop.clone(), poison.clone());
+            let watch = move || pulse::watch(&pulses, limit, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
+            let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
+            let sync = options.sync == Sync::EverySecond;
+            let second = move || upkeep::each_second(&of, sync, &on, &syncing, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-second", &stop, &poison, second)?);
+            let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
+            let merge = move || upkeep::merge(&of, &on, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-merge", &stop, &poison, merge)?);
             if options.upkeep {
-                let (told, every) = (stop.clone(), options.upkeep_every);
-                let sweeper = move || upkeep::sweep(&store, &handle, &told, every);
-                threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweeper)?);
+                let (told, sweeper) = (stop.clone(), Sweeper { store, handle, room, every: options.upkeep_every });
+                let sweep = move || sweeper.run(&told);
+                threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweep)?);
             }
             Ok(())
         };
@@ -228,13 +283,28 @@ impl DiskEngine {
     /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this
     /// by itself; this is for tests.
     pub async fn sweep(&self) -> Result<()> {
-        let mut from = Position::default();
+        let store = self.handle.ask(Lend).await?;
+        let (handle, room) = (self.handle.clone(), self.room.clone());
+        let sweeper = Sweeper { store, handle, room, every: Duration::ZERO };
+        // Dropped with the task, so that the store can close.
+        tokio::task::spawn_blocking(move || sweeper.all()).await.map_err(Error::away)?
+    }
+
+    /// The jobs that cannot be read and are handed out to nobody.
+    pub async fn quarantined(&self) -> Result<Vec<Quarantined>> {
+        self.handle.ask(ListQuarantine).await
+    }
+
+    /// Every queue with its sizes, sorted.
+    async fn sizes(&self) -> Result<Vec<QueueSize>> {
+        let mut all: Vec<QueueSize> = Vec::new();
         loop {
-            let swept = self.handle.ask(Sweep { from, report: Report::default() }).await?;
-            if swept.done {
-                return Ok(());
+            let after = all.last().map(|last| last.queue.clone());
+            let Page { queues, more } = self.handle.ask(ListQueues { after }).await?;
+            all.extend(queues);
+            if !more {
+                return Ok(all);
             }
-            from = swept.next;
         }
     }
 
@@ -265,10 +335,12 @@ impl Engine for DiskEngine {
     }
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        self.room.publish(jobs.len(), jobs.iter().map(|job| job.body.len()).sum())?;
         self.handle.ask_as(Op::Publish, Publish(jobs)).await
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        self.room.rewrite(new.body.len())?;
         self.handle.ask(Republish { old, new }).await
     }
 
@@ -317,6 +389,7 @@ impl Engine for DiskEngine {
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        self.room.rewrite(0)?;
         self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
     }
 
@@ -333,11 +406,15 @@ impl Engine for DiskEngine {
     }
 
     async fn queues(&self) -> Result<Vec<Queue>> {
-        self.handle.ask(ListQueues).await
+        Ok(self.sizes().await?.into_iter().map(|size| size.queue).collect())
     }
 
     async fn stats(&self) -> Result<Stats> {
-        self.handle.ask(ReadStats).await
+        let (figures, queues) = (self.handle.ask(ReadFigures).await?, self.sizes().await?);
+        let mut gauges = figures.gauges;
+        gauges.push(("disk_free_bytes", self.room.free() as f64));
+        gauges.push(("disk_full", f64::from(u8::from(self.room.is_low()))));
+        Ok(Stats { timers: figures.timers, queues, gauges })
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -353,9 +430,9 @@ impl Engine for DiskEngine {
 
     async fn close(&self) {
         self.end();
-        let threads = Arc::clone(&self.threads);
+        let (threads, poison) = (self.threads.clone(), self.handle.poison.clone());
         // Blocks for the last sync, and for a compaction that has begun.
-        let _ = tokio::task::spawn_blocking(move || threads.lock().join()).await;
+        let _ = tokio::task::spawn_blocking(move || threads.lock().join(&poison)).await;
     }
 }
 
@@ -364,6 +441,6 @@ impl Drop for DiskEngine {
     /// [`Records`] may live on, so the writer would not end by itself.
     fn drop(&mut self) {
         self.end();
-        self.threads.lock().join();
+        self.threads.lock().join(&self.handle.poison);
     }
 }

@@ -108,6 +108,7 @@ impl WriterState {
             if delay.is_zero() { Location::Ready(generation) } else { Location::Delayed((due, generation)) };
         let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
         let attributes = if id.is_versioned() { attributes } else { Default::default() };
+        self.will_expire(&queue, expires);
         let entry = Entry { id, tries: tries.get(), generation };
         self.txn.put_job(key, &Record { location, generation, expires, attributes, body });
         match location {

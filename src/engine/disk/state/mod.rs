@@ -3,9 +3,11 @@
 //! longer matters. Knows no verb, no thread and no channel.
 
 pub mod clock;
+mod count;
 pub mod garbage;
 pub mod load;
 pub mod queues;
+pub mod summary;
 pub mod tables;
 pub mod timers;
 
@@ -43,6 +45,8 @@ const READ_DELAYED: usize = 2048;
 pub struct Windows {
     /// Ready entries per queue.
     pub ready: usize,
+    /// Ready entries of all queues together, but for a few of each.
+    pub ready_budget: usize,
     /// Delayed jobs in all.
     pub delayed: usize,
     /// How long an empty queue is remembered.
@@ -70,6 +74,8 @@ pub struct WriterState {
     /// Who tells the pump that a timer was set earlier than it knows.
     pub next_due: Arc<NextDue>,
     pub garbage: Garbage,
+    /// The keys of the jobs that are in quarantine.
+    pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
     pub to_notify: HashSet<Queue>,
     /// Whether this group must be synced in any case.
@@ -117,7 +123,7 @@ impl WriterState {
     pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
         if self.queues.get(queue).is_none() {
             let low = self.next_seq();
-            let state = QueueState::new(queue, low);
+            let state = self.queues.new_state(queue, low);
             self.txn.put(Space::Queues, &state.key, []);
             self.queues.insert(queue.clone(), state);
         }
@@ -139,7 +145,16 @@ impl WriterState {
         state.push(seq, entry, limit);
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
+        self.queues.pushed(queue, self.clock_mark);
         self.notify(queue);
+    }
+
+    /// A job of this queue may be taken out by the sweep once its ttl has ended.
+    pub fn will_expire(&mut self, queue: &Queue, expires: Option<Micros>) {
+        if let Some(expires) = expires {
+            self.queue(queue);
+            self.queues.sweep_at(queue, expires);
+        }
     }
 
     /// Once this is committed, the consumers of the queue are told that it may have jobs.
@@ -156,7 +171,7 @@ impl WriterState {
             return Ok(());
         };
         self.txn.flush()?;
-        let limit = self.windows.ready;
+        let limit = self.queues.refill_size(self.windows.ready);
         let read = self.read_list(Space::Ready, &key, from, u64::MAX, limit)?;
         let more = read.len() == limit;
         if let Some(state) = self.queues.get_mut(queue) {
@@ -257,12 +272,7 @@ impl WriterState {
         }
     }
 
-    /// Logs a job that cannot be read. Its record stays, so that peeking at it says what is wrong.
-    pub fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
-        tracing::error!(%queue, job = %id, reason, "a stored job cannot be read and is passed over");
-    }
-
-    /// The same as an error.
+    /// A job that cannot be read, as an error.
     pub fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
         Error::corrupt(format!("job {id} of {queue}: {reason}"))
     }
