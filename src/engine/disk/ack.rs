@@ -33,7 +33,7 @@ impl WriterState {
         match self.txn.job(&key)? {
             Found::Nothing => return Ok(()),
             // Where it is cannot be told; whatever entry it has stands for nothing from now on.
-            Found::Corrupt(_) => {}
+            Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => self.leave(&job.queue, &record, now),
         }
         self.leave_quarantine(&key);
@@ -42,13 +42,15 @@ impl WriterState {
     }
 
     /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
-    /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
+    /// the ready list stands for nothing: consume passes it over, and the sweep, which is told of it, deletes it.
     fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
         match record.location {
             Location::Delayed(timer) => {
                 if self.timers.undelay(timer) {
                     self.txn.delete(Space::Delayed, codec::timer_key(timer));
                     self.timer_gone(queue, now);
+                } else {
+                    self.queues.sweep_at(queue, 0);
                 }
             }
             Location::Dead(seq) => {
@@ -62,7 +64,6 @@ impl WriterState {
                     state.remove(seq);
                     self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
                 } else {
-                    // Consume passes it over; if nobody consumes, the sweep deletes it.
                     self.queues.sweep_at(queue, 0);
                 }
             }
