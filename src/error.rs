@@ -19,7 +19,7 @@ pub enum Error {
     /// What the store holds is not what was written, or not what this version can read.
     #[error("the store holds what cannot be read: {0}")]
     Corrupt(#[source] Source),
-    /// A write or a sync failed earlier, so the store no longer answers for anything.
+    /// A write or a sync failed earlier, so the store no longer answers for anything. Nothing happened.
     #[error("the store has failed and takes no more requests: {0}")]
     Poisoned(String),
     /// The disk is almost full, so the store takes nothing new. Nothing happened. What is stored can be handed out

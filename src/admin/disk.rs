@@ -52,9 +52,7 @@ impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
         let admin = DiskAdmin { records: engine.records(), counters: Mutex::default() };
-        admin
-            .records
-            .read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
+        admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         Ok(admin)
     }

@@ -88,9 +88,11 @@ impl From<Error> for ApiError {
                 "the disk is almost full: nothing new is stored until there is room",
                 None,
             ),
-            Error::Poisoned(_) => {
-                ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the store of this pool has failed", Some(error))
-            }
+            Error::Poisoned(_) => ApiError::Ours(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the store of this pool has failed",
+                Some(error),
+            ),
             Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) => {
                 ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
             }

@@ -156,7 +156,9 @@ impl Server {
         let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {
             let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
-            tasks.spawn(async move { stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await });
+            tasks.spawn(async move {
+                stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await
+            });
         }
         let (parked, stop) = (state.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the checks of parked polls' tokens", async move {

@@ -99,7 +99,8 @@ pub async fn open_stores(
                     check_safety(&address).await.map_err(|e| failed(&e))?;
                 }
                 let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
-                let (outage, failed_for_good) = (redis.outage(), Failure::WithServer(Box::pin(redis.failed())));
+                let (outage, failed_for_good) =
+                    (redis.outage(), Failure::WithServer(Box::pin(redis.failed())));
                 (redis, REDIS_PUMP, outage, failed_for_good)
             }
         };

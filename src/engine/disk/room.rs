@@ -44,7 +44,8 @@ impl Room {
         if low && !self.low.swap(true, Ordering::Relaxed) {
             let path = self.path.display().to_string();
             tracing::error!(path, free, least = self.least, "the disk is almost full: publishes are refused");
-        } else if free >= self.least.saturating_add(self.least / 8) && self.low.swap(false, Ordering::Relaxed) {
+        } else if free >= self.least.saturating_add(self.least / 8) && self.low.swap(false, Ordering::Relaxed)
+        {
             tracing::info!(path = %self.path.display(), free, "the disk has room again: publishes are taken");
         }
     }
@@ -82,7 +83,9 @@ impl Room {
         }
         let bytes = (bytes as u64).saturating_add(JOB * jobs as u64).saturating_mul(COPIES);
         // Between two looks this alone bounds what is stored. The look corrects it.
-        let _ = self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_sub(bytes)));
+        let _ = self
+            .free
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free.saturating_sub(bytes)));
         Ok(())
     }
 }
@@ -102,7 +105,10 @@ mod tests {
         assert!(free > 1 << 20, "a test needs some room, and {free} bytes are free");
         let with = |least: u64| Room::new(dir.path(), least);
         let enough = with(free / 64);
-        assert!(!enough.is_low() && enough.publish(1, 9).is_ok() && enough.rewrite(9).is_ok(), "there is enough");
+        assert!(
+            !enough.is_low() && enough.publish(1, 9).is_ok() && enough.rewrite(9).is_ok(),
+            "there is enough"
+        );
         let low = with(free / 2 * 3);
         assert!(low.is_low() && refused(low.publish(1, 9)), "below the mark nothing new is stored");
         assert!(low.rewrite(9).is_ok(), "above half of the mark a job is stored again");

@@ -106,14 +106,16 @@ impl Sweeper {
     /// Sweeps, and does to the files what the writer asks for.
     pub fn run(&self, stop: &Stop) {
         let (mut pause, mut scan) = (self.every, None);
-        let (mut report, mut next_upkeep, mut next_compaction) = (Report::default(), Instant::now(), Instant::now());
+        let (mut report, mut next_upkeep, mut next_compaction) =
+            (Report::default(), Instant::now(), Instant::now());
         let mut unreadable = Unreadable::default();
         while !stop.told_within(pause.min(self.every)) {
             let upkeep = Instant::now() >= next_upkeep;
             if scan.is_none() || upkeep {
                 report.too_soon = Instant::now() < next_compaction;
                 report.is_low = self.room.is_low();
-                let asked = Next { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
+                let asked =
+                    Next { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
                 let work = match self.handle.ask_blocking(asked) {
                     Ok(work) => work,
                     // So busy that upkeep can wait.

@@ -152,7 +152,10 @@ mod tests {
         use std::ops::RangeBounds;
         for range in &ranges {
             let count = (0..=1000).filter(|n| range.contains(&key((1 << 48) + n).to_vec())).count();
-            assert!((249..=252).contains(&count), "{count} of 1001 keys are in one of four parts: {ranges:?}");
+            assert!(
+                (249..=252).contains(&count),
+                "{count} of 1001 keys are in one of four parts: {ranges:?}"
+            );
         }
     }
 }

@@ -248,7 +248,12 @@ impl QueueState {
 }
 
 /// Notes that a queue is to be swept, unless it is to be swept earlier.
-fn list(sweeps: &mut BinaryHeap<Reverse<(Micros, Queue)>>, queue: &Queue, state: &mut QueueState, at: Micros) {
+fn list(
+    sweeps: &mut BinaryHeap<Reverse<(Micros, Queue)>>,
+    queue: &Queue,
+    state: &mut QueueState,
+    at: Micros,
+) {
     if at < state.sweep.listed {
         state.sweep.listed = at;
         sweeps.push(Reverse((at, queue.clone())));

@@ -57,7 +57,12 @@ impl WriterState {
         }
     }
 
-    fn summary_part(&self, number: u64, parts: u64, queues: &[(&Queue, &super::queues::QueueState)]) -> Vec<u8> {
+    fn summary_part(
+        &self,
+        number: u64,
+        parts: u64,
+        queues: &[(&Queue, &super::queues::QueueState)],
+    ) -> Vec<u8> {
         let mut out = Vec::with_capacity(24 + queues.len() * 96);
         for head in [number, parts, self.timers.delayed()] {
             out.put_u64(head);
@@ -66,7 +71,16 @@ impl WriterState {
             let sweep = q.sweeps();
             out.put_u16(q.key.len() as u16); // two names of 255 bytes at most, and their lengths
             out.put_slice(&q.key);
-            for value in [q.ready, q.first(), q.dead, q.dead_from, q.timers, sweep.at, sweep.swept, sweep.expiring.into()] {
+            for value in [
+                q.ready,
+                q.first(),
+                q.dead,
+                q.dead_from,
+                q.timers,
+                sweep.at,
+                sweep.swept,
+                sweep.expiring.into(),
+            ] {
                 out.put_u64(value);
             }
         }

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 pub use fjall::Slice;
+use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
@@ -92,7 +92,8 @@ pub fn is_unreadable(e: &fjall::Error) -> bool {
     const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
     match e {
         fjall::Error::Storage(fjall::LsmError::Io(e)) => {
-            e.kind() == ErrorKind::UnexpectedEof || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
+            e.kind() == ErrorKind::UnexpectedEof
+                || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
         }
         fjall::Error::Storage(_) => true,
         _ => false,
@@ -239,7 +240,9 @@ impl Store {
     /// The first and the last committed key.
     pub fn ends(&self, space: Space) -> Result<Option<(Slice, Slice)>, Fatal> {
         let space = self.space(space);
-        let (Some(first), Some(last)) = (space.first_key_value(), space.last_key_value()) else { return Ok(None) };
+        let (Some(first), Some(last)) = (space.first_key_value(), space.last_key_value()) else {
+            return Ok(None);
+        };
         Ok(Some((first.key()?, last.key()?)))
     }
 
