@@ -1,5 +1,6 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large, rest. Each prints thousands of operations a second, CPU
+//! Sections: publish, everysec, cycle, delayed, large, queues, rest. `DELAYED=10000000` changes how many jobs `delayed`
+//! stores. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
 
@@ -142,7 +143,14 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
 }
 
 /// Jobs of the section `delayed`.
-const DELAYED: u64 = 5_000_000;
+fn delayed_jobs() -> u64 {
+    std::env::var("DELAYED").ok().and_then(|text| text.parse().ok()).unwrap_or(5_000_000)
+}
+
+/// Queues of the section `queues`, and the jobs of each.
+const BACKLOGS: usize = 10_000;
+const BACKLOG: usize = 512;
+
 /// The argument that makes this program a [`Filler`]'s child.
 const FILL: &str = "--fill";
 
@@ -183,13 +191,13 @@ async fn fill(path: &Path, due: u64) {
     let engine = open(path, Sync::EverySecond);
     let maker = Maker::new(100);
     let work = async {
-        for n in 0..DELAYED / 64 {
+        for n in 0..delayed_jobs() / 64 {
             let delay = Duration::from_millis(due.saturating_sub(system_now()).max(1));
             let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
             engine.publish(batch).await.expect("published");
         }
     };
-    measure("delayed: publish 5M by 64", path, DELAYED, work).await;
+    measure("delayed: publish by 64", path, delayed_jobs(), work).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
@@ -292,26 +300,60 @@ async fn section(name: &str) {
             }
         }
         "delayed" => {
-            let due = system_now() + 60_000;
+            let jobs = delayed_jobs() / 64 * 64;
+            let due = system_now() + 60_000 + jobs / 100;
             let mut filler = Filler::start(path, due);
             filler.filled();
             // Nothing of the store is left in order: the journal is replayed.
             filler.kill();
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            println!("  reopen with 5M delayed after kill -9: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            println!(
+                "  reopen with {jobs} delayed after kill -9: {:?}, {} MB RSS",
+                start.elapsed(),
+                rss_mb()
+            );
             let stats = engine.stats().await.expect("figures");
-            assert_eq!(stats.timers, DELAYED, "every job that was answered is there");
+            assert_eq!(stats.timers, jobs, "every job that was answered is there");
             engine.close().await;
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            println!("  reopen with 5M delayed after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            println!(
+                "  reopen with {jobs} delayed after a close: {:?}, {} MB RSS",
+                start.elapsed(),
+                rss_mb()
+            );
             let wait = due.saturating_sub(system_now()) + 10;
             tokio::time::sleep(Duration::from_millis(wait)).await;
             let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
-            measure("delayed: pump 5M due", path, DELAYED, work).await;
+            measure("delayed: pump what is due", path, jobs, work).await;
             let left = engine.stats().await.expect("figures").timers;
             assert_eq!(left, 0, "all were due");
+            engine.close().await;
+        }
+        "queues" => {
+            let engine = open(path, Sync::EverySecond);
+            let maker = Arc::new(Maker::new(100));
+            println!("  empty: {} MB RSS", rss_mb());
+            let e = engine.clone();
+            // Round and round, as producers of many queues do.
+            let work = many((BACKLOGS * BACKLOG / 64) as u64, move |n| {
+                let (engine, maker) = (e.clone(), maker.clone());
+                async move {
+                    let name = QueueName::parse(&format!("backlog-{}", n % BACKLOGS))
+                        .expect("letters, a dash and digits");
+                    let queue = Queue { namespace: queue(0).namespace, name };
+                    let job = || NewJob { queue: queue.clone(), ..maker.job(0, Duration::ZERO) };
+                    engine.publish((0..64).map(|_| job()).collect()).await.expect("published");
+                }
+            });
+            measure("queues: publish by 64", path, (BACKLOGS * BACKLOG) as u64, work).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            println!("  {BACKLOGS} queues with {BACKLOG} ready jobs each: {} MB RSS", rss_mb());
+            engine.close().await;
+            let start = Instant::now();
+            let engine = open(path, Sync::EverySecond);
+            println!("  reopen after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
             engine.close().await;
         }
         "large" => {
@@ -331,7 +373,7 @@ async fn section(name: &str) {
             rest(1_000_000, 100).await;
             rest(20_000, 16 << 10).await;
         }
-        other => println!("no section {other}: publish, everysec, cycle, delayed, large, rest"),
+        other => println!("no section {other}: publish, everysec, cycle, delayed, large, queues, rest"),
     }
 }
 
@@ -347,7 +389,7 @@ fn main() {
     if std::env::args().any(|arg| arg == "--list") {
         return;
     }
-    let all = ["publish", "everysec", "cycle", "delayed", "large", "rest"].map(str::to_owned);
+    let all = ["publish", "everysec", "cycle", "delayed", "large", "queues", "rest"].map(str::to_owned);
     let sections = if asked.is_empty() { all.to_vec() } else { asked };
     for name in sections {
         runtime.block_on(section(&name));
