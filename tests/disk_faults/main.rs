@@ -20,7 +20,7 @@ use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::Queue;
-use support::client::{request, send};
+use support::client::{request, send, until};
 use support::process::Process;
 
 /// How long a test waits for what a healthy store does within a second.
@@ -514,11 +514,20 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     put(&second).await.expect(201);
     ready().await.expect(200);
 
+    let parked =
+        tokio::spawn(send(request("GET", &format!("http://{api}/api/ns/empty?timeout=600"), &first)));
+    let waits = async || {
+        let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
+        metrics.lines().any(|line| line == "dormouse_parked_polls 1")
+    };
+    until("a consumer waits", waits).await;
     fail(dir.path(), "sync", EIO, "first/db", None);
     // This one may have been stored.
     put(&first).await.expect(500);
     heal(dir.path());
     put(&first).await.expect(503);
+    let answer = tokio::time::timeout(PATIENCE, parked).await.expect("a consumer that waits is answered");
+    answer.expect("the request does not panic").expect(503);
     let why = ready().await.expect(503).text;
     assert!(why.contains("pool default") && why.contains("a sync failed"), "/ready says what and why: {why}");
     put(&second).await.expect(201);
@@ -534,4 +543,91 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let ended = server.ended();
     assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
     assert!(ended.said.contains("the last store failed"), "it said:\n{}", ended.said);
+}
+
+/// Ten bytes in the middle of a table of this keyspace are another's.
+fn damage(path: &Path, keyspace: &str) {
+    let dir = {
+        let db = fjall::Database::builder(path.join("db")).open().expect("it was closed");
+        let space = db.keyspace(keyspace, Default::default).expect("it exists");
+        space.rotate_memtable_and_wait().expect("written out");
+        space.path().to_owned()
+    };
+    let table = std::fs::read_dir(dir.join("tables")).expect("listed").flatten().map(|entry| entry.path());
+    let table = table.max_by_key(|path| path.metadata().expect("it is there").len()).expect("a table");
+    let mut bytes = std::fs::read(&table).expect("read");
+    let middle = bytes.len() / 3;
+    bytes[middle..middle + 10].iter_mut().for_each(|byte| *byte ^= 0x55);
+    std::fs::write(&table, bytes).expect("written");
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
+    const JOBS: u64 = 3000;
+    for keyspace in ["ready", "delayed", "dead", "running"] {
+        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+        let open = || DiskEngine::open(options(dir.path(), &clock));
+        let engine = open().expect("a new directory opens");
+        let [ready, delayed, dead, running] = ["ready", "delayed", "dead", "running"].map(queue);
+        let hour = Duration::from_secs(3600);
+        // Those of the queue `dead` first: only they are due at the first pump.
+        for (queue, delay) in
+            [(&dead, Duration::ZERO), (&ready, Duration::ZERO), (&running, Duration::ZERO), (&delayed, hour)]
+        {
+            for from in (0..JOBS).step_by(60) {
+                let jobs = (from..from + 60).map(|n| NewJob { delay, body: body(n, 20), ..job(queue, n) });
+                engine.publish(jobs.collect()).await.expect("published");
+            }
+            let ttr = match queue.name.as_str() {
+                "dead" => Duration::from_millis(10),
+                "running" => 2 * hour,
+                _ => continue,
+            };
+            for _ in 0..JOBS / 100 {
+                assert_eq!(take(&engine, queue, 100, ttr).await.len(), 100, "handed out");
+            }
+            clock.advance(Duration::from_millis(20));
+            while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        }
+        engine.close().await;
+        damage(dir.path(), keyspace);
+        assert!(
+            open().is_err() || ["ready", "dead", "delayed"].contains(&keyspace),
+            "{keyspace} is read at the start"
+        );
+        let rebuilt = dormouse::engine::disk::rebuild_lists(dir.path()).expect("it can be rebuilt");
+        assert_eq!(rebuilt, JOBS, "jobs of the list {keyspace}");
+        assert_eq!(
+            dormouse::engine::disk::rebuild_lists(dir.path()).expect("nothing is wrong"),
+            0,
+            "not twice"
+        );
+
+        let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
+        let all: BTreeSet<u64> = (0..JOBS).collect();
+        assert_eq!(drain(&engine, &ready, 20).await, all, "after {keyspace} was rebuilt: ready jobs");
+        assert_eq!(
+            engine.dead_letter(&dead).await.expect("read").size,
+            JOBS,
+            "after {keyspace} was rebuilt: dead jobs"
+        );
+        assert_eq!(
+            engine.delete_dead(&dead, JOBS).await.expect("deleted"),
+            JOBS,
+            "after {keyspace} was rebuilt"
+        );
+        clock.advance(hour);
+        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        assert_eq!(drain(&engine, &delayed, 20).await, all, "after {keyspace} was rebuilt: delayed jobs");
+        // A running job whose list was lost is ready at once, any other after its ttr, and dead then.
+        clock.advance(2 * hour);
+        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        if keyspace == "running" {
+            assert_eq!(drain(&engine, &running, 20).await, all, "running jobs are ready again");
+        } else {
+            let size = engine.dead_letter(&running).await.expect("read").size;
+            assert_eq!(size, JOBS, "after {keyspace} was rebuilt: jobs that ran");
+        }
+        engine.close().await;
+    }
 }

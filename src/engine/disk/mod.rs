@@ -23,6 +23,7 @@ mod publish;
 mod pulse;
 mod pump;
 mod quarantine;
+mod rebuild;
 mod records;
 mod room;
 mod state;
@@ -56,6 +57,7 @@ use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
 pub use self::quarantine::Quarantined;
+pub use self::rebuild::rebuild_lists;
 use self::room::Room;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
@@ -249,7 +251,9 @@ impl DiskEngine {
             threads.writer = Some(threads::spawn("disk-writer", &stop, &poison, move || writer.run())?);
             let pulses = [("a group of calls", serving), ("a sync", syncing.clone())];
             let (limit, told, fails) = (options.disk_timeout, stop.clone(), poison.clone());
-            let watch = move || pulse::watch(&pulses, limit, &told, &fails);
+            let notifiers = engine.notifiers.clone();
+            // Consumers that wait are answered, instead of waiting for jobs that will not come.
+            let watch = move || pulse::watch(&pulses, limit, &told, &fails, || notifiers.notify_all());
             threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
             let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
             let sync = options.sync == Sync::EverySecond;

@@ -33,8 +33,16 @@ impl Pulse {
     }
 }
 
-/// Poisons the store once one piece of work has taken `limit`. Each pulse comes with what its work is called.
-pub fn watch(pulses: &[(&str, Arc<Pulse>)], limit: Duration, stop: &Stop, poison: &Poison) {
+/// Poisons the store once one piece of work has taken `limit`. Each pulse comes with what its work is called. Calls
+/// `failed` when the store is poisoned, by whomever.
+pub fn watch(
+    pulses: &[(&str, Arc<Pulse>)],
+    limit: Duration,
+    stop: &Stop,
+    poison: &Poison,
+    failed: impl FnOnce(),
+) {
+    let mut failed = Some(failed);
     let every = (limit / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
     let most = limit.as_millis().div_ceil(every.as_millis()).max(1);
     let mut seen = vec![(0, 0); pulses.len()];
@@ -46,6 +54,11 @@ pub fn watch(pulses: &[(&str, Arc<Pulse>)], limit: Duration, stop: &Stop, poison
             if *times >= most {
                 poison.set(format!("{name} has taken longer than {limit:?}: the disk hangs"));
             }
+        }
+        if poison.error().is_some()
+            && let Some(failed) = failed.take()
+        {
+            failed();
         }
     }
 }
@@ -61,7 +74,12 @@ mod tests {
         let (hangs, works) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
         let pulses = [("a sync", works.clone()), ("a group of calls", hangs.clone())];
         let (told, end) = (stop.clone(), poison.clone());
-        let body = move || watch(&pulses, Duration::from_millis(50), &told, &end);
+        let (tell, told_of) = std::sync::mpsc::channel();
+        let body = move || {
+            watch(&pulses, Duration::from_millis(50), &told, &end, || {
+                let _ = tell.send(());
+            })
+        };
         let thread = threads::spawn("disk-watch", &stop, &poison, body).unwrap(); // there is room for a thread
         for _ in 0..50 {
             // Each takes a moment, all together longer than the limit.
@@ -79,6 +97,10 @@ mod tests {
         let reason = poison.error().map(|e| e.to_string()).unwrap_or_default();
         assert!(reason.contains("a group of calls has taken longer than 50ms"), "it says: {reason:?}");
         drop(work);
+        assert!(
+            told_of.recv_timeout(Duration::from_secs(10)).is_ok(),
+            "nobody was told that the store failed"
+        );
         stop.tell();
         assert!(thread.join().is_ok(), "the watch ends as it is told to");
     }

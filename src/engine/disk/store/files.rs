@@ -31,6 +31,11 @@ impl Store {
         self.space(space).disk_space()
     }
 
+    /// Deletes all entries of a keyspace, also those that cannot be read.
+    pub fn clear(&self, space: Space) -> Result<(), Fatal> {
+        Ok(self.space(space).clear()?)
+    }
+
     /// How many entries a keyspace has, with those that were deleted or written over and are still stored, and
     /// with the notes that say so.
     pub fn items(&self, space: Space) -> u64 {
