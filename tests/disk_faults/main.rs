@@ -563,10 +563,11 @@ fn damage(path: &Path, keyspace: &str) {
 
 #[tokio::test]
 async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
-    const JOBS: u64 = 3000;
+    const JOBS: u64 = 600;
     for keyspace in ["ready", "delayed", "dead", "running"] {
         let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-        let open = || DiskEngine::open(options(dir.path(), &clock));
+        let open =
+            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
         let engine = open().expect("a new directory opens");
         let [ready, delayed, dead, running] = ["ready", "delayed", "dead", "running"].map(queue);
         let hour = Duration::from_secs(3600);

@@ -20,7 +20,7 @@ use crate::error::Error;
 const SECOND: Duration = Duration::from_secs(1);
 /// Between two parts of a ready list that are read to sweep them.
 const PART_PAUSE: Duration = Duration::from_millis(5);
-/// After a step of upkeep that could not be done, since the store has too much to do.
+/// Before the first step, and after one that could not be done, since the store has too much to do.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the tables are looked at whether there are enough to merge.
 const MERGE_PAUSE: Duration = Duration::from_millis(100);
@@ -105,7 +105,7 @@ pub struct Sweeper {
 impl Sweeper {
     /// Sweeps, and does to the files what the writer asks for.
     pub fn run(&self, stop: &Stop) {
-        let (mut pause, mut scan) = (self.every, None);
+        let (mut pause, mut scan) = (BUSY_PAUSE, None);
         let (mut report, mut next_upkeep, mut next_compaction) =
             (Report::default(), Instant::now(), Instant::now());
         let mut unreadable = Unreadable::default();

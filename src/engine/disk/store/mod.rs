@@ -151,8 +151,10 @@ impl Store {
             .max_cached_files(Some(limits.open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
-            // It only writes memtables out: `merge.rs` merges.
-            .worker_threads(1)
+            // They only write memtables out: `merge.rs` merges. Fewer could wait for each other: one that seals a
+            // memtable waits for room in a queue that only they empty, and the first of several gives most of
+            // what it takes to the others.
+            .worker_threads(3)
             .cache_size(limits.cache)
             // The least that fjall takes: when a journal is full, whatever still needs an older one is written
             // out, so that there are two, seldom three.
