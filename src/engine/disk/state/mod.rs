@@ -140,19 +140,22 @@ impl WriterState {
 
     /// Adds a job at the end of its queue's ready list, under a number never used before.
     pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry) {
-        let limit = self.windows.ready;
+        let (limit, now) = (self.windows.ready, self.clock_mark);
         let state = self.queue(queue);
         state.push(seq, entry, limit);
-        let key = codec::list_key(&state.key, seq);
+        let (key, is_looked_at) = (codec::list_key(&state.key, seq), state.is_looked_at(now));
         self.txn.put(Space::Ready, key, codec::list_value(seq, &entry));
-        self.queues.pushed(queue, self.clock_mark);
+        if !is_looked_at {
+            self.queues.pushed(queue, now);
+        }
         self.notify(queue);
     }
 
     /// A job of this queue may be taken out by the sweep once its ttl has ended.
     pub fn will_expire(&mut self, queue: &Queue, expires: Option<Micros>) {
-        if let Some(expires) = expires {
-            self.queue(queue);
+        if let Some(expires) = expires
+            && !self.queue(queue).is_swept_by(expires)
+        {
             self.queues.sweep_at(queue, expires);
         }
     }

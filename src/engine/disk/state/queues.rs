@@ -198,6 +198,16 @@ impl QueueState {
         self.front().map_or(self.from, |(seq, _)| seq)
     }
 
+    /// Whether the sweep knows already of a ready job that expires at `at` or earlier.
+    pub fn is_swept_by(&self, at: Micros) -> bool {
+        self.sweep.expiring && self.sweep.at <= at
+    }
+
+    /// Whether the sweep need not be told of a job that became ready by `now`.
+    pub fn is_looked_at(&self, now: Micros) -> bool {
+        !self.sweep.expiring || self.sweep.listed <= now.saturating_add(TAIL_AFTER)
+    }
+
     /// What is known for the sweep.
     pub fn sweeps(&self) -> Sweeps {
         self.sweep
@@ -312,8 +322,7 @@ impl Queues {
     /// A job became ready by `now`.
     pub fn pushed(&mut self, queue: &Queue, now: Micros) {
         if let Some(state) = self.all.get_mut(queue)
-            && state.sweep.expiring
-            && state.sweep.listed > now.saturating_add(TAIL_AFTER)
+            && !state.is_looked_at(now)
         {
             list(&mut self.sweeps, queue, state, now.saturating_add(TAIL_AFTER));
         }
