@@ -1,5 +1,5 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large, queues, rest. `DELAYED=10000000` changes how many jobs `delayed`
+//! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest. `DELAYED=10000000` changes how many jobs `delayed`
 //! stores. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
@@ -16,6 +16,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
+use hdrhistogram::Histogram;
 
 /// Concurrent callers, each of which waits for its answer before it asks again.
 const CALLERS: usize = 64;
@@ -140,6 +141,58 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
             }
         }
     })
+}
+
+/// Cycles a second in the section `paced`, and for how many seconds.
+const PACE: u64 = 10_000;
+const PACED: u64 = 20;
+
+/// Publishes, consumes and acks [`PACE`] jobs a second, and prints how long a publish and a consume took.
+async fn paced(sync: Sync) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = open(dir.path(), sync);
+    let maker = Arc::new(Maker::new(100));
+    let tasks: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let (engine, maker) = (engine.clone(), maker.clone());
+            tokio::spawn(async move {
+                let new = || Histogram::<u64>::new(3).expect("three digits");
+                let (mut publishes, mut consumes) = (new(), new());
+                let mut ticks = tokio::time::interval(Duration::from_secs(CALLERS as u64) / PACE as u32);
+                for n in 0..(PACE * PACED) as usize / CALLERS {
+                    ticks.tick().await;
+                    let began = Instant::now();
+                    engine.publish(vec![maker.job(caller + n, Duration::ZERO)]).await.expect("published");
+                    publishes.saturating_record(began.elapsed().as_micros() as u64);
+                    let began = Instant::now();
+                    let ttr = Duration::from_secs(600);
+                    let jobs =
+                        engine.consume(&queue(caller + n).into(), &[ttr]).await.expect("consumed").jobs;
+                    consumes.saturating_record(began.elapsed().as_micros() as u64);
+                    for job in jobs {
+                        engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                    }
+                }
+                (publishes, consumes)
+            })
+        })
+        .collect();
+    let began = Instant::now();
+    let (mut publishes, mut consumes) =
+        (Histogram::<u64>::new(3).expect("three digits"), Histogram::<u64>::new(3).expect("three digits"));
+    for task in tasks {
+        let (publish, consume) = task.await.expect("no caller panics");
+        publishes.add(publish).expect("the same digits");
+        consumes.add(consume).expect("the same digits");
+    }
+    println!("paced: {PACE} cycles/s, {sync:?}: took {:?} of {PACED} s", began.elapsed());
+    for (name, times) in [("publish", publishes), ("consume", consumes)] {
+        let ms = |us: u64| us as f64 / 1000.0;
+        let [half, most, worst] =
+            [times.value_at_quantile(0.5), times.value_at_quantile(0.99), times.max()].map(ms);
+        println!("  {name}: p50 {half:.2} ms, p99 {most:.2} ms, worst {worst:.1} ms");
+    }
+    engine.close().await;
 }
 
 /// Jobs of the section `delayed`.
@@ -356,6 +409,11 @@ async fn section(name: &str) {
             println!("  reopen after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
             engine.close().await;
         }
+        "paced" => {
+            for sync in [Sync::Always, Sync::EverySecond] {
+                paced(sync).await;
+            }
+        }
         "large" => {
             let engine = open(path, Sync::Always);
             let maker = Maker::new(1 << 20);
@@ -373,7 +431,9 @@ async fn section(name: &str) {
             rest(1_000_000, 100).await;
             rest(20_000, 16 << 10).await;
         }
-        other => println!("no section {other}: publish, everysec, cycle, delayed, large, queues, rest"),
+        other => {
+            println!("no section {other}: publish, everysec, cycle, delayed, large, paced, queues, rest")
+        }
     }
 }
 
@@ -389,7 +449,8 @@ fn main() {
     if std::env::args().any(|arg| arg == "--list") {
         return;
     }
-    let all = ["publish", "everysec", "cycle", "delayed", "large", "queues", "rest"].map(str::to_owned);
+    let all =
+        ["publish", "everysec", "cycle", "delayed", "large", "paced", "queues", "rest"].map(str::to_owned);
     let sections = if asked.is_empty() { all.to_vec() } else { asked };
     for name in sections {
         runtime.block_on(section(&name));

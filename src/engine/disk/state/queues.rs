@@ -2,8 +2,7 @@
 //! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
 //! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -258,15 +257,11 @@ impl QueueState {
 }
 
 /// Notes that a queue is to be swept, unless it is to be swept earlier.
-fn list(
-    sweeps: &mut BinaryHeap<Reverse<(Micros, Queue)>>,
-    queue: &Queue,
-    state: &mut QueueState,
-    at: Micros,
-) {
+fn list(sweeps: &mut BTreeSet<(Micros, Queue)>, queue: &Queue, state: &mut QueueState, at: Micros) {
     if at < state.sweep.listed {
+        sweeps.remove(&(state.sweep.listed, queue.clone()));
         state.sweep.listed = at;
-        sweeps.push(Reverse((at, queue.clone())));
+        sweeps.insert((at, queue.clone()));
     }
 }
 
@@ -277,8 +272,8 @@ pub struct Queues {
     /// The same names, sorted.
     names: BTreeSet<Queue>,
     held: Arc<Held>,
-    /// Queues to be swept, and when. One whose state says another time is passed over: it stands here twice.
-    sweeps: BinaryHeap<Reverse<(Micros, Queue)>>,
+    /// Those of them to be swept, and when: each once.
+    sweeps: BTreeSet<(Micros, Queue)>,
     /// Queues that were empty when they were put here, and since when.
     idle: VecDeque<(Micros, Queue)>,
 }
@@ -291,7 +286,7 @@ impl Queues {
             all: HashMap::new(),
             names: BTreeSet::new(),
             held,
-            sweeps: BinaryHeap::new(),
+            sweeps: BTreeSet::new(),
             idle: VecDeque::new(),
         }
     }
@@ -339,25 +334,22 @@ impl Queues {
 
     /// Takes a queue out that the sweep should look at by now.
     pub fn take_sweep(&mut self, now: Micros) -> Option<ToSweep> {
-        while self.sweeps.peek().is_some_and(|Reverse((at, _))| *at <= now) {
-            let Reverse((at, queue)) = self.sweeps.pop()?;
-            let Some(state) = self.all.get_mut(&queue) else { continue };
-            if state.sweep.listed != at {
-                continue;
-            }
-            state.sweep.listed = NEVER;
-            let whole = state.sweep.at <= now;
-            let after = if whole { 0 } else { state.sweep.swept };
-            if whole {
-                state.sweep.at = NEVER;
-            } else {
-                // For the whole of it, later.
-                let at = state.sweep.at;
-                list(&mut self.sweeps, &queue, state, at);
-            }
-            return Some(ToSweep { key: state.key.clone(), queue, after });
+        if self.sweeps.first()?.0 > now {
+            return None;
         }
-        None
+        let (_, queue) = self.sweeps.pop_first()?;
+        let state = self.all.get_mut(&queue)?;
+        state.sweep.listed = NEVER;
+        let whole = state.sweep.at <= now;
+        let after = if whole { 0 } else { state.sweep.swept };
+        if whole {
+            state.sweep.at = NEVER;
+        } else {
+            // For the whole of it, later.
+            let at = state.sweep.at;
+            list(&mut self.sweeps, &queue, state, at);
+        }
+        Some(ToSweep { key: state.key.clone(), queue, after })
     }
 
     /// The entries up to number `last` were looked at. The first of their jobs expires at `next`.
@@ -436,6 +428,7 @@ impl Queues {
         if !state.is_empty() {
             return Some(None);
         }
+        self.sweeps.remove(&(state.sweep.listed, queue.clone()));
         self.names.remove(&queue);
         Some(self.all.remove(&queue))
     }
