@@ -227,13 +227,16 @@ async fn read_job(
     Ok((new_job(pool, queue, body, life, attributes), repeatable))
 }
 
+/// What the head of a publish says.
+type Head = (Life, Option<Attributes>, Option<Box<Repeatable>>);
+
 /// Takes the head, so that it is not kept while the body comes.
 fn read_head(
     state: &AppState,
     pool: &PoolState,
     queue: &Queue,
     head: request::Parts,
-) -> Result<(Life, Option<Attributes>, Option<Box<Repeatable>>), ApiError> {
+) -> Result<Head, ApiError> {
     let life = params::life(query(head.uri.query()), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&pool.name, queue, &head)?;

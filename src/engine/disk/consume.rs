@@ -99,7 +99,7 @@ impl WriterState {
         match found {
             // The record is this entry's own, and its ttl has ended.
             Some(Ok(record)) => self.forget(queue, entry.id, &record),
-            Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
+            Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }
         self.queues.note_idle(queue, now);

@@ -14,6 +14,7 @@ use super::state::WriterState;
 use super::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
 use super::store::codec::{self, Entry, TimerKey};
 use super::store::{Fatal, Found, Space, Store};
+use super::sweep::Lend;
 use crate::clock::{Micros, Millis};
 use crate::engine::{Cursor, JobList, JobPage, Pause, QueuePage, QueueView};
 use crate::error::{Error, Result};
@@ -69,7 +70,7 @@ impl Lists {
             Some(after) => after,
         };
         let permit = self.permit().await?;
-        let store = handle.ask(Open).await?;
+        let store = handle.ask(Lend).await?;
         let namespace = namespace.clone();
         let (names, more) = read(permit, move || queue_names(&store, &namespace, limit, after)).await?;
         let cursor = names.last().filter(|_| more).map(|last| Cursor(last.name.as_str().to_owned()));
@@ -243,18 +244,6 @@ impl Start {
                 (Place::Number(seq), Some(codec::read_list_value(seq, value)?))
             }
         })
-    }
-}
-
-/// Answers the store, while it is open.
-struct Open;
-
-impl Step for Open {
-    type Reply = Store;
-    const MUST_LAST: bool = false;
-
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Store> {
-        Ok(state.txn.store().clone())
     }
 }
 

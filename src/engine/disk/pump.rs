@@ -83,7 +83,7 @@ impl WriterState {
                 self.ack(&JobRef { queue: queue.clone(), id: entry.id }, now)?;
             }
             Some(Ok(record)) => return Ok(self.move_to_dead_letter(queue, entry, record, now)),
-            Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
+            Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }
         self.queues.note_idle(queue, now);

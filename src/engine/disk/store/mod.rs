@@ -3,16 +3,23 @@
 
 pub mod codec;
 mod files;
+pub mod journal;
+pub mod merge;
 pub mod open;
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
+pub use fjall::Slice;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable, Slice};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-use codec::{Malformed, Record};
+use self::codec::{Malformed, Record};
+use self::journal::Journal;
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,12 +33,13 @@ pub enum Space {
     Queues,
     Tokens,
     Limits,
+    Quarantine,
     Keys,
     Once,
 }
 
 /// How many keyspaces there are.
-const SPACES: usize = 11;
+const SPACES: usize = 12;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -41,7 +49,7 @@ impl Space {
     /// live for seconds mostly die before they are written out, and that this happens seldom: whenever a table
     /// is added fjall syncs its list under a lock, and the writer waits for 20 to 50 ms. With 16 MiB for delayed
     /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms.
-    const ALL: [(Space, &'static str, u64); SPACES] = [
+    pub const ALL: [(Space, &'static str, u64); SPACES] = [
         (Space::Meta, "meta", MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
@@ -51,6 +59,7 @@ impl Space {
         (Space::Queues, "queues", 4 * MIB),
         (Space::Tokens, "tokens", MIB),
         (Space::Limits, "limits", MIB),
+        (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
     ];
@@ -83,6 +92,23 @@ pub fn describe(e: &fjall::Error) -> String {
     }
 }
 
+/// Whether an error says that bytes on the disk cannot be read or are not what was written. That harms whatever lies in
+/// the same block. Any other error says something of the whole store.
+pub fn is_unreadable(e: &fjall::Error) -> bool {
+    const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
+    match e {
+        fjall::Error::Storage(fjall::LsmError::Io(e)) => {
+            e.kind() == ErrorKind::UnexpectedEof
+                || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
+        }
+        fjall::Error::Storage(_) => true,
+        _ => false,
+    }
+}
+
+/// So many records in a row that cannot be read are no bad sector: the disk has failed.
+const UNREADABLE_IN_A_ROW: u32 = 4096;
+
 /// What a point read found.
 #[derive(Debug)]
 pub enum Found {
@@ -97,6 +123,7 @@ pub enum Found {
 pub struct Store {
     db: Database,
     spaces: [Keyspace; SPACES],
+    path: PathBuf,
 }
 
 impl std::fmt::Debug for Store {
@@ -108,17 +135,44 @@ impl std::fmt::Debug for Store {
 /// fjall takes no fewer.
 const FEWEST_OPEN_TABLES: usize = 10;
 
+impl Found {
+    fn of(key: &[u8], value: &[u8]) -> Found {
+        codec::read_record(key, value).map_or_else(|e| Found::Corrupt(e.to_string()), Found::Record)
+    }
+
+    /// What a read of a job's record says.
+    fn read(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
+        match value {
+            Ok(Some(value)) => Ok(Found::of(key, &value)),
+            Ok(None) => Ok(Found::Nothing),
+            // A block that cannot be read harms its own jobs.
+            Err(e) if is_unreadable(&e) => Ok(Found::Corrupt(describe(&e))),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// What an open database may hold of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many tables may stay open.
+    pub open_tables: usize,
+    /// How many bytes of blocks that were read are kept.
+    pub cache: u64,
+}
+
 impl Store {
-    /// Opens or creates the database in `path`. `open_tables` of its tables may stay open.
-    pub fn open(path: &Path, open_tables: usize) -> fjall::Result<Store> {
+    /// Opens or creates the database in `path`.
+    pub fn open(path: &Path, limits: Limits) -> fjall::Result<Store> {
         let db = Database::builder(path)
-            .max_cached_files(Some(open_tables.max(FEWEST_OPEN_TABLES)))
+            .max_cached_files(Some(limits.open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
-            // One of them only writes memtables out, and spins while all others compact: with three that is
-            // seldom, with two it burns a core.
+            // They only write memtables out: `merge.rs` merges. Fewer could wait for each other: one that seals a
+            // memtable waits for room in a queue that only they empty, and the first of several gives most of
+            // what it takes to the others.
             .worker_threads(3)
-            .cache_size(32 * MIB)
+            .cache_size(limits.cache)
             // The least that fjall takes: when a journal is full, whatever still needs an older one is written
             // out, so that there are two, seldom three.
             .max_journaling_size(64 * MIB)
@@ -133,15 +187,16 @@ impl Store {
                     }
                     _ => FilterPolicyEntry::None,
                 };
-                KeyspaceCreateOptions::default()
+                let options = KeyspaceCreateOptions::default()
                     .manual_journal_persist(true)
                     .max_memtable_size(memtable)
                     .filter_policy(FilterPolicy::all(filter))
-                    .data_block_size_policy(BlockSizePolicy::all(4096))
+                    .data_block_size_policy(BlockSizePolicy::all(4096));
+                merge::never(options)
             })?);
         }
         let spaces = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
-        Ok(Store { db, spaces })
+        Ok(Store { db, spaces, path: path.to_owned() })
     }
 
     fn space(&self, space: Space) -> &Keyspace {
@@ -149,9 +204,23 @@ impl Store {
         &self.spaces[space as usize]
     }
 
-    /// Makes everything committed so far survive the machine.
-    pub fn sync(&self) -> fjall::Result<()> {
-        self.db.persist(PersistMode::SyncData)
+    /// Makes everything committed so far survive the process. Fails once a thread of fjall's has failed.
+    pub fn to_system(&self) -> Result<(), Fatal> {
+        Ok(self.db.persist(PersistMode::Buffer)?)
+    }
+
+    /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it has
+    /// failed it must not be tried again: the system may have forgotten what it did not write.
+    pub fn sync(&self, journal: &mut Option<Journal>) -> Result<(), Fatal> {
+        self.to_system()?;
+        let failed = |e: std::io::Error| Fatal(format!("a sync failed: {e}"));
+        let mut current = match journal.take() {
+            Some(current) => current,
+            None => Journal::of(&self.path).map_err(failed)?,
+        };
+        current.sync().map_err(failed)?;
+        *journal = Some(current);
+        Ok(())
     }
 
     /// The store as it is now.
@@ -162,6 +231,11 @@ impl Store {
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
         Ok(self.space(space).get(key)?)
+    }
+
+    /// Reads a job's committed record.
+    pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
+        Found::read(key, self.space(Space::Jobs).get(key))
     }
 
     /// Reads a number of `meta`.
@@ -183,9 +257,22 @@ impl Store {
         self.space(space).iter().map(|guard| guard.into_inner().map_err(Fatal::from))
     }
 
-    /// Walks all committed keys, without their values.
-    pub fn keys(&self, space: Space) -> impl Iterator<Item = Result<Slice, Fatal>> + use<> {
-        self.space(space).iter().map(|guard| guard.key().map_err(Fatal::from))
+    /// The first and the last committed key.
+    pub fn ends(&self, space: Space) -> Result<Option<(Slice, Slice)>, Fatal> {
+        let space = self.space(space);
+        let (Some(first), Some(last)) = (space.first_key_value(), space.last_key_value()) else {
+            return Ok(None);
+        };
+        Ok(Some((first.key()?, last.key()?)))
+    }
+
+    /// Walks a range of committed keys, without their values.
+    pub fn keys_in<K: AsRef<[u8]>>(
+        &self,
+        space: Space,
+        range: impl std::ops::RangeBounds<K>,
+    ) -> impl Iterator<Item = Result<Slice, Fatal>> {
+        self.space(space).range(range).map(|guard| guard.key().map_err(Fatal::from))
     }
 }
 
@@ -208,24 +295,8 @@ impl Snapshot<'_> {
 
     /// Reads a job's record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        found(key, self.snapshot.get(self.store.space(Space::Jobs), key))
+        Found::read(key, self.snapshot.get(self.store.space(Space::Jobs), key))
     }
-}
-
-/// What a read of a job's record says.
-fn found(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
-    Ok(match value {
-        Ok(None) => Found::Nothing,
-        Ok(Some(value)) => match codec::read_record(key, &value) {
-            Ok(record) => Found::Record(record),
-            Err(e) => Found::Corrupt(e.to_string()),
-        },
-        // A block that does not match its checksum harms its own jobs. Anything else is the disk's.
-        Err(fjall::Error::Storage(e)) if !matches!(e, fjall::LsmError::Io(_)) => {
-            Found::Corrupt(e.to_string())
-        }
-        Err(e) => return Err(e.into()),
-    })
 }
 
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
@@ -250,6 +321,10 @@ pub struct Txn {
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
+    /// What was synced last.
+    journal: Option<Journal>,
+    /// Records in a row that could not be read.
+    unreadable: Cell<u32>,
 }
 
 /// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
@@ -281,6 +356,8 @@ impl Txn {
             unsettled: false,
             rows: HashMap::new(),
             deleted: [0; SPACES],
+            journal: None,
+            unreadable: Cell::new(0),
         }
     }
 
@@ -331,10 +408,16 @@ impl Txn {
 
     /// Reads a job's record, as this transaction left it.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        match self.recent.get(key) {
-            Some(written) => found(key, Ok(written.clone())),
-            None => found(key, self.store.space(Space::Jobs).get(key)),
+        if let Some(written) = self.recent.get(key) {
+            return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
         }
+        let found = self.store.job(key)?;
+        let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
+        self.unreadable.set(in_a_row);
+        if in_a_row >= UNREADABLE_IN_A_ROW {
+            return Err(Fatal(format!("{in_a_row} jobs in a row cannot be read: {found:?}")));
+        }
+        Ok(found)
     }
 
     /// Writes a row of `keys` or `once`.
@@ -386,7 +469,11 @@ impl Txn {
     pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
         self.flush()?;
         if std::mem::take(&mut self.unsettled) {
-            self.store.db.persist(if sync { PersistMode::SyncData } else { PersistMode::Buffer })?;
+            if sync {
+                self.store.sync(&mut self.journal)?;
+            } else {
+                self.store.to_system()?;
+            }
         }
         Ok(())
     }
@@ -406,6 +493,8 @@ impl Txn {
 mod tests {
     use super::*;
 
+    const LIMITS: Limits = Limits { open_tables: 64, cache: MIB };
+
     #[test]
     fn store_order() {
         for (at, (space, name, _)) in Space::ALL.into_iter().enumerate() {
@@ -416,7 +505,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let store = Store::open(dir.path(), LIMITS).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -427,7 +516,7 @@ mod tests {
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
         drop((txn, store));
-        let store = Store::open(dir.path(), 64).unwrap(); // closed just now
+        let store = Store::open(dir.path(), LIMITS).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),

@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::codec::META_CLOSED;
-use super::{Fatal, Store, describe};
+use super::{Fatal, Limits, Store, describe, journal};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 const MARK: &str = "dormouse";
@@ -44,11 +44,18 @@ pub struct Mark {
     file: File,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
+    /// The same, as it was found.
+    was_closed: Option<u64>,
     /// Whether it says that the directory has an older format.
     is_older: bool,
 }
 
 impl Mark {
+    /// The number of the last commit before this open, if the store was closed in order.
+    pub fn was_closed(&self) -> Option<u64> {
+        self.was_closed
+    }
+
     /// Writes the one line that is always there, and a second one after an orderly close.
     fn write(&mut self) -> std::io::Result<()> {
         let closed = self.closed.map_or(String::new(), |number| format!("closed {number}\n"));
@@ -66,8 +73,8 @@ impl Mark {
     }
 }
 
-/// Opens `path`, made if it is not there. `open_tables` of the tables may stay open.
-pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError> {
+/// Opens `path`, made if it is not there.
+pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     // Jobs and tokens are in it.
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io)?;
@@ -85,7 +92,10 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
     if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
         std::fs::remove_dir_all(&database).map_err(io)?;
     }
-    let store = Store::open(&database, open_tables).map_err(|e| match e {
+    if mark.closed.is_none() && database.exists() {
+        journal::rewrite(&database).map_err(io)?;
+    }
+    let store = Store::open(&database, limits).map_err(|e| match e {
         fjall::Error::Locked => OpenError::Locked(path.to_owned()),
         fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
         other => OpenError::Damaged(path.to_owned(), describe(&other)),
@@ -97,7 +107,7 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
         if found != Some(number) {
             return Err(damaged("its last commits are missing".to_owned()));
         }
-        mark.closed = None;
+        mark.was_closed = mark.closed.take();
         mark.write().map_err(io)?;
     } else if mark.is_older {
         // Before anything is written that an older version would not understand.
@@ -159,7 +169,7 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, closed: None, is_older: false };
+    let mut mark = Mark { file, closed: None, was_closed: None, is_older: false };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
