@@ -56,7 +56,7 @@ use self::publish::{Publish, Republish};
 use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
-pub use self::quarantine::Quarantined;
+pub use self::quarantine::{Quarantined, quarantined};
 pub use self::rebuild::rebuild_lists;
 use self::room::Room;
 use self::state::tables::Tables;
