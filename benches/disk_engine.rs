@@ -1,6 +1,6 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
 //! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest. `DELAYED=10000000` changes how many jobs `delayed`
-//! stores. Each prints thousands of operations a second, CPU
+//! stores. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
 
@@ -70,6 +70,12 @@ fn rss_mb() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// What is free on the disk of a directory, in MB.
+fn free_mb(path: &Path) -> u64 {
+    let disk = rustix::fs::statvfs(path).expect("the disk says how much is free");
+    (disk.f_bavail * disk.f_frsize) >> 20
 }
 
 /// Blocks that a directory takes, in MB: journals are allocated ahead and mostly holes.
@@ -407,6 +413,48 @@ async fn section(name: &str) {
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
             println!("  reopen after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            engine.close().await;
+        }
+        "full" => {
+            let Some(dir) = std::env::var_os("FULL").map(std::path::PathBuf::from) else {
+                return println!("full: FULL should name an empty directory on a disk of its own");
+            };
+            let engine = open(&dir, Sync::Always);
+            let maker = Maker::new(100);
+            let began = Instant::now();
+            let mut jobs = 0;
+            let refused = loop {
+                let batch = (0..64).map(|i| maker.job(jobs as usize + i, Duration::ZERO)).collect();
+                match engine.publish(batch).await {
+                    Ok(()) => jobs += 64,
+                    Err(e) => break e,
+                }
+            };
+            println!(
+                "  refused after {jobs} jobs and {:?}: {refused}; {} MB free",
+                began.elapsed(),
+                free_mb(&dir)
+            );
+            let lowest = Arc::new(AtomicU64::new(u64::MAX));
+            let (seen, watched) = (lowest.clone(), dir.clone());
+            let watch = tokio::spawn(async move {
+                loop {
+                    seen.fetch_min(free_mb(&watched), Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            });
+            drain(&engine, &dir, "full: consume+ack", jobs, 16).await;
+            println!(
+                "  drained; at least {} MB were free, {} MB are",
+                lowest.load(Ordering::Relaxed),
+                free_mb(&dir)
+            );
+            let began = Instant::now();
+            while engine.publish(vec![maker.job(0, Duration::ZERO)]).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            println!("  a publish is taken {:?} later, with {} MB free", began.elapsed(), free_mb(&dir));
+            watch.abort();
             engine.close().await;
         }
         "paced" => {

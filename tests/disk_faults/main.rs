@@ -283,6 +283,8 @@ async fn child_bad_sector() {
     publish(&engine, &q, JOBS..JOBS + 10, LEN).await;
     engine.close().await;
 
+    let listed = dormouse::engine::disk::quarantined(&path).expect("listed");
+    assert_eq!(listed, quarantined, "a tool lists them, too");
     // Over a restart they stay where they are, and are in nobody's way.
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens again");
     assert_eq!(engine.quarantined().await.expect("listed"), quarantined, "the quarantine lasts");

@@ -69,7 +69,7 @@ use self::publish_with::PublishWith;
 use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
-pub use self::quarantine::Quarantined;
+pub use self::quarantine::{Quarantined, quarantined};
 pub use self::rebuild::rebuild_lists;
 use self::respawn_jobs::RespawnJobs;
 use self::room::Room;

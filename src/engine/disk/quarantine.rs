@@ -2,10 +2,13 @@
 //! such a job is taken out of the lists, and an entry here says which job it was, and why. Its record stays as it is,
 //! so that a peek at it says what is wrong; an ack deletes both.
 
+use std::path::Path;
+
 use super::state::WriterState;
 use super::step::{Outcome, Step};
 use super::store::codec::{self, Entry};
-use super::store::{Fatal, Slice, Space, Store};
+use super::store::open::{self, OpenError};
+use super::store::{Fatal, Limits, Slice, Space, Store};
 use crate::clock::Micros;
 use crate::job::JobRef;
 use crate::name::Queue;
@@ -18,6 +21,12 @@ pub struct Quarantined {
     pub tries: u16,
     /// What is wrong with its record.
     pub reason: String,
+}
+
+/// All jobs in quarantine of the pool in `path`, which nobody has open.
+pub fn quarantined(path: &Path) -> Result<Vec<Quarantined>, OpenError> {
+    let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
+    list(&store).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
 /// All jobs in quarantine, by id.

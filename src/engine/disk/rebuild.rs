@@ -13,13 +13,12 @@ use super::store::{Fatal, Limits, Space, Store, Txn};
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
 /// How many tries a job has left after its list was lost.
 const TRIES: u16 = 1;
-const LIMITS: Limits = Limits { open_tables: 64, cache: 32 << 20 };
 
 /// Rebuilds those lists of the pool in `path` that cannot be read. Each job of theirs goes where its record says: it is
 /// delayed, ready or dead. One that was handed out is ready. It has one try left. Answers how many jobs were put into a
 /// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
-    let (store, _mark) = open::open(path, LIMITS)?;
+    let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
     rebuild(&store).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 

@@ -25,6 +25,8 @@ const PART_PAUSE: Duration = Duration::from_millis(5);
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the tables are looked at whether there are enough to merge.
 const MERGE_PAUSE: Duration = Duration::from_millis(100);
+/// After a merge or a compaction that found the disk full.
+const FULL_PAUSE: Duration = Duration::from_secs(60);
 /// How long to wait for memory to be written out before a compaction.
 const WRITE_OUT: Duration = Duration::from_secs(3);
 /// A compaction that has live entries to rewrite waits after the last one for so many times as long as that
@@ -84,6 +86,7 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
                 Ok(Merged::Nothing) => done[space as usize] = Some(shape),
                 // Looked at again, after a while.
                 Ok(Merged::NoRoom) => pause = pause.max(SECOND),
+                Ok(Merged::DiskFull) => pause = FULL_PAUSE,
                 Ok(Merged::Unreadable(reason)) => unreadable.add(space, &reason),
                 Err(Fatal(reason)) => {
                     poison.set(format!("a merge failed: {reason}"));
@@ -131,7 +134,8 @@ impl Sweeper {
                     let began = Instant::now();
                     next_upkeep = began + self.every;
                     match self.work(&work.upkeep, &mut unreadable) {
-                        Ok(compacted) => report.compacted = compacted,
+                        Ok(Some(compacted)) => report.compacted = compacted,
+                        Ok(None) => next_upkeep += FULL_PAUSE,
                         Err(Fatal(e)) => {
                             self.handle.poison.set(format!("a compaction failed: {e}"));
                             return;
@@ -212,12 +216,12 @@ impl Sweeper {
         }
     }
 
-    /// Does what the writer asks for. Answers what was compacted.
-    fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Vec<Space>, Fatal> {
+    /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
+    fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
         // What is not in tables is not compacted: if the disk is slow, another time.
         if upkeep.write_out && !store.write_out(WRITE_OUT)? {
-            return Ok(Vec::new());
+            return Ok(Some(Vec::new()));
         }
         let mut compacted = Vec::new();
         for (space, live) in &upkeep.compact {
@@ -228,13 +232,14 @@ impl Sweeper {
             match store.compact(*space)? {
                 Merged::Some | Merged::Nothing => compacted.push(*space),
                 Merged::NoRoom => {}
+                Merged::DiskFull => return Ok(None),
                 Merged::Unreadable(reason) => unreadable.add(*space, &reason),
             }
         }
         if upkeep.rests || !compacted.is_empty() {
             store.delete_replaced()?;
         }
-        Ok(compacted)
+        Ok(Some(compacted))
     }
 }
 

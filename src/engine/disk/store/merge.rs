@@ -9,8 +9,9 @@ use fjall::{AbstractTree, KeyspaceCreateOptions};
 
 use super::{Fatal, Space, Store, describe, is_unreadable};
 
-/// A merge asks for room for so many bytes at most: few are larger.
-const LARGE: u64 = 256 << 20;
+/// A merge asks for room for so many bytes at most. Its tables may be larger, but on a disk that fills up most of them is
+/// deleted already, and merging is what gives that back.
+const LARGE: u64 = 64 << 20;
 /// fjall slows writers down at 20 unmerged runs and stops them at 30. From so many on a merge is done without room,
 const PRESSING: usize = 16;
 /// and at so many the store fails, since nobody will merge them: a clear end instead of a writer that waits for ever.
@@ -25,6 +26,9 @@ pub enum Merged {
     Some,
     /// There is no room to merge now.
     NoRoom,
+    /// The disk was full meanwhile. What was written stays there until the store is opened anew: not to be tried again
+    /// soon.
+    DiskFull,
     /// A table of the keyspace cannot be read.
     Unreadable(String),
 }
@@ -73,7 +77,7 @@ pub fn not_merged(e: fjall::Error) -> Result<Merged, Fatal> {
         fjall::Error::Io(io) | fjall::Error::Storage(fjall::LsmError::Io(io))
             if io.kind() == std::io::ErrorKind::StorageFull =>
         {
-            Ok(Merged::NoRoom)
+            Ok(Merged::DiskFull)
         }
         _ => Err(e.into()),
     }

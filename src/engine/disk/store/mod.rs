@@ -135,6 +135,11 @@ impl std::fmt::Debug for Store {
 /// fjall takes no fewer.
 const FEWEST_OPEN_TABLES: usize = 10;
 
+impl Limits {
+    /// For a tool that opens a store, does one thing and ends.
+    pub const OF_A_TOOL: Limits = Limits { open_tables: 64, cache: 32 * MIB };
+}
+
 impl Found {
     fn of(key: &[u8], value: &[u8]) -> Found {
         codec::read_record(key, value).map_or_else(|e| Found::Corrupt(e.to_string()), Found::Record)
