@@ -1,8 +1,9 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest. `DELAYED=10000000` changes how many jobs `delayed`
-//! stores. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
+//! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest, verbs, list. `DELAYED=10000000` changes how many jobs
+//! `delayed` stores. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
-//! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs.
+//! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs. `verbs` is what the
+//! verbs cost that lmstfy does not have, `list` how long publishes take while a list walks through a million jobs.
 
 use std::io::{BufRead, BufReader};
 use std::num::NonZeroU16;
@@ -12,11 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dormouse::clock::{SystemClock, system_now};
-use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
-use dormouse::name::{Namespace, Queue, QueueName};
+use dormouse::engine::{Engine, JobList, OnConflict, Once, Placing, Publication, Release};
+use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
+use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 
 /// Concurrent callers, each of which waits for its answer before it asks again.
 const CALLERS: usize = 64;
@@ -327,6 +329,159 @@ async fn rest(jobs: u64, body: usize) {
     println!("  closed: {} MB disk", disk_mb(path));
 }
 
+/// A publication of one job.
+fn publication(job: NewJob, key: Option<&str>, once: Option<&str>) -> Publication {
+    let key = key.and_then(JobKey::parse).map(|key| (key, OnConflict::Keep));
+    let once = once.and_then(|name| IdempotencyKey::new(name.as_bytes()));
+    let once = once.map(|key| Once { key, fingerprint: [1; 16] });
+    Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once }
+}
+
+/// What each verb costs, beside the plain ones.
+async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
+    const OPS: u64 = 200_000;
+    let maker = Arc::new(Maker::new(100));
+    publish(engine, path, "verbs: publish", OPS, Duration::ZERO).await;
+    for (name, keyed, safe) in [("a key", true, false), ("an idempotency key", false, true)] {
+        let (e, maker) = (engine.clone(), maker.clone());
+        let work = many(OPS, move |n| {
+            let (engine, job) = (e.clone(), maker.job(n, Duration::ZERO));
+            async move {
+                let name = format!("order-{n}");
+                let publication = publication(job, keyed.then_some(&name), safe.then_some(&name));
+                engine.publish_with(publication).await.expect("published");
+            }
+        });
+        measure(&format!("verbs: publish with {name}"), path, OPS, work).await;
+    }
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let (e, all) = (engine.clone(), held.clone());
+    let work = many(3 * OPS / 16, move |n| {
+        let (engine, held) = (e.clone(), all.clone());
+        async move {
+            let ttrs = [Duration::from_secs(3600); 16];
+            let jobs = engine.consume(&queue(n).into(), &ttrs).await.expect("consumed").jobs;
+            held.lock().extend(jobs);
+        }
+    });
+    measure("verbs: consume by 16", path, 3 * OPS, work).await;
+    let held: Arc<Vec<Job>> = Arc::new(std::mem::take(&mut *held.lock()));
+    let name = |job: &Job| JobRef { queue: job.queue.clone(), id: job.id };
+    let share = held.len() as u64 / 6;
+    let at = move |n: usize, part: u64| n + (part * share) as usize;
+    let (e, h) = (engine.clone(), held.clone());
+    let work = many(share, move |n| {
+        let (engine, held) = (e.clone(), h.clone());
+        async move { engine.ack(name(&held[at(n, 0)])).await.expect("acked") }
+    });
+    measure("verbs: ack", path, share, work).await;
+    let (e, h) = (engine.clone(), held.clone());
+    let work = many(share / 100, move |n| {
+        let (engine, held) = (e.clone(), h.clone());
+        async move {
+            // Those that are not of the first one's queue are not there for it, which costs as much.
+            let hundred = &held[at(100 * n, 1)..at(100 * n + 100, 1)];
+            for of in hundred.chunk_by(|a, b| a.queue == b.queue) {
+                let jobs: Vec<_> = of.iter().map(|job| (job.id, Some(job.proof()))).collect();
+                engine.ack_many(&of[0].queue, &jobs).await.expect("acked");
+            }
+        }
+    });
+    measure("verbs: ack with a receipt, of 100 (per job)", path, share, work).await;
+    let (e, h) = (engine.clone(), held.clone());
+    let work = many(share, move |n| {
+        let (engine, job) = (e.clone(), h[at(n, 2)].clone());
+        async move {
+            drop(engine.touch(&name(&job), job.proof(), Duration::from_secs(9)).await.expect("touched"));
+        }
+    });
+    measure("verbs: touch", path, share, work).await;
+    for (part, what, delay) in
+        [(3, "release", Duration::ZERO), (4, "release for later", Duration::from_secs(900))]
+    {
+        let (e, h) = (engine.clone(), held.clone());
+        let work = many(share, move |n| {
+            let (engine, job) = (e.clone(), h[at(n, part)].clone());
+            let release = Release { delay, restore_try: true, reason: None };
+            async move { drop(engine.release(&name(&job), job.proof(), release).await.expect("released")) }
+        });
+        measure(&format!("verbs: {what}"), path, share, work).await;
+    }
+    let (e, h) = (engine.clone(), held.clone());
+    let work = many(share, move |n| {
+        let (engine, job) = (e.clone(), h[at(n, 5)].clone());
+        async move { drop(engine.bury(&name(&job), job.proof(), None).await.expect("buried")) }
+    });
+    measure("verbs: bury", path, share, work).await;
+}
+
+/// How long publishes take while nobody, or a walk by cursor, reads the million jobs of another queue.
+async fn list(engine: &Arc<DiskEngine>, state: JobState) {
+    const JOBS: usize = 1_000_000;
+    let (maker, q) = (Arc::new(Maker::new(100)), queue(0));
+    let delay = if state == JobState::Delayed { Duration::from_secs(3600) } else { Duration::ZERO };
+    for n in 0..JOBS / 64 {
+        let batch = (0..64).map(|i| NewJob { queue: q.clone(), ..maker.job(n * 64 + i, delay) }).collect();
+        engine.publish(batch).await.expect("published");
+    }
+    let took = Arc::new(Mutex::new(Vec::new()));
+    let publishing = |ops: u64| {
+        let (engine, maker, took) = (engine.clone(), maker.clone(), took.clone());
+        many(ops, move |n| {
+            let (engine, took) = (engine.clone(), took.clone());
+            let job = NewJob { queue: queue(1), ..maker.job(n, Duration::ZERO) };
+            async move {
+                let began = Instant::now();
+                engine.publish(vec![job]).await.expect("published");
+                took.lock().push(began.elapsed());
+            }
+        })
+    };
+    let show = |what: &str| {
+        let mut took = std::mem::take(&mut *took.lock());
+        took.sort_unstable();
+        let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
+        println!(
+            "list: {} publishes, {what:<32} p50 {:?} p99 {:?} p99.9 {:?} max {:?}",
+            took.len(),
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            at(1.0)
+        );
+    };
+    publishing(300_000).await;
+    show("nobody lists");
+    let done = Arc::new(AtomicU64::new(0));
+    let walk = tokio::spawn({
+        let (engine, q, done) = (engine.clone(), q.clone(), done.clone());
+        async move {
+            let (began, mut cursor, mut pages, mut jobs, mut longest) =
+                (Instant::now(), None, 0, 0, Duration::ZERO);
+            loop {
+                let asked = Instant::now();
+                let list = JobList { state, limit: 100, cursor, bodies: false };
+                let page = engine.list_jobs(&q, list).await.expect("listed").expect("its own cursor");
+                longest = longest.max(asked.elapsed());
+                (pages, jobs, cursor) = (pages + 1, jobs + page.jobs.len(), page.cursor);
+                if cursor.is_none() {
+                    break;
+                }
+            }
+            done.store(1, Ordering::Relaxed);
+            println!(
+                "list: {jobs} {state:?} jobs in {pages} pages, {:?}, a page {longest:?} at most",
+                began.elapsed()
+            );
+        }
+    });
+    while done.load(Ordering::Relaxed) == 0 {
+        publishing(10_000).await;
+    }
+    walk.await.expect("it does not panic");
+    show(&format!("a list walks through {state:?} jobs"));
+}
+
 async fn section(name: &str) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path();
@@ -479,9 +634,20 @@ async fn section(name: &str) {
             rest(1_000_000, 100).await;
             rest(20_000, 16 << 10).await;
         }
-        other => {
-            println!("no section {other}: publish, everysec, cycle, delayed, large, paced, queues, rest")
+        "verbs" => {
+            let engine = open(path, Sync::Always);
+            verbs(&engine, path).await;
+            engine.close().await;
         }
+        "list" => {
+            for state in [JobState::Ready, JobState::Delayed] {
+                let dir = tempfile::tempdir().expect("a temporary directory");
+                let engine = open(dir.path(), Sync::Always);
+                list(&engine, state).await;
+                engine.close().await;
+            }
+        }
+        other => println!("no section {other}: {}", SECTIONS.join(", ")),
     }
 }
 
@@ -498,7 +664,7 @@ fn main() {
         return;
     }
     let all =
-        ["publish", "everysec", "cycle", "delayed", "large", "paced", "queues", "rest"].map(str::to_owned);
+        SECTIONS.map(str::to_owned);
     let sections = if asked.is_empty() { all.to_vec() } else { asked };
     for name in sections {
         runtime.block_on(section(&name));

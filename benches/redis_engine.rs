@@ -1,7 +1,8 @@
 //! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
 //! calls (by number of workers), longest (how long one script keeps the Redis busy), pump (a million due jobs),
-//! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time). Each does a
-//! fixed amount of work, on Redis servers of its own.
+//! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time), verbs (keyed
+//! publishes, touches, releases, acks of a hundred), lists (a walk through a million jobs, and publishes meanwhile). Each
+//! does a fixed amount of work, on Redis servers of its own.
 
 #[allow(dead_code)] // only attached here
 #[path = "../tests/support/notified.rs"]
@@ -12,13 +13,14 @@ mod redis_server;
 use std::future::Future;
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisEngine, WorkerCounts};
-use dormouse::job::{Attributes, JobIds, JobRef, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release};
+use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
+use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
 use notified::Notified;
 use redis_server::RedisServer;
@@ -316,7 +318,146 @@ async fn busy() {
     }
 }
 
-const SECTIONS: [&str; 5] = ["calls", "longest", "pump", "idle", "busy"];
+async fn verbs() {
+    for callers in [1, 64] {
+        let server = RedisServer::start();
+        let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue("orders"));
+        let (ids, ttr) = (Arc::new(JobIds::default()), Duration::from_secs(120));
+        let (e, queue) = (engine.clone(), q.clone());
+        phase("keyed", &server, callers, move |i| {
+            let job = NewJob {
+                queue: queue.clone(),
+                id: ids.make(e.now(), 0, false),
+                body: Bytes::from(vec![b'x'; 100]),
+                attributes: Attributes::new(),
+                ttl: Some(Duration::from_secs(86_400)),
+                delay: Duration::ZERO,
+                tries: NonZeroU16::MAX,
+            };
+            let key = JobKey::parse(&format!("order-{i}")).expect("a key");
+            let placing = Placing { job, at: None, key: Some((key, OnConflict::Keep)) };
+            let e = e.clone();
+            async move {
+                let publication = Publication { jobs: vec![placing], replaces: None, once: None };
+                e.publish_with(publication).await.expect("published");
+            }
+        })
+        .await;
+        let mut held = Vec::new();
+        let count = if callers == 1 { JOBS / 16 } else { JOBS };
+        while held.len() < count {
+            held.extend(engine.consume(&q.clone().into(), &[ttr; 128]).await.expect("consumed").jobs);
+        }
+        let held = Arc::new(held);
+        let (e, all) = (engine.clone(), held.clone());
+        phase("touch", &server, callers, move |i| {
+            let (e, job) = (e.clone(), all[i].clone());
+            async move {
+                let name = JobRef { queue: job.queue.clone(), id: job.id };
+                e.touch(&name, job.proof(), ttr).await.expect("touched");
+            }
+        })
+        .await;
+        // Their receipts are over: others come.
+        fill(&engine, &q, count, Duration::ZERO).await;
+        let mut held = Vec::new();
+        while held.len() < count {
+            held.extend(engine.consume(&q.clone().into(), &[ttr; 128]).await.expect("consumed").jobs);
+        }
+        let held = Arc::new(held);
+        let (e, all) = (engine.clone(), held.clone());
+        phase("release", &server, callers, move |i| {
+            let (e, job) = (e.clone(), all[i].clone());
+            async move {
+                let name = JobRef { queue: job.queue.clone(), id: job.id };
+                let release = Release { restore_try: true, ..Release::default() };
+                e.release(&name, job.proof(), release).await.expect("released");
+            }
+        })
+        .await;
+        let mut held = Vec::new();
+        while held.len() < count {
+            held.extend(engine.consume(&q.clone().into(), &[ttr; 128]).await.expect("consumed").jobs);
+        }
+        let (begun, before) = (Instant::now(), cpu(&server));
+        for jobs in held.chunks(100) {
+            let named: Vec<_> = jobs.iter().map(|job| (job.id, Some(job.proof()))).collect();
+            let stale = engine.ack_many(&q, &named).await.expect("acked");
+            assert!(stale.is_empty(), "each is held");
+        }
+        let calls = held.len().div_ceil(100) as f64;
+        let (took, used) = (begun.elapsed().as_micros() as f64, cpu(&server) - before);
+        println!("ack of 100: {:.0} us of Redis, {:.0} us each", used / calls, took / calls);
+        engine.close().await;
+    }
+}
+
+/// Publishes one by one until `stop`.
+async fn publish_meanwhile(engine: Arc<RedisEngine>, q: Queue, stop: Arc<AtomicBool>) -> Histogram<u64> {
+    let mut times = Histogram::<u64>::new(3).expect("3 digits");
+    while !stop.load(Ordering::Relaxed) {
+        let sent = Instant::now();
+        fill(&engine, &q, 1, Duration::from_secs(7200)).await;
+        times.saturating_record(sent.elapsed().as_micros() as u64);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    times
+}
+
+async fn lists() {
+    let server = RedisServer::start();
+    let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue("orders"));
+    for (name, jobs, delay) in [
+        ("orders", 250_000, Duration::from_secs(3600)),
+        ("others", 500_000, Duration::from_secs(3600)),
+        ("orders", 250_000, Duration::ZERO),
+    ] {
+        fill(&engine, &queue(name), jobs, delay).await;
+    }
+    let conn = &mut server.connection();
+    for state in [None, Some(JobState::Delayed), Some(JobState::Ready), Some(JobState::Running)] {
+        log_all(conn);
+        let stop = Arc::new(AtomicBool::new(false));
+        let meanwhile = tokio::spawn(publish_meanwhile(engine.clone(), queue("meanwhile"), stop.clone()));
+        let (begun, mut calls, mut shown, mut scanned) = (Instant::now(), 0, 0, 0);
+        let mut times = Histogram::<u64>::new(3).expect("3 digits");
+        match state {
+            None => tokio::time::sleep(Duration::from_secs(5)).await,
+            Some(state) => {
+                let mut cursor = None;
+                loop {
+                    let list = JobList { state, limit: 100, cursor, bodies: false };
+                    let asked = Instant::now();
+                    let page = engine.list_jobs(&q, list).await.expect("listed").expect("its own cursor");
+                    times.saturating_record(asked.elapsed().as_micros() as u64);
+                    (calls, shown, scanned) = (calls + 1, shown + page.jobs.len(), scanned + page.scanned);
+                    cursor = page.cursor;
+                    if cursor.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        let took = begun.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        let publishes = meanwhile.await.expect("the publisher ends");
+        let what = state.map_or("no list", JobState::as_str);
+        println!(
+            "{what}: {calls} calls in {took:?} show {shown} and look at {scanned}, p50 {} us p99 {} us each; {} publishes \
+             meanwhile: p50 {} us p99 {} us longest {} us",
+            times.value_at_quantile(0.5),
+            times.value_at_quantile(0.99),
+            publishes.len(),
+            publishes.value_at_quantile(0.5),
+            publishes.value_at_quantile(0.99),
+            publishes.max()
+        );
+        print_log(what, conn);
+    }
+    engine.close().await;
+}
+
+const SECTIONS: [&str; 7] = ["calls", "longest", "pump", "idle", "busy", "verbs", "lists"];
 
 async fn section(name: &str) {
     match name {
@@ -325,6 +466,8 @@ async fn section(name: &str) {
         "pump" => pump().await,
         "idle" => idle().await,
         "busy" => busy().await,
+        "verbs" => verbs().await,
+        "lists" => lists().await,
         other => println!("no section {other}: {}", SECTIONS.join(", ")),
     }
 }

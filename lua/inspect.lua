@@ -22,7 +22,7 @@ if ttl == -1 then
 end
 for _, range in ipairs({{-1000, -1}, {0, 999}}) do
   for _, element in ipairs(call('LRANGE', KEYS[3], range[1], range[2])) do
-    if string.sub(element, 5) == id then return answer('ready', struct.unpack('<H', element)) end
+    if string.sub(element, 5) == id then return answer('ready', (struct.unpack('<H', element))) end
   end
 end
 return answer('unknown')

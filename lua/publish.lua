@@ -7,6 +7,7 @@
 --         timer member, value
 --         per replaced job: its call, exact timer member ('' = not known)
 --         per hash and per index: the name to record
+-- (An index is there once somebody has listed the queues of a namespace.)
 -- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
 --         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
 --         was stored before has ended, and nothing has changed
@@ -89,7 +90,7 @@ end
 local indexes = #KEYS - tonumber(ARGV[5])
 for name = before_jobs + job_count + replaced_count + 1, #KEYS do
   if name <= indexes then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
-  else redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
+  elseif call('EXISTS', KEYS[name]) == 1 then redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
   arg = arg + 1
 end
 return answer

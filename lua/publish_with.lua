@@ -140,7 +140,8 @@ local arg = 11 + 2 * list_count + 9 * job_count
 for name = first_name, #KEYS, 3 do
   redis.pcall('HSET', KEYS[name], ARGV[arg + 1], 1)
   redis.pcall('HSET', KEYS[name + 1], ARGV[arg + 2], 1)
-  redis.pcall('ZADD', KEYS[name + 2], 0, ARGV[arg + 2])
+  -- An index is there once somebody has listed the queues of a namespace.
+  if call('EXISTS', KEYS[name + 2]) == 1 then redis.pcall('ZADD', KEYS[name + 2], 0, ARGV[arg + 2]) end
   arg = arg + 2
 end
 return {now, 'done', outcome}

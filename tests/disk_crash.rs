@@ -1,5 +1,5 @@
 //! kill -9 under load, many times: what was answered is there, what was acked is not, and nothing is there
-//! twice.
+//! twice. Some of the jobs have keys, and the workers touch and release before they ack.
 
 mod disk_common;
 mod support;
@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use disk_common::*;
 use dormouse::clock::{ManualClock, SystemClock, system_now};
-use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::job::{JobId, JobIds, JobRef, NewJob};
+use dormouse::engine::{Engine, Held, OnConflict, Placing, Publication, Published, Release};
+use dormouse::job::{Job, JobId, JobIds, JobRef, JobState, NewJob, Reason};
+use dormouse::name::JobKey;
 
 const CHILD: &str = "DISK_CRASH_DIR";
 const ROUNDS: usize = 8;
@@ -32,7 +33,41 @@ fn tell(what: char, id: JobId) {
     let _ = out.flush();
 }
 
-/// Runs in a process of its own, until it is killed: `p` before a publish, `P` after, `a` and `A` for acks.
+/// Publishes a job under its id for a key.
+async fn publish_keyed(engine: &DiskEngine, job: NewJob) {
+    let key = JobKey::parse(&job.id.to_string()).expect("an id is a key");
+    let jobs = vec![Placing { job, at: None, key: Some((key, OnConflict::Fail)) }];
+    let published = engine.publish_with(Publication { jobs, replaces: None, once: None }).await;
+    assert!(matches!(published, Ok(Published::Done(_))), "nobody has its key: {published:?}");
+}
+
+/// Touches, and then releases, acks, or leaves the job to its ttr.
+async fn work_on(engine: &DiskEngine, job: Job, n: u64) {
+    let name = JobRef { queue: job.queue.clone(), id: job.id };
+    let touched = engine.touch(&name, job.proof(), Duration::from_millis(20)).await.expect("answered");
+    // On a busy machine its ttr may have ended.
+    let Held::Done(touched) = touched else { return };
+    if n.is_multiple_of(4) {
+        let release = Release {
+            delay: Duration::from_millis(n % 3),
+            restore_try: n.is_multiple_of(8),
+            reason: Reason::new("not now"),
+        };
+        tell('r', job.id);
+        if let Held::Done(_) = engine.release(&name, touched.receipt, release).await.expect("answered") {
+            tell('R', job.id);
+        }
+    } else {
+        tell('a', job.id);
+        let stale = engine.ack_many(&job.queue, &[(job.id, Some(touched.receipt))]).await.expect("answered");
+        if stale.is_empty() {
+            tell('A', job.id);
+        }
+    }
+}
+
+/// Runs in a process of its own, until it is killed: `p` before a publish, `P` after, `a` and `A` for acks, `r` and
+/// `R` for releases.
 #[tokio::test]
 async fn child_under_load() {
     let Some(path) = std::env::var_os(CHILD) else { return };
@@ -58,16 +93,16 @@ async fn child_under_load() {
                     .collect();
                 let made: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
                 made.iter().for_each(|id| tell('p', *id));
-                engine.publish(jobs).await.expect("published");
+                let mut jobs = jobs.into_iter();
+                publish_keyed(&engine, jobs.next().expect("there are three")).await;
+                engine.publish(jobs.collect()).await.expect("published");
                 made.iter().for_each(|id| tell('P', *id));
                 if n == 0 {
                     engine.pump(100).await.expect("pumped");
                 }
                 let taken = take(&engine, &q, 2, Duration::from_millis(20)).await;
                 for job in taken {
-                    tell('a', job.id);
-                    engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
-                    tell('A', job.id);
+                    work_on(&engine, job, count.load(Ordering::Relaxed)).await;
                 }
             }
         });
@@ -81,6 +116,8 @@ struct Told {
     begun: BTreeSet<String>,
     acking: BTreeSet<String>,
     acked: BTreeSet<String>,
+    releasing: BTreeSet<String>,
+    released: BTreeSet<String>,
 }
 
 /// Runs the child until it has told enough, and kills it.
@@ -108,6 +145,8 @@ fn run_and_kill(path: &Path, lines: usize, told: &mut Told) {
                 "P" => &mut told.published,
                 "a" => &mut told.acking,
                 "A" => &mut told.acked,
+                "r" => &mut told.releasing,
+                "R" => &mut told.released,
                 _ => continue,
             };
             set.insert(id.to_owned());
@@ -131,6 +170,33 @@ async fn kill_9_loses_nothing_and_brings_nothing_back() {
     }
 }
 
+/// A job has its key as long as it lives, and no dead one has.
+async fn check_keys(engine: &DiskEngine, told: &Told) {
+    let mut keyed = 0;
+    for id in &told.begun {
+        let key = JobKey::parse(id).expect("an id is a key");
+        for name in QUEUES {
+            let job = JobRef { queue: queue(name), id: JobId::parse(id).expect("it was an id") };
+            let view = engine.inspect(&job).await.expect("inspected");
+            let holder = engine.find_key(&job.queue, &key).await.expect("looked up").map(|view| view.id);
+            keyed += usize::from(holder.is_some());
+            let Some(view) = view else {
+                assert_eq!(holder, None, "{id} is gone, and its key is not free");
+                continue;
+            };
+            let has = view.key.as_ref() == Some(&key);
+            assert_eq!(holder, has.then_some(job.id), "{id} and its key: {view:?}");
+            assert!(!has || view.state != Some(JobState::Dead), "{id} is dead and has a key");
+            if told.released.contains(id) {
+                let reason = view.reason.as_ref().map(Reason::as_str);
+                assert_eq!(reason, Some("not now"), "{id} was released, and its reason is lost");
+            }
+            assert!(view.reason.is_none() || told.releasing.contains(id), "{id} was not released: {view:?}");
+        }
+    }
+    assert!(keyed > 0, "no job has a key: nothing was tested");
+}
+
 /// Takes everything out of a copy of the store.
 async fn check(path: &Path, told: &Told) {
     let copied = tempfile::tempdir().expect("a directory");
@@ -139,6 +205,7 @@ async fn check(path: &Path, told: &Told) {
     let engine = open(copied.path(), &clock);
     // Jobs that were acked when they were ready again leave entries that stand for nothing.
     engine.sweep().await.expect("swept");
+    check_keys(&engine, told).await;
     let stats = engine.stats().await.expect("stats");
     let counted = stats.timers + stats.queues.iter().map(|q| q.ready + q.dead).sum::<u64>();
     while engine.pump(1000).await.expect("pumped").moved > 0 {}

@@ -114,11 +114,11 @@ async fn admin_redis() -> AdminStage {
 laws::laws!(on_model, model, virtual_time, verbs);
 laws::laws!(on_disk, disk, virtual_time, verbs);
 laws::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
-laws::laws!(on_redis, redis);
-laws::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time);
-laws::laws!(migrating_redis_to_redis, redis_to_redis);
-laws::laws!(migrating_redis_to_disk, redis_to_disk);
-laws::laws!(migrating_disk_to_redis, disk_to_redis);
+laws::laws!(on_redis, redis, verbs);
+laws::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
+laws::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
+laws::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
+laws::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
 laws::admin_laws!(admin_on_model, admin_model);
 laws::admin_laws!(admin_on_disk, admin_disk);
 laws::admin_laws!(admin_on_redis, admin_redis);

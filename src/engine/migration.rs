@@ -229,7 +229,8 @@ impl<Old: Engine, New: Engine> Migration<Old, New> {
             Published::Replay(placed) => (placed, true),
             other => return Ok(other),
         };
-        if replayed && placed.len() == count {
+        // The first of these publishes met nothing in the old store if this one does not: it only runs empty.
+        if replayed && (stay.is_empty() || placed.len() == count) {
             return Ok(Published::Replay(placed));
         }
         if placed.len() != sent {
@@ -271,6 +272,16 @@ impl<Old: Engine, New: Engine> Migration<Old, New> {
         }
         self.new.ack_many(queue, jobs).await?;
         if all_were_here { Ok(()) } else { Err(error) }
+    }
+
+    /// A receipt that names the one store, of a job that is in the other, is none that anybody got.
+    async fn not_found_or_not_yours<T: Send>(&self, job: &JobRef, in_new: bool, held: Held<T>) -> Held<T> {
+        if !matches!(held, Held::NotFound) {
+            return held;
+        }
+        let there =
+            if in_new { self.ask_old(self.old.peek_job(job)).await } else { self.new.peek_job(job).await };
+        if matches!(there, Ok(Some(_))) { Held::NotYours } else { held }
     }
 
     /// The next queues of each store. `None` when a cursor is not one of its store.
@@ -325,6 +336,11 @@ fn marked(mut jobs: Vec<Job>, mark: u64) -> Vec<Job> {
 /// The receipt as its store gave it, and whether that was the new one.
 fn unmarked(receipt: Receipt) -> (Receipt, bool) {
     (Receipt { hand_over: receipt.hand_over >> 1, ..receipt }, receipt.hand_over & NEW == NEW)
+}
+
+/// The same jobs with a receipt that no hand-over has: an ack tells which of them are there, and acks none.
+fn of_nobody(jobs: &[(JobId, Option<Receipt>)]) -> Vec<(JobId, Option<Receipt>)> {
+    jobs.iter().map(|(id, _)| (*id, Some(Receipt { hand_over: 0, tries_left: 0 }))).collect()
 }
 
 /// What a cursor of a list of jobs begins with: the store that it goes on in.
@@ -388,13 +404,18 @@ impl Part {
     }
 }
 
+/// The pause that ends later.
+fn longer(a: Pause, b: Pause) -> Pause {
+    Pause { until: a.until.zip(b.until).map(|(a, b)| a.max(b)) }
+}
+
 /// The figures of one queue in both stores.
 fn together(a: QueueView, b: QueueView) -> QueueView {
     let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
     let age_known = |view: &QueueView| view.ready == Some(0) || view.oldest_ready_age.is_some();
     let age = if age_known(&a) && age_known(&b) { a.oldest_ready_age.max(b.oldest_ready_age) } else { None };
     let paused = match (a.paused, b.paused) {
-        (Some(a), Some(b)) => Some(Pause { until: a.until.zip(b.until).map(|(a, b)| a.max(b)) }),
+        (Some(a), Some(b)) => Some(longer(a, b)),
         (a, b) => a.or(b),
     };
     QueueView {
@@ -537,39 +558,51 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
         }
         if !held_new.is_empty() {
             stale.extend(self.new.ack_many(queue, &held_new).await?);
+            stale.extend(
+                self.ask_old(self.old.ack_many(queue, &of_nobody(&held_new))).await.unwrap_or_default(),
+            );
         }
         if !held_old.is_empty() {
             stale.extend(self.old.ack_many(queue, &held_old).await?);
+            stale.extend(self.new.ack_many(queue, &of_nobody(&held_old)).await?);
         }
         Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect())
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        let (touched, mark) = match unmarked(receipt) {
-            (receipt, true) => (self.new.touch(job, receipt, ttr).await?, NEW),
-            (receipt, false) => (self.old.touch(job, receipt, ttr).await?, 0),
+        let (receipt, in_new) = unmarked(receipt);
+        let (touched, mark) = if in_new {
+            (self.new.touch(job, receipt, ttr).await?, NEW)
+        } else {
+            (self.old.touch(job, receipt, ttr).await?, 0)
         };
         Ok(match touched {
             Held::Done(Touched { receipt, until }) => {
                 let receipt = Receipt { hand_over: (receipt.hand_over << 1) | mark, ..receipt };
                 Held::Done(Touched { receipt, until })
             }
-            other => other,
+            other => self.not_found_or_not_yours(job, in_new, other).await,
         })
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        match unmarked(receipt) {
-            (receipt, true) => self.new.release(job, receipt, release).await,
-            (receipt, false) => self.old.release(job, receipt, release).await,
-        }
+        let (receipt, in_new) = unmarked(receipt);
+        let held = if in_new {
+            self.new.release(job, receipt, release).await?
+        } else {
+            self.old.release(job, receipt, release).await?
+        };
+        Ok(self.not_found_or_not_yours(job, in_new, held).await)
     }
 
     async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        match unmarked(receipt) {
-            (receipt, true) => self.new.bury(job, receipt, reason).await,
-            (receipt, false) => self.old.bury(job, receipt, reason).await,
-        }
+        let (receipt, in_new) = unmarked(receipt);
+        let held = if in_new {
+            self.new.bury(job, receipt, reason).await?
+        } else {
+            self.old.bury(job, receipt, reason).await?
+        };
+        Ok(self.not_found_or_not_yours(job, in_new, held).await)
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -668,7 +701,7 @@ impl<Old: Engine, New: Engine> Engine for Migration<Old, New> {
 
     async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
         let (old, new) = tokio::join!(self.old.pause(queue, time), self.new.pause(queue, time));
-        old.and(new)
+        Ok(longer(old?, new?))
     }
 
     async fn resume(&self, queue: &Queue) -> Result<()> {

@@ -16,6 +16,7 @@
 
 pub mod ack;
 pub mod admin;
+pub mod closing;
 pub mod concurrency;
 pub mod consume;
 pub mod dead;
@@ -264,6 +265,9 @@ macro_rules! more_laws {
                 a_cursor_of_another_list_is_none,
                 inspect_shows_every_state,
                 queues_are_listed_with_their_figures,
+            }
+            closing {
+                after_close_every_verb_says_closed,
             }
             revive {
                 jobs_are_respawned_by_id,

@@ -76,6 +76,7 @@ impl WriterState {
             }
             // Ready. Where in the list is known to the window, and of a job that never left its first place.
             location => {
+                self.refill_ready(&job.queue)?;
                 let queue = self.queues.get(&job.queue);
                 let seen = queue.and_then(|queue| queue.find_job(job.id, record.generation));
                 let seq = match (seen, location) {

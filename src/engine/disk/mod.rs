@@ -7,6 +7,7 @@
 //!   [`store`] together; the group is committed and synced once, and then answered.
 //! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
+//! - [`lists`] reads what may be long beside the writer, from a snapshot.
 //! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
 //! - [`upkeep`] sweeps, compacts and syncs beside the writer. [`threads`] watches all of these threads.
 

@@ -1,6 +1,6 @@
 //! Lists of a namespace's queues, with their figures. lmstfy's hash of queues has no order, in which a list could go on:
-//! an index beside it has one. Our servers write a queue's name into both; what only others have written into the hash
-//! is copied when a list begins.
+//! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both; what
+//! only others have written into the hash is copied when a list begins.
 
 use redis::Value;
 

@@ -3,9 +3,9 @@
 //!
 //! - `connection/`: connections, the workers that own them, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`: each on a connection of its own. `give_back` and `hold`
+//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`: each on a connection of its own. `give_back` and `hand_over`
 //!   (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
-//!   `list_queues`, `pause`, `destroy`, `dead_letter`, `stats`, `check`: everything else shares another.
+//!   `list_queues`, `pause`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `cache`, `clock`: what this process remembers.
@@ -22,7 +22,7 @@ mod consume;
 mod dead_letter;
 mod destroy;
 mod give_back;
-mod hold;
+mod hand_over;
 mod in_time;
 mod inspect;
 pub(crate) mod layout;
@@ -33,6 +33,7 @@ mod peek;
 mod publish;
 mod publish_with;
 mod pump;
+mod respawn_jobs;
 mod safety;
 mod stats;
 mod watch;

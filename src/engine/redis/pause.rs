@@ -1,7 +1,7 @@
 //! Pauses. They stand in one hash of the Redis; each server remembers what is in it, and asks several times a second
 //! whether it has changed. A consume leaves out the queues that are paused, so that it costs the Redis nothing. What is
 //! remembered is believed for [`BELIEVED`]: when it is older, since the Redis hangs or the task is late, a consume asks
-//! first.
+//! first. Both ask on the connection of consumes, so that what holds up others holds up no consume.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,8 +37,9 @@ pub struct Pauses {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The field without a name, when the rest was read.
-    version: Option<Vec<u8>>,
+    /// The field without a name, when the rest was read. `None`: it must be read again, since this process has changed
+    /// something.
+    version: Option<Option<Vec<u8>>>,
     paused: BTreeMap<Queue, Pause>,
     /// When the version was last seen to be the newest; never at first.
     read_at: Option<Instant>,
@@ -63,6 +64,7 @@ impl Pauses {
     fn change(&self, change: impl FnOnce(&mut BTreeMap<Queue, Pause>)) {
         let mut known = self.known.write();
         known.own_changes += 1;
+        known.version = None;
         change(&mut known.paused);
         drop(known);
         self.changed.notify_one();
@@ -123,11 +125,8 @@ impl RedisCore {
             let asked = Instant::now();
             let own_changes = self.pauses.known.read().own_changes;
             let version: Option<Vec<u8>> =
-                self.shared.query(redis::cmd("HGET").arg(keys::PAUSED).arg("")).await?;
-            let same = {
-                let known = self.pauses.known.read();
-                known.read_at.is_some() && known.version == version
-            };
+                self.consumes.query(redis::cmd("HGET").arg(keys::PAUSED).arg("")).await?;
+            let same = self.pauses.known.read().version.as_ref() == Some(&version);
             let paused = if same { None } else { Some(self.all_pauses().await?) };
             let mut known = self.pauses.known.write();
             if known.own_changes != own_changes {
@@ -135,7 +134,7 @@ impl RedisCore {
             }
             known.read_at = Some(asked);
             let Some(paused) = paused else { return Ok(()) };
-            known.version = version;
+            known.version = Some(version);
             let before = std::mem::replace(&mut known.paused, paused);
             let resumed: Vec<Queue> =
                 before.into_keys().filter(|queue| !known.paused.contains_key(queue)).collect();
@@ -150,7 +149,7 @@ impl RedisCore {
         loop {
             let mut cmd = redis::cmd("HSCAN");
             cmd.arg(keys::PAUSED).arg(&cursor).arg("COUNT").arg(SCAN);
-            let (next, step): (String, Vec<Vec<u8>>) = self.shared.query(&cmd).await?;
+            let (next, step): (String, Vec<Vec<u8>>) = self.consumes.query(&cmd).await?;
             for field in step.chunks_exact(2) {
                 let until =
                     std::str::from_utf8(&field[1]).ok().and_then(|until| until.parse::<Millis>().ok());

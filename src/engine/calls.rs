@@ -1,0 +1,253 @@
+//! What the calls of an [`Engine`](super::Engine) take and answer, where that is more than a job or a number. Plain
+//! values; the trait's documentation says what they do.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use crate::clock::Millis;
+use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
+use crate::name::{IdempotencyKey, JobKey, Queue};
+
+/// What one consume handed out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Consumed {
+    /// In the order in which they were handed out.
+    pub jobs: Vec<Job>,
+    /// The queues may have more ready jobs, although fewer than asked for were handed out: the call has reached
+    /// its bound while it skipped jobs that are gone. Consume again.
+    pub more: bool,
+}
+
+/// What one pump did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pumped {
+    /// How many due jobs left the timer.
+    pub moved: usize,
+    /// How long until the next is due: zero when some are due already. Stores that others write to answer at
+    /// most a second, since nobody tells them of a job that became due earlier.
+    pub next: Duration,
+}
+
+/// A queue's dead letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    pub size: u64,
+    /// The oldest.
+    pub head: Option<JobId>,
+}
+
+/// How many jobs of one queue are where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueSize {
+    pub queue: Queue,
+    pub ready: u64,
+    pub dead: u64,
+}
+
+/// What a scrape of the metrics shows of a store.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Jobs with a timer: delayed ones and running ones.
+    pub timers: u64,
+    pub queues: Vec<QueueSize>,
+    /// Figures that only one kind of store has, by the name of their gauge (`used_mem_bytes`, …).
+    pub gauges: Vec<(&'static str, f64)>,
+}
+
+/// What one [`Engine::publish_with`](super::Engine::publish_with) is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two have the same key.
+    pub jobs: Vec<Placing>,
+    /// Acked in the same step, before keys are looked at; one that is not there is fine.
+    pub replaces: Option<JobRef>,
+    /// Makes the call safe to repeat.
+    pub once: Option<Once>,
+}
+
+/// One job of a [`Publication`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placing {
+    pub job: NewJob,
+    /// When it is due by the store's clock, in place of the job's `delay`; a time that has passed is now.
+    pub at: Option<Millis>,
+    /// Its key, and what to do when another job has it.
+    pub key: Option<(JobKey, OnConflict)>,
+}
+
+/// What a key means that another job has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The other job stays, and this one is not stored.
+    #[default]
+    Keep,
+    /// A delayed or ready one goes, as if it was acked. A running one goes on without the key.
+    Replace,
+    /// Nothing is stored, of the whole call.
+    Fail,
+}
+
+/// How a repeated request is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// Kept apart for each queue: that of the first job.
+    pub key: IdempotencyKey,
+    /// Equal for equal requests.
+    pub fingerprint: Fingerprint,
+}
+
+/// A hash of everything that makes two requests equal.
+pub type Fingerprint = [u8; 16];
+
+/// What became of a [`Publication`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It is done. One for each job, in order.
+    Done(Vec<Placed>),
+    /// It was done already, by an equal request with the same [`Once::key`], and this is what became of that one.
+    /// Nothing has changed.
+    Replay(Vec<Placed>),
+    /// Another request has used the [`Once::key`]. Nothing has changed.
+    Mismatch,
+    /// The key of the job at `index` is taken by the job `id`, and it was to [`Fail`](OnConflict::Fail). Nothing has
+    /// changed.
+    Conflict { index: usize, id: JobId },
+}
+
+/// What became of one job of a [`Publication`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The job that is there now: for a duplicate the one that was there before.
+    pub id: JobId,
+    /// Its [`due_at`](JobView::due_at).
+    pub due_at: Option<Millis>,
+    pub how: How,
+}
+
+/// Whether a job was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    New,
+    /// Its key was taken and it was to [`Keep`](OnConflict::Keep) the other job: it was not stored.
+    Duplicate,
+    /// This delayed or ready job, which had its key, is gone.
+    Replaced(JobId),
+}
+
+/// What became of a step that only the holder of a hand-over may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held<T> {
+    Done(T),
+    /// The job is there, and this hand-over of it is over. Nothing has changed.
+    NotYours,
+    /// There is no such job. Nothing has changed.
+    NotFound,
+}
+
+/// What a touch answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Takes the place of the receipt that was shown.
+    pub receipt: Receipt,
+    /// When the ttr ends now.
+    pub until: Millis,
+}
+
+/// How a job is released.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Release {
+    /// Zero: ready at once, at the head of its queue.
+    pub delay: Duration,
+    /// Whether the hand-over gives its try back. Otherwise a job that has none left dies.
+    pub restore_try: bool,
+    /// Takes the place of the job's reason, if there is one.
+    pub reason: Option<Reason>,
+}
+
+/// What a release answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Released {
+    /// The job is ready or delayed again.
+    Back { tries_left: u16, due_at: Millis },
+    /// It had no tries left.
+    Dead,
+}
+
+/// What respawned jobs get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revival {
+    pub tries: NonZeroU16,
+    /// Zero: ready at once, behind all others.
+    pub delay: Duration,
+    /// From now on; `None` is forever. Not shorter than `delay`.
+    pub ttl: Option<Duration>,
+}
+
+/// What became of one job that was to be respawned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revived {
+    Done {
+        due_at: Millis,
+    },
+    /// It is delayed, ready or running. Nothing has changed.
+    NotDead,
+    /// There is no such job.
+    NotFound,
+}
+
+/// How long a queue is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// `None`: until it is resumed.
+    pub until: Option<Millis>,
+}
+
+/// Where a list goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(pub String);
+
+/// Which part of a queue's jobs to show.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobList {
+    pub state: JobState,
+    /// 1 to [`MAX_LISTED`](super::MAX_LISTED).
+    pub limit: usize,
+    /// `None` begins.
+    pub cursor: Option<Cursor>,
+    /// Whether to show bodies.
+    pub bodies: bool,
+}
+
+/// A part of a queue's jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobPage {
+    /// May be none although there are more.
+    pub jobs: Vec<JobView>,
+    /// Where to go on; `None` at the end.
+    pub cursor: Option<Cursor>,
+    /// How many entries the store looked at.
+    pub scanned: u64,
+}
+
+/// Figures of one queue. `None` is what the store cannot tell without much work, or at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueView {
+    pub queue: Queue,
+    /// As [`Engine::size`](super::Engine::size) counts.
+    pub ready: Option<u64>,
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    pub dead: Option<u64>,
+    /// For how long the head has been ready; `None` also when nothing is ready.
+    pub oldest_ready_age: Option<Duration>,
+    /// `None` when it is not paused.
+    pub paused: Option<Pause>,
+}
+
+/// A part of a namespace's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueuePage {
+    pub queues: Vec<QueueView>,
+    /// Where to go on; `None` at the end.
+    pub cursor: Option<Cursor>,
+}

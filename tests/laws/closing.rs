@@ -1,0 +1,40 @@
+//! The end of a store, for the verbs that lmstfy does not have.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use dormouse::engine::{JobList, Publication, Release, Revival};
+use dormouse::error::{Error, Result};
+use dormouse::job::JobState;
+
+use crate::support::stage::*;
+
+fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {
+    assert!(matches!(answer, Err(Error::Closed)), "{what} after close answered {answer:?}");
+}
+
+/// Guards against calls that hang, or that seem to work, while the server goes down.
+pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
+    let (q, engine) = (queue("q"), s.engine());
+    s.put(job(&q, "job")).await;
+    let held = s.take_one(&q, LONG).await;
+    let (name, receipt, key) = (held.name(), held.proof(), job_key("k"));
+    engine.close().await;
+    let jobs = vec![job(&q, "new").key("k").placing(s)];
+    let publication = Publication { jobs, replaces: None, once: None };
+    closed("publish_with", engine.publish_with(publication).await);
+    closed("find_key", engine.find_key(&q, &key).await);
+    closed("cancel_key", engine.cancel_key(&q, &key).await);
+    closed("ack_many", engine.ack_many(&q, &[(held.id, Some(receipt))]).await);
+    closed("touch", engine.touch(&name, receipt, LONG).await);
+    closed("release", engine.release(&name, receipt, Release::default()).await);
+    closed("bury", engine.bury(&name, receipt, None).await);
+    closed("inspect", engine.inspect(&name).await);
+    let list = JobList { state: JobState::Ready, limit: 1, cursor: None, bodies: false };
+    closed("list_jobs", engine.list_jobs(&q, list).await);
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    closed("respawn_jobs", engine.respawn_jobs(&q, &[held.id], revival).await);
+    closed("pause", engine.pause(&q, None).await);
+    closed("resume", engine.resume(&q).await);
+    closed("list_queues", engine.list_queues(&q.namespace, 1, None).await);
+}

@@ -1,0 +1,406 @@
+//! What keys, pauses, receipts and lists leave in a Redis, and what several servers and lmstfy's make of it. What one
+//! store must do is in the laws.
+
+mod redis_common;
+mod support;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::RedisEngine;
+use dormouse::engine::{
+    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
+    Revived,
+};
+use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
+use dormouse::name::{IdempotencyKey, JobKey, Queue};
+use redis::{Commands, Connection};
+use redis_common::{TTR, consume, engine, id, job, queue};
+use support::client::until;
+use support::redis_server::RedisServer;
+
+fn keys_like(conn: &mut Connection, pattern: &str) -> BTreeSet<String> {
+    conn.keys::<_, Vec<String>>(pattern).expect("KEYS").into_iter().collect()
+}
+
+fn keyed(job: NewJob, key: &str, on_conflict: OnConflict) -> Placing {
+    Placing { job, at: None, key: Some((JobKey::parse(key).expect("a key"), on_conflict)) }
+}
+
+fn only(placing: Placing) -> Publication {
+    Publication { jobs: vec![placing], replaces: None, once: None }
+}
+
+async fn publish(engine: &RedisEngine, publication: Publication) -> Published {
+    engine.publish_with(publication).await.expect("publish_with is answered")
+}
+
+async fn place(engine: &RedisEngine, placing: Placing) -> Placed {
+    match publish(engine, only(placing)).await {
+        Published::Done(placed) => placed[0],
+        other => panic!("it should be done: {other:?}"),
+    }
+}
+
+fn name(queue: &Queue, id: JobId) -> JobRef {
+    JobRef { queue: queue.clone(), id }
+}
+
+fn list(state: JobState, limit: usize) -> JobList {
+    JobList { state, limit, cursor: None, bodies: false }
+}
+
+/// All jobs of a list, and the most that one call has looked at. `meanwhile` is called after each page.
+async fn walk(
+    engine: &RedisEngine,
+    queue: &Queue,
+    mut list: JobList,
+    mut meanwhile: impl AsyncFnMut(&[JobId]),
+) -> (Vec<JobId>, u64) {
+    let (mut ids, mut most) = (Vec::new(), 0);
+    for _ in 0..10_000 {
+        let page = engine.list_jobs(queue, list.clone()).await.expect("list_jobs").expect("its own cursor");
+        let shown: Vec<JobId> = page.jobs.iter().map(|view| view.id).collect();
+        meanwhile(&shown).await;
+        ids.extend(shown);
+        most = most.max(page.scanned);
+        list.cursor = page.cursor;
+        if list.cursor.is_none() {
+            return (ids, most);
+        }
+    }
+    panic!("the list has no end");
+}
+
+/// Lets jobs die: writes them as the pump does.
+fn dead(conn: &mut Connection, queue: &str, ids: impl IntoIterator<Item = JobId>) {
+    let mut all = redis::pipe();
+    for id in ids {
+        let id = id.to_string();
+        let element = [&1u16.to_le_bytes()[..], &(id.len() as u16).to_le_bytes(), id.as_bytes()].concat();
+        all.set(format!("j/shop/{queue}/{id}"), "x").lpush(format!("d/shop/{queue}"), element);
+    }
+    let _: Vec<redis::Value> = all.query(conn).expect("written");
+}
+
+#[tokio::test]
+async fn what_is_not_used_leaves_no_key() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    for n in 0..3 {
+        engine
+            .publish(vec![NewJob { tries: NonZeroU16::MAX, ..job(&q, id(n), "x") }])
+            .await
+            .expect("published");
+    }
+    let held = consume(&engine, &q, 2, TTR).await.expect("consumed");
+    engine.ack(name(&q, held[0].id)).await.expect("acked");
+    let released = engine.release(&name(&q, held[1].id), held[1].proof(), Release::default()).await;
+    assert!(matches!(released, Ok(Held::Done(_))), "{released:?}");
+    engine.pump(10).await.expect("pumped");
+    assert_eq!(keys_like(&mut server.connection(), "dormouse/*"), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_key_leaves_two_records_and_what_is_left_of_old_jobs_goes() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let conn = &mut server.connection();
+    let first = place(&engine, keyed(job(&q, id(0), "x"), "a:b", OnConflict::Keep)).await;
+    let name_of = |n| format!("shop/q/{}", id(n));
+    let expected = [
+        "dormouse/details".to_owned(),
+        format!("dormouse/details/{}", name_of(0)),
+        "dormouse/key/shop/q/a:b".to_owned(),
+    ];
+    assert_eq!(keys_like(conn, "dormouse/*"), BTreeSet::from(expected));
+    assert_eq!(conn.get::<_, String>("dormouse/key/shop/q/a:b"), Ok(id(0).to_string()));
+    let details: Vec<String> = conn.hgetall(format!("dormouse/details/{}", name_of(0))).expect("a hash");
+    assert_eq!(details, ["key", "a:b", "tries", "1"]);
+    assert_eq!(first.how, How::New);
+    // Acks know nothing of keys.
+    for n in 1..500 {
+        place(&engine, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
+        engine.ack(name(&q, id(n))).await.expect("acked");
+    }
+    let left = keys_like(conn, "dormouse/*");
+    assert!(left.len() <= 20, "{} keys are left of 500 jobs: {left:?}", left.len());
+    assert!(left.contains("dormouse/key/shop/q/a:b"), "the first one is there: {left:?}");
+    assert_eq!(
+        place(&engine, keyed(job(&q, id(1000), "x"), "a:b", OnConflict::Keep)).await.how,
+        How::Duplicate
+    );
+}
+
+/// Guards against a key that a job holds forever since a lmstfy server, which knows no keys, has let it die.
+#[tokio::test]
+async fn a_job_that_lmstfy_lets_die_has_no_key() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let conn = &mut server.connection();
+    for (n, ttl) in [(0, None), (1, Some(Duration::from_secs(100)))] {
+        let key = format!("k{n}");
+        place(&engine, keyed(NewJob { ttl, ..job(&q, id(n), "x") }, &key, OnConflict::Keep)).await;
+        let view = engine.inspect(&name(&q, id(n))).await.expect("inspect").expect("it is there");
+        assert_eq!((view.ttl.is_none(), view.key.is_some()), (ttl.is_none(), true), "{view:?}");
+        // What its pump does to a job without tries.
+        let _: u64 = conn.persist(format!("j/shop/q/{}", id(n))).expect("PERSIST");
+        let again = place(&engine, keyed(job(&q, id(10 + n), "x"), &key, OnConflict::Keep)).await;
+        assert_eq!(again.how, How::New, "the key of a dead job is free");
+    }
+}
+
+/// Guards against a running job that is taken for a delayed one: lmstfy has handed it out.
+#[tokio::test]
+async fn a_job_that_lmstfy_runs_is_not_replaced() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let conn = &mut server.connection();
+    let tries = NonZeroU16::new(3).expect("three");
+    place(&engine, keyed(NewJob { tries, ..job(&q, id(0), "x") }, "k", OnConflict::Keep)).await;
+    let element: Vec<u8> = conn.rpop("q/shop/q", None).expect("RPOP");
+    let mut member = b"\x04\x00shop\x01\x00q".to_vec();
+    member.extend(2u16.to_le_bytes());
+    member.extend(&element[2..]);
+    let now: (u64, u64) = redis::cmd("TIME").query(conn).expect("TIME");
+    let _: u64 = conn.zadd("timer_set", member, now.0 + 600).expect("ZADD");
+    let view = engine.inspect(&name(&q, id(0))).await.expect("inspect").expect("it is there");
+    assert_eq!((view.state, view.tries_left), (Some(JobState::Running), Some(2)));
+    let new = place(&engine, keyed(job(&q, id(1), "x"), "k", OnConflict::Replace)).await;
+    assert_eq!(new.how, How::New, "a running job runs on");
+    assert!(engine.inspect(&name(&q, id(0))).await.expect("inspect").is_some_and(|view| view.key.is_none()));
+}
+
+#[tokio::test]
+async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
+    let server = RedisServer::start();
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    let q = queue("q");
+    let request = |n| {
+        let key = IdempotencyKey::new(b"\x00 any\xffbytes").expect("short");
+        let jobs = vec![Placing { job: job(&q, id(n), "x"), at: None, key: None }];
+        Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: *b"0123456789abcdef" }) }
+    };
+    let Published::Done(placed) = publish(&one, request(0)).await else { panic!("it is the first") };
+    assert_eq!(publish(&two, request(1)).await, Published::Replay(placed.clone()), "another server");
+    one.close().await;
+    two.close().await;
+    let three = engine(&server).await;
+    assert_eq!(publish(&three, request(2)).await, Published::Replay(placed), "after a restart");
+    assert_eq!(three.size(&q).await.expect("size"), 1, "it was published once");
+    let conn = &mut server.connection();
+    let records: Vec<Vec<u8>> = conn.keys("dormouse/once/*").expect("KEYS");
+    assert_eq!(records, [b"dormouse/once/shop/q/\x00 any\xffbytes".to_vec()]);
+    let ttl: i64 = conn.ttl(&records[0]).expect("TTL");
+    assert!((590..=600).contains(&ttl), "ten minutes, not {ttl} s");
+}
+
+#[tokio::test]
+async fn a_pause_is_seen_by_every_server_within_a_second() {
+    let server = RedisServer::start();
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    let q = queue("q");
+    two.publish((0..500).map(|n| job(&q, id(n), "x")).take(64).collect()).await.expect("published");
+    assert_eq!(consume(&two, &q, 1, TTR).await.expect("consumed").len(), 1, "it is not paused");
+    one.pause(&q, None).await.expect("paused");
+    let paused = Instant::now();
+    assert_eq!(consume(&one, &q, 1, TTR).await.expect("consumed"), [], "here at once");
+    tokio::time::sleep(Duration::from_secs(1).saturating_sub(paused.elapsed())).await;
+    assert_eq!(consume(&two, &q, 1, TTR).await.expect("consumed"), [], "there within a second");
+    one.close().await;
+    two.close().await;
+    let three = engine(&server).await;
+    assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed"), [], "after a restart");
+    let four = engine(&server).await;
+    let until_then = Duration::from_millis(1500);
+    three.pause(&q, Some(until_then)).await.expect("paused");
+    until("the pause ends on another server", async || {
+        !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty()
+    })
+    .await;
+    let conn = &mut server.connection();
+    until("its record is gone", async || keys_like(conn, "dormouse/paused").is_empty()).await;
+    four.pause(&q, None).await.expect("paused");
+    three.resume(&q).await.expect("resumed");
+    assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed").len(), 1, "resumed here at once");
+    until("it is resumed there", async || !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty())
+        .await;
+}
+
+/// Guards against a list that shows a job twice, or not at all, since those on its page were respawned, and against a
+/// respawn that searches a long dead letter in one step.
+#[tokio::test]
+async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let all: Vec<JobId> = (0..5000).map(id).collect();
+    dead(&mut server.connection(), "q", all.iter().copied());
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    let mut page = 0;
+    let (shown, scanned) = walk(&engine, &q, list(JobState::Dead, 20), async |ids| {
+        page += 1;
+        // Whole pages, and the ends of pages, go.
+        let gone = if page % 3 == 0 { ids } else { &ids[ids.len() / 2..] };
+        if page % 2 == 1 || page % 3 == 0 {
+            let answers = engine.respawn_jobs(&q, gone, revival).await.expect("respawned");
+            assert!(answers.iter().all(|answer| matches!(answer, Revived::Done { .. })), "{answers:?}");
+        }
+        if page == 100 {
+            assert_eq!(engine.delete_dead(&q, 300).await.expect("deleted"), 300, "the oldest go");
+        }
+    })
+    .await;
+    assert_eq!(shown, all, "each once, in order");
+    assert!(scanned <= 5000, "one call looked at {scanned}");
+    let left: u64 = server.connection().llen("d/shop/q").expect("LLEN");
+    let ready = engine.size(&q).await.expect("size");
+    let (still_dead, _) = walk(&engine, &q, list(JobState::Dead, 100), async |_| {}).await;
+    assert_eq!(still_dead.len() as u64 + ready + 300, 5000, "dead, ready again, or deleted");
+    assert!(
+        left >= still_dead.len() as u64,
+        "elements of jobs that were respawned from the middle may be left"
+    );
+}
+
+/// Guards against jobs that a list of timers leaves out or shows twice: lmstfy gives thousands the same score, and the
+/// one where the list stopped may be gone.
+#[tokio::test]
+async fn timers_of_one_second_are_listed_once() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let conn = &mut server.connection();
+    let mut all = redis::pipe();
+    for name in ["p", "q", "qq"] {
+        for n in 0..3000u64 {
+            // In the order of their members.
+            let id = JobId::from_parts(1_700_000_000_000, n, 9_000_000, false).to_string();
+            let mut member = b"\x04\x00shop".to_vec();
+            member.extend((name.len() as u16).to_le_bytes());
+            member.extend(name.as_bytes());
+            member.extend([1, 0, id.len() as u8, 0]);
+            member.extend(id.as_bytes());
+            all.zadd("timer_set", member, 1_709_000_000u64).ignore();
+            all.set(format!("j/shop/{name}/{id}"), "x").ignore();
+        }
+    }
+    let _: () = all.query(conn).expect("written");
+    let q = queue("q");
+    let mut gone = Vec::new();
+    let (shown, scanned) = walk(&engine, &q, list(JobState::Delayed, 7), async |ids| {
+        // What the cursor stands at goes, with its timer.
+        if let Some(last) = ids.last().filter(|_| gone.len() < 200) {
+            gone.push(*last);
+            let mut member = b"\x04\x00shop\x01\x00q\x01\x00\x1a\x00".to_vec();
+            member.extend(last.to_string().as_bytes());
+            let removed: u64 = server.connection().zrem("timer_set", member).expect("ZREM");
+            assert_eq!(removed, 1, "its timer");
+        }
+    })
+    .await;
+    let ids: Vec<JobId> =
+        (0..3000).map(|n| JobId::from_parts(1_700_000_000_000, n, 9_000_000, false)).collect();
+    assert_eq!(shown, ids, "each once");
+    assert!(scanned <= 5000, "one call looked at {scanned}");
+    let (running, _) = walk(&engine, &q, list(JobState::Running, 100), async |_| {}).await;
+    assert_eq!(running, [], "their ids say that they are delayed");
+}
+
+/// Guards against half of a call on a Redis that is full, and against holders who cannot give anything back there.
+#[tokio::test]
+async fn a_full_redis_refuses_keys_as_a_whole_and_lets_holders_go_on() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    for n in 0..3 {
+        let job = NewJob { tries: NonZeroU16::MAX, ..job(&q, id(n), "x") };
+        place(&engine, keyed(job, &format!("k{n}"), OnConflict::Keep)).await;
+    }
+    let held = consume(&engine, &q, 3, TTR).await.expect("consumed");
+    let conn = &mut server.connection();
+    let _: () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).query(conn).expect("CONFIG SET");
+    let before = keys_like(conn, "*");
+    for conflict in [OnConflict::Keep, OnConflict::Replace] {
+        let jobs =
+            vec![keyed(job(&q, id(10), "x"), "new", conflict), keyed(job(&q, id(11), "x"), "k0", conflict)];
+        let full = engine.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        assert!(full.is_err(), "there is no room: {full:?}");
+    }
+    assert_eq!(keys_like(conn, "*"), before, "nothing has changed");
+    let touched = engine.touch(&name(&q, held[0].id), held[0].proof(), TTR).await;
+    assert!(matches!(touched, Ok(Held::Done(_))), "{touched:?}");
+    let delay = Duration::from_secs(9);
+    let release = Release { delay, reason: Reason::new("full"), ..Release::default() };
+    let released = engine.release(&name(&q, held[1].id), held[1].proof(), release).await;
+    assert!(matches!(released, Ok(Held::Done(_))), "{released:?}");
+    let buried = engine.bury(&name(&q, held[2].id), held[2].proof(), Reason::new("full")).await;
+    assert!(matches!(buried, Ok(Held::Done(()))), "{buried:?}");
+}
+
+/// Guards against a large call that is torn, and against values that a call leaves behind which published nothing.
+#[tokio::test]
+async fn a_large_call_with_keys_goes_through_and_a_refused_one_leaves_nothing() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let body = vec![b'x'; 300_000];
+    let jobs = |from: u64, conflict| -> Publication {
+        let jobs = (0..12).map(|n| keyed(job(&q, id(from + n), body.clone()), &format!("k{n}"), conflict));
+        Publication { jobs: jobs.collect(), replaces: None, once: None }
+    };
+    let done = publish(&engine, jobs(0, OnConflict::Fail)).await;
+    assert!(matches!(&done, Published::Done(placed) if placed.len() == 12), "{done:?}");
+    let conn = &mut server.connection();
+    let before = keys_like(conn, "j/*");
+    let conflict = publish(&engine, jobs(100, OnConflict::Fail)).await;
+    assert_eq!(conflict, Published::Conflict { index: 0, id: id(0) });
+    let kept = publish(&engine, jobs(200, OnConflict::Keep)).await;
+    assert!(matches!(&kept, Published::Done(placed) if placed.iter().all(|p| p.how == How::Duplicate)));
+    assert_eq!(keys_like(conn, "j/*"), before, "no value is left of what was not stored");
+    let got = consume(&engine, &q, 100, TTR).await.expect("consumed");
+    assert_eq!(got.iter().map(|job| job.body.len()).collect::<Vec<_>>(), [300_000; 12]);
+}
+
+/// Guards against queues that only lmstfy has published to, or that somebody has deleted.
+#[tokio::test]
+async fn queues_that_others_made_are_listed() {
+    let server = RedisServer::start();
+    let engine: Arc<dyn Engine> = engine(&server).await;
+    let conn = &mut server.connection();
+    let namespace = queue("x").namespace;
+    let names: Vec<String> = (0..1500).map(|n| format!("q{n:04}")).collect();
+    let write = |conn: &mut Connection, names: &[String]| {
+        let mut all = redis::pipe();
+        for name in names {
+            all.hset("m/ns/shop", name, 1).ignore();
+        }
+        let _: () = all.query(conn).expect("written");
+    };
+    write(conn, &names[..1000]);
+    let all = async || {
+        let (mut names, mut cursor) = (Vec::new(), None);
+        loop {
+            let page =
+                engine.list_queues(&namespace, 70, cursor).await.expect("list").expect("its own cursor");
+            names.extend(page.queues.into_iter().map(|view| view.queue.name.to_string()));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                return names;
+            }
+        }
+    };
+    assert_eq!(all().await, names[..1000], "in the order of their names");
+    write(conn, &names[1000..]);
+    engine.publish(vec![job(&queue("a"), id(1), "x")]).await.expect("published");
+    engine.pause(&queue("z"), None).await.expect("paused");
+    let _: u64 = conn.hdel("m/ns/shop", "q0000").expect("HDEL");
+    let expected: Vec<String> =
+        ["a".to_owned()].into_iter().chain(names[1..].iter().cloned()).chain(["z".to_owned()]).collect();
+    assert_eq!(all().await, expected, "what is new, what is paused, and not what is gone");
+}
