@@ -1,9 +1,12 @@
-//! The command line and the life of the process: configuration → logs → server, and the exit code.
+//! The command line and the life of the process: configuration → logs → server, and the exit code. With `queue` it is
+//! a client of a server instead ([`cli`]).
+
+mod cli;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
 use dormouse::process::files;
 use dormouse::process::log;
@@ -21,7 +24,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 ///
 /// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints what to try.
 #[derive(Parser)]
-#[command(name = "dormouse", disable_version_flag = true)]
+#[command(name = "dormouse", disable_version_flag = true, args_conflicts_with_subcommands = true)]
 struct Args {
     /// Configuration file (TOML) [default: conf/config.toml, if it is there]
     #[arg(short = 'c', long = "config", value_name = "FILE")]
@@ -38,6 +41,14 @@ struct Args {
     /// Log lines as severe as this say where in the code they come from (-bt)
     #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     backtrace: LogLevel,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// Without one of these the server starts.
+#[derive(Subcommand)]
+enum Command {
+    Queue(cli::QueueArgs),
 }
 
 /// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
@@ -50,6 +61,9 @@ fn args() -> impl Iterator<Item = String> {
 
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
+    if let Some(Command::Queue(args)) = args.command {
+        return cli::run(args);
+    }
     if args.version {
         let Version { version, build_date, build_commit } = Version::current();
         println!("version: {version}\nbuilt at: {build_date}\ncommit: {build_commit}");

@@ -166,6 +166,7 @@ const PARTS: &[(&str, &[&str])] = &[
         "http",
         &[
             "admin",
+            "clock",
             "config",
             "dispatch",
             "engine",
@@ -203,7 +204,8 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
         ],
     ),
-    ("main", &["server", "config", "process"]),
+    ("main", &["cli", "server", "config", "process"]),
+    ("cli", &[]),
     ("token-cli", &[]),
 ];
 

@@ -141,11 +141,16 @@ fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
     }
 }
 
-/// `GET /api/:namespace`
+/// `GET /api/:namespace`. lmstfy's servers do not know this route. So as not to change what clients of lmstfy see where
+/// there is nothing to show, a request without parameters is answered as lmstfy does while there are no queues.
 pub async fn queues(auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> HandlerResult {
+    let bare = query.is_none();
     let query = Query(query.as_deref().unwrap_or_default());
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
     let page = auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(BAD_CURSOR)?;
+    if bare && page.queues.is_empty() && page.cursor.is_none() {
+        return Ok(reply::not_found().await);
+    }
     let reply = QueuesReply {
         namespace: auth.namespace.as_str(),
         queues: page.queues.iter().map(QueueReply::from).collect(),

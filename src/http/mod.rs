@@ -163,11 +163,11 @@ pub struct AppState {
 
 /// The public port.
 pub fn api(state: Arc<AppState>) -> Router {
-    finish(lmstfy_routes().merge(our_routes()), state, Guard::Public)
+    finish(routes_of_lmstfy().merge(our_routes()), state, Guard::Public)
 }
 
 /// The routes that lmstfy has, with its methods.
-fn lmstfy_routes() -> Router<Arc<AppState>> {
+fn routes_of_lmstfy() -> Router<Arc<AppState>> {
     Router::new()
         .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(publish::publish_bulk)))

@@ -222,13 +222,17 @@ async fn read_job(
     room: &mut RequestRoom<'_>,
 ) -> Result<(NewJob, Option<Box<Repeatable>>), ApiError> {
     let (head, body) = request.into_parts();
-    let (life, attributes, repeatable) = read_head(state, pool, &queue, head)?;
+    let Head { life, attributes, repeatable } = read_head(state, pool, &queue, head)?;
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(room)).await?;
     Ok((new_job(pool, queue, body, life, attributes), repeatable))
 }
 
 /// What the head of a publish says.
-type Head = (Life, Option<Attributes>, Option<Box<Repeatable>>);
+struct Head {
+    life: Life,
+    attributes: Option<Attributes>,
+    repeatable: Option<Box<Repeatable>>,
+}
 
 /// Takes the head, so that it is not kept while the body comes.
 fn read_head(
@@ -240,7 +244,7 @@ fn read_head(
     let life = params::life(query(head.uri.query()), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&pool.name, queue, &head)?;
-    Ok((life, attributes, repeatable))
+    Ok(Head { life, attributes, repeatable })
 }
 
 fn once(repeatable: &Option<Box<Repeatable>>, body: &[u8]) -> Option<Once> {

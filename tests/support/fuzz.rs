@@ -226,12 +226,39 @@ impl Request {
         };
         request.some_query(random, known, port);
         request.some_headers(random, known, port);
+        // A queue that stays paused is one less.
+        if request.path.ends_with(b"/pause") && !random.one_in(20) {
+            request.query.insert(0, (b"for".to_vec(), b"0.05".to_vec()));
+        }
         request
     }
 
     fn some_query(&mut self, random: &mut Random, known: &Known, port: Port) {
         let keys: &[&str] = match port {
-            Port::Api => &["delay", "ttl", "tries", "ttr", "count", "limit", "token", "x", "", "Delay"],
+            Port::Api => &[
+                "delay",
+                "ttl",
+                "tries",
+                "ttr",
+                "count",
+                "limit",
+                "token",
+                "x",
+                "",
+                "Delay",
+                "at",
+                "at_ms",
+                "key",
+                "on_conflict",
+                "receipt",
+                "weights",
+                "spend",
+                "state",
+                "cursor",
+                "data",
+                "verbose",
+                "for",
+            ],
             Port::Admin => &["description", "pool", "token", "status", "force_update", "x"],
         };
         let pairs = if random.one_in(300) { 500 } else { random.below(4) };
@@ -241,6 +268,17 @@ impl Request {
                 "ttr" | "delay" if !random.one_in(30) => number(random, 3),
                 "ttl" if !random.one_in(10) => number(random, 20),
                 "count" | "limit" | "tries" if !random.one_in(8) => number(random, 100),
+                "receipt" | "spend" | "data" | "verbose" if !random.one_in(8) => {
+                    random.pick(&["0", "1", "AAAAAAAAAAEAAA", "_____________w"]).into()
+                }
+                "at" | "at_ms" if !random.one_in(8) => random
+                    .pick(&["0", "1795262400.5", "2026-11-21T12:00:00Z", "1969-12-31T23:59:60+23:59"])
+                    .into(),
+                "key" if !random.one_in(8) => self::key(random),
+                "on_conflict" => random.pick(&["keep", "replace", "fail", "x"]).into(),
+                "weights" => random.pick(&["1", "5,3", "1,1000,7,1", "0,1", ",", "65536"]).into(),
+                "state" => random.pick(&["ready", "delayed", "running", "dead", "x"]).into(),
+                "for" => random.pick(&["0.05", "0", "0.001", "x"]).into(),
                 "status" => random.pick(&["enable", "disable", "x", ""]).into(),
                 "description" if !random.one_in(10) => b"d".to_vec(),
                 "pool" if !random.one_in(3) => b"default".to_vec(),
@@ -290,6 +328,13 @@ impl Request {
             for n in 0..random.below(most) {
                 add(&format!("Job-Attr-{}{n}", "a".repeat(random.below(40))), &header_value(random));
             }
+        }
+        if port == Port::Api && random.one_in(12) {
+            let value = match random.below(4) {
+                0 => header_value(random),
+                _ => number(random, 50),
+            };
+            add("Idempotency-Key", &value);
         }
         for _ in 0..random.below(3) {
             let name = random.pick(&[
@@ -466,7 +511,8 @@ fn api_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
     let (namespace, queue) = (namespace(random), queue(random));
     let id = job_id(random, known);
     let below = |rest: &[u8]| [b"/api/".as_slice(), &namespace, b"/", &queue, rest].concat();
-    match random.below(40) {
+    let job = |verb: &str| below(&[b"/job/".as_slice(), &id, b"/", verb.as_bytes()].concat());
+    match random.below(64) {
         0..10 => ("PUT", below(b"")),
         10..19 => ("GET", [b"/api/", namespace.as_slice(), b"/", &queues(random, &queue)].concat()),
         19..22 => ("PUT", below(b"/bulk")),
@@ -481,12 +527,27 @@ fn api_path<'a>(random: &mut Random, known: &Known) -> (&'a str, Vec<u8>) {
         33 | 34 => ("DELETE", below(b"/deadletter")),
         35 | 36 => ("DELETE", below(b"")),
         37 => ("GET", b"/ping".to_vec()),
+        38..42 => ("POST", below(b"/jobs")),
+        42..44 => ("POST", below(b"/jobs/batch")),
+        44..46 => ("GET", below(b"/jobs")),
+        46 => ("GET", [b"/api/".as_slice(), &namespace].concat()),
+        47 => (random.pick(&["GET", "DELETE"]), below(&[b"/key/".as_slice(), &key(random)].concat())),
+        48..52 => ("POST", below(b"/ack")),
+        52..54 => ("POST", job("touch")),
+        54..56 => ("POST", job("release")),
+        56 => ("POST", job("bury")),
+        57 => ("POST", job("respawn")),
+        58 => ("POST", below(b"/deadletter/respawn")),
+        59 => ("POST", below(b"/pause")),
+        60 => ("POST", below(b"/resume")),
         _ => {
             let mut path = Vec::new();
             for _ in 0..random.below(7) {
                 path.push(b'/');
                 path.extend(match random.below(3) {
-                    0 => random.pick(&["api", "ns", "q1", "job", "bulk", "peek", "..", ".", "token"]).into(),
+                    0 => random
+                        .pick(&["api", "ns", "q1", "job", "bulk", "jobs", "key", "peek", "..", ".", "token"])
+                        .into(),
                     1 => odd_value(random),
                     _ => id.clone(),
                 });
@@ -598,6 +659,41 @@ fn chosen_token(random: &mut Random, known: &Known) -> Vec<u8> {
         3 => b":".to_vec(),
         _ => format!("01FUZZFUZZFUZZFUZZFUZZ{:02}", random.below(30)).into_bytes(),
     }
+}
+
+/// A job's key, mostly one of a few, so that keys are taken.
+fn key(random: &mut Random) -> Vec<u8> {
+    match random.below(8) {
+        0 => odd_value(random),
+        1 => b"order:1%2F2".to_vec(),
+        _ => format!("k{}", random.below(5)).into_bytes(),
+    }
+}
+
+/// JSON as the new routes take it, and nearly so.
+fn verb_body(random: &mut Random) -> Vec<u8> {
+    let one = |random: &mut Random| {
+        random
+            .pick(&[
+                r#"{"text":"x"}"#,
+                r#"{"data":"eA==","tries":2,"ttl":5}"#,
+                r#"{"text":"x","delay":0.25,"key":"k1","on_conflict":"replace","ttl":9}"#,
+                r#"{"text":"\ud83d\ude00","at":"2026-11-21T12:00:00+02:00","attributes":{"A":"b"}}"#,
+                r#"{"text":"x","at":1e400}"#,
+                r#"{"data":"=","key":""}"#,
+                r#""01ARZ3NDEKTSV4RRFFQ69G5FAV""#,
+                r#"{"id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","receipt":"AAAAAAAAAAEAAA"}"#,
+                r#"{"id":"x","receipt":null}"#,
+                "null",
+                "[[[[",
+            ])
+            .to_owned()
+    };
+    let most = if random.one_in(20) { 150 } else { 5 };
+    let count = random.below(most);
+    let all: Vec<String> = (0..count).map(|_| one(random)).collect();
+    let all = all.join(",");
+    if random.one_in(2) { format!("[{all}]") } else { format!("{{\"jobs\":[{all}]}}") }.into_bytes()
 }
 
 fn number(random: &mut Random, most: usize) -> Vec<u8> {
@@ -725,7 +821,8 @@ fn body(random: &mut Random, port: Port) -> Vec<u8> {
         2 => vec![b'['; random.below(100_000)],
         3 => vec![0xff; random.below(65_536)],
         4..40 => Vec::new(),
-        40..200 => {
+        40..120 => verb_body(random),
+        120..200 => {
             let jobs = if random.one_in(12) { random.below(70) } else { random.below(4) };
             let jobs: Vec<&str> = (0..jobs)
                 .map(|_| {

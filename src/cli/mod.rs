@@ -1,0 +1,355 @@
+//! `dormouse queue`: looks into queues and sets them right, for the person on call. It speaks to a server's public port
+//! as any client does: it knows no store and no configuration.
+
+mod client;
+mod show;
+
+use std::io::{IsTerminal, Read};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use self::client::{Call, Client};
+
+/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
+const PAGE: usize = 100;
+
+/// Looks into queues and sets them right, through a server's public port.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  dormouse queue -n shop list                                the queues of a namespace
+  dormouse queue -n shop peek mail --state dead              why jobs died
+  dormouse queue -n shop publish mail 'to ann' --delay 1.5   or the body on standard input
+  dormouse queue -n shop pause mail --for 600                hand out nothing for ten minutes
+  dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
+  dormouse queue -n shop purge mail --yes                    forget the ready jobs
+
+Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
+DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
+
+Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
+wrong.")]
+pub struct QueueArgs {
+    #[command(flatten)]
+    server: Server,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Which server, which namespace, and how to show what it says.
+#[derive(Args)]
+struct Server {
+    /// The server's public port [default: http://127.0.0.1:7777]
+    #[arg(long, global = true, value_name = "URL")]
+    url: Option<String>,
+    /// The namespace's token; prefer DORMOUSE_TOKEN
+    #[arg(long, global = true)]
+    token: Option<String>,
+    /// The namespace of the queues
+    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    namespace: Option<String>,
+    /// A table to read, or the server's JSON
+    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// How answers are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The queues of the namespace, with how many jobs are where
+    List {
+        /// Show at most so many
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+    },
+    /// The next jobs of a queue, without handing them out
+    Peek {
+        queue: String,
+        /// Jobs in which state
+        #[arg(long, value_enum, default_value_t = State::Ready)]
+        state: State,
+        /// Show at most so many
+        #[arg(long, value_name = "COUNT", default_value_t = 20)]
+        limit: usize,
+        /// Show bodies too
+        #[arg(long)]
+        data: bool,
+        /// Show only this job, in whatever state, with its body
+        #[arg(long, value_name = "ID", conflicts_with_all = ["state", "limit", "data"])]
+        job: Option<String>,
+    },
+    /// Publish a job
+    Publish {
+        queue: String,
+        /// The body [default: standard input]
+        body: Option<String>,
+        /// Seconds until it is ready
+        #[arg(long, value_name = "SECONDS")]
+        delay: Option<String>,
+        /// When it is ready: RFC 3339, or Unix seconds
+        #[arg(long, value_name = "TIME", conflicts_with = "delay")]
+        at: Option<String>,
+        /// Seconds until it disappears; 0 is forever
+        #[arg(long, value_name = "SECONDS")]
+        ttl: Option<String>,
+        /// How many times it may be handed out
+        #[arg(long, value_name = "COUNT")]
+        tries: Option<String>,
+        /// A name of your own for it
+        #[arg(long)]
+        key: Option<String>,
+        /// What a taken key means: keep, replace or fail
+        #[arg(long, value_name = "WHAT", requires = "key")]
+        on_conflict: Option<String>,
+    },
+    /// Hand out nothing from a queue, until it is resumed
+    Pause {
+        queue: String,
+        /// Seconds after which it is resumed by itself
+        #[arg(long = "for", value_name = "SECONDS")]
+        time: Option<String>,
+    },
+    /// End a pause
+    Resume { queue: String },
+    /// Make dead jobs ready again
+    Respawn {
+        queue: String,
+        /// Which jobs
+        #[arg(required_unless_present = "oldest", conflicts_with = "oldest")]
+        jobs: Vec<String>,
+        /// The oldest so many instead, with one try each
+        #[arg(long, value_name = "COUNT", conflicts_with_all = ["tries", "delay"])]
+        oldest: Option<u64>,
+        /// How many times each may be handed out [default: 1]
+        #[arg(long, value_name = "COUNT")]
+        tries: Option<String>,
+        /// Seconds until they are ready
+        #[arg(long, value_name = "SECONDS")]
+        delay: Option<String>,
+        /// Seconds until they disappear; 0 is forever
+        #[arg(long, value_name = "SECONDS")]
+        ttl: Option<String>,
+    },
+    /// Forget the ready jobs of a queue. Delayed, running and dead ones stay
+    Purge {
+        queue: String,
+        /// Yes, forget them
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum State {
+    Ready,
+    Delayed,
+    Running,
+    Dead,
+}
+
+/// Why a command was not done, in one line.
+enum Failure {
+    /// An argument is missing or wrong.
+    Usage(String),
+    /// The server refused or could not be reached, or not all was done.
+    NotDone(String),
+}
+
+type Result<T> = std::result::Result<T, Failure>;
+
+/// Does what the command line says, and answers the exit code.
+pub fn run(args: QueueArgs) -> ExitCode {
+    match Session::open(args.server).and_then(|session| session.run(args.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(what)) => {
+            eprintln!("dormouse: {what}");
+            ExitCode::from(2)
+        }
+        Err(Failure::NotDone(why)) => {
+            eprintln!("dormouse: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A server, a namespace, and how answers are shown.
+struct Session {
+    client: Client,
+    namespace: String,
+    output: Output,
+}
+
+impl Session {
+    fn open(args: Server) -> Result<Session> {
+        let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
+        let token = given(args.token, "DORMOUSE_TOKEN")?;
+        let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
+        let namespace = namespace.ok_or_else(|| {
+            Failure::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
+        })?;
+        Ok(Session { client: Client::new(&url, token)?, namespace, output: args.output })
+    }
+
+    fn run(&self, command: Command) -> Result<()> {
+        match command {
+            Command::List { limit } => self.list(limit),
+            Command::Peek { queue, job: Some(job), .. } => self.look_at(&queue, &job),
+            Command::Peek { queue, state, limit, data, job: None } => self.peek(&queue, state, limit, data),
+            Command::Publish { queue, body, delay, at, ttl, tries, key, on_conflict } => {
+                let body = match body {
+                    Some(body) => body.into_bytes(),
+                    None => standard_input()?,
+                };
+                let query = [
+                    ("delay", delay),
+                    ("at", at),
+                    ("ttl", ttl),
+                    ("tries", tries),
+                    ("key", key),
+                    ("on_conflict", on_conflict),
+                ];
+                self.answer(self.at(&queue).to("jobs").post(body).with(query))
+            }
+            Command::Pause { queue, time } => {
+                self.answer(self.at(&queue).to("pause").post("").with([("for", time)]))
+            }
+            Command::Resume { queue } => self.answer(self.at(&queue).to("resume").post("")),
+            Command::Respawn { queue, oldest: Some(limit), ttl, .. } => {
+                let query = [("limit", Some(limit.to_string())), ("ttl", ttl)];
+                self.answer(self.at(&queue).to("deadletter").put().with(query))
+            }
+            Command::Respawn { queue, jobs, oldest: None, tries, delay, ttl } => {
+                self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
+            }
+            Command::Purge { queue, yes } => self.purge(&queue, yes),
+        }
+    }
+
+    fn list(&self, limit: Option<usize>) -> Result<()> {
+        let call = Call::get().to("api").to(&self.namespace);
+        let queues = self.pages(&call, "queues", limit.unwrap_or(usize::MAX))?;
+        self.show(&json!({"namespace": self.namespace, "queues": queues}), || show::queues(&queues));
+        Ok(())
+    }
+
+    fn peek(&self, queue: &str, state: State, limit: usize, data: bool) -> Result<()> {
+        let state = state.to_possible_value().map(|value| value.get_name().to_owned());
+        let query = [("state", state), ("data", data.then(|| "1".to_owned()))];
+        let jobs = self.pages(&self.at(queue).to("jobs").with(query), "jobs", limit)?;
+        self.show(&json!({"jobs": jobs}), || show::jobs(&jobs, data));
+        Ok(())
+    }
+
+    fn look_at(&self, queue: &str, job: &str) -> Result<()> {
+        let call = self.at(queue).to("job").to(job).with([("verbose", Some("1".to_owned()))]);
+        let job = self.client.json(call)?;
+        self.show(&job, || show::fields(&job));
+        Ok(())
+    }
+
+    fn respawn(&self, queue: &str, jobs: &[String], query: &[(&'static str, Option<String>)]) -> Result<()> {
+        let (mut respawned, mut missing) = (0, Vec::new());
+        for jobs in jobs.chunks(PAGE) {
+            let body = json!({"jobs": jobs}).to_string();
+            let call = self.at(queue).to("deadletter").to("respawn").post(body);
+            let answer = self.client.json(call.with(query.iter().cloned()))?;
+            respawned += answer["respawned"].as_u64().unwrap_or(0);
+            missing.extend(answer["missing"].as_array().cloned().unwrap_or_default());
+        }
+        let all = json!({"respawned": respawned, "missing": missing});
+        self.show(&all, || show::fields(&all));
+        match missing.len() {
+            0 => Ok(()),
+            some => Err(Failure::NotDone(format!("{some} of {} jobs are not dead or not there", jobs.len()))),
+        }
+    }
+
+    fn purge(&self, queue: &str, yes: bool) -> Result<()> {
+        if !yes {
+            let size = self.client.json(self.at(queue).to("size"))?["size"].as_u64().unwrap_or(0);
+            return Err(Failure::Usage(format!(
+                "this forgets the ready jobs of {}/{queue}, {size} of them now; repeat it with --yes",
+                self.namespace
+            )));
+        }
+        self.client.send(self.at(queue).delete())?;
+        let done = json!({"msg": "purged"});
+        self.show(&done, || show::fields(&done));
+        Ok(())
+    }
+
+    /// A call that gets below a queue.
+    fn at(&self, queue: &str) -> Call {
+        Call::get().to("api").to(&self.namespace).to(queue)
+    }
+
+    /// Shows what the server says.
+    fn answer(&self, call: Call) -> Result<()> {
+        let answer = self.client.json(call)?;
+        self.show(&answer, || show::fields(&answer));
+        Ok(())
+    }
+
+    fn show(&self, json: &Value, table: impl FnOnce() -> String) {
+        match self.output {
+            Output::Table => print_line(&table()),
+            Output::Json => print_line(&json.to_string()),
+        }
+    }
+
+    /// Up to `limit` elements of a list that the server shows in pages.
+    fn pages(&self, call: &Call, field: &str, limit: usize) -> Result<Vec<Value>> {
+        let mut all = Vec::new();
+        let mut cursor = None;
+        while all.len() < limit {
+            let most = (limit - all.len()).min(PAGE).to_string();
+            let page = [("limit", Some(most)), ("cursor", cursor)];
+            let mut page = self.client.json(call.clone().with(page))?;
+            all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
+            cursor = page["cursor"].as_str().map(str::to_owned);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// An option, or else a variable of the environment. What is empty is not given.
+fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
+    let value = match option {
+        Some(value) => value,
+        None => match std::env::var(variable) {
+            Ok(value) => value,
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => {
+                return Err(Failure::Usage(format!("{variable} is not UTF-8")));
+            }
+        },
+    };
+    Ok(Some(value).filter(|value| !value.is_empty()))
+}
+
+fn standard_input() -> Result<Vec<u8>> {
+    let mut input = std::io::stdin();
+    if input.is_terminal() {
+        eprintln!("dormouse: reading the body from the terminal; end it with Ctrl-D");
+    }
+    let mut body = Vec::new();
+    input.read_to_end(&mut body).map_err(|e| Failure::NotDone(format!("standard input: {e}")))?;
+    Ok(body)
+}
+
+/// Prints a text with one line end. It is no error if nobody reads it.
+fn print_line(text: &str) {
+    use std::io::Write;
+    let _gone = writeln!(std::io::stdout(), "{}", text.trim_end());
+}

@@ -1,0 +1,140 @@
+//! Answers as tables. What jobs contain is shown without control characters, which could drive the terminal.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::Value;
+
+/// How much of a body or a reason is shown, in characters.
+const MOST: usize = 60;
+
+/// The queues of a namespace.
+pub fn queues(queues: &[Value]) -> String {
+    let mut table = table(&["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"]);
+    for queue in queues {
+        let paused = match (&queue["paused"], queue["paused_until"].as_str()) {
+            (Value::Bool(true), Some(until)) => format!("until {until}"),
+            (Value::Bool(true), None) => "yes".to_owned(),
+            _ => "no".to_owned(),
+        };
+        let age = queue["oldest_ready_age"].as_f64().map_or("-".to_owned(), |age| format!("{age} s"));
+        let [name, ready, delayed, running, dead] =
+            ["queue", "ready", "delayed", "running", "dead"].map(|field| cell(&queue[field]));
+        table.add_row([name, ready, delayed, running, dead, age, paused]);
+    }
+    for column in 1..=5 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    finished(&table)
+}
+
+/// The jobs of a queue.
+pub fn jobs(jobs: &[Value], bodies: bool) -> String {
+    let mut heads = vec!["JOB", "STATE", "DUE", "TRIES", "TTL", "SIZE", "KEY", "REASON"];
+    heads.extend(bodies.then_some("DATA"));
+    let mut table = table(&heads);
+    for job in jobs {
+        let fields = ["job_id", "state", "due_at", "remain_tries", "ttl", "size", "key", "reason"];
+        let mut row: Vec<String> = fields.iter().map(|field| cell(&job[*field])).collect();
+        row.extend(bodies.then(|| body(&job["data"])));
+        table.add_row(row);
+    }
+    finished(&table)
+}
+
+/// An answer that is one object: a field on each line.
+pub fn fields(object: &Value) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (name, value) in object.as_object().into_iter().flatten() {
+        let value = if name == "data" { body(value) } else { cell(value) };
+        table.add_row([name.clone(), value]);
+    }
+    finished(&table)
+}
+
+/// A text on one line, without control characters, and not too long.
+pub fn one_line(text: &str) -> String {
+    let mut line: String =
+        text.chars().take(MOST * 4).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    if text.chars().nth(MOST * 4).is_some() {
+        line.push('…');
+    }
+    line
+}
+
+fn table(heads: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(heads.to_vec());
+    table
+}
+
+/// Without the blanks that the library puts before each line and behind it.
+fn finished(table: &Table) -> String {
+    let lines: Vec<String> =
+        table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned()).collect();
+    lines.join("\n")
+}
+
+/// A value: `-` when it is not known, or there is none.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => cut(text),
+        Value::Array(all) if all.is_empty() => "-".to_owned(),
+        Value::Array(all) => all.iter().map(cell).collect::<Vec<_>>().join(" "),
+        other => cut(&other.to_string()),
+    }
+}
+
+/// The body of a job, which comes as base64.
+fn body(data: &Value) -> String {
+    let bytes = data.as_str().and_then(|data| STANDARD.decode(data).ok()).unwrap_or_default();
+    cut(&String::from_utf8_lossy(&bytes))
+}
+
+fn cut(text: &str) -> String {
+    let mut cut = one_line(&text.chars().take(MOST).collect::<String>());
+    if text.chars().nth(MOST).is_some() {
+        cut.push('…');
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_line_for_each_and_dashes_for_what_is_not_known() {
+        let queue = json!({"queue": "mail", "ready": 12, "delayed": null, "running": 0, "dead": 3,
+            "oldest_ready_age": 1.5, "paused": true, "paused_until": "2026-11-21T12:00:00.000Z"});
+        let text = queues(&[queue]);
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"], "{text}");
+        let row = ["mail", "12", "-", "0", "3", "1.5", "s", "until", "2026-11-21T12:00:00.000Z"];
+        assert_eq!(lines[1], row, "{text}");
+        assert!(text.starts_with("QUEUE"), "no blanks at the edge: {text:?}");
+    }
+
+    /// Guards against a job whose text moves the cursor or sets the title of the terminal of who looks at it.
+    #[test]
+    fn what_a_job_contains_does_not_drive_the_terminal() {
+        let odd = "\u{1b}]0;title\u{7}\r\n\u{9b}2J";
+        let job = json!({"job_id": "1", "reason": odd, "key": odd, "data": STANDARD.encode(odd)});
+        let text = jobs(&[job], true);
+        let controls = text.chars().filter(|c| c.is_control() && *c != '\n').count();
+        assert_eq!((controls, text.lines().count()), (0, 2), "one head and one job: {text:?}");
+    }
+
+    #[test]
+    fn long_texts_are_cut() {
+        let job = json!({"job_id": "1", "reason": "x".repeat(4096)});
+        let text = jobs(&[job], false);
+        assert!(text.contains(&format!("{}…", "x".repeat(MOST))) && text.len() < 400, "{text}");
+    }
+}

@@ -1,0 +1,262 @@
+//! Conversations about looking into a namespace and its queues.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use support::client::{Response, send, until};
+use support::servers::{Store, TestServer, on_each_store};
+
+async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Response {
+    send(server.api("POST", path, token).body(body.to_owned())).await
+}
+
+/// The fields of an object, in the order in which they stand.
+#[track_caller]
+fn fields(text: &str) -> Vec<String> {
+    let object: serde_json::Map<String, Value> = serde_json::from_str(text).expect("an object");
+    object.keys().cloned().collect()
+}
+
+/// The jobs of a page.
+#[track_caller]
+fn jobs(page: &Response) -> Vec<Value> {
+    page.json["jobs"]
+        .as_array()
+        .unwrap_or_else(|| panic!("a page of jobs was expected, not {page:?}"))
+        .clone()
+}
+
+async fn the_queues_of_a_namespace_are_listed_with_what_is_in_them(store: Store) {
+    let server = TestServer::on(store).await;
+    let (token, other) = (server.token("ns").await, server.token("other").await);
+    server.put(&other, "/api/other/x", "x").await.expect(201);
+    server.put(&token, "/api/ns/a/bulk?tries=2", "[1,2,3]").await.expect(201);
+    server.put(&token, "/api/ns/a?delay=600", "later").await.expect(201);
+    let held = server.get(&token, "/api/ns/a?receipt=1&ttr=600").await.expect(200);
+    let bury = format!(
+        "/api/ns/a/job/{}/bury?receipt={}",
+        held.job_id(),
+        held.json["receipt"].as_str().unwrap_or("")
+    );
+    post(&server, &token, &bury, "").await.expect(200);
+    server.get(&token, "/api/ns/a?ttr=600").await.expect(200);
+    server.put(&token, "/api/ns/b", "x").await.expect(201);
+    post(&server, &token, "/api/ns/c/pause?for=600", "").await.expect(200);
+
+    // On Redis other servers may write too, so a queue may show up a moment later.
+    until("all three queues are listed", async || {
+        let page = server.get(&token, "/api/ns").await.expect(200);
+        page.json["queues"].as_array().is_some_and(|queues| queues.len() == 3)
+    })
+    .await;
+    let page = server.get(&token, "/api/ns").await.expect(200);
+    assert_eq!(
+        (&page.json["namespace"], &page.json["cursor"]),
+        (&json!("ns"), &Value::Null),
+        "{}",
+        page.text
+    );
+    let queue = |name: &str| -> Value {
+        let queues = page.json["queues"].as_array().into_iter().flatten();
+        queues
+            .clone()
+            .find(|queue| queue["queue"] == name)
+            .unwrap_or_else(|| panic!("no {name} in {}", page.text))
+            .clone()
+    };
+    let (a, b, c) = (queue("a"), queue("b"), queue("c"));
+    assert_eq!((&a["ready"], &a["dead"]), (&json!(1), &json!(1)), "{a}");
+    for (field, count) in [("delayed", 1), ("running", 1)] {
+        assert!(a[field] == json!(count) || a[field].is_null(), "{field} is known or null: {a}");
+    }
+    assert!(a["oldest_ready_age"].as_f64().is_none_or(|age| (0.0..60.0).contains(&age)), "seconds: {a}");
+    assert_eq!((&b["ready"], &b["paused"]), (&json!(1), &json!(false)), "{b}");
+    assert_eq!((&c["ready"], &c["paused"]), (&json!(0), &json!(true)), "{c}");
+    assert!(c["paused_until"].as_str().is_some_and(|until| until.ends_with('Z')), "{c}");
+    assert_eq!(c["oldest_ready_age"], Value::Null, "nothing is ready: {c}");
+
+    // In pages.
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = server.get(&token, &format!("/api/ns?limit=1{cursor}")).await.expect(200);
+        let queues = page.json["queues"].as_array().cloned().unwrap_or_default();
+        assert!(queues.len() <= 1, "more than was asked for: {}", page.text);
+        seen.extend(queues.into_iter().map(|queue| queue["queue"].as_str().unwrap_or_default().to_owned()));
+        match page.json["cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, ["a", "b", "c"], "each once");
+
+    for bad in ["limit=0", "limit=101", "limit=x", "cursor=", "cursor=a%20b"] {
+        server.get(&token, &format!("/api/ns?{bad}")).await.expect(400);
+    }
+    server.get(&other, "/api/ns").await.expect(401);
+    server.get(&token, "/api/n.s").await.expect(400);
+    for method in ["PUT", "POST", "DELETE", "HEAD"] {
+        send(server.api(method, "/api/ns", &token)).await.expect(404);
+    }
+    let empty = server.token("empty").await;
+    // To whom gives no parameters a namespace without queues is what it is to lmstfy: no route.
+    assert_eq!(server.get(&empty, "/api/empty").await.expect(404).says(), "api not found");
+    let none = server.get(&empty, "/api/empty?limit=100").await.expect(200);
+    assert_eq!(none.text, r#"{"namespace":"empty","queues":[],"cursor":null}"#);
+}
+
+async fn the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let mut delayed = Vec::new();
+    for delay in ["300", "100", "200.5"] {
+        let job = post(&server, &token, &format!("/api/ns/q/jobs?delay={delay}&key=k{delay}"), "d")
+            .await
+            .expect(201);
+        delayed.push((job.job_id(), job.json["due_at"].clone()));
+    }
+    for body in ["one", "two", "three", "four"] {
+        server.put(&token, "/api/ns/q?tries=3", body).await.expect(201);
+    }
+    let held = server.get(&token, "/api/ns/q?receipt=1&ttr=600").await.expect(200);
+    let bury = server.get(&token, "/api/ns/q?receipt=1&ttr=600").await.expect(200);
+    let path = format!(
+        "/api/ns/q/job/{}/bury?receipt={}",
+        bury.job_id(),
+        bury.json["receipt"].as_str().unwrap_or("")
+    );
+    post(&server, &token, &path, "why \"not\"").await.expect(200);
+
+    let page = server.get(&token, "/api/ns/q/jobs?state=delayed").await.expect(200);
+    let listed: Vec<(Value, Value)> =
+        jobs(&page).iter().map(|job| (job["job_id"].clone(), job["due_at"].clone())).collect();
+    let wanted: Vec<(Value, Value)> =
+        [1, 2, 0].map(|n: usize| (json!(delayed[n].0), delayed[n].1.clone())).into();
+    assert_eq!(listed, wanted, "the next one first: {}", page.text);
+    assert_eq!(jobs(&page)[0]["key"], json!("k100"), "{}", page.text);
+    assert!(page.json["scanned"].as_u64() >= Some(3), "{}", page.text);
+
+    let page = server.get(&token, "/api/ns/q/jobs?data=1").await.expect(200);
+    let ready: Vec<Vec<u8>> = jobs(&page).iter().map(support::client::data).collect();
+    assert_eq!(
+        ready,
+        [b"three".to_vec(), b"four".to_vec()],
+        "ready ones when no state is given: {}",
+        page.text
+    );
+    let page = server.get(&token, "/api/ns/q/jobs?state=ready").await.expect(200);
+    let job = jobs(&page)[0].clone();
+    assert_eq!(
+        BTreeSet::from_iter(fields(&job.to_string())),
+        ["due_at", "job_id", "key", "published_at", "reason", "remain_tries", "size", "state", "ttl"]
+            .map(str::to_owned)
+            .into(),
+        "without data"
+    );
+    assert_eq!((&job["state"], &job["remain_tries"], &job["size"]), (&json!("ready"), &json!(3), &json!(5)));
+    assert!(job["published_at"].as_str().is_some_and(|at| at.len() == 24), "an instant: {job}");
+
+    let page = server.get(&token, "/api/ns/q/jobs?state=running").await.expect(200);
+    assert_eq!(jobs(&page)[0]["job_id"], json!(held.job_id()), "{}", page.text);
+    assert_eq!((jobs(&page).len(), &jobs(&page)[0]["remain_tries"]), (1, &json!(2)), "{}", page.text);
+    let page = server.get(&token, "/api/ns/q/jobs?state=dead").await.expect(200);
+    let dead = &jobs(&page)[0];
+    assert_eq!((&dead["reason"], &dead["remain_tries"]), (&json!("why \"not\""), &json!(0)), "{}", page.text);
+
+    for bad in ["state=gone", "state=", "limit=0", "limit=101", "data=2", "cursor=", "state=dead&cursor=!"] {
+        server.get(&token, &format!("/api/ns/q/jobs?{bad}")).await.expect(400);
+    }
+    let foreign = server.get(&token, "/api/ns/q/jobs?cursor=this-is-none").await.expect(400);
+    assert_eq!(foreign.says(), "invalid cursor");
+    assert_eq!(server.size("/api/ns/q").await, 2, "a look took a job");
+}
+
+async fn a_list_in_pages_shows_each_job_once(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let mut published = Vec::new();
+    for _ in 0..5 {
+        let bulk = format!("[{}]", vec!["1"; 25].join(","));
+        let ids = server.put(&token, "/api/ns/q/bulk", &bulk).await.expect(201);
+        published.extend(ids.json["job_ids"].as_array().cloned().unwrap_or_default());
+    }
+    for limit in [1, 7, 100] {
+        let (mut seen, mut cursor, mut pages) = (Vec::new(), String::new(), 0);
+        loop {
+            let page = server.get(&token, &format!("/api/ns/q/jobs?limit={limit}{cursor}")).await.expect(200);
+            assert!(jobs(&page).len() <= limit, "more than was asked for: {}", page.text);
+            seen.extend(jobs(&page).into_iter().map(|job| job["job_id"].clone()));
+            pages += 1;
+            assert!(pages < 400, "the list does not end");
+            match page.json["cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(seen, published, "all of them, in their order, by {limit}");
+    }
+}
+
+/// Guards against an answer of a hundred megabytes.
+async fn a_page_of_large_bodies_ends_early_and_goes_on(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let large = "x".repeat(1 << 20);
+    for _ in 0..18 {
+        server.put(&token, "/api/ns/q", &large).await.expect(201);
+    }
+    let (mut seen, mut cursor, mut most) = (0, String::new(), 0);
+    loop {
+        let page = server.get(&token, &format!("/api/ns/q/jobs?data=1&limit=100{cursor}")).await.expect(200);
+        most = most.max(page.text.len());
+        seen += jobs(&page).len();
+        match page.json["cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(seen, 18, "each once");
+    assert!(most < 24 << 20, "an answer had {most} bytes");
+}
+
+async fn verbose_shows_what_a_job_is_doing_whichever_route_published_it(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let id = server.put(&token, "/api/ns/q?tries=2", "x").await.expect(201).job_id();
+    let path = format!("/api/ns/q/job/{id}");
+    let plain = server.get(&token, &path).await.expect(200);
+    assert_eq!(
+        server.get(&token, &format!("{path}?verbose=0")).await.expect(200).json["ttl"],
+        plain.json["ttl"]
+    );
+    assert_eq!(
+        fields(&plain.text),
+        ["attributes", "data", "elapsed_ms", "job_id", "namespace", "queue", "remain_tries", "ttl"],
+        "as lmstfy shows it"
+    );
+    let shown = async || server.get(&token, &format!("{path}?verbose=1")).await.expect(200).json;
+    let job = shown().await;
+    assert_eq!((&job["state"], &job["remain_tries"]), (&json!("ready"), &json!(2)), "{job}");
+    assert_eq!(
+        (&job["key"], &job["reason"], &job["data"]),
+        (&Value::Null, &Value::Null, &plain.json["data"])
+    );
+    server.get(&token, "/api/ns/q?ttr=600").await.expect(200);
+    let job = shown().await;
+    assert_eq!((&job["state"], &job["remain_tries"]), (&json!("running"), &json!(1)), "{job}");
+    assert!(job["due_at"].is_string(), "when its ttr ends: {job}");
+    server.get(&token, &format!("{path}?verbose=yes")).await.expect(400);
+    for missing in ["/api/ns/q/job/x?verbose=1", "/api/ns/other/job/01ARZ3NDEKTSV4RRFFQ69G5FAV?verbose=1"] {
+        assert_eq!(server.get(&token, missing).await.expect(404).says(), "job not found");
+    }
+}
+
+on_each_store!(
+    the_queues_of_a_namespace_are_listed_with_what_is_in_them,
+    the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
+    a_list_in_pages_shows_each_job_once,
+    a_page_of_large_bodies_ends_early_and_goes_on,
+    verbose_shows_what_a_job_is_doing_whichever_route_published_it,
+);
