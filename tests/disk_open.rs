@@ -66,8 +66,8 @@ fn another_format_is_refused_and_left_as_it_is() {
         assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
         opened
     };
-    let newer = open(3);
-    assert!(matches!(newer, Err(OpenError::Newer(_, 3))), "expected Newer(3): {newer:?}");
+    let newer = open(4);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 4))), "expected Newer(4): {newer:?}");
     // Counted in milliseconds: read as microseconds every job would be due.
     let older = open(1);
     assert!(matches!(older, Err(OpenError::Older(_, 1))), "expected Older(1): {older:?}");
@@ -76,7 +76,7 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    let mark = "dormouse disk pool, format 2\n";
+    let mark = "dormouse disk pool, format 3\n";
     // What the mark holds, and the file `version` that ends the making of the database. A power cut may leave a
     // length without the bytes.
     for (cut, version) in [

@@ -47,10 +47,11 @@ pub fn sweep(store: &Store, handle: &Handle, stop: &Stop, every: Duration) {
             Err(_) => return,
         };
         let began = Instant::now();
-        compacted = match work(store, &swept.upkeep) {
+        let keep = || if swept.done { store.keep_journals() } else { Ok(()) };
+        compacted = match work(store, &swept.upkeep).and_then(|compacted| keep().map(|()| compacted)) {
             Ok(compacted) => compacted,
             Err(Fatal(e)) => {
-                handle.poison.set(format!("a compaction failed: {e}"));
+                handle.poison.set(format!("upkeep of the files failed: {e}"));
                 return;
             }
         };
@@ -88,12 +89,13 @@ mod tests {
     use crate::engine::batch::{self, BatchLimit};
     use crate::engine::disk::op::Op;
     use crate::engine::disk::state::clock::PoolClock;
+    use crate::engine::disk::store::open;
     use crate::engine::disk::threads;
 
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), 64).unwrap(); // new directory
         let (ops, calls) = batch::channel::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };

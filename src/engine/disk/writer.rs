@@ -52,6 +52,7 @@ impl Writer {
         let number = self.state.next_seq();
         self.state.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
         self.state.txn.settle(true)?;
+        self.state.txn.store().keep_journals()?;
         Ok(number)
     }
 

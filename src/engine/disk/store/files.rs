@@ -89,7 +89,7 @@ fn has_replaced(keyspace: &Keyspace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Txn;
+    use super::super::{Txn, open};
     use super::*;
 
     /// Files and tables of the ready lists.
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn what_a_compaction_has_replaced_is_deleted_without_more_writes() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), 64).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         for n in 0..100u64 {
             txn.put(Space::Ready, n.to_be_bytes(), [7; 1000]);

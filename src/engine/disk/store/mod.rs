@@ -3,16 +3,21 @@
 
 pub mod codec;
 mod files;
+pub mod guard;
 pub mod open;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Slice};
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-use codec::{Malformed, Record};
+use codec::{META_GROUP, Malformed, Record};
+use guard::DATABASE;
+use guard::groups::Groups;
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ impl Space {
     /// is added fjall syncs its list under a lock, and the writer waits for 20 to 50 ms. With 16 MiB for delayed
     /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms.
     const ALL: [(Space, &'static str, u64); 9] = [
-        (Space::Meta, "meta", MIB),
+        (Space::Meta, "meta", 16 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
         (Space::Running, "running", 16 * MIB),
@@ -91,6 +96,9 @@ pub enum Found {
 pub struct Store {
     db: Database,
     spaces: [Keyspace; 9],
+    groups: Arc<Groups>,
+    /// The pool's directory; held while the second names of journals are seen to.
+    pool: Arc<Mutex<PathBuf>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -103,9 +111,14 @@ impl std::fmt::Debug for Store {
 const FEWEST_OPEN_TABLES: usize = 10;
 
 impl Store {
-    /// Opens or creates the database in `path`. `open_tables` of its tables may stay open.
-    pub fn open(path: &Path, open_tables: usize) -> fjall::Result<Store> {
-        let db = Database::builder(path)
+    /// Opens or creates the database of a pool. `open_tables` of its tables may stay open. open.rs calls it, when
+    /// it knows that nothing in there is damaged. `groups` is made when the database is open, from `meta`.
+    fn open(
+        pool: &Path,
+        open_tables: usize,
+        groups: impl FnOnce(&Keyspace) -> fjall::Result<Groups>,
+    ) -> fjall::Result<Store> {
+        let db = Database::builder(pool.join(DATABASE))
             .max_cached_files(Some(open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
@@ -132,8 +145,9 @@ impl Store {
                     .data_block_size_policy(BlockSizePolicy::all(4096))
             })?);
         }
-        let spaces = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
-        Ok(Store { db, spaces })
+        let spaces: [Keyspace; 9] = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
+        let groups = Arc::new(groups(&spaces[Space::Meta as usize])?);
+        Ok(Store { db, spaces, groups, pool: Arc::new(Mutex::new(pool.to_owned())) })
     }
 
     fn space(&self, space: Space) -> &Keyspace {
@@ -143,7 +157,18 @@ impl Store {
 
     /// Makes everything committed so far survive the machine.
     pub fn sync(&self) -> fjall::Result<()> {
-        self.db.persist(PersistMode::SyncData)
+        let last = self.groups.last();
+        self.db.persist(PersistMode::SyncData)?;
+        Ok(self.groups.synced(last, self.db.seqno())?)
+    }
+
+    /// Sees to the second names of journals, unless somebody does so now.
+    pub fn keep_journals(&self) -> Result<(), Fatal> {
+        match self.pool.try_lock() {
+            Some(pool) => guard::names::keep(&pool, &pool.join(DATABASE), &self.groups)
+                .map_err(|e| Fatal(format!("the journals cannot be given second names: {e}"))),
+            None => Ok(()),
+        }
     }
 
     /// Reads one key.
@@ -192,6 +217,8 @@ pub struct Txn {
     bytes: usize,
     /// The same of all batches, this one not yet.
     written: u64,
+    /// Of `written`, what was when the journals' second names were last seen to.
+    kept: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
     /// Deletions per keyspace since someone asked.
@@ -202,6 +229,8 @@ pub struct Txn {
 const BATCH_BYTES: usize = 8 << 20;
 /// Beyond this the recent records are forgotten, between batches.
 const RECENT_BYTES: usize = 4 << 20;
+/// A journal is full after 64 MB: after so many bytes it is seen long before that.
+const KEEP_BYTES: u64 = 16 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
 
@@ -224,6 +253,7 @@ impl Txn {
             recent_bytes: 0,
             bytes: 0,
             written: 0,
+            kept: 0,
             unsettled: false,
             deleted: [0; 9],
         }
@@ -302,10 +332,14 @@ impl Txn {
         if self.batch.0.is_empty() {
             return Ok(());
         }
-        self.written += std::mem::take(&mut self.bytes) as u64;
+        let bytes = std::mem::take(&mut self.bytes);
+        self.written += bytes as u64;
         self.unsettled = true;
-        let batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let record = self.store.groups.next(batch.len(), bytes);
+        batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
         batch.commit()?;
+        self.store.groups.committed(record);
         if self.recent_bytes > RECENT_BYTES {
             self.recent.clear();
             self.recent_bytes = 0;
@@ -322,7 +356,11 @@ impl Txn {
     pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
         self.flush()?;
         if std::mem::take(&mut self.unsettled) {
-            self.store.db.persist(if sync { PersistMode::SyncData } else { PersistMode::Buffer })?;
+            if sync { self.store.sync()? } else { self.store.db.persist(PersistMode::Buffer)? }
+        }
+        if self.written - self.kept > KEEP_BYTES {
+            self.kept = self.written;
+            self.store.keep_journals()?;
         }
         Ok(())
     }
@@ -352,7 +390,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, mark) = open::open(dir.path(), 64).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -362,8 +400,8 @@ mod tests {
         txn.settle(false).unwrap(); // nothing is wrong with the disk
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
-        drop((txn, store));
-        let store = Store::open(dir.path(), 64).unwrap(); // closed just now
+        drop((txn, store, mark));
+        let (store, _mark) = open::open(dir.path(), 64).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),

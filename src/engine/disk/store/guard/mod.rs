@@ -1,0 +1,389 @@
+//! Judges a pool's directory before fjall opens it. fjall goes on without what it cannot read, and cuts or deletes
+//! the rest; so it may open only what was found whole.
+//!
+//! - [`journal`] reads the batches in fjall's journals, [`keyspaces`] the lists of its tables.
+//! - [`groups`] numbers the batches, and remembers which of them were synced.
+//! - [`names`] gives journals second names, and sets files aside.
+//! - [`judge`] here says what is damaged, and what is a torn end that a power cut left; [`Findings::prepare`]
+//!   makes the directory ready for fjall. Nothing is deleted: what is in the way is set aside.
+
+pub mod groups;
+pub mod journal;
+pub mod keyspaces;
+pub mod names;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Result};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use groups::{Record, State};
+use journal::Batch;
+use keyspaces::KEYSPACES;
+use names::{Aside, SECOND};
+
+/// The database, in the pool's directory.
+pub const DATABASE: &str = "db";
+/// fjall writes this file last, and syncs it, before it makes the first keyspace.
+const VERSION: &str = "version";
+/// What stands in it.
+const VERSION_TEXT: &[u8] = b"FJL\x03";
+/// The file that fjall locks. It holds nothing.
+const LOCK: &str = "lock";
+
+/// One thing that is not as it was written, and cannot be the work of a power cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// Bytes of a journal that are no batch. `groups` were lost by it.
+    Unreadable { journal: u64, bytes: Range<usize>, groups: Range<u64> },
+    /// Batches are missing between two that read, or at the end.
+    Missing { journal: u64, groups: Range<u64> },
+    /// A journal is not there.
+    NoJournal { name: String },
+    /// A keyspace is not as it should be.
+    Keyspace { id: u32, what: String },
+    /// A file that is always there is missing, or cannot be read.
+    File { what: String },
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = |groups: &Range<u64>| match groups.end.saturating_sub(groups.start) {
+            0 => "no group of requests is known to be in them".to_owned(),
+            1 => format!("group {} of requests is in them, which was on the disk", groups.start),
+            n => format!("{n} groups of requests are in them, {} to {}", groups.start, groups.end - 1),
+        };
+        match self {
+            Damage::Unreadable { journal, bytes, groups: lost } => write!(
+                f,
+                "{}: {} bytes from byte {} on cannot be read; {}",
+                names::name(*journal),
+                bytes.len(),
+                bytes.start,
+                groups(lost)
+            ),
+            Damage::Missing { journal, groups } if groups.is_empty() => write!(
+                f,
+                "{}: what follows group {} of requests is not what was written after it",
+                names::name(*journal),
+                groups.start - 1
+            ),
+            Damage::Missing { journal, groups } => write!(
+                f,
+                "{}: {} groups of requests are missing, {} to {}",
+                names::name(*journal),
+                groups.end - groups.start,
+                groups.start,
+                groups.end - 1
+            ),
+            Damage::NoJournal { name } => write!(f, "{name} is missing"),
+            Damage::Keyspace { what, .. } | Damage::File { what } => f.write_str(what),
+        }
+    }
+}
+
+/// The end of the newest journal, which a power cut or a kill tore. Nobody was answered for what stands in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Torn {
+    journal: u64,
+    from: usize,
+}
+
+/// A journal, and the parts of it that are no batch.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    pub id: u64,
+    path: PathBuf,
+    pub unreadable: Vec<Range<usize>>,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub damage: Vec<Damage>,
+    torn: Option<Torn>,
+    pub journals: Vec<Journal>,
+    /// The newest batch that counts, if the journals hold any.
+    pub last: Option<Record>,
+    /// All up to this were synced.
+    pub synced: u64,
+    /// Journals that must get their first names back.
+    restore: Vec<u64>,
+    /// Journals that are no longer needed, and directories that are no keyspace of ours.
+    in_the_way: Vec<PathBuf>,
+}
+
+/// Where a database is, as far as its making goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// There is none.
+    Nothing,
+    /// Its making was cut off, so that it holds nothing.
+    Begun,
+    Whole,
+}
+
+/// How far the making of a database came that fjall alone knows of.
+pub fn made(database: &Path) -> Result<Made> {
+    if !database.exists() {
+        return Ok(Made::Nothing);
+    }
+    let version = match fs::read(database.join(VERSION)) {
+        Ok(version) => version,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Made::Begun),
+        Err(e) => return Err(e),
+    };
+    let has_keyspaces = match keyspaces::list(database) {
+        Ok((ids, _)) => !ids.is_empty(),
+        Err(e) if e.kind() == ErrorKind::NotFound => false,
+        Err(e) => return Err(e),
+    };
+    // Four bytes, none of them zero.
+    let is_whole = version.len() >= VERSION_TEXT.len() && !version.contains(&0);
+    Ok(if is_whole || has_keyspaces { Made::Whole } else { Made::Begun })
+}
+
+/// Judges a pool's directory. Changes nothing. `state` is what the file `groups` holds.
+pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
+    let mut findings = Findings { synced: state.synced, ..Findings::default() };
+    let database = pool.join(DATABASE);
+    if !database.is_dir() {
+        findings.damage.push(Damage::File { what: format!("the directory {DATABASE} is missing") });
+        return Ok(findings);
+    }
+    match fs::read(database.join(VERSION)) {
+        Ok(text) if text == VERSION_TEXT => {}
+        Ok(_) => findings.damage.push(file("is not what was written", VERSION)),
+        Err(e) if e.kind() == ErrorKind::NotFound => findings.damage.push(file("is missing", VERSION)),
+        Err(e) => return Err(e),
+    }
+    judge_keyspaces(&database, state, &mut findings)?;
+    judge_journals(pool, &database, state, &mut findings)?;
+    Ok(findings)
+}
+
+fn file(what: &str, name: &str) -> Damage {
+    Damage::File { what: format!("the file {DATABASE}/{name} {what}") }
+}
+
+fn judge_keyspaces(database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
+    let dir = database.join(KEYSPACES);
+    let (there, others) = match keyspaces::list(database) {
+        Ok(listed) => listed,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            findings.damage.push(file("is missing", KEYSPACES));
+            return Ok(());
+        }
+        Err(e) => return Err(e),
+    };
+    let ours: BTreeSet<u32> = state.keyspaces.iter().copied().collect();
+    // A keyspace whose making was cut off, or a stranger. fjall stops at the one and deletes the other.
+    findings.in_the_way.extend(others.iter().map(|name| dir.join(name)));
+    findings.in_the_way.extend(there.difference(&ours).map(|id| dir.join(id.to_string())));
+    for id in ours {
+        let what = match there.contains(&id) {
+            true => keyspaces::damage(database, id)?,
+            false => Some(format!("keyspace {id} is missing")),
+        };
+        findings.damage.extend(what.map(|what| Damage::Keyspace { id, what }));
+    }
+    Ok(())
+}
+
+/// Something that is wrong with the order of the batches.
+struct Problem {
+    journal: usize,
+    /// The bytes that cannot be read; none if all read and batches are missing.
+    bytes: Range<usize>,
+    /// The batches that were lost by it. The end is the largest number where nothing follows.
+    groups: Range<u64>,
+    /// The newest batch before it.
+    before: Option<Record>,
+}
+
+/// Reads journals in their order.
+struct Reader<'a> {
+    state: &'a State,
+    /// That of the batch that was read last.
+    seqno: Option<u64>,
+    /// The newest batch with a number.
+    last: Option<Record>,
+    /// Whether the next one must be the one after it.
+    follows: bool,
+    /// All up to this were synced: the file says so, or a batch.
+    synced: u64,
+    /// No batch up to this is in the journals.
+    low: u64,
+    problems: Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn read(&mut self, journal: usize, path: &Path) -> Result<()> {
+        let bytes = fs::read(path)?;
+        let mut at = 0;
+        loop {
+            if let Some(batch) = journal::batch(&bytes, at).filter(|batch| self.is_ours(batch)) {
+                self.take(journal, at, &batch);
+                at = batch.end;
+                continue;
+            }
+            let Some(end) = journal::used(&bytes, at) else { return Ok(()) };
+            let next = journal::find(&bytes, at + 1, |batch| batch.record.is_some() && self.is_ours(batch));
+            let start = self.last.map_or(self.low, |last| last.number) + 1;
+            self.problems.push(Problem {
+                journal,
+                bytes: at..next.map_or(end, |(at, _)| at),
+                groups: start..u64::MAX,
+                before: self.last,
+            });
+            self.follows = false;
+            match next {
+                Some((next, _)) => at = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Whether a batch that is whole was written by this pool, behind those that were read.
+    fn is_ours(&self, batch: &Batch) -> bool {
+        let is_known = match batch.record.map(|record| Record::read(&record)) {
+            Some(record) => {
+                record.is_of(self.state.pool, batch.items, batch.bytes) || record.number < self.state.base
+            }
+            // Nobody wrote numbers before the base, if it is not the first batch of all.
+            None => batch.is_upkeep || (self.last.is_none() && self.state.base > 1),
+        };
+        is_known && self.seqno.is_none_or(|seqno| batch.seqno > seqno)
+    }
+
+    fn take(&mut self, journal: usize, at: usize, batch: &Batch) {
+        self.seqno = Some(batch.seqno);
+        let Some(record) = batch.record.map(|record| Record::read(&record)) else { return };
+        if record.number < self.state.base {
+            return;
+        }
+        self.synced = self.synced.max(record.synced);
+        if let Some(last) = self.last
+            && self.follows
+            && (record.number != last.number + 1 || record.previous != last.check)
+        {
+            let groups = last.number + 1..record.number.max(last.number + 1);
+            self.problems.push(Problem { journal, bytes: at..at, groups, before: self.last });
+        }
+        if let Some(problem) = self.problems.last_mut()
+            && problem.groups.end == u64::MAX
+        {
+            problem.groups.end = record.number.max(problem.groups.start);
+        }
+        (self.last, self.follows) = (Some(record), true);
+    }
+
+    /// Where the newest journal is torn, if that is all that is wrong. What was synced is whole, and so is what
+    /// stands before it; the rest may be torn, at several places.
+    fn torn(&self, newest: usize) -> Option<&Problem> {
+        let first = self.problems.first()?;
+        let is_torn = first.journal == newest && !first.bytes.is_empty() && first.groups.start > self.synced;
+        is_torn.then_some(first)
+    }
+}
+
+fn judge_journals(pool: &Path, database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
+    let (first, second) = (names::journals(database)?, names::journals(&pool.join(SECOND))?);
+    let oldest = state.oldest.unwrap_or(0);
+    let needed = first.union(&second).copied().filter(|id| *id >= oldest);
+    for id in needed {
+        let is_there = first.contains(&id);
+        if !is_there {
+            findings.restore.push(id);
+        }
+        let dir = if is_there { database.to_owned() } else { pool.join(SECOND) };
+        findings.journals.push(Journal { id, path: dir.join(names::name(id)), unreadable: Vec::new() });
+    }
+    // They came back by a power cut.
+    findings.in_the_way.extend(first.range(..oldest).map(|id| database.join(names::name(*id))));
+    let Some(newest) = findings.journals.last().map(|journal| journal.id) else {
+        findings.damage.push(Damage::NoJournal { name: "the journal".to_owned() });
+        return Ok(());
+    };
+    let from = state.oldest.or(findings.journals.first().map(|journal| journal.id)).unwrap_or(newest);
+    let there: BTreeSet<u64> = findings.journals.iter().map(|journal| journal.id).collect();
+    let missing = (from..newest).filter(|id| !there.contains(id));
+    findings.damage.extend(missing.map(|id| Damage::NoJournal { name: names::name(id) }));
+
+    let mut reader = Reader {
+        state,
+        seqno: None,
+        last: None,
+        follows: false,
+        synced: state.synced,
+        low: state.first.max(state.base).saturating_sub(1),
+        problems: Vec::new(),
+    };
+    for (n, journal) in findings.journals.iter().enumerate() {
+        reader.read(n, &journal.path)?;
+    }
+    findings.synced = reader.synced;
+    if let Some(torn) = reader.torn(findings.journals.len() - 1) {
+        findings.torn = Some(Torn { journal: newest, from: torn.bytes.start });
+        findings.last = torn.before;
+        return Ok(());
+    }
+    findings.last = reader.last;
+    if let Some(last) = reader.last
+        && last.number < reader.synced
+        && reader.problems.is_empty()
+    {
+        let groups = last.number + 1..reader.synced + 1;
+        findings.damage.push(Damage::Missing { journal: newest, groups });
+    }
+    for problem in reader.problems {
+        let journal = &mut findings.journals[problem.journal];
+        let end = problem.groups.end.min(reader.synced + 1).max(problem.groups.start);
+        let groups = problem.groups.start..end;
+        findings.damage.push(match problem.bytes.is_empty() {
+            true => Damage::Missing { journal: journal.id, groups },
+            false => Damage::Unreadable { journal: journal.id, bytes: problem.bytes.clone(), groups },
+        });
+        if !problem.bytes.is_empty() {
+            journal.unreadable.push(problem.bytes);
+        }
+    }
+    Ok(())
+}
+
+impl Findings {
+    /// Makes an undamaged directory ready for fjall. Answers what was set aside.
+    pub fn prepare(&self, pool: &Path) -> Result<Aside> {
+        let database = pool.join(DATABASE);
+        let mut aside = Aside::new(pool)?;
+        for path in &self.in_the_way {
+            aside.take(path)?;
+        }
+        for id in &self.restore {
+            fs::hard_link(pool.join(SECOND).join(names::name(*id)), database.join(names::name(*id)))?;
+            names::sync(&database)?;
+        }
+        if let Some(Torn { journal, from }) = &self.torn {
+            let path = database.join(names::name(*journal));
+            let bytes = fs::read(&path)?;
+            let end = journal::used(&bytes, *from).unwrap_or(*from);
+            aside.copy(&path, &bytes[*from..end])?;
+            let file = OpenOptions::new().write(true).open(&path)?;
+            file.set_len(*from as u64)?;
+            file.sync_all()?;
+            let bytes = end - from;
+            tracing::warn!(path = %path.display(), bytes, "the journal's torn end, which nobody was answered for, was set aside");
+        }
+        // It holds nothing.
+        OpenOptions::new().create(true).append(true).open(database.join(LOCK))?;
+        Ok(aside)
+    }
+
+    /// What is damaged, in a line.
+    pub fn summary(&self) -> String {
+        let all: Vec<String> = self.damage.iter().map(Damage::to_string).collect();
+        all.join("; ")
+    }
+}
