@@ -56,6 +56,7 @@ use self::step::{Progress, Step};
 use self::store::open;
 use self::store::open::Mark;
 pub use self::store::open::OpenError;
+pub use self::store::repair::{Report as RepairReport, repair};
 use self::sweep::{Position, Report, Sweep};
 use self::threads::Stop;
 use self::writer::Writer;

@@ -5,6 +5,7 @@ pub mod codec;
 mod files;
 pub mod guard;
 pub mod open;
+pub mod repair;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -13,7 +13,7 @@ use super::guard::{self, DATABASE, Findings, Made};
 use super::{Fatal, Store, describe};
 
 /// The file that says whose directory it is, and that is locked while it is open.
-const MARK: &str = "dormouse";
+pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 3;
 /// The format before, which had no groups. It is read, and written as the present one.
@@ -64,6 +64,12 @@ impl Mark {
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
         self.file.sync_all()
+    }
+
+    /// Notes that there is no database any more, or that there is a whole one.
+    pub fn note(&mut self, made: bool) -> std::io::Result<()> {
+        (self.made, self.closed) = (made, None);
+        self.write()
     }
 
     /// Notes what the last commit was: a journal that ends before it has lost something.
@@ -127,7 +133,7 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
             if !findings.damage.is_empty() {
                 return Err(damaged(findings.summary()));
             }
-            findings.prepare(path).map_err(io)?;
+            Aside::new(path).and_then(|mut aside| findings.prepare(path, &mut aside)).map_err(io)?;
             (state, findings)
         }
         None => {
@@ -146,8 +152,7 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
                 return Err(damaged("its last commits are missing".to_owned()));
             }
         }
-        (mark.made, mark.closed) = (true, None);
-        mark.write().map_err(io)?;
+        mark.note(true).map_err(io)?;
     }
     Ok((store, mark))
 }
@@ -156,22 +161,26 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
 pub fn open_whole(
     path: &Path,
     open_tables: usize,
-    state: State,
+    mut state: State,
     findings: &Findings,
 ) -> Result<Store, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let database = path.join(DATABASE);
-    // The batches of another format, and what a repair left out, have the numbers below.
-    let base = Record { number: state.base - 1, ..Record::default() };
     let store = Store::open(path, open_tables, |meta| {
-        let last = match meta.get(META_GROUP)? {
+        let stored = match meta.get(META_GROUP)? {
             Some(value) => {
                 let value: Result<[u8; RECORD_LEN], _> = value.as_ref().try_into();
                 value.map(|value| Record::read(&value)).map_err(|_| fjall::Error::Unrecoverable)?
             }
-            None => base,
+            None => Record::default(),
         };
-        let last = if last.number < base.number { base } else { last };
+        if state.base == State::BEHIND_ALL {
+            state.base = stored.number.saturating_add(2);
+            state.first = state.base;
+        }
+        // The batches of another format, and those before a repair, have the numbers below.
+        let base = Record { number: state.base - 1, ..Record::default() };
+        let last = if stored.number < base.number { base } else { stored };
         Ok(Groups::open(path, state, last)?)
     })
     .map_err(|e| match e {

@@ -98,6 +98,9 @@ const HEAD: usize = 8 * 8;
 const MOST_KEYSPACES: usize = (SLOT - HEAD - 8) / 4;
 
 impl State {
+    /// A base behind all numbers that the database holds. It is replaced when the database is open.
+    pub const BEHIND_ALL: u64 = u64::MAX;
+
     /// Of a pool that holds nothing yet.
     pub fn new() -> State {
         // The library's maps need a number that nobody can guess, and so do we.

@@ -94,7 +94,13 @@ pub fn batch(bytes: &[u8], at: usize) -> Option<Batch> {
 
 /// Where the bytes end that are not zero, from `at` on; `None` if there are none.
 pub fn used(bytes: &[u8], at: usize) -> Option<usize> {
-    bytes[at..].iter().rposition(|byte| *byte != 0).map(|last| at + last + 1)
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let mut end = bytes.len();
+    // A new journal is 64 MiB of zeros: they are passed over by the page.
+    while end - at >= ZEROS.len() && bytes[end - ZEROS.len()..end] == ZEROS {
+        end -= ZEROS.len();
+    }
+    bytes[at..end].iter().rposition(|byte| *byte != 0).map(|last| at + last + 1)
 }
 
 /// Where, behind `at`, a batch begins that `accept`s, and that batch.

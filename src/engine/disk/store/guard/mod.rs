@@ -27,9 +27,9 @@ use names::{Aside, SECOND};
 /// The database, in the pool's directory.
 pub const DATABASE: &str = "db";
 /// fjall writes this file last, and syncs it, before it makes the first keyspace.
-const VERSION: &str = "version";
+pub const VERSION: &str = "version";
 /// What stands in it.
-const VERSION_TEXT: &[u8] = b"FJL\x03";
+pub const VERSION_TEXT: &[u8] = b"FJL\x03";
 /// The file that fjall locks. It holds nothing.
 const LOCK: &str = "lock";
 
@@ -42,10 +42,12 @@ pub enum Damage {
     Missing { journal: u64, groups: Range<u64> },
     /// A journal is not there.
     NoJournal { name: String },
+    /// The file that says which format of fjall's it is.
+    Version,
     /// A keyspace is not as it should be.
     Keyspace { id: u32, what: String },
-    /// A file that is always there is missing, or cannot be read.
-    File { what: String },
+    /// A directory that is always there is missing.
+    Directory { what: String },
 }
 
 impl fmt::Display for Damage {
@@ -79,7 +81,8 @@ impl fmt::Display for Damage {
                 groups.end - 1
             ),
             Damage::NoJournal { name } => write!(f, "{name} is missing"),
-            Damage::Keyspace { what, .. } | Damage::File { what } => f.write_str(what),
+            Damage::Version => write!(f, "the file {DATABASE}/{VERSION} is missing, or not what was written"),
+            Damage::Keyspace { what, .. } | Damage::Directory { what } => f.write_str(what),
         }
     }
 }
@@ -150,13 +153,13 @@ pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
     let mut findings = Findings { synced: state.synced, ..Findings::default() };
     let database = pool.join(DATABASE);
     if !database.is_dir() {
-        findings.damage.push(Damage::File { what: format!("the directory {DATABASE} is missing") });
+        findings.damage.push(Damage::Directory { what: format!("the directory {DATABASE} is missing") });
         return Ok(findings);
     }
     match fs::read(database.join(VERSION)) {
         Ok(text) if text == VERSION_TEXT => {}
-        Ok(_) => findings.damage.push(file("is not what was written", VERSION)),
-        Err(e) if e.kind() == ErrorKind::NotFound => findings.damage.push(file("is missing", VERSION)),
+        Ok(_) => findings.damage.push(Damage::Version),
+        Err(e) if e.kind() == ErrorKind::NotFound => findings.damage.push(Damage::Version),
         Err(e) => return Err(e),
     }
     judge_keyspaces(&database, state, &mut findings)?;
@@ -164,16 +167,13 @@ pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
     Ok(findings)
 }
 
-fn file(what: &str, name: &str) -> Damage {
-    Damage::File { what: format!("the file {DATABASE}/{name} {what}") }
-}
-
 fn judge_keyspaces(database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
     let dir = database.join(KEYSPACES);
     let (there, others) = match keyspaces::list(database) {
         Ok(listed) => listed,
         Err(e) if e.kind() == ErrorKind::NotFound => {
-            findings.damage.push(file("is missing", KEYSPACES));
+            let what = format!("the directory {DATABASE}/{KEYSPACES} is missing");
+            findings.damage.push(Damage::Directory { what });
             return Ok(());
         }
         Err(e) => return Err(e),
@@ -354,10 +354,9 @@ fn judge_journals(pool: &Path, database: &Path, state: &State, findings: &mut Fi
 }
 
 impl Findings {
-    /// Makes an undamaged directory ready for fjall. Answers what was set aside.
-    pub fn prepare(&self, pool: &Path) -> Result<Aside> {
+    /// Makes the directory ready for fjall, as far as it is undamaged. What was in the way is in `aside`.
+    pub fn prepare(&self, pool: &Path, aside: &mut Aside) -> Result<()> {
         let database = pool.join(DATABASE);
-        let mut aside = Aside::new(pool)?;
         for path in &self.in_the_way {
             aside.take(path)?;
         }
@@ -378,7 +377,22 @@ impl Findings {
         }
         // It holds nothing.
         OpenOptions::new().create(true).append(true).open(database.join(LOCK))?;
-        Ok(aside)
+        Ok(())
+    }
+
+    /// What is as it may be after a power cut, and worth a line.
+    pub fn notes(&self) -> Vec<String> {
+        let torn = |torn: &Torn| {
+            let name = names::name(torn.journal);
+            format!(
+                "{name}: it ends in a torn batch, from byte {} on, which nobody was answered for",
+                torn.from
+            )
+        };
+        let restored = |id: &u64| {
+            format!("{}: it has its second name only, and gets its first one back", names::name(*id))
+        };
+        self.torn.iter().map(torn).chain(self.restore.iter().map(restored)).collect()
     }
 
     /// What is damaged, in a line.
