@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::codec::{FIRST_SEQ, META_SEQ};
 use super::guard::groups::{self, State};
+use super::guard::journal;
 use super::guard::keyspaces::{self, KEYSPACES};
 use super::guard::names::{self, Aside};
 use super::guard::{self, DATABASE, Damage, Findings};
@@ -142,7 +143,7 @@ fn accept(path: &Path, mark: &mut Mark, mut state: State, findings: &Findings) -
     for journal in &findings.journals {
         if !journal.unreadable.is_empty() {
             let path = database.join(names::name(journal.id));
-            let bytes = fs::read(&path).map_err(io)?;
+            let bytes = journal::read(&path).map_err(io)?;
             let mut kept = Vec::with_capacity(bytes.len());
             let mut at = 0;
             for bad in &journal.unreadable {

@@ -1,5 +1,5 @@
-//! fjall's journal files, read as bytes: batches, one after the other, each with a checksum. Pure functions: changes
-//! no file, and knows of our own records only where they stand in a batch.
+//! fjall's journal files, read as bytes: batches, one after the other, each with a checksum. Changes no file, and
+//! knows of our own records only where they stand in a batch.
 //!
 //! The format is that of fjall 3.1.13 (`journal/entry.rs` there); integers are little-endian:
 //!
@@ -12,6 +12,12 @@
 //! `checksum` is XXH3-64 of the items. It does not cover what stands before them, so the number of items and the
 //! seqno are held by the order of the batches. A new file is 64 MiB of zeros; what follows the last batch is zeros.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::groups::RECORD_LEN;
@@ -44,6 +50,23 @@ pub struct Batch {
     pub bytes: u64,
     /// Whether it only deletes keys of one byte, which stand for nothing: upkeep does that (files.rs).
     pub is_upkeep: bool,
+}
+
+/// The bytes of a journal up to the last that were written: a new one is mostly a hole.
+pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    loop {
+        let from = match seek(&file, SeekFrom::Data(at)) {
+            Ok(from) => from,
+            // Nothing but a hole follows.
+            Err(Errno::NXIO) => return Ok(bytes),
+            Err(e) => return Err(e.into()),
+        };
+        at = seek(&file, SeekFrom::Hole(from))?;
+        bytes.resize(at as usize, 0);
+        file.read_exact_at(&mut bytes[from as usize..], from)?;
+    }
 }
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
@@ -112,4 +135,71 @@ pub fn find(bytes: &[u8], at: usize, accept: impl Fn(&Batch) -> bool) -> Option<
         }
         batch(bytes, at).filter(|batch| accept(batch)).map(|batch| (at, batch))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+
+    use super::*;
+
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/fjall-3.1.13.jnl");
+
+    /// A journal with everything that we write, as the fjall in use writes it.
+    fn written() -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let db = Database::builder(dir.path()).manual_journal_persist(true).open().unwrap(); // it is empty
+        let spaces = ["meta", "jobs"].map(|name| {
+            db.keyspace(name, || KeyspaceCreateOptions::default().manual_journal_persist(true)).unwrap()
+        });
+        let mut batch = db.batch();
+        batch.insert(&spaces[1], b"a job", b"its body");
+        // fjall compresses from 4096 bytes on.
+        batch.insert(&spaces[1], b"a large job", [7; 5000]);
+        batch.remove(&spaces[1], b"another job");
+        batch.insert(&spaces[0], META_GROUP, [9; RECORD_LEN]);
+        batch.commit().unwrap(); // nothing is wrong with the disk
+        spaces[0].remove([0]).unwrap(); // upkeep does that
+        db.persist(PersistMode::Buffer).unwrap();
+        let mut bytes = std::fs::read(dir.path().join("0.jnl")).unwrap(); // every database has it
+        assert_eq!(bytes.len(), 64 << 20, "a new journal has this length");
+        bytes.truncate(used(&bytes, 0).unwrap_or(0));
+        bytes
+    }
+
+    /// Guards against a fjall that writes another format. `GOLDEN=write cargo test golden` writes the file anew,
+    /// for a version that was read and found to be the same, or for which this module was changed.
+    #[test]
+    fn golden_journals_are_written_and_read_as_ever() {
+        let now = written();
+        if std::env::var_os("GOLDEN").is_some() {
+            std::fs::write(GOLDEN, &now).unwrap(); // the repository can be written
+        }
+        let golden = std::fs::read(GOLDEN).unwrap(); // it is in the repository
+        assert!(now == golden, "this fjall writes {now:02x?}, and the one before wrote {golden:02x?}");
+        let first = batch(&golden, 0).unwrap(); // it is whole
+        assert_eq!((first.items, first.bytes), (3, (5 + 8) + (11 + 5000) + 11), "beside the record");
+        assert_eq!((first.record, first.is_upkeep), (Some([9; RECORD_LEN]), false));
+        let second = batch(&golden, first.end).unwrap(); // it is whole
+        assert_eq!((second.items, second.record, second.is_upkeep), (1, None, true));
+        assert!(second.seqno > first.seqno, "seqnos grow");
+        assert_eq!(second.end, golden.len(), "nothing follows");
+    }
+
+    #[test]
+    fn a_batch_with_a_changed_byte_is_none_or_has_another_place_in_the_order() {
+        let golden = std::fs::read(GOLDEN).unwrap(); // it is in the repository
+        let whole = batch(&golden, 0).unwrap(); // it is whole
+        for at in 0..whole.end {
+            let mut changed = golden.clone();
+            changed[at] ^= 0x5a;
+            match batch(&changed, 0) {
+                None => {}
+                // fjall's checksum does not cover it; the order does.
+                Some(batch) => {
+                    assert!((5..HEAD).contains(&at) && batch.seqno != whole.seqno, "byte {at}: {batch:?}")
+                }
+            }
+        }
+    }
 }

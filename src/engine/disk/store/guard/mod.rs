@@ -221,7 +221,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read(&mut self, journal: usize, path: &Path) -> Result<()> {
-        let bytes = fs::read(path)?;
+        let bytes = journal::read(path)?;
         let mut at = 0;
         loop {
             if let Some(batch) = journal::batch(&bytes, at).filter(|batch| self.is_ours(batch)) {
@@ -366,7 +366,7 @@ impl Findings {
         }
         if let Some(Torn { journal, from }) = &self.torn {
             let path = database.join(names::name(*journal));
-            let bytes = fs::read(&path)?;
+            let bytes = journal::read(&path)?;
             let end = journal::used(&bytes, *from).unwrap_or(*from);
             aside.copy(&path, &bytes[*from..end])?;
             let file = OpenOptions::new().write(true).open(&path)?;
@@ -399,5 +399,193 @@ impl Findings {
     pub fn summary(&self) -> String {
         let all: Vec<String> = self.damage.iter().map(Damage::to_string).collect();
         all.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::disk::store::open::{self, OpenError};
+    use crate::engine::disk::store::{Space, Txn};
+
+    /// A store of one batch for each number, which is synced if `synced` says so. Answers what `kill -9` leaves.
+    fn killed(groups: std::ops::RangeInclusive<u64>, synced: impl Fn(u64) -> bool) -> tempfile::TempDir {
+        let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(home.path(), 64).unwrap(); // new directory
+        let mut txn = Txn::new(store);
+        for n in groups {
+            txn.put(Space::Ready, n.to_be_bytes(), [n as u8; 3000]);
+            txn.settle(synced(n)).unwrap(); // nothing is wrong with the disk
+        }
+        let left = tempfile::tempdir().unwrap(); // as above
+        copy(home.path(), left.path());
+        left
+    }
+
+    fn copy(from: &Path, to: &Path) {
+        fs::create_dir_all(to).unwrap(); // below a temporary directory
+        for entry in fs::read_dir(from).unwrap().flatten() {
+            let target = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                copy(&entry.path(), &target);
+            } else {
+                let mut bytes = fs::read(entry.path()).unwrap(); // it was listed
+                if entry.path().extension().is_some_and(|extension| extension == "jnl") {
+                    bytes.truncate(journal::used(&bytes, 0).unwrap_or(0));
+                }
+                fs::write(target, bytes).unwrap();
+            }
+        }
+    }
+
+    const JOURNAL: &str = "db/0.jnl";
+
+    /// Where each batch of the journal is.
+    fn batches(pool: &Path) -> Vec<Range<usize>> {
+        let bytes = fs::read(pool.join(JOURNAL)).unwrap(); // every store has it
+        let mut found = Vec::new();
+        while let Some(batch) = journal::batch(&bytes, found.last().map_or(0, |last: &Range<usize>| last.end))
+        {
+            found.push(found.last().map_or(0, |last| last.end)..batch.end);
+        }
+        found
+    }
+
+    /// Zeros bytes in the middle of these batches, as if it had not come to the disk.
+    fn tear(pool: &Path, which: &[usize]) {
+        let batches = batches(pool);
+        let mut bytes = fs::read(pool.join(JOURNAL)).unwrap(); // every store has it
+        for n in which {
+            bytes[batches[*n].start + 200..][..300].fill(0);
+        }
+        fs::write(pool.join(JOURNAL), bytes).unwrap(); // as above
+    }
+
+    fn judged(pool: &Path) -> Findings {
+        let state = State::read(pool).unwrap().unwrap(); // the store was made
+        judge(pool, &state).unwrap() // nothing is wrong with the disk
+    }
+
+    /// How many batches count after the directory was opened.
+    fn opened(pool: &Path) -> u64 {
+        let (store, _mark) = open::open(pool, 64).unwrap_or_else(|e| panic!("it should open: {e}"));
+        store.groups.last()
+    }
+
+    #[test]
+    fn what_was_not_synced_may_be_torn_anywhere() {
+        for torn in [vec![5], vec![5, 7], vec![9], vec![4, 5, 6, 7, 8, 9]] {
+            // Groups 1 to 4 are synced: those are the first four batches.
+            let left = killed(1..=10, |n| n == 4);
+            tear(left.path(), &torn);
+            let findings = judged(left.path());
+            assert_eq!(findings.damage, [], "batches {torn:?} were not synced");
+            assert_eq!(findings.notes().len(), 1, "batches {torn:?}: {:?}", findings.notes());
+            let bytes = fs::read(left.path().join(JOURNAL)).unwrap(); // it is there
+            let from = batches(left.path()).last().map_or(0, |last| last.end);
+            assert_eq!(opened(left.path()), torn[0] as u64, "what stands before {torn:?} counts");
+            let aside = fs::read(left.path().join("aside/1/0.jnl")).unwrap(); // what was cut
+            assert_eq!(aside, bytes[from..], "what was cut is set aside");
+        }
+    }
+
+    #[test]
+    fn what_was_synced_is_not_torn() {
+        for (torn, groups) in [(3, 4..5), (0, 1..2), (9, 10..11)] {
+            let left = killed(1..=10, |n| n == 10);
+            let bytes = batches(left.path())[torn].clone();
+            tear(left.path(), &[torn]);
+            let before = fs::read(left.path().join(JOURNAL)).unwrap(); // it is there
+            let expected = Damage::Unreadable { journal: 0, bytes, groups };
+            assert_eq!(judged(left.path()).damage, [expected], "batch {torn}");
+            let opened = open::open(left.path(), 64).map(drop);
+            assert!(matches!(opened, Err(OpenError::Damaged(..))), "expected Damaged: {opened:?}");
+            assert!(
+                fs::read(left.path().join(JOURNAL)).unwrap() == before,
+                "a refused journal is not changed"
+            );
+        }
+    }
+
+    /// After a power cut the file may be old, but the batches tell.
+    #[test]
+    fn a_batch_tells_what_was_synced_before_it() {
+        let left = killed(1..=10, |n| n == 6);
+        let old = killed(1..=1, |_| false);
+        // That of another store: its own number is put in, so that this one's batches are its own.
+        let ours = State::read(left.path()).unwrap().unwrap(); // the store was made
+        fs::copy(old.path().join(groups::FILE), left.path().join(groups::FILE)).unwrap(); // both are there
+        let file =
+            groups::Groups::open(left.path(), State { synced: 0, seqno: 0, ..ours }, Record::default());
+        file.and_then(|file| file.change(|_| {})).unwrap(); // nothing is wrong with the disk
+        tear(left.path(), &[7]);
+        assert_eq!(judged(left.path()).damage, [], "group 8 was not synced");
+        tear(left.path(), &[4]);
+        let bytes = batches(left.path()).last().map_or(0, |last| last.end);
+        let damage = judged(left.path()).damage;
+        assert!(
+            matches!(&damage[..], [Damage::Unreadable { bytes: at, groups, .. }, ..]
+                if at.start == bytes && *groups == (5..6)),
+            "group 7 says that group 5 was synced: {damage:?}"
+        );
+    }
+
+    #[test]
+    fn a_batch_that_is_missing_is_missed() {
+        let left = killed(1..=10, |_| true);
+        let (batches, bytes) = (batches(left.path()), fs::read(left.path().join(JOURNAL)).unwrap());
+        let without = |n: usize| [&bytes[..batches[n].start], &bytes[batches[n].end..]].concat();
+        for (n, lost) in [(4, 5..6), (9, 10..11)] {
+            fs::write(left.path().join(JOURNAL), without(n)).unwrap(); // it is there
+            let expected = Damage::Missing { journal: 0, groups: lost };
+            assert_eq!(judged(left.path()).damage, [expected], "without batch {n}");
+        }
+        fs::write(left.path().join(JOURNAL), b"").unwrap(); // as above
+        let opened = open::open(left.path(), 64).map(drop);
+        assert!(matches!(opened, Err(OpenError::Damaged(..))), "an empty journal: {opened:?}");
+    }
+
+    /// Whoever publishes a body that looks like a batch must not be able to have a torn end refused.
+    #[test]
+    fn a_body_does_not_pass_for_a_batch() {
+        let other = killed(1..=40, |_| true);
+        let forged = fs::read(other.path().join(JOURNAL)).unwrap(); // it is there
+        let forged = &forged[batches(other.path())[39].clone()];
+        let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(home.path(), 64).unwrap(); // new directory
+        let mut txn = Txn::new(store);
+        txn.put(Space::Ready, b"first", b"synced");
+        txn.settle(true).unwrap(); // nothing is wrong with the disk
+        txn.put(Space::Ready, b"second", [&[7; 700], forged].concat());
+        txn.settle(false).unwrap(); // as above
+        let left = tempfile::tempdir().unwrap();
+        copy(home.path(), left.path());
+        tear(left.path(), &[1]);
+        assert_eq!(judged(left.path()).damage, [], "the torn batch was not synced, whatever its body says");
+        assert_eq!(opened(left.path()), 1, "the first one counts");
+    }
+
+    /// A directory of the format before has batches without numbers.
+    #[test]
+    fn the_format_before_is_taken_over() {
+        let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        fs::create_dir(home.path().join(DATABASE)).unwrap(); // as above
+        fs::write(home.path().join("dormouse"), "dormouse disk pool, format 2\n").unwrap();
+        let db = fjall::Database::builder(home.path().join(DATABASE)).open().unwrap(); // it is empty
+        let ready = db.keyspace("ready", Default::default).unwrap(); // as above
+        ready.insert(b"a", b"before").unwrap();
+        drop((ready, db));
+        for (round, last) in [(1, 1u64 << 32), (2, (1 << 32) + 1)] {
+            let (store, _mark) = open::open(home.path(), 64).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            assert_eq!(
+                store.get(Space::Ready, b"a").unwrap().as_deref(),
+                Some(&b"before"[..]),
+                "round {round}"
+            );
+            let mut txn = Txn::new(store);
+            txn.put(Space::Ready, [round], b"after");
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+            assert_eq!(txn.store().groups.last(), last, "round {round}");
+        }
     }
 }

@@ -89,7 +89,7 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
 
 /// The record of the first batch in a journal that has one, as far as it is written.
 fn begin(path: &Path) -> Result<Option<Record>> {
-    let bytes = fs::read(path)?;
+    let bytes = journal::read(path)?;
     let mut at = 0;
     while let Some(batch) = journal::batch(&bytes, at) {
         if let Some(record) = batch.record {
