@@ -8,6 +8,7 @@ mod disk_common;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use dormouse::engine::disk::{DiskEngine, OpenError, repair};
 use dormouse::error::Error;
 use dormouse::job::{Job, JobRef, NewJob};
 use dormouse::name::Queue;
+use rustix::fs::{SeekFrom, seek};
 
 /// What a store must have: jobs that are stored, and jobs that were acked.
 struct Account {
@@ -140,9 +142,15 @@ fn files(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The bytes of a file up to the last page that is not all zeros.
+/// The bytes of a file up to the last that were written: a new journal is mostly a hole.
 fn used(path: &Path) -> Vec<u8> {
-    let mut bytes = std::fs::read(path).expect("it can be read");
+    let file = std::fs::File::open(path).expect("it can be opened");
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    while let Ok(from) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(from)).expect("behind data there is a hole, or the end");
+        bytes.resize(at as usize, 0);
+        file.read_exact_at(&mut bytes[from as usize..], from).expect("it can be read");
+    }
     while bytes.len() > 4096 && bytes.ends_with(&[0; 4096]) {
         bytes.truncate(bytes.len() - 4096);
     }
@@ -279,7 +287,6 @@ async fn flips(end: End, large: bool, count: u64) {
 }
 
 fn flip(path: &Path, at: usize) {
-    use std::os::unix::fs::FileExt;
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("opened");
     let mut bytes = [0; 16];
     let read = file.read_at(&mut bytes, at as u64).expect("read");
@@ -289,12 +296,12 @@ fn flip(path: &Path, at: usize) {
 
 #[tokio::test]
 async fn flipped_bytes_after_a_close_lose_nothing_in_silence() {
-    flips(End::Closed, false, number("DISK_FLIPS", 12)).await;
+    flips(End::Closed, false, number("DISK_FLIPS", 10)).await;
 }
 
 #[tokio::test]
 async fn flipped_bytes_after_kill_9_lose_nothing_in_silence() {
-    flips(End::Killed, false, number("DISK_FLIPS", 12)).await;
+    flips(End::Killed, false, number("DISK_FLIPS", 10)).await;
 }
 
 #[tokio::test]

@@ -397,7 +397,11 @@ impl Findings {
 
     /// What is damaged, in a line.
     pub fn summary(&self) -> String {
-        let all: Vec<String> = self.damage.iter().map(Damage::to_string).collect();
+        const MOST: usize = 4;
+        let mut all: Vec<String> = self.damage.iter().take(MOST).map(Damage::to_string).collect();
+        if self.damage.len() > MOST {
+            all.push(format!("and {} more, which `dormouse repair` lists", self.damage.len() - MOST));
+        }
         all.join("; ")
     }
 }
