@@ -202,6 +202,10 @@ pub fn open_whole(
     store.groups.change(now).map_err(io)?;
     names::sync(path).map_err(io)?;
     names::keep(path, &database, &store.groups).map_err(io)?;
+    // Also those that a process gave them which was killed before it synced.
+    if path.join(names::SECOND).exists() {
+        names::sync(&path.join(names::SECOND)).map_err(io)?;
+    }
     Ok(store)
 }
 

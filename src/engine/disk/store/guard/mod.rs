@@ -248,14 +248,21 @@ impl Reader<'_> {
 
     /// Whether a batch that is whole was written by this pool, behind those that were read.
     fn is_ours(&self, batch: &Batch) -> bool {
-        let is_known = match batch.record.map(|record| Record::read(&record)) {
+        let state = self.state;
+        let is_behind = self.seqno.is_none_or(|seqno| batch.seqno > seqno);
+        match batch.record.map(|record| Record::read(&record)) {
+            Some(record) if record.number < state.base => is_behind,
             Some(record) => {
-                record.is_of(self.state.pool, batch.items, batch.bytes) || record.number < self.state.base
+                // fjall's checksum does not cover the seqno.
+                let is_possible = record.number > state.synced || batch.seqno < state.seqno;
+                // After a repair seqnos may begin anew.
+                record.is_of(state.pool, batch.items, batch.bytes)
+                    && is_possible
+                    && (is_behind || (self.last.is_none() && state.base > 1))
             }
             // Nobody wrote numbers before the base, if it is not the first batch of all.
-            None => batch.is_upkeep || (self.last.is_none() && self.state.base > 1),
-        };
-        is_known && self.seqno.is_none_or(|seqno| batch.seqno > seqno)
+            None => is_behind && (batch.is_upkeep || (self.last.is_none() && state.base > 1)),
+        }
     }
 
     fn take(&mut self, journal: usize, at: usize, batch: &Batch) {
@@ -290,8 +297,12 @@ impl Reader<'_> {
 }
 
 fn judge_journals(pool: &Path, database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
-    let (first, second) = (names::journals(database)?, names::journals(&pool.join(SECOND))?);
-    let oldest = state.oldest.unwrap_or(0);
+    let first = names::journals(database)?;
+    // Where not every journal has a second name, those that have one say nothing.
+    let (oldest, second) = match state.oldest {
+        Some(oldest) => (oldest, names::journals(&pool.join(SECOND))?),
+        None => (0, BTreeSet::new()),
+    };
     let needed = first.union(&second).copied().filter(|id| *id >= oldest);
     for id in needed {
         let is_there = first.contains(&id);

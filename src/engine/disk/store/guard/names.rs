@@ -68,17 +68,24 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
             Ok(()) => is_new = true,
             // fjall was faster.
             Err(e) if e.kind() == ErrorKind::NotFound => drop(needed.remove(&id)),
-            // A file system without second names.
-            Err(_) if groups.state().oldest.is_none() => return Ok(()),
-            Err(e) => return Err(e),
+            // A file system without second names, or a full one: from now on nothing is said of old journals.
+            Err(e) => {
+                if groups.state().oldest.is_some() {
+                    tracing::warn!(error = %e, "a journal gets no second name: if the oldest one is lost, nobody will notice");
+                    groups.change(|state| state.oldest = None)?;
+                }
+                return Ok(());
+            }
         }
     }
-    if is_new {
+    let Some(oldest) = needed.first().copied() else { return Ok(()) };
+    let is_old = groups.state().oldest == Some(oldest);
+    if is_new || !is_old {
         sync(&second)?;
     }
-    let Some(oldest) = needed.first().copied() else { return Ok(()) };
-    if groups.state().oldest != Some(oldest) {
-        let begins = begin(&database.join(name(oldest)))?.map_or(synced + 1, |record| record.number);
+    if !is_old {
+        // By its second name: fjall may delete it now.
+        let begins = begin(&second.join(name(oldest)))?.map_or(synced + 1, |record| record.number);
         groups.change(|state| (state.oldest, state.first) = (Some(oldest), begins))?;
     }
     for id in known.range(..oldest) {
