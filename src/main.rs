@@ -3,7 +3,7 @@
 
 mod cli;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +26,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[derive(Parser)]
 #[command(name = "dormouse", disable_version_flag = true, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Configuration file (TOML) [default: conf/config.toml, if it is there]
     #[arg(short = 'c', long = "config", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -51,6 +53,18 @@ enum Command {
     Queue(cli::QueueArgs),
 }
 
+#[derive(Subcommand)]
+enum Command {
+    /// Say what is damaged in the directory of a disk pool that no server has open
+    Repair {
+        /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
+        #[arg(long)]
+        accept_loss: bool,
+        /// The pool's `Path`
+        dir: PathBuf,
+    },
+}
+
 /// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
 fn args() -> impl Iterator<Item = String> {
     std::env::args().map(|arg| match arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag) {
@@ -70,6 +84,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     files::keep_private();
+    if let Some(Command::Repair { accept_loss, dir }) = args.command {
+        return repair(&dir, accept_loss);
+    }
     let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
     let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     let env: Vec<(String, String)> = env.collect();
@@ -103,6 +120,17 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &error),
+    }
+}
+
+/// Exit code 0 if the directory opens, 1 if it does not.
+fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
+    match server::repair(dir, accept_loss) {
+        Ok(report) => {
+            print!("{report}");
+            ExitCode::from(u8::from(!report.opens()))
+        }
         Err(error) => fail(1, &error),
     }
 }

@@ -86,12 +86,16 @@ async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
         (mark, Some("")),
         (mark, Some("FJL")),
         (mark, Some("\0\0\0\0")),
+        // The line that says that the database is whole was begun.
+        ("dormouse disk pool, format 3\nma", Some("FJL\x03")),
+        ("dormouse disk pool, format 3\n\0\0\0\0\0", Some("FJL\x03")),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");
-        if cut == mark {
+        if cut.starts_with(mark) {
             std::fs::create_dir_all(dir.path().join("db/keyspaces")).expect("made");
             std::fs::write(dir.path().join("db/0.jnl"), "").expect("written");
+            std::fs::write(dir.path().join("groups"), "").expect("written");
         }
         if let Some(version) = version {
             std::fs::write(dir.path().join("db/version"), version).expect("written");

@@ -4,6 +4,8 @@
 mod demo;
 mod stores;
 
+pub use crate::engine::disk::repair;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;

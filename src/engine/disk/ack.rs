@@ -66,7 +66,7 @@ impl WriterState {
             if entry.keyed
                 && let Found::Record(record) = self.txn.job(&key)?
             {
-                self.free_key(&job.queue, record.key.as_ref());
+                self.free_key(&job.queue, job.id, &record)?;
             }
             self.txn.delete_job(key);
             self.queues.note_idle(&job.queue, now);
@@ -77,7 +77,7 @@ impl WriterState {
             // Where it is cannot be told; whatever entry it has stands for nothing from now on.
             Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => {
-                self.free_key(&job.queue, record.key.as_ref());
+                self.free_key(&job.queue, job.id, &record)?;
                 self.leave(&job.queue, &record, now);
             }
         }

@@ -69,7 +69,7 @@ impl Step for GiveUp {
         record.reason = release.reason.or(record.reason);
         entry.tries = entry.tries.saturating_add(u16::from(release.restore_try));
         if entry.tries == 0 {
-            state.move_to_dead_letter(&job.queue, entry, record, now);
+            state.move_to_dead_letter(&job.queue, entry, record, now)?;
             return Ok(Held::Done(Released::Dead));
         }
         let due = now.saturating_add(micros(release.delay));
@@ -97,7 +97,7 @@ impl Step for Bury {
         let mut record = held!(state, &job, receipt, now);
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
         record.reason = reason.or(record.reason);
-        state.move_to_dead_letter(&job.queue, entry, record, now);
+        state.move_to_dead_letter(&job.queue, entry, record, now)?;
         Ok(Held::Done(()))
     }
 }

@@ -330,7 +330,7 @@ impl WriterState {
                     let since = self.list_row(Space::Ready, queue, seq)?.and_then(|(_, since)| since);
                     return Ok(since.map(|at| Duration::from_millis((now / 1000).saturating_sub(at))));
                 }
-                unfit => self.pass_over(queue, unfit, now),
+                unfit => self.pass_over(queue, unfit, now)?,
             }
         }
         Ok(None)

@@ -137,7 +137,8 @@ impl WriterState {
                 if let Some((key, _)) = &key
                     && let Some((id, mut record)) = self.key_holder(&job.queue, key)?
                 {
-                    self.free_key(&job.queue, record.key.take().as_ref());
+                    self.free_key(&job.queue, id, &record)?;
+                    record.key = None;
                     self.txn.put_job(self.job_key(&job.queue, id), &record);
                 }
             }

@@ -19,13 +19,21 @@ const TRIES: u16 = 1;
 /// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
-    rebuild(&store).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
+    rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
-fn rebuild(store: &Store) -> Result<u64, Fatal> {
-    let damaged: Vec<Space> =
-        LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err()).collect();
-    if damaged.is_empty() {
+/// The lists that cannot be read, and that of the keys.
+pub fn unreadable(store: &Store) -> Vec<Space> {
+    let lists = LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err());
+    let keys = store.all(Space::Keys).any(|row| row.is_err()).then_some(Space::Keys);
+    lists.chain(keys).collect()
+}
+
+/// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none is
+/// put into one.
+pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
+    let damaged = unreadable(store);
+    if damaged.is_empty() && !gaps {
         return Ok(0);
     }
     // Jobs that stand in a list that can be read stay there.
@@ -36,10 +44,13 @@ fn rebuild(store: &Store) -> Result<u64, Fatal> {
         })?;
     }
     // Everything is read before anything is changed.
-    let mut lost = Vec::new();
+    let (mut lost, mut keys) = (Vec::new(), Vec::new());
     for item in store.all(Space::Jobs) {
         let (key, value) = item?;
         let Ok(record) = codec::read_record(&key, &value) else { continue };
+        if let Some(name) = &record.key {
+            keys.push((key.to_vec(), name.clone(), record.generation));
+        }
         let quarantined = store.get(Space::Quarantine, &key)?.is_some();
         if !quarantined && !listed.contains(&(key.to_vec(), record.generation)) {
             lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
@@ -63,10 +74,10 @@ fn rebuild(store: &Store) -> Result<u64, Fatal> {
             txn.put(Space::Queues, &prefix, codec::queue_value(None));
         }
         match record.location {
-            Location::Delayed(timer) if damaged.contains(&Space::Delayed) => {
+            Location::Delayed(timer) if gaps || damaged.contains(&Space::Delayed) => {
                 txn.put(Space::Delayed, codec::timer_key(timer), codec::timer_value(&prefix, &entry));
             }
-            Location::Dead(seq) if damaged.contains(&Space::Dead) => {
+            Location::Dead(seq) if gaps || damaged.contains(&Space::Dead) => {
                 txn.put(Space::Dead, codec::list_key(&prefix, seq), codec::list_value(&entry, since));
             }
             // In their order, behind all others: where they stood, another job may stand by now.
@@ -76,6 +87,14 @@ fn rebuild(store: &Store) -> Result<u64, Fatal> {
             }
         }
         txn.relieve()?;
+    }
+    if gaps || damaged.contains(&Space::Keys) {
+        for (key, name, generation) in &keys {
+            let (id, queue) = codec::read_job_key(key)?;
+            let row = codec::key_key(&codec::queue_key(&queue), name);
+            txn.put(Space::Keys, row, codec::key_value(id, *generation));
+            txn.relieve()?;
+        }
     }
     txn.settle(true)?;
     Ok(lost.len() as u64)

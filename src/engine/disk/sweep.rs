@@ -196,7 +196,7 @@ impl Step for Remove {
             }
             match state.read_entry(&queue, &entry)? {
                 Some(Ok(record)) if record.expired(now) => {
-                    state.forget(&queue, entry.id, &record);
+                    state.forget(&queue, entry.id, &record)?;
                 }
                 Some(_) => continue,
                 None => {}

@@ -137,7 +137,7 @@ impl Sweeper {
                         Ok(Some(compacted)) => report.compacted = compacted,
                         Ok(None) => next_upkeep += FULL_PAUSE,
                         Err(Fatal(e)) => {
-                            self.handle.poison.set(format!("a compaction failed: {e}"));
+                            self.handle.poison.set(format!("upkeep of the files failed: {e}"));
                             return;
                         }
                     }
@@ -219,6 +219,7 @@ impl Sweeper {
     /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
     fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
+        store.keep_journals()?;
         // What is not in tables is not compacted: if the disk is slow, another time.
         if upkeep.write_out && !store.write_out(WRITE_OUT)? {
             return Ok(Some(Vec::new()));
@@ -250,13 +251,13 @@ mod tests {
     use crate::engine::batch::{self, BatchLimit};
     use crate::engine::disk::op::Op;
     use crate::engine::disk::state::clock::PoolClock;
-    use crate::engine::disk::store::Limits;
+    use crate::engine::disk::store::{Limits, open};
     use crate::engine::disk::threads;
 
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), Limits { open_tables: 64, cache: 1 << 20 }).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
         let (ops, calls) = batch::channel::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };

@@ -6,8 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Result, Write};
 use std::path::{Path, PathBuf};
 
-/// How fjall's journals are called: the number, then this.
-const EXTENSION: &str = "jnl";
+use super::guard::names;
 
 /// The journal that is written now, or an older one until the next sync.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ pub struct Journal {
 impl Journal {
     /// The current journal of an open database.
     pub fn of(database: &Path) -> Result<Journal> {
-        let number = numbers(database)?.into_iter().max().ok_or(ErrorKind::NotFound)?;
+        let number = names::journals(database)?.pop_last().ok_or(ErrorKind::NotFound)?;
         let file = File::open(path(database, number))?;
         Ok(Journal { database: database.to_owned(), number, file })
     }
@@ -41,31 +40,18 @@ impl Journal {
 }
 
 fn path(database: &Path, number: u64) -> PathBuf {
-    database.join(format!("{number}.{EXTENSION}"))
-}
-
-/// The journals that there are.
-fn numbers(database: &Path) -> Result<Vec<u64>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(database)? {
-        let path = entry?.path();
-        let number = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
-        if let (Some(number), true) = (number, path.extension().is_some_and(|e| e == EXTENSION)) {
-            found.push(number);
-        }
-    }
-    Ok(found)
+    database.join(names::name(number))
 }
 
 /// Writes each journal into a new file in its place, synced. After an unclean end the system may show bytes that never
 /// reached the disk: when a sync has failed, they stay in memory, and no later sync writes them. Only before the database
 /// is opened. A disk without room for it is left as it is, so that the store can be opened and drained.
 pub fn rewrite(database: &Path) -> Result<()> {
-    for number in numbers(database)? {
+    for number in names::journals(database)? {
         let (old, new) = (path(database, number), database.join(format!("{number}.new")));
         if let Err(e) = copy(&old, &new) {
             let _ = std::fs::remove_file(&new);
-            if matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+            if names::is_full(&e) {
                 tracing::warn!(path = %old.display(), error = %e, "no room to write the journal anew");
                 return Ok(());
             }

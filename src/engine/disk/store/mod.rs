@@ -3,22 +3,28 @@
 
 pub mod codec;
 mod files;
+pub mod guard;
 pub mod journal;
 pub mod merge;
 pub mod open;
+pub mod repair;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use fjall::Slice;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-use self::codec::{Malformed, Record};
+use self::codec::{META_GROUP, Malformed, Record};
+use self::guard::DATABASE;
+use self::guard::groups::Groups;
 use self::journal::Journal;
 
 /// A keyspace.
@@ -48,9 +54,11 @@ impl Space {
     /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
     /// live for seconds mostly die before they are written out, and that this happens seldom: whenever a table
     /// is added fjall syncs its list under a lock, and the writer waits for 20 to 50 ms. With 16 MiB for delayed
-    /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms.
+    /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms. Each
+    /// batch writes the newest group into `meta`, which takes about 100 bytes in memory, and of which one is left
+    /// when it is written out.
     pub const ALL: [(Space, &'static str, u64); SPACES] = [
-        (Space::Meta, "meta", MIB),
+        (Space::Meta, "meta", 16 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
         (Space::Running, "running", 16 * MIB),
@@ -123,7 +131,11 @@ pub enum Found {
 pub struct Store {
     db: Database,
     spaces: [Keyspace; SPACES],
-    path: PathBuf,
+    groups: Arc<Groups>,
+    /// The pool's directory.
+    pool: PathBuf,
+    /// Held while the second names of journals are seen to.
+    keeping: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -167,9 +179,14 @@ pub struct Limits {
 }
 
 impl Store {
-    /// Opens or creates the database in `path`.
-    pub fn open(path: &Path, limits: Limits) -> fjall::Result<Store> {
-        let db = Database::builder(path)
+    /// Opens or creates the database of a pool. open.rs calls it, when it knows that nothing in there is damaged.
+    /// `groups` is made when the database is open, from `meta`.
+    fn open(
+        pool: &Path,
+        limits: Limits,
+        groups: impl FnOnce(&Keyspace) -> fjall::Result<Groups>,
+    ) -> fjall::Result<Store> {
+        let db = Database::builder(pool.join(DATABASE))
             .max_cached_files(Some(limits.open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
@@ -200,8 +217,9 @@ impl Store {
                 merge::never(options)
             })?);
         }
-        let spaces = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
-        Ok(Store { db, spaces, path: path.to_owned() })
+        let spaces: [Keyspace; SPACES] = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
+        let groups = Arc::new(groups(&spaces[Space::Meta as usize])?);
+        Ok(Store { db, spaces, groups, pool: pool.to_owned(), keeping: Arc::default() })
     }
 
     fn space(&self, space: Space) -> &Keyspace {
@@ -217,15 +235,23 @@ impl Store {
     /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it has
     /// failed it must not be tried again: the system may have forgotten what it did not write.
     pub fn sync(&self, journal: &mut Option<Journal>) -> Result<(), Fatal> {
+        let last = self.groups.last();
         self.to_system()?;
         let failed = |e: std::io::Error| Fatal(format!("a sync failed: {e}"));
         let mut current = match journal.take() {
             Some(current) => current,
-            None => Journal::of(&self.path).map_err(failed)?,
+            None => Journal::of(&self.pool.join(DATABASE)).map_err(failed)?,
         };
         current.sync().map_err(failed)?;
         *journal = Some(current);
-        Ok(())
+        self.groups.synced(last, self.db.seqno()).map_err(failed)
+    }
+
+    /// Sees to the second names of journals, unless somebody does so now.
+    pub fn keep_journals(&self) -> Result<(), Fatal> {
+        let Some(_held) = self.keeping.try_lock() else { return Ok(()) };
+        guard::names::keep(&self.pool, &self.pool.join(DATABASE), &self.groups)
+            .map_err(|e| Fatal(format!("the journals cannot be given second names: {e}")))
     }
 
     /// The store as it is now.
@@ -320,6 +346,8 @@ pub struct Txn {
     bytes: usize,
     /// The same of all batches, this one not yet.
     written: u64,
+    /// Of `written`, what was when the journals' second names were last seen to.
+    kept: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
     /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
@@ -336,6 +364,8 @@ pub struct Txn {
 const BATCH_BYTES: usize = 8 << 20;
 /// Beyond this the recent records are forgotten, between batches.
 const RECENT_BYTES: usize = 4 << 20;
+/// A journal is full after 64 MB: after so many bytes it is seen long before that.
+const KEEP_BYTES: u64 = 16 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
 
@@ -358,6 +388,7 @@ impl Txn {
             recent_bytes: 0,
             bytes: 0,
             written: 0,
+            kept: 0,
             unsettled: false,
             rows: HashMap::new(),
             deleted: [0; SPACES],
@@ -453,10 +484,14 @@ impl Txn {
         if self.batch.0.is_empty() {
             return Ok(());
         }
-        self.written += std::mem::take(&mut self.bytes) as u64;
+        let bytes = std::mem::take(&mut self.bytes);
+        self.written += bytes as u64;
         self.unsettled = true;
-        let batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let record = self.store.groups.next(batch.len(), bytes);
+        batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
         batch.commit()?;
+        self.store.groups.committed(record);
         self.rows.clear();
         if self.recent_bytes > RECENT_BYTES {
             self.recent.clear();
@@ -480,6 +515,10 @@ impl Txn {
                 self.store.to_system()?;
             }
         }
+        if self.written - self.kept > KEEP_BYTES {
+            self.kept = self.written;
+            self.store.keep_journals()?;
+        }
         Ok(())
     }
 
@@ -498,8 +537,6 @@ impl Txn {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { open_tables: 64, cache: MIB };
-
     #[test]
     fn store_order() {
         for (at, (space, name, _)) in Space::ALL.into_iter().enumerate() {
@@ -510,7 +547,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), LIMITS).unwrap(); // new directory
+        let (store, mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -520,8 +557,8 @@ mod tests {
         txn.settle(false).unwrap(); // nothing is wrong with the disk
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
-        drop((txn, store));
-        let store = Store::open(dir.path(), LIMITS).unwrap(); // closed just now
+        drop((txn, store, mark));
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),
