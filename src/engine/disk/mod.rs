@@ -9,7 +9,10 @@
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
 //! - [`lists`] reads what may be long beside the writer, from a snapshot.
 //! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
-//! - [`upkeep`] sweeps, compacts and syncs beside the writer. [`threads`] watches all of these threads.
+//! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer. [`threads`] watches all of these threads, and
+//!   [`pulse`] notices one that hangs in the disk.
+//! - [`room`] refuses what is new while the disk is almost full. [`quarantine`] has the jobs that cannot be read;
+//!   [`rebuild`] makes lists anew that cannot.
 
 mod ack;
 mod consume;
