@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use dormouse::clock::{SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Engine, JobList, OnConflict, Once, Placing, Publication, Release};
+use dormouse::engine::{Engine, Held, JobList, OnConflict, Once, Placing, Publication, Release};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -396,7 +396,8 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let work = many(share, move |n| {
         let (engine, job) = (e.clone(), h[at(n, 2)].clone());
         async move {
-            drop(engine.touch(&name(&job), job.proof(), Duration::from_secs(9)).await.expect("touched"));
+            let touched = engine.touch(&name(&job), job.proof(), Duration::from_secs(900)).await;
+            assert!(matches!(touched, Ok(Held::Done(_))), "it is held: {touched:?}");
         }
     });
     measure("verbs: touch", path, share, work).await;
@@ -407,14 +408,20 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
         let work = many(share, move |n| {
             let (engine, job) = (e.clone(), h[at(n, part)].clone());
             let release = Release { delay, restore_try: true, reason: None };
-            async move { drop(engine.release(&name(&job), job.proof(), release).await.expect("released")) }
+            async move {
+                let released = engine.release(&name(&job), job.proof(), release).await;
+                assert!(matches!(released, Ok(Held::Done(_))), "it is held: {released:?}");
+            }
         });
         measure(&format!("verbs: {what}"), path, share, work).await;
     }
     let (e, h) = (engine.clone(), held.clone());
     let work = many(share, move |n| {
         let (engine, job) = (e.clone(), h[at(n, 5)].clone());
-        async move { drop(engine.bury(&name(&job), job.proof(), None).await.expect("buried")) }
+        async move {
+            let buried = engine.bury(&name(&job), job.proof(), None).await;
+            assert!(matches!(buried, Ok(Held::Done(()))), "it is held: {buried:?}");
+        }
     });
     measure("verbs: bury", path, share, work).await;
 }
