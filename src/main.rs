@@ -1,5 +1,5 @@
 //! The command line and the life of the process: configuration → logs → server, and the exit code. With `queue` it is
-//! a client of a server instead ([`cli`]).
+//! a client of a server instead ([`cli`]), with `repair` it looks at a directory that no server has open.
 
 mod cli;
 
@@ -43,18 +43,12 @@ struct Args {
     /// Log lines as severe as this say where in the code they come from (-bt)
     #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     backtrace: LogLevel,
-    #[command(subcommand)]
-    command: Option<Command>,
 }
 
 /// Without one of these the server starts.
 #[derive(Subcommand)]
 enum Command {
     Queue(cli::QueueArgs),
-}
-
-#[derive(Subcommand)]
-enum Command {
     /// Say what is damaged in the directory of a disk pool that no server has open
     Repair {
         /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
@@ -75,8 +69,10 @@ fn args() -> impl Iterator<Item = String> {
 
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
-    if let Some(Command::Queue(args)) = args.command {
-        return cli::run(args);
+    match args.command {
+        Some(Command::Queue(args)) => return cli::run(args),
+        Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
+        None => {}
     }
     if args.version {
         let Version { version, build_date, build_commit } = Version::current();
@@ -84,9 +80,6 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     files::keep_private();
-    if let Some(Command::Repair { accept_loss, dir }) = args.command {
-        return repair(&dir, accept_loss);
-    }
     let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
     let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     let env: Vec<(String, String)> = env.collect();
@@ -126,6 +119,7 @@ fn main() -> ExitCode {
 
 /// Exit code 0 if the directory opens, 1 if it does not.
 fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
+    files::keep_private();
     match server::repair(dir, accept_loss) {
         Ok(report) => {
             print!("{report}");

@@ -8,6 +8,7 @@ mod disk_common;
 mod support;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -15,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use disk_common::*;
-use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
+use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
 use dormouse::error::Error;
-use dormouse::job::{JobRef, NewJob};
-use dormouse::name::Queue;
+use dormouse::job::{JobRef, NewJob, Reason};
+use dormouse::name::{JobKey, Queue};
 use support::client::{request, send, until};
 use support::process::Process;
 
@@ -190,6 +191,60 @@ async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     }
     engine.pump(10).await.expect("a pump is never refused");
     assert_eq!(engine.size(&q).await.expect("size"), 0, "all were consumed");
+    engine.close().await;
+}
+
+/// A publication of one job, number `n`, which may have a key.
+fn publication(queue: &Queue, n: u64, key: Option<&str>) -> Publication {
+    let key = key.map(|key| (JobKey::parse(key).expect("a key"), OnConflict::Fail));
+    let job = NewJob { body: body(n, 20), ..job(queue, n) };
+    Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once: None }
+}
+
+/// What takes space for long is refused; what moves a job, or a few bytes, is not.
+#[tokio::test]
+async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (q, path) = (queue("q"), dir.path());
+    let with =
+        |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
+    let engine = with(0);
+    engine.publish_with(publication(&q, 0, Some("key"))).await.expect("there is room");
+    publish(&engine, &q, 1..3, 20).await;
+    engine.close().await;
+
+    let engine = with(free(path) / 2 * 3);
+    assert!(is_full(engine.publish_with(publication(&q, 3, Some("other"))).await), "it is a publish");
+    let moved = Publication { replaces: Some(job_ref(&q, 2)), ..publication(&q, 4, None) };
+    engine.publish_with(moved).await.expect("above half of the mark a republish is taken");
+    engine.close().await;
+
+    let engine = with(u64::MAX);
+    let moved = Publication { replaces: Some(job_ref(&q, 4)), ..publication(&q, 5, None) };
+    assert!(is_full(engine.publish_with(moved).await), "below half of it it is not");
+    let jobs = take(&engine, &q, 1, TTR).await;
+    let (name, receipt) = (job_ref(&q, 0), jobs[0].proof());
+    let touched = engine.touch(&name, receipt, TTR).await.expect("a touch is never refused");
+    let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
+    let receipt = touched.receipt;
+    let now = Release { delay: Duration::ZERO, restore_try: true, reason: None };
+    let later = Release { delay: TTR, ..now.clone() };
+    let because = Release { reason: Reason::new("no room"), ..now.clone() };
+    assert!(is_full(engine.release(&name, receipt, later).await), "a delay is stored with the body");
+    assert!(is_full(engine.release(&name, receipt, because).await), "and so is a reason");
+    assert!(is_full(engine.bury(&name, receipt, None).await), "and a burial");
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    assert!(is_full(engine.respawn_jobs(&q, &[name.id], revival).await), "and a respawn");
+    let released = engine.release(&name, receipt, now).await.expect("back to the head costs nothing");
+    assert!(matches!(released, Held::Done(_)), "what was refused has changed nothing: {released:?}");
+    engine.pause(&q, Some(TTR)).await.expect("a pause is never refused");
+    engine.resume(&q).await.expect("nor its end");
+    let jobs = take(&engine, &q, 9, TTR).await;
+    assert_eq!(jobs.len(), 3, "all are handed out");
+    let acks: Vec<_> = jobs[1..].iter().map(|one| (one.id, Some(one.proof()))).collect();
+    assert_eq!(engine.ack_many(&q, &acks).await.expect("an ack is never refused"), [], "all were held");
+    let key = JobKey::parse("key").expect("a key");
+    assert!(engine.cancel_key(&q, &key).await.expect("a cancel is an ack"), "it was there");
     engine.close().await;
 }
 
@@ -476,6 +531,11 @@ async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
     let put = request("PUT", &format!("http://{api}/api/ns/q"), "any").body("a job");
     let refused = send(put).await.expect(507);
     assert!(refused.text.contains("the disk is almost full"), "it should say why: {}", refused.text);
+    for route in ["jobs?key=k", "jobs/batch"] {
+        let post =
+            request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"body":"a job"}]"#);
+        send(post).await.expect(507);
+    }
     let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
     send(get).await.expect(404);
     send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
@@ -630,6 +690,78 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
         } else {
             let size = engine.dead_letter(&running).await.expect("read").size;
             assert_eq!(size, JOBS, "after {keyspace} was rebuilt: jobs that ran");
+        }
+        engine.close().await;
+    }
+}
+
+/// Guards against a key that stays taken for ever, and against a bad job that takes the key of a good one with it.
+#[tokio::test]
+async fn a_job_in_quarantine_does_not_keep_its_key() {
+    const JOBS: u64 = 600;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let open = || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+    let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
+    let engine = open().expect("a new directory opens");
+    for n in 0..JOBS {
+        engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+    }
+    engine.close().await;
+    damage(dir.path(), "jobs");
+    let engine = open().expect("a record is read when it is needed");
+    let seen = drain(&engine, &q, 20).await;
+    let bad: Vec<u64> = (0..JOBS).filter(|n| !seen.contains(n)).collect();
+    let quarantined = engine.quarantined().await.expect("listed");
+    assert!(!bad.is_empty() && quarantined.len() == bad.len(), "{} of {bad:?}", quarantined.len());
+    for n in &bad {
+        let published =
+            engine.publish_with(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
+        let is_new = matches!(&published, Published::Done(placed) if placed[0].how == How::New);
+        assert!(is_new, "the key of job {n}, which nobody can read, is free: {published:?}");
+        engine.ack(job_ref(&q, *n)).await.expect("acked");
+        let name = JobKey::parse(&key(*n)).expect("a key");
+        let holder = engine.find_key(&q, &name).await.expect("answered").map(|view| view.id);
+        assert_eq!(holder, Some(id(JOBS + n)), "the ack of job {n} leaves the key to the new one");
+    }
+    assert_eq!(engine.quarantined().await.expect("listed"), [], "they were acked");
+    engine.close().await;
+}
+
+/// A repair knows what lists and keys are made of, and what it must not touch.
+#[tokio::test]
+async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
+    const JOBS: u64 = 600;
+    for keyspace in ["keys", "ready"] {
+        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+        let open =
+            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+        let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
+        let engine = open().expect("a new directory opens");
+        for n in 0..JOBS {
+            engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+        }
+        engine.pause(&q, None).await.expect("paused");
+        engine.close().await;
+        damage(dir.path(), keyspace);
+        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        assert_eq!(told.damage.len(), 1, "the list {keyspace}: {told}");
+        let told = dormouse::engine::disk::repair(dir.path(), true).expect("it can be repaired");
+        assert!(told.accepted, "the list {keyspace}: {told}");
+        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        assert_eq!(told.damage, [""; 0], "the list {keyspace} is whole again: {told}");
+        let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
+        assert_eq!(take(&engine, &q, 9, TTR).await, [], "{keyspace}: the queue is paused still");
+        engine.resume(&q).await.expect("resumed");
+        for n in [0, JOBS / 3, JOBS - 1] {
+            let again =
+                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            assert_eq!(again, Published::Conflict { index: 0, id: id(n) }, "{keyspace}: key {n} is taken");
+        }
+        assert_eq!(drain(&engine, &q, 20).await.len(), JOBS as usize, "{keyspace}: all are there");
+        for n in [0, JOBS / 3, JOBS - 1] {
+            let again =
+                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            assert!(matches!(again, Published::Done(_)), "{keyspace}: key {n} is free: {again:?}");
         }
         engine.close().await;
     }

@@ -53,7 +53,7 @@ impl Lists {
             return Ok(Some(JobPage::default()));
         };
         let now = handle.clock.now_micros();
-        read(permit, move || start.page(&list, after, now)).await.map(Some)
+        read(handle, permit, move || start.page(&list, after, now)).await.map(Some)
     }
 
     /// A page of queues. `None` when the cursor is none.
@@ -72,7 +72,8 @@ impl Lists {
         let permit = self.permit().await?;
         let store = handle.ask(Lend).await?;
         let namespace = namespace.clone();
-        let (names, more) = read(permit, move || queue_names(&store, &namespace, limit, after)).await?;
+        let (names, more) =
+            read(handle, permit, move || queue_names(&store, &namespace, limit, after)).await?;
         let cursor = names.last().filter(|_| more).map(|last| Cursor(last.name.as_str().to_owned()));
         let queues = handle.ask(Figures(names)).await?;
         Ok(Some(QueuePage { queues, cursor }))
@@ -91,6 +92,7 @@ impl Lists {
 
 /// Reads on a thread that may block. What does not read is the store's fault, and changes nothing in it.
 async fn read<T: Send + 'static>(
+    handle: &Handle,
     permit: OwnedSemaphorePermit,
     work: impl FnOnce() -> Result<T, Fatal> + Send + 'static,
 ) -> Result<T> {
@@ -99,9 +101,14 @@ async fn read<T: Send + 'static>(
         drop(permit);
         done
     };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
-        Err(e) => Err(Error::corrupt(e)),
+    tokio::select! {
+        biased;
+        done = tokio::task::spawn_blocking(work) => match done {
+            Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
+            Err(e) => Err(Error::corrupt(e)),
+        },
+        // It hangs in the disk, and nobody waits for it.
+        reason = handle.poison.poisoned() => Err(Error::away(Error::Poisoned(reason))),
     }
 }
 

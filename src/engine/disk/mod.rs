@@ -136,7 +136,7 @@ pub struct DiskOptions {
     pub open_tables: usize,
     /// How many bytes of blocks that were read from tables are kept.
     pub cache: u64,
-    /// Below so many free bytes on the disk publishes are refused, below half of it republishes and respawns too, and
+    /// Below so many free bytes on the disk publishes are refused, below half of it what stores a body again too, and
     /// below a quarter compactions that have something to rewrite. 0 refuses nothing.
     pub min_free: u64,
     /// A group of calls, or a sync, that takes longer is a disk that hangs: the store is poisoned.

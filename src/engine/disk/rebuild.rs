@@ -22,11 +22,11 @@ pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
-/// The lists that cannot be read, and that of the keys.
+/// The lists that cannot be read, those of the keys and of the remembered requests among them.
 pub fn unreadable(store: &Store) -> Vec<Space> {
     let lists = LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err());
-    let keys = store.all(Space::Keys).any(|row| row.is_err()).then_some(Space::Keys);
-    lists.chain(keys).collect()
+    let rows = [Space::Keys, Space::Once];
+    lists.chain(rows.into_iter().filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
 }
 
 /// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none is
