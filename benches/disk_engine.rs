@@ -1,5 +1,6 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
-//! Sections: publish, everysec, cycle, delayed, large, rest, verbs, list. Each prints thousands of operations a second, CPU
+//! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest, verbs, list. `DELAYED=10000000` changes how many jobs
+//! `delayed` stores. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs. `verbs` is what the
 //! verbs cost that lmstfy does not have, `list` how long publishes take while a list walks through a million jobs.
@@ -13,10 +14,15 @@ use std::time::{Duration, Instant};
 
 use dormouse::clock::{SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Engine, JobList, OnConflict, Once, Placing, Publication, Release};
+use dormouse::engine::{Engine, Held, JobList, OnConflict, Once, Placing, Publication, Release};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
+use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+
+/// What is measured unless something is asked for.
+const SECTIONS: [&str; 10] =
+    ["publish", "everysec", "cycle", "delayed", "large", "paced", "queues", "rest", "verbs", "list"];
 
 /// Concurrent callers, each of which waits for its answer before it asks again.
 const CALLERS: usize = 64;
@@ -70,6 +76,12 @@ fn rss_mb() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// What is free on the disk of a directory, in MB.
+fn free_mb(path: &Path) -> u64 {
+    let disk = rustix::fs::statvfs(path).expect("the disk says how much is free");
+    (disk.f_bavail * disk.f_frsize) >> 20
 }
 
 /// Blocks that a directory takes, in MB: journals are allocated ahead and mostly holes.
@@ -143,8 +155,67 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
     })
 }
 
+/// Cycles a second in the section `paced`, and for how many seconds.
+const PACE: u64 = 10_000;
+const PACED: u64 = 20;
+
+/// Publishes, consumes and acks [`PACE`] jobs a second, and prints how long a publish and a consume took.
+async fn paced(sync: Sync) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let engine = open(dir.path(), sync);
+    let maker = Arc::new(Maker::new(100));
+    let tasks: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let (engine, maker) = (engine.clone(), maker.clone());
+            tokio::spawn(async move {
+                let new = || Histogram::<u64>::new(3).expect("three digits");
+                let (mut publishes, mut consumes) = (new(), new());
+                let mut ticks = tokio::time::interval(Duration::from_secs(CALLERS as u64) / PACE as u32);
+                for n in 0..(PACE * PACED) as usize / CALLERS {
+                    ticks.tick().await;
+                    let began = Instant::now();
+                    engine.publish(vec![maker.job(caller + n, Duration::ZERO)]).await.expect("published");
+                    publishes.saturating_record(began.elapsed().as_micros() as u64);
+                    let began = Instant::now();
+                    let ttr = Duration::from_secs(600);
+                    let jobs =
+                        engine.consume(&queue(caller + n).into(), &[ttr]).await.expect("consumed").jobs;
+                    consumes.saturating_record(began.elapsed().as_micros() as u64);
+                    for job in jobs {
+                        engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                    }
+                }
+                (publishes, consumes)
+            })
+        })
+        .collect();
+    let began = Instant::now();
+    let (mut publishes, mut consumes) =
+        (Histogram::<u64>::new(3).expect("three digits"), Histogram::<u64>::new(3).expect("three digits"));
+    for task in tasks {
+        let (publish, consume) = task.await.expect("no caller panics");
+        publishes.add(publish).expect("the same digits");
+        consumes.add(consume).expect("the same digits");
+    }
+    println!("paced: {PACE} cycles/s, {sync:?}: took {:?} of {PACED} s", began.elapsed());
+    for (name, times) in [("publish", publishes), ("consume", consumes)] {
+        let ms = |us: u64| us as f64 / 1000.0;
+        let [half, most, worst] =
+            [times.value_at_quantile(0.5), times.value_at_quantile(0.99), times.max()].map(ms);
+        println!("  {name}: p50 {half:.2} ms, p99 {most:.2} ms, worst {worst:.1} ms");
+    }
+    engine.close().await;
+}
+
 /// Jobs of the section `delayed`.
-const DELAYED: u64 = 5_000_000;
+fn delayed_jobs() -> u64 {
+    std::env::var("DELAYED").ok().and_then(|text| text.parse().ok()).unwrap_or(5_000_000)
+}
+
+/// Queues of the section `queues`, and the jobs of each.
+const BACKLOGS: usize = 10_000;
+const BACKLOG: usize = 512;
+
 /// The argument that makes this program a [`Filler`]'s child.
 const FILL: &str = "--fill";
 
@@ -185,13 +256,13 @@ async fn fill(path: &Path, due: u64) {
     let engine = open(path, Sync::EverySecond);
     let maker = Maker::new(100);
     let work = async {
-        for n in 0..DELAYED / 64 {
+        for n in 0..delayed_jobs() / 64 {
             let delay = Duration::from_millis(due.saturating_sub(system_now()).max(1));
             let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
             engine.publish(batch).await.expect("published");
         }
     };
-    measure("delayed: publish 5M by 64", path, DELAYED, work).await;
+    measure("delayed: publish by 64", path, delayed_jobs(), work).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
 }
 
@@ -325,7 +396,8 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let work = many(share, move |n| {
         let (engine, job) = (e.clone(), h[at(n, 2)].clone());
         async move {
-            drop(engine.touch(&name(&job), job.proof(), Duration::from_secs(9)).await.expect("touched"));
+            let touched = engine.touch(&name(&job), job.proof(), Duration::from_secs(900)).await;
+            assert!(matches!(touched, Ok(Held::Done(_))), "it is held: {touched:?}");
         }
     });
     measure("verbs: touch", path, share, work).await;
@@ -336,14 +408,20 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
         let work = many(share, move |n| {
             let (engine, job) = (e.clone(), h[at(n, part)].clone());
             let release = Release { delay, restore_try: true, reason: None };
-            async move { drop(engine.release(&name(&job), job.proof(), release).await.expect("released")) }
+            async move {
+                let released = engine.release(&name(&job), job.proof(), release).await;
+                assert!(matches!(released, Ok(Held::Done(_))), "it is held: {released:?}");
+            }
         });
         measure(&format!("verbs: {what}"), path, share, work).await;
     }
     let (e, h) = (engine.clone(), held.clone());
     let work = many(share, move |n| {
         let (engine, job) = (e.clone(), h[at(n, 5)].clone());
-        async move { drop(engine.bury(&name(&job), job.proof(), None).await.expect("buried")) }
+        async move {
+            let buried = engine.bury(&name(&job), job.proof(), None).await;
+            assert!(matches!(buried, Ok(Held::Done(()))), "it is held: {buried:?}");
+        }
     });
     measure("verbs: bury", path, share, work).await;
 }
@@ -447,27 +525,108 @@ async fn section(name: &str) {
             }
         }
         "delayed" => {
-            let due = system_now() + 60_000;
+            let jobs = delayed_jobs() / 64 * 64;
+            let due = system_now() + 60_000 + jobs / 100;
             let mut filler = Filler::start(path, due);
             filler.filled();
             // Nothing of the store is left in order: the journal is replayed.
             filler.kill();
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            println!("  reopen with 5M delayed after kill -9: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            println!(
+                "  reopen with {jobs} delayed after kill -9: {:?}, {} MB RSS",
+                start.elapsed(),
+                rss_mb()
+            );
             let stats = engine.stats().await.expect("figures");
-            assert_eq!(stats.timers, DELAYED, "every job that was answered is there");
+            assert_eq!(stats.timers, jobs, "every job that was answered is there");
             engine.close().await;
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);
-            println!("  reopen with 5M delayed after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            println!(
+                "  reopen with {jobs} delayed after a close: {:?}, {} MB RSS",
+                start.elapsed(),
+                rss_mb()
+            );
             let wait = due.saturating_sub(system_now()) + 10;
             tokio::time::sleep(Duration::from_millis(wait)).await;
             let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
-            measure("delayed: pump 5M due", path, DELAYED, work).await;
+            measure("delayed: pump what is due", path, jobs, work).await;
             let left = engine.stats().await.expect("figures").timers;
             assert_eq!(left, 0, "all were due");
             engine.close().await;
+        }
+        "queues" => {
+            let engine = open(path, Sync::EverySecond);
+            let maker = Arc::new(Maker::new(100));
+            println!("  empty: {} MB RSS", rss_mb());
+            let e = engine.clone();
+            // Round and round, as producers of many queues do.
+            let work = many((BACKLOGS * BACKLOG / 64) as u64, move |n| {
+                let (engine, maker) = (e.clone(), maker.clone());
+                async move {
+                    let name = QueueName::parse(&format!("backlog-{}", n % BACKLOGS))
+                        .expect("letters, a dash and digits");
+                    let queue = Queue { namespace: queue(0).namespace, name };
+                    let job = || NewJob { queue: queue.clone(), ..maker.job(0, Duration::ZERO) };
+                    engine.publish((0..64).map(|_| job()).collect()).await.expect("published");
+                }
+            });
+            measure("queues: publish by 64", path, (BACKLOGS * BACKLOG) as u64, work).await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            println!("  {BACKLOGS} queues with {BACKLOG} ready jobs each: {} MB RSS", rss_mb());
+            engine.close().await;
+            let start = Instant::now();
+            let engine = open(path, Sync::EverySecond);
+            println!("  reopen after a close: {:?}, {} MB RSS", start.elapsed(), rss_mb());
+            engine.close().await;
+        }
+        "full" => {
+            let Some(dir) = std::env::var_os("FULL").map(std::path::PathBuf::from) else {
+                return println!("full: FULL should name an empty directory on a disk of its own");
+            };
+            let engine = open(&dir, Sync::Always);
+            let maker = Maker::new(100);
+            let began = Instant::now();
+            let mut jobs = 0;
+            let refused = loop {
+                let batch = (0..64).map(|i| maker.job(jobs as usize + i, Duration::ZERO)).collect();
+                match engine.publish(batch).await {
+                    Ok(()) => jobs += 64,
+                    Err(e) => break e,
+                }
+            };
+            println!(
+                "  refused after {jobs} jobs and {:?}: {refused}; {} MB free",
+                began.elapsed(),
+                free_mb(&dir)
+            );
+            let lowest = Arc::new(AtomicU64::new(u64::MAX));
+            let (seen, watched) = (lowest.clone(), dir.clone());
+            let watch = tokio::spawn(async move {
+                loop {
+                    seen.fetch_min(free_mb(&watched), Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            });
+            drain(&engine, &dir, "full: consume+ack", jobs, 16).await;
+            println!(
+                "  drained; at least {} MB were free, {} MB are",
+                lowest.load(Ordering::Relaxed),
+                free_mb(&dir)
+            );
+            let began = Instant::now();
+            while engine.publish(vec![maker.job(0, Duration::ZERO)]).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            println!("  a publish is taken {:?} later, with {} MB free", began.elapsed(), free_mb(&dir));
+            watch.abort();
+            engine.close().await;
+        }
+        "paced" => {
+            for sync in [Sync::Always, Sync::EverySecond] {
+                paced(sync).await;
+            }
         }
         "large" => {
             let engine = open(path, Sync::Always);
@@ -499,7 +658,7 @@ async fn section(name: &str) {
                 engine.close().await;
             }
         }
-        other => println!("no section {other}: publish, everysec, cycle, delayed, large, rest, verbs, list"),
+        other => println!("no section {other}: {}", SECTIONS.join(", ")),
     }
 }
 
@@ -515,9 +674,7 @@ fn main() {
     if std::env::args().any(|arg| arg == "--list") {
         return;
     }
-    let all =
-        ["publish", "everysec", "cycle", "delayed", "large", "rest", "verbs", "list"].map(str::to_owned);
-    let sections = if asked.is_empty() { all.to_vec() } else { asked };
+    let sections = if asked.is_empty() { SECTIONS.map(str::to_owned).to_vec() } else { asked };
     for name in sections {
         runtime.block_on(section(&name));
     }

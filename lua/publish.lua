@@ -2,11 +2,11 @@
 -- that it replaces.
 -- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names | indexes
 --         of queues
--- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs, #indexes
+-- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
 --         timer member, value
 --         per replaced job: its call, exact timer member ('' = not known)
---         per hash and per index: the name to record
+--         per hash and per index: the name to record; then, if there are any, #indexes
 -- (An index is there once somebody has listed the queues of a namespace.)
 -- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
 --         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
@@ -24,7 +24,7 @@ if staged then
   if stored < job_count then return {now, 2} end
 elseif stored > 0 then
   for job = 1, job_count do
-    local caller = ARGV[6 * job]
+    local caller = ARGV[6 * job - 1]
     if not refused[caller] and call('EXISTS', job_keys[job]) == 1 then
       refused[caller] = true
       answer[#answer + 1] = tonumber(caller)
@@ -36,7 +36,7 @@ end
 -- first write is not refused for memory. (Values that are stored already have their memory.)
 local elements_of, timers, timers_size = {}, {}, 0
 for job = 1, job_count do
-  local arg = 6 * job
+  local arg = 6 * job - 1
   if not refused[ARGV[arg]] then
     if staged then
       if ARGV[arg + 2] == '0' then call('PERSIST', job_keys[job])
@@ -74,12 +74,12 @@ if failed then
   end
   for member = 2, timers_size, 2 do redis.pcall('ZREM', KEYS[1], timers[member]) end
   for job = 1, job_count do
-    if not refused[ARGV[6 * job]] then call('DEL', job_keys[job]) end
+    if not refused[ARGV[6 * job - 1]] then call('DEL', job_keys[job]) end
   end
   return {now, 1}
 end
 
-local arg = 6 + 6 * job_count
+local arg = 5 + 6 * job_count
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
     call('DEL', KEYS[before_jobs + job_count + replaced])
@@ -87,9 +87,8 @@ for replaced = 1, replaced_count do
   end
   arg = arg + 2
 end
-local indexes = #KEYS - tonumber(ARGV[5])
 for name = before_jobs + job_count + replaced_count + 1, #KEYS do
-  if name <= indexes then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
+  if name <= #KEYS - ARGV[#ARGV] then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
   elseif call('EXISTS', KEYS[name]) == 1 then redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
   arg = arg + 1
 end

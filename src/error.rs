@@ -19,9 +19,13 @@ pub enum Error {
     /// What the store holds is not what was written, or not what this version can read.
     #[error("the store holds what cannot be read: {0}")]
     Corrupt(#[source] Source),
-    /// A write or a sync failed earlier, so the store no longer answers for anything.
+    /// A write or a sync failed earlier, so the store no longer answers for anything. Nothing happened.
     #[error("the store has failed and takes no more requests: {0}")]
     Poisoned(String),
+    /// The disk is almost full, so the store takes nothing new. Nothing happened. What is stored can be handed out
+    /// and acked, which makes room.
+    #[error("the disk is almost full: {free} bytes are free, and this needs {least} free bytes")]
+    Full { free: u64, least: u64 },
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

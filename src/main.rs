@@ -1,9 +1,9 @@
 //! The command line and the life of the process: configuration → logs → server, and the exit code. With `queue` it is
-//! a client of a server instead ([`cli`]).
+//! a client of a server instead ([`cli`]), with `repair` it looks at a directory that no server has open.
 
 mod cli;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +26,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[derive(Parser)]
 #[command(name = "dormouse", disable_version_flag = true, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Configuration file (TOML) [default: conf/config.toml, if it is there]
     #[arg(short = 'c', long = "config", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -41,14 +43,20 @@ struct Args {
     /// Log lines as severe as this say where in the code they come from (-bt)
     #[arg(long = "bt", value_name = "LEVEL", value_enum, default_value_t = LogLevel::Warn)]
     backtrace: LogLevel,
-    #[command(subcommand)]
-    command: Option<Command>,
 }
 
 /// Without one of these the server starts.
 #[derive(Subcommand)]
 enum Command {
     Queue(cli::QueueArgs),
+    /// Say what is damaged in the directory of a disk pool that no server has open
+    Repair {
+        /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
+        #[arg(long)]
+        accept_loss: bool,
+        /// The pool's `Path`
+        dir: PathBuf,
+    },
 }
 
 /// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
@@ -61,8 +69,10 @@ fn args() -> impl Iterator<Item = String> {
 
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
-    if let Some(Command::Queue(args)) = args.command {
-        return cli::run(args);
+    match args.command {
+        Some(Command::Queue(args)) => return cli::run(args),
+        Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
+        None => {}
     }
     if args.version {
         let Version { version, build_date, build_commit } = Version::current();
@@ -103,6 +113,18 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &error),
+    }
+}
+
+/// Exit code 0 if the directory opens, 1 if it does not.
+fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
+    files::keep_private();
+    match server::repair(dir, accept_loss) {
+        Ok(report) => {
+            print!("{report}");
+            ExitCode::from(u8::from(!report.opens()))
+        }
         Err(error) => fail(1, &error),
     }
 }

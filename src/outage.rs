@@ -72,11 +72,12 @@ impl Outage {
         }
     }
 
-    /// Either of the two. A server that is too busy or going down says nothing about its store.
+    /// Either of the two. A server that is too busy or going down says nothing about its store, and a full disk
+    /// is reported by the store itself.
     pub fn report<T>(&self, result: &Result<T>) {
         match result {
             Ok(_) => self.works(),
-            Err(Error::Overloaded | Error::Closed) => {}
+            Err(Error::Overloaded | Error::Closed | Error::Full { .. }) => {}
             Err(error) => self.failed(error),
         }
     }
@@ -117,6 +118,7 @@ mod tests {
         let outage = Outage::new("pool default");
         outage.report::<()>(&Err(Error::Overloaded));
         outage.report::<()>(&Err(Error::Closed));
-        assert!(!outage.is_on(), "neither says anything about the store");
+        outage.report::<()>(&Err(Error::Full { free: 0, least: 1 }));
+        assert!(!outage.is_on(), "none of them says anything about the store");
     }
 }

@@ -228,3 +228,76 @@ async fn calls_of_one_group_see_each_other() {
     let stats = engine.stats().await.expect("stats");
     assert_eq!(stats.timers, 0, "nothing runs any more");
 }
+
+async fn gauge(engine: &DiskEngine, name: &str) -> f64 {
+    let gauges = engine.stats().await.expect("figures").gauges;
+    gauges.iter().find(|(gauge, _)| *gauge == name).unwrap_or_else(|| panic!("no gauge {name}: {gauges:?}")).1
+}
+
+/// Each queue had a window of its own: ten thousand of them took 2 GB.
+#[tokio::test]
+async fn the_ready_jobs_in_memory_have_one_budget_over_all_queues() {
+    const QUEUES: u64 = 60;
+    const EACH: u64 = 192;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let mut options = options(dir.path(), &clock);
+    options.ready_budget = 1000;
+    let engine = DiskEngine::open(options).unwrap_or_else(|e| panic!("the store should open: {e}"));
+    let name = |n: u64| queue(&format!("q-{n}"));
+    for n in 0..QUEUES {
+        for from in (0..EACH).step_by(64) {
+            engine
+                .publish((from..from + 64).map(|i| job(&name(n), n * EACH + i)).collect())
+                .await
+                .expect("published");
+        }
+    }
+    let held = gauge(&engine, "disk_ready_in_memory").await;
+    assert!(held <= (1000 + 16 * QUEUES) as f64, "{held} of {} jobs are in memory", QUEUES * EACH);
+    // In their order, from memory and from the disk, also when some are given back in between.
+    for n in 0..QUEUES {
+        let first = take(&engine, &name(n), 20, Duration::from_secs(600)).await;
+        engine.give_back(first).await.expect("given back");
+        let mut seen = Vec::new();
+        while seen.len() < EACH as usize {
+            let jobs = take(&engine, &name(n), 50, Duration::from_secs(600)).await;
+            assert!(!jobs.is_empty(), "queue {n} ended after {} jobs", seen.len());
+            seen.extend(jobs.into_iter().map(|job| job.id));
+        }
+        assert_eq!(seen, (0..EACH).map(|i| id(n * EACH + i)).collect::<Vec<_>>(), "the order of queue {n}");
+    }
+    assert_eq!(gauge(&engine, "disk_ready_in_memory").await, 0.0, "all were handed out");
+    engine.close().await;
+}
+
+/// A job that became ready after its queue was swept must be found later, also over a restart.
+#[tokio::test]
+async fn a_delayed_job_that_expires_in_its_queue_is_swept() {
+    for reopens in [false, true] {
+        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+        let mut engine = open(dir.path(), &clock);
+        let q = queue("unread");
+        let second = Duration::from_secs(1);
+        let soon = NewJob { ttl: Some(second), ..job(&q, 1) };
+        let late = NewJob { ttl: Some(30 * second), delay: 10 * second, ..job(&q, 2) };
+        let lasting = job(&q, 3);
+        engine.publish(vec![soon, late, lasting]).await.expect("published");
+        clock.advance(2 * second);
+        engine.sweep().await.expect("swept");
+        assert_eq!(engine.size(&q).await.expect("size"), 1, "the first has expired, the second is delayed");
+        clock.advance(10 * second);
+        assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "the second is ready");
+        assert_eq!(engine.size(&q).await.expect("size"), 2, "two are ready");
+        if reopens {
+            engine.close().await;
+            engine = open(dir.path(), &clock);
+        }
+        for _ in 0..2 {
+            clock.advance(60 * second);
+            engine.sweep().await.expect("swept");
+        }
+        assert_eq!(engine.size(&q).await.expect("size"), 1, "the second has expired (reopened: {reopens})");
+        assert_eq!(take(&engine, &q, 9, second).await.len(), 1, "the third has no ttl");
+        engine.close().await;
+    }
+}

@@ -34,7 +34,7 @@ async fn a_directory_of_format_2_is_opened_in_place() {
         for round in ["opened", "opened again"] {
             let engine = open(dir.path(), &clock);
             let text = std::fs::read_to_string(&mark).expect("it is there");
-            assert_eq!(text, "dormouse disk pool, format 3\n", "no older version opens it any more");
+            assert_eq!(text, "dormouse disk pool, format 3\nmade\n", "no older version opens it any more");
             let expected = [
                 ("ready", JobState::Ready, 3),
                 ("delayed", JobState::Delayed, 4),

@@ -7,8 +7,12 @@ use std::time::Duration;
 
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
-use dormouse::engine::{DeadLetter, Engine};
-use dormouse::job::NewJob;
+use dormouse::engine::{
+    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Publication, Published, Release, Revival,
+    Revived,
+};
+use dormouse::job::{JobState, NewJob};
+use dormouse::name::IdempotencyKey;
 use dormouse::process::tasks::Failure;
 use support::client::{send, until_status};
 use support::gated::{Gated, State};
@@ -16,7 +20,9 @@ use support::jobs::Named;
 use support::model::ModelEngine;
 use support::redis_server::RedisServer;
 use support::servers::TestServer;
-use support::stage::{Stage, VirtualStage, bodies, consume, job, manual_clock, ok, queue, queue_list};
+use support::stage::{
+    Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
+};
 use tokio::time::Instant;
 
 const TTR: Duration = Duration::from_secs(60);
@@ -103,6 +109,186 @@ async fn sizes_of_both_stores_add_up() {
     let sizes = ok("stats", pools.pool.stats().await).queues;
     let sizes: Vec<_> = sizes.iter().map(|size| (size.queue.name.as_str(), size.ready)).collect();
     assert_eq!(sizes, [("a", 2), ("b", 1)], "ready jobs per queue");
+}
+
+/// Publishes a job with the key `k` into a store, or into the pool.
+async fn publish_keyed(
+    engine: &dyn Engine,
+    stage: &dyn Stage,
+    body: &str,
+    conflict: OnConflict,
+) -> Published {
+    let jobs = vec![job(&queue("a"), body).key_or("k", conflict).placing(stage)];
+    ok("publish_with", engine.publish_with(Publication { jobs, replaces: None, once: None }).await)
+}
+
+/// Guards against two jobs with one key, since there are two stores.
+#[tokio::test]
+async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
+    for (conflict, runs) in [
+        (OnConflict::Keep, false),
+        (OnConflict::Replace, false),
+        (OnConflict::Fail, false),
+        (OnConflict::Keep, true),
+        (OnConflict::Replace, true),
+    ] {
+        let pools = Move::new();
+        let stage: &dyn Stage = &pools.stages[0];
+        let Published::Done(placed) = publish_keyed(&*pools.old, stage, "old", OnConflict::Fail).await else {
+            panic!("it is the first")
+        };
+        let old = placed[0].id;
+        if runs {
+            ok("consume", pools.consume(1).await);
+        }
+        let published = publish_keyed(&*pools.pool, &pools.stages[1], "new", conflict).await;
+        let holder =
+            ok("find_key", pools.pool.find_key(&queue("a"), &job_key("k")).await).map(|view| view.id);
+        let what = format!("{conflict:?}, runs: {runs}: {published:?}");
+        match (conflict, published) {
+            (OnConflict::Fail, Published::Conflict { index: 0, id }) => assert_eq!(id, old, "{what}"),
+            (OnConflict::Keep, Published::Done(placed)) => {
+                assert_eq!((placed[0].id, placed[0].how), (old, How::Duplicate), "{what}");
+                assert_eq!(holder, Some(old), "{what}");
+            }
+            (OnConflict::Replace, Published::Done(placed)) => {
+                assert_eq!(placed[0].how, if runs { How::New } else { How::Replaced(old) }, "{what}");
+                assert_eq!(holder, Some(placed[0].id), "{what}");
+                assert_eq!(ok("consume", pools.consume(9).await), ["new"], "{what}");
+            }
+            _ => panic!("{what}"),
+        }
+    }
+}
+
+/// Guards against a call whose parts lose their order, or that is done twice.
+#[tokio::test]
+async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
+    let pools = Move::new();
+    publish_keyed(&*pools.old, &pools.stages[0], "old", OnConflict::Fail).await;
+    let request = || {
+        let drafts = [job(&queue("a"), "1"), job(&queue("a"), "2").key("k"), job(&queue("a"), "3").key("l")];
+        let jobs = drafts.map(|draft| draft.placing(&pools.stages[1])).into();
+        let key = IdempotencyKey::new(b"once").expect("short");
+        Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
+    };
+    let Published::Done(first) = ok("publish_with", pools.pool.publish_with(request()).await) else {
+        panic!("it is the first")
+    };
+    let how: Vec<How> = first.iter().map(|placed| placed.how).collect();
+    assert_eq!(how, [How::New, How::Duplicate, How::New]);
+    let again = ok("publish_with", pools.pool.publish_with(request()).await);
+    assert_eq!(again, Published::Replay(first), "the same answer");
+    assert_eq!(ok("consume", pools.consume(9).await), ["old", "1", "3"], "each once");
+}
+
+#[tokio::test]
+async fn a_holder_is_answered_by_the_store_that_handed_out() {
+    let pools = Move::new();
+    let named = pools.fill().await.map(|job| job.name());
+    let jobs = ok("consume", consume(&*pools.pool, &queue_list(&["a"]), &[TTR; 2]).await);
+    for (job, name) in jobs.iter().zip(&named) {
+        let touched = ok("touch", pools.pool.touch(name, job.proof(), TTR).await);
+        let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
+        let first = ok("touch", pools.pool.touch(name, job.proof(), TTR).await);
+        assert_eq!(first, Held::NotYours, "its receipt was replaced");
+        let release = Release { restore_try: true, ..Release::default() };
+        let released = ok("release", pools.pool.release(name, touched.receipt, release).await);
+        assert!(matches!(released, Held::Done(_)), "{released:?}");
+    }
+    let jobs = ok("consume", consume(&*pools.pool, &queue_list(&["a"]), &[TTR; 2]).await);
+    let named: Vec<_> = jobs.iter().map(|job| (job.id, Some(job.proof()))).collect();
+    assert_eq!(ok("ack_many", pools.pool.ack_many(&queue("a"), &named[..1]).await), []);
+    let buried = ok("bury", pools.pool.bury(&jobs[1].name(), jobs[1].proof(), None).await);
+    assert_eq!(buried, Held::Done(()));
+    let stale = ok("ack_many", pools.pool.ack_many(&queue("a"), &named).await);
+    assert_eq!(stale, [jobs[1].id], "the one is gone, the other is dead");
+    let revival = Revival { tries: std::num::NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    let ids = [jobs[0].id, jobs[1].id];
+    let revived = ok("respawn_jobs", pools.pool.respawn_jobs(&queue("a"), &ids, revival).await);
+    assert!(matches!(revived[..], [Revived::NotFound, Revived::Done { .. }]), "{revived:?}");
+}
+
+#[tokio::test]
+async fn lists_show_the_jobs_and_queues_of_both_stores() {
+    let pools = Move::new();
+    let mut expected = Vec::new();
+    for store in 0..2 {
+        for n in 0..5 {
+            expected.push(pools.put(store, &format!("{n}")).await.id);
+        }
+    }
+    for limit in [1, 4, 5, 7, 100] {
+        let (mut shown, mut cursor) = (Vec::new(), None);
+        loop {
+            let list = JobList { state: JobState::Ready, limit, cursor, bodies: false };
+            let page =
+                ok("list_jobs", pools.pool.list_jobs(&queue("a"), list).await).expect("its own cursor");
+            assert!(page.jobs.len() <= limit, "{} of {limit}", page.jobs.len());
+            shown.extend(page.jobs.iter().map(|view| view.id));
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(shown, expected, "by {limit}: those of the old store come first");
+    }
+    for (store, names) in [["a", "c", "d", "e"], ["a", "b", "e", "f"]].into_iter().enumerate() {
+        for name in names {
+            let new = job(&queue_in("n", name), "x").make(&pools.stages[store]);
+            ok("publish", pools.stages[store].engine().publish(vec![new]).await);
+        }
+    }
+    ok("pause", pools.pool.pause(&queue_in("n", "e"), None).await);
+    for limit in [1, 2, 3, 100] {
+        let (mut shown, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = pools.pool.list_queues(&queue_in("n", "a").namespace, limit, cursor).await;
+            let page = ok("list_queues", page).expect("its own cursor");
+            assert!(page.queues.len() <= limit, "{} of {limit}", page.queues.len());
+            shown.extend(
+                page.queues
+                    .into_iter()
+                    .map(|view| (view.queue.name.to_string(), view.ready, view.paused.is_some())),
+            );
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let expected = [("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 2), ("f", 1)];
+        let expected = expected.map(|(name, ready)| (name.to_owned(), Some(ready), name == "e"));
+        assert_eq!(shown, expected, "by {limit}");
+    }
+}
+
+#[tokio::test]
+async fn both_stores_are_paused() {
+    let pools = Move::new();
+    pools.fill().await;
+    ok("pause", pools.pool.pause(&queue("a"), None).await);
+    assert_eq!(ok("consume", pools.consume(2).await), [""; 0]);
+    ok("resume", pools.pool.resume(&queue("a")).await);
+    assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_old_store_nobody_says_that_a_key_is_free() {
+    without_the_old(&BOTH, async |pools, state| {
+        pools.old.set(state);
+        let began = Instant::now();
+        let jobs = vec![job(&queue("a"), "x").key("k").placing(&pools.stages[1])];
+        let keyed = pools.pool.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        assert!(keyed.is_err(), "its key may be taken: {keyed:?}");
+        assert_eq!(ok("size", pools.new.size(&queue("a")).await), 0, "nothing is stored");
+        let jobs = vec![job(&queue("a"), "plain").placing(&pools.stages[1])];
+        let plain = pools.pool.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        assert!(matches!(plain, Ok(Published::Done(_))), "without a key: {plain:?}");
+        let list = JobList { state: JobState::Ready, limit: 9, cursor: None, bodies: false };
+        assert!(pools.pool.list_jobs(&queue("a"), list).await.is_err(), "half of a list");
+        assert!(began.elapsed() < Duration::from_secs(3), "it took {:?}", began.elapsed());
+    })
+    .await;
 }
 
 /// The pools in which the old store is away, and those in which it hangs.

@@ -178,6 +178,44 @@ fn a_second_server_on_the_same_data_is_refused() {
     assert_eq!(pid, first.pid().to_string(), "the pid file is the first one's");
 }
 
+#[tokio::test]
+async fn a_damaged_directory_is_refused_named_and_repaired() {
+    let dir = dir();
+    let mut process = Process::start(dir.path(), &[], &[]);
+    shown(&mut process);
+    let data = dir.path().join("dormouse-data");
+    let repair = |flags: &[&str]| {
+        let run = Command::new(env!("CARGO_BIN_EXE_dormouse")).arg("repair").args(flags).arg(&data).output();
+        let run = run.expect("it runs");
+        let told = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        (run.status.code(), told)
+    };
+    let (code, told) = repair(&[]);
+    assert!(
+        code == Some(1) && told.contains("in use by another process"),
+        "while it serves: {code:?}, {told}"
+    );
+    process.kill();
+    assert_eq!(repair(&[]), (Some(0), "nothing is damaged\n".to_owned()));
+    std::fs::remove_file(data.join("db/keyspaces/1/current")).expect("it is there");
+    let run = Command::new(env!("CARGO_BIN_EXE_dormouse")).current_dir(dir.path()).output().expect("it runs");
+    let told = String::from_utf8_lossy(&run.stderr);
+    let says = ["keyspace 1: the file current is missing", "dormouse repair --accept-loss"];
+    assert!(
+        run.status.code() == Some(1) && says.iter().all(|says| told.contains(says)),
+        "a start says: {told}"
+    );
+    let (code, told) = repair(&[]);
+    assert!(
+        code == Some(1) && told.contains(says[0]) && told.contains("nothing was changed"),
+        "{code:?}: {told}"
+    );
+    let (code, told) = repair(&["--accept-loss"]);
+    assert!(code == Some(0) && told.contains("the rest opens now"), "{code:?}: {told}");
+    let mut process = Process::start(dir.path(), &[], &[]);
+    process.line_with("serving");
+}
+
 #[test]
 fn flags_are_lmstfys() {
     let dir = dir();

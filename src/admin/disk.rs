@@ -52,9 +52,7 @@ impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
         let admin = DiskAdmin { records: engine.records(), counters: Mutex::default() };
-        admin
-            .records
-            .read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))??;
+        admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         Ok(admin)
     }
@@ -65,7 +63,7 @@ impl DiskAdmin {
 
     fn all_limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
         let read = |(key, value): (&Bytes, &Bytes)| Ok((read_key(key)?, read_limit(value)?));
-        self.records.read(Table::Limits, |rows| rows.iter().map(read).collect())?
+        self.records.read(Table::Limits, |rows| rows.iter().map(read).collect())
     }
 }
 
@@ -126,17 +124,17 @@ impl AdminStore for DiskAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
         let prefix = Bytes::from(scope_key(scope));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        self.records.read(Table::Tokens, |rows| {
+        Ok(self.records.read(Table::Tokens, |rows| {
             let of_scope = rows.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
             of_scope.map(|(key, description)| (text(&key[prefix.len()..]), text(description))).collect()
-        })
+        }))
     }
 
     async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
         let key = key_of(key);
-        let exists = self.records.read(Table::Tokens, |rows| rows.contains_key(&key))?;
+        let exists = self.records.read(Table::Tokens, |rows| rows.contains_key(&key));
         let limit = |rows: &BTreeMap<Bytes, Bytes>| rows.get(&key).map(|value| read_limit(value)).transpose();
-        Ok(TokenRecord { exists, limit: self.records.read(Table::Limits, limit)?? })
+        Ok(TokenRecord { exists, limit: self.records.read(Table::Limits, limit)? })
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
@@ -172,7 +170,7 @@ impl AdminStore for DiskAdmin {
         most: u64,
         interval: Duration,
     ) -> Result<Count> {
-        let now = self.records.now()?;
+        let now = self.records.now();
         let mut counters = self.counters.lock();
         counters.clean(now);
         let interval = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
@@ -189,7 +187,7 @@ impl AdminStore for DiskAdmin {
     }
 
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
-        let now = self.records.now()?;
+        let now = self.records.now();
         if let Some(counter) = self.counters.lock().all.get_mut(&(key.clone(), direction))
             && counter.ends == ends
             && ends > now

@@ -128,6 +128,16 @@ table! {
         /// Dormouse's own. When a disk pool writes through to the disk: `always` before it answers, or
         /// `everysec`.
         "Sync" sync: SyncMode = SyncMode::Always;
+        /// Dormouse's own. With fewer free MiB on its disk a disk pool refuses publishes, so that what it holds can be
+        /// consumed; 0 refuses nothing.
+        "MinFreeDisk" min_free_disk: u64 = 256;
+        /// Dormouse's own. After so many seconds without an answer of its disk a disk pool has failed.
+        "DiskTimeout" disk_timeout: u64 = 30;
+        /// Dormouse's own. MiB of blocks that a disk pool has read and keeps.
+        "BlockCache" block_cache: u64 = 32;
+        /// Dormouse's own. MiB that the ready jobs which a disk pool keeps in memory, without their bodies, may take over all queues; a few of
+        /// each queue are kept beside them.
+        "ReadyMemory" ready_memory: usize = 16;
     }
 }
 
@@ -377,6 +387,8 @@ mod tests {
             ("[Pool.default]\nAddr='x:1'", "AdminRedis"),
             ("[Pool.default]\nAddr='x:1,y:2'\n[AdminRedis]\nAddr='x:1'", "MasterName"),
             (&format!("{disk}MigrateTo='x'"), "no pool"),
+            (&format!("{disk}DiskTimeout=0"), "DiskTimeout"),
+            (&format!("{disk}MinFreeDisk=-1"), "MinFreeDisk"),
             (&format!("{disk}MigrateTo='default'"), "itself"),
             (&format!("LogLevel='loud'\n{disk}"), "loud"),
             (&format!("LogFormat='xml'\n{disk}"), "xml"),

@@ -101,6 +101,9 @@ impl PoolConfig {
         if self.db < 0 {
             return err("DB is negative");
         }
+        if self.disk_timeout == 0 {
+            return err("DiskTimeout is 0: every disk would have failed");
+        }
         Ok(())
     }
 }

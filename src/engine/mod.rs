@@ -91,7 +91,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     fn now(&self) -> Millis;
 
     /// Stores 1 to [`MAX_PUBLISH`] jobs, all or none: ready at once in the order given, or delayed. An id
-    /// that is stored already fails the whole call.
+    /// that is stored already fails the whole call. A store without room refuses it, and goes on with what it has.
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()>;
 
     /// Acks `old`, if it is there, and publishes `new`, in one step.
@@ -217,7 +217,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// A consumer waits for this queue from now on. The notifier says for how long.
     fn watch(&self, queue: &Queue);
 
-    /// Whether the store would take a job now.
+    /// Whether the store serves requests now. One without room for more does.
     async fn check(&self) -> Result<()>;
 
     /// Ends the engine's own tasks and leaves the store in order. Later calls answer

@@ -139,7 +139,17 @@ impl From<Error> for ApiError {
             Error::Closed => {
                 ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down", None)
             }
-            Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) | Error::Poisoned(_) => {
+            Error::Full { .. } => ApiError::Ours(
+                StatusCode::INSUFFICIENT_STORAGE,
+                "the disk is almost full: nothing new is stored until there is room",
+                None,
+            ),
+            Error::Poisoned(_) => ApiError::Ours(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the store of this pool has failed",
+                Some(error),
+            ),
+            Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) => {
                 ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
             }
         }

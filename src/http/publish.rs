@@ -222,9 +222,16 @@ async fn read_job(
     room: &mut RequestRoom<'_>,
 ) -> Result<(NewJob, Option<Box<Repeatable>>), ApiError> {
     let (head, body) = request.into_parts();
-    let (life, attributes, repeatable) = read_head(state, pool, &queue, head)?;
+    let Head { life, attributes, repeatable } = read_head(state, pool, &queue, head)?;
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(room)).await?;
     Ok((new_job(pool, queue, body, life, attributes), repeatable))
+}
+
+/// What the head of a publish says.
+struct Head {
+    life: Life,
+    attributes: Option<Attributes>,
+    repeatable: Option<Box<Repeatable>>,
 }
 
 /// Takes the head, so that it is not kept while the body comes.
@@ -233,11 +240,11 @@ fn read_head(
     pool: &PoolState,
     queue: &Queue,
     head: request::Parts,
-) -> Result<(Life, Option<Attributes>, Option<Box<Repeatable>>), ApiError> {
+) -> Result<Head, ApiError> {
     let life = params::life(query(head.uri.query()), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&pool.name, queue, &head)?;
-    Ok((life, attributes, repeatable))
+    Ok(Head { life, attributes, repeatable })
 }
 
 fn once(repeatable: &Option<Box<Repeatable>>, body: &[u8]) -> Option<Once> {

@@ -4,18 +4,20 @@
 mod demo;
 mod stores;
 
+pub use crate::engine::disk::repair;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 
-use self::stores::{Stores, admin_store, open_stores};
+use self::stores::{Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::AdminStore;
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
@@ -39,10 +41,14 @@ use crate::pump;
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
+/// How long a stop takes at most.
+const STOP: Duration = Duration::from_millis(4800);
+/// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How long the requests that are under way may take to end, once the server is told to stop. Together with
-/// twice [`TIDY`] it is below the five seconds that a stop may take.
+/// twice [`TIDY`] it is below [`STOP`].
 const GRACE: Duration = Duration::from_millis(3500);
-/// How long the other tasks may take to end after that, and how long the stores may take after the tasks.
+/// How long the other tasks may take to end after that. The stores get what is left of [`STOP`], and this at least.
 const TIDY: Duration = Duration::from_millis(500);
 
 /// What the command line says and the configuration does not.
@@ -130,7 +136,7 @@ impl Server {
             Ok(store) => store,
             Err(error) => {
                 tasks.stop();
-                close(stores.engines.into_values()).await;
+                close(stores.engines.into_values(), STOP).await;
                 return Err(error);
             }
         };
@@ -149,13 +155,11 @@ impl Server {
             );
             tasks.spawn_essential(format!("the pump of pool {name}"), pump);
         }
+        let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {
-            let (failure, stop) = (failure.clone(), tasks.stopping().clone());
+            let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
             tasks.spawn(async move {
-                if let Some(why) = stop.run_until_cancelled(failed).await {
-                    tracing::error!(store, why, "the store failed; the server ends");
-                    failure.report(format!("{store}: {why}"));
-                }
+                stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await
             });
         }
         let (parked, stop) = (state.clone(), tasks.stopping().clone());
@@ -198,6 +202,7 @@ impl Server {
 
     /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
     pub async fn stop(self) {
+        let began = Instant::now();
         tracing::info!("stopping");
         self.state.readiness.drain();
         for pool in self.state.pools.values() {
@@ -218,7 +223,7 @@ impl Server {
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
-        close(self.engines).await;
+        close(self.engines, TIDY.max(STOP.saturating_sub(began.elapsed()))).await;
         tracing::info!("stopped");
     }
 
@@ -304,14 +309,34 @@ fn app_state(
     }
 }
 
+/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends, after
+/// a while in which it says why.
+async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
+    let why = match failed {
+        StoreFailure::WithServer(failed) => failed.await,
+        StoreFailure::Alone(failed) => {
+            let why = failed.await;
+            if pools_left.fetch_sub(1, Ordering::Relaxed) > 1 {
+                tracing::error!(store, why, "the store failed; the other pools go on");
+                return;
+            }
+            tracing::error!(store, why, "the last store failed; the server ends soon");
+            tokio::time::sleep(LAST_WORDS).await;
+            why
+        }
+    };
+    tracing::error!(store, why, "the store failed; the server ends");
+    failure.report(format!("{store}: {why}"));
+}
+
 /// Closes stores, all at the same time, so that a stop takes no longer for many of them.
-async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>) {
+async fn close(engines: impl IntoIterator<Item = Arc<dyn Engine>>, patience: Duration) {
     let closing = Tasks::new(Failure::default());
     for engine in engines {
         closing.spawn(async move { engine.close().await });
     }
     closing.stop();
-    if tokio::time::timeout(TIDY, closing.ended()).await.is_err() {
+    if tokio::time::timeout(patience, closing.ended()).await.is_err() {
         tracing::warn!(stores = closing.len(), "stores did not close in time");
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ServerError;
 use crate::admin::AdminStore;
@@ -25,11 +26,22 @@ use crate::process::tasks::Tasks;
 const REDIS_PUMP: usize = 200;
 const DISK_PUMP: usize = 500;
 
+/// What a ready job takes in memory, in bytes, without its body.
+const READY_JOB: usize = 64;
+
 /// Ends when a store has failed for good, and says why.
-type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
+pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// A store, how many due jobs one call of the pump moves there, who hears whether it can be used, and its end.
-type Opened = (Arc<dyn Engine>, usize, Arc<Outage>, Failed);
+type Opened = (Arc<dyn Engine>, usize, Arc<Outage>, Failure);
+
+/// How a store ends that fails for good.
+pub enum Failure {
+    /// It serves nobody any more, and others go on.
+    Alone(Failed),
+    /// The server cannot go on either: a task of it has died.
+    WithServer(Failed),
+}
 
 /// The stores of the pools.
 #[derive(Default)]
@@ -42,7 +54,7 @@ pub struct Stores {
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
     /// What each store is called, and its end.
-    pub failures: Vec<(String, Failed)>,
+    pub failures: Vec<(String, Failure)>,
 }
 
 /// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those that are open.
@@ -65,6 +77,10 @@ pub async fn open_stores(
                 let options = DiskOptions {
                     sync,
                     open_tables,
+                    min_free: pool.min_free_disk.saturating_mul(1 << 20),
+                    disk_timeout: Duration::from_secs(pool.disk_timeout),
+                    cache: pool.block_cache.saturating_mul(1 << 20),
+                    ready_budget: pool.ready_memory.saturating_mul(1 << 20) / READY_JOB,
                     ..DiskOptions::new(path, Arc::new(SystemClock::default()))
                 };
                 // Opening reads the store, which may take a while.
@@ -74,7 +90,7 @@ pub async fn open_stores(
                     .map_err(|e| failed(&e))?;
                 stores.disks.insert(name.clone(), disk.clone());
                 let poisoned = disk.clone();
-                let failed_for_good = Box::pin(async move { poisoned.poisoned().await });
+                let failed_for_good = Failure::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
@@ -83,7 +99,8 @@ pub async fn open_stores(
                     check_safety(&address).await.map_err(|e| failed(&e))?;
                 }
                 let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
-                let (outage, failed_for_good) = (redis.outage(), Box::pin(redis.failed()));
+                let (outage, failed_for_good) =
+                    (redis.outage(), Failure::WithServer(Box::pin(redis.failed())));
                 (redis, REDIS_PUMP, outage, failed_for_good)
             }
         };
@@ -110,7 +127,8 @@ pub async fn admin_store(
                 check_safety(&address).await.map_err(|e| failed(&e))?;
             }
             let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
-            stores.failures.push(("tokens and limits".into(), Box::pin(store.failed())));
+            let failed = Failure::WithServer(Box::pin(store.failed()));
+            stores.failures.push(("tokens and limits".into(), failed));
             Ok(Arc::new(store))
         }
         (None, Some(disk)) => Ok(Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?)),

@@ -66,7 +66,7 @@ impl WriterState {
             if entry.keyed
                 && let Found::Record(record) = self.txn.job(&key)?
             {
-                self.free_key(&job.queue, record.key.as_ref());
+                self.free_key(&job.queue, job.id, &record)?;
             }
             self.txn.delete_job(key);
             self.queues.note_idle(&job.queue, now);
@@ -75,24 +75,27 @@ impl WriterState {
         match self.txn.job(&key)? {
             Found::Nothing => return Ok(()),
             // Where it is cannot be told; whatever entry it has stands for nothing from now on.
-            Found::Corrupt(_) => {}
+            Found::Corrupt(_) => self.queues.sweep_at(&job.queue, 0),
             Found::Record(record) => {
-                self.free_key(&job.queue, record.key.as_ref());
+                self.free_key(&job.queue, job.id, &record)?;
                 self.leave(&job.queue, &record, now);
             }
         }
+        self.leave_quarantine(&key);
         self.txn.delete_job(key);
         Ok(())
     }
 
     /// Deletes the entry of a job that is not running, where it can be told from the record. An entry left in
-    /// the ready list stands for nothing; consume passes it over, and the sweep deletes it.
+    /// the ready list stands for nothing: consume passes it over, and the sweep, which is told of it, deletes it.
     fn leave(&mut self, queue: &Queue, record: &Record, now: Micros) {
         match record.location {
             Location::Delayed(timer) => {
                 if self.timers.undelay(timer) {
                     self.txn.delete(Space::Delayed, codec::timer_key(timer));
                     self.timer_gone(queue, now);
+                } else {
+                    self.queues.sweep_at(queue, 0);
                 }
             }
             Location::Dead(seq) => {
@@ -105,6 +108,8 @@ impl WriterState {
                 if state.find(seq).is_some_and(|entry| entry.generation == record.generation) {
                     state.remove(seq);
                     self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
+                } else {
+                    self.queues.sweep_at(queue, 0);
                 }
             }
         }

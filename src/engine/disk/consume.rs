@@ -50,7 +50,7 @@ impl WriterState {
                         }
                     }
                     unfit => {
-                        self.pass_over(&queue, unfit, now);
+                        self.pass_over(&queue, unfit, now)?;
                         skipped += 1;
                         if skipped == STEP_ENTRIES {
                             return Ok(Consumed { more: true, ..consumed });
@@ -94,14 +94,20 @@ impl WriterState {
     }
 
     /// Takes the first entry out because what it stands for is gone, has expired, or cannot be read.
-    pub fn pass_over(&mut self, queue: &Queue, found: Option<Result<Record, String>>, now: Micros) {
-        let Some(entry) = self.pop(queue) else { return };
+    pub fn pass_over(
+        &mut self,
+        queue: &Queue,
+        found: Option<Result<Record, String>>,
+        now: Micros,
+    ) -> Result<(), Fatal> {
+        let Some(entry) = self.pop(queue) else { return Ok(()) };
         match found {
             // The record is this entry's own, and its ttl has ended.
-            Some(Ok(record)) => self.forget(queue, entry.id, &record),
-            Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
+            Some(Ok(record)) => self.forget(queue, entry.id, &record)?,
+            Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }
         self.queues.note_idle(queue, now);
+        Ok(())
     }
 }

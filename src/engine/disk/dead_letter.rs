@@ -61,13 +61,14 @@ impl Step for Respawn {
             let mut record = match found {
                 Ok(record) => record,
                 Err(reason) => {
-                    WriterState::log_corrupt(queue, entry.id, &reason);
+                    state.quarantine(queue, &entry, &reason);
                     return Ok((0, 0));
                 }
             };
             let seq = state.next_seq();
             record.location = Location::Ready(seq);
             record.expires = expires;
+            state.will_expire(queue, expires);
             let bytes = record.body.len();
             let key = state.job_key(queue, entry.id);
             state.txn.put_job(key, &record);

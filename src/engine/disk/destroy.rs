@@ -43,7 +43,7 @@ impl Step for Destroy {
             if let Found::Record(record) = state.txn.job(&codec::job_key(&key, entry.id))?
                 && record.generation == entry.generation
             {
-                state.forget(&queue, entry.id, &record);
+                state.forget(&queue, entry.id, &record)?;
             }
         }
         if let Some(q) = state.queues.get_mut(&queue) {

@@ -1,12 +1,15 @@
 //! Give back: undoes hand-overs whose consumers have left.
 
+use std::time::Duration;
+
 use super::state::WriterState;
 use super::step::{Outcome, Step};
-use crate::clock::Micros;
+use crate::clock::{Micros, micros};
 use crate::job::JobRef;
 
-/// Takes back jobs of hand-overs that still stand. Each job comes with its receipt.
-pub struct GiveBack(pub Vec<(JobRef, u64)>);
+/// Takes back jobs of hand-overs that still stand. Each job comes with its receipt, and with the ttl that it had left
+/// when it was handed out.
+pub struct GiveBack(pub Vec<(JobRef, u64, Option<Duration>)>);
 
 impl Step for GiveBack {
     type Reply = ();
@@ -18,13 +21,15 @@ impl Step for GiveBack {
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
         // Each goes before all others, so the last goes first.
-        for (job, receipt) in self.0.iter().rev() {
+        for (job, receipt, ttl) in self.0.iter().rev() {
             if state.timers.running(job).is_none_or(|(_, seq)| seq != *receipt) {
                 continue;
             }
             let Some(mut entry) = state.stop_running(job) else { continue };
             entry.tries = entry.tries.saturating_add(1);
-            state.push_ready_first(&job.queue, entry, now);
+            // A little late: the job was handed out before now.
+            let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
+            state.push_ready_first(&job.queue, entry, expires, now);
         }
         Ok(())
     }

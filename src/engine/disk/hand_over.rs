@@ -65,11 +65,11 @@ impl Step for GiveUp {
         let GiveUp { job, receipt, release } = self;
         let mut record = held!(state, &job, receipt, now);
         let Some(mut entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
-        let has_reason = release.reason.is_some();
+        let (has_reason, expires) = (release.reason.is_some(), record.expires);
         record.reason = release.reason.or(record.reason);
         entry.tries = entry.tries.saturating_add(u16::from(release.restore_try));
         if entry.tries == 0 {
-            state.move_to_dead_letter(&job.queue, entry, record, now);
+            state.move_to_dead_letter(&job.queue, entry, record, now)?;
             return Ok(Held::Done(Released::Dead));
         }
         let due = now.saturating_add(micros(release.delay));
@@ -82,7 +82,7 @@ impl Step for GiveUp {
             if has_reason {
                 state.txn.put_job(state.job_key(&job.queue, job.id), &record);
             }
-            state.push_ready_first(&job.queue, entry, now);
+            state.push_ready_first(&job.queue, entry, expires, now);
         }
         Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: due / 1000 }))
     }
@@ -97,7 +97,7 @@ impl Step for Bury {
         let mut record = held!(state, &job, receipt, now);
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
         record.reason = reason.or(record.reason);
-        state.move_to_dead_letter(&job.queue, entry, record, now);
+        state.move_to_dead_letter(&job.queue, entry, record, now)?;
         Ok(Held::Done(()))
     }
 }

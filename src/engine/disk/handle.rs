@@ -34,15 +34,23 @@ impl Step for Check {
 }
 
 impl Handle {
-    /// Asks for one step. Once the store is poisoned that is the answer to everything.
+    /// Asks for one step. Once the store is poisoned that is the answer to everything; who was under way then is told
+    /// that the store is away.
     pub async fn ask<S: Step>(&self, step: S) -> Result<S::Reply> {
         self.ask_as(boxed, step).await
     }
 
     /// Asks for one step of a verb that has a kind of [`Op`] to itself.
     pub async fn ask_as<S: Step>(&self, op: impl FnOnce(Call<S>) -> Op, step: S) -> Result<S::Reply> {
-        let answer = self.send(op, step)?.await;
-        self.received(answer)
+        let answer = self.send(op, step)?;
+        let answer = tokio::select! {
+            biased;
+            answer = answer => self.received(answer),
+            // A writer that hangs answers nobody.
+            reason = self.poison.poisoned() => Err(Error::Poisoned(reason)),
+        };
+        // It was asked before the store failed: it may have been done.
+        answer.map_err(|e| if matches!(e, Error::Poisoned(_)) { Error::away(e) } else { e })
     }
 
     /// As [`ask`](Handle::ask), for a thread that may block.

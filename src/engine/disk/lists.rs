@@ -15,6 +15,7 @@ use super::state::WriterState;
 use super::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
 use super::store::codec::{self, Entry, TimerKey};
 use super::store::{Fatal, Found, Space, Store};
+use super::sweep::Lend;
 use crate::clock::{Micros, Millis};
 use crate::engine::{Cursor, JobList, JobPage, Pause, QueuePage, QueueView};
 use crate::error::{Error, Result};
@@ -53,7 +54,7 @@ impl Lists {
             return Ok(Some(JobPage::default()));
         };
         let now = handle.clock.now_micros();
-        read(permit, move || start.page(&list, after, now)).await.map(Some)
+        read(handle, permit, move || start.page(&list, after, now)).await.map(Some)
     }
 
     /// A page of queues. `None` when the cursor is none.
@@ -70,9 +71,10 @@ impl Lists {
             Some(after) => after,
         };
         let permit = self.permit().await?;
-        let store = handle.ask(Open).await?;
+        let store = handle.ask(Lend).await?;
         let namespace = namespace.clone();
-        let (names, more) = read(permit, move || queue_names(&store, &namespace, limit, after)).await?;
+        let (names, more) =
+            read(handle, permit, move || queue_names(&store, &namespace, limit, after)).await?;
         let cursor = names.last().filter(|_| more).map(|last| Cursor(last.name.as_str().to_owned()));
         let queues = handle.ask(Figures(names)).await?;
         Ok(Some(QueuePage { queues, cursor }))
@@ -91,6 +93,7 @@ impl Lists {
 
 /// Reads on a thread that may block. What does not read is the store's fault, and changes nothing in it.
 async fn read<T: Send + 'static>(
+    handle: &Handle,
     permit: OwnedSemaphorePermit,
     work: impl FnOnce() -> Result<T, Fatal> + Send + 'static,
 ) -> Result<T> {
@@ -99,9 +102,14 @@ async fn read<T: Send + 'static>(
         drop(permit);
         done
     };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
-        Err(e) => Err(Error::corrupt(e)),
+    tokio::select! {
+        biased;
+        done = tokio::task::spawn_blocking(work) => match done {
+            Ok(done) => done.map_err(|Fatal(reason)| Error::corrupt(reason)),
+            Err(e) => Err(Error::corrupt(e)),
+        },
+        // It hangs in the disk, and nobody waits for it.
+        reason = handle.poison.poisoned() => Err(Error::away(Error::Poisoned(reason))),
     }
 }
 
@@ -247,18 +255,6 @@ impl Start {
     }
 }
 
-/// Answers the store, while it is open.
-struct Open;
-
-impl Step for Open {
-    type Reply = Store;
-    const MUST_LAST: bool = false;
-
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Store> {
-        Ok(state.txn.store().clone())
-    }
-}
-
 fn read_queue_cursor(namespace: &Namespace, cursor: &Cursor) -> Option<Queue> {
     let name = crate::name::QueueName::parse_for_consume(&cursor.0).ok()?;
     Some(Queue { namespace: namespace.clone(), name })
@@ -355,7 +351,7 @@ impl WriterState {
                     let since = self.list_row(Space::Ready, queue, seq)?.and_then(|(_, since)| since);
                     return Ok(since.map(|at| Duration::from_millis((now / 1000).saturating_sub(at))));
                 }
-                unfit => self.pass_over(queue, unfit, now),
+                unfit => self.pass_over(queue, unfit, now)?,
             }
         }
         Ok(None)

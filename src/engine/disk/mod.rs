@@ -9,7 +9,10 @@
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
 //! - [`lists`] reads what may be long beside the writer, from a snapshot.
 //! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
-//! - [`upkeep`] sweeps, compacts and syncs beside the writer. [`threads`] watches all of these threads.
+//! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer. [`threads`] watches all of these threads, and
+//!   [`pulse`] notices one that hangs in the disk.
+//! - [`room`] refuses what is new while the disk is almost full. [`quarantine`] has the jobs that cannot be read;
+//!   [`rebuild`] makes lists anew that cannot.
 
 mod ack;
 mod consume;
@@ -27,9 +30,14 @@ mod peek;
 mod poison;
 mod publish;
 mod publish_with;
+mod pulse;
 mod pump;
+mod quarantine;
+mod rebuild;
 mod records;
+mod repair;
 mod respawn_jobs;
+mod room;
 mod state;
 mod stats;
 mod step;
@@ -42,7 +50,7 @@ mod writer;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -60,29 +68,38 @@ use self::lists::Lists;
 use self::op::Op;
 use self::pause::{PauseQueue, Resume};
 use self::peek::{Peek, PeekJob};
+use self::poison::Poison;
 use self::publish::{Publish, Republish};
 use self::publish_with::PublishWith;
+use self::pulse::Pulse;
 use self::pump::Pump;
+use self::quarantine::ListQuarantine;
+pub use self::quarantine::{Quarantined, quarantined};
+pub use self::rebuild::rebuild_lists;
+pub use self::repair::repair;
 use self::respawn_jobs::RespawnJobs;
+use self::room::Room;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
-use self::stats::{ListQueues, ReadStats, Size};
+use self::stats::{ListQueues, Page, ReadFigures, Size};
 use self::step::{Progress, Step};
-use self::store::open;
 use self::store::open::Mark;
 pub use self::store::open::OpenError;
-use self::sweep::{Position, Report, Sweep};
+pub use self::store::repair::Report as RepairReport;
+use self::store::{Limits, open};
+use self::sweep::Lend;
 use self::threads::Stop;
+use self::upkeep::Sweeper;
 use self::writer::Writer;
 use super::batch::{self, BatchLimit};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
     Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+    QueuePage, QueueSize, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::{Clock, Millis};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList};
 
@@ -111,10 +128,19 @@ pub struct DiskOptions {
     /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
     /// given back.
     pub ready_window: usize,
+    /// How many of all queues together. Each queue may keep 16 whatever it is, and 128 while it is consumed from.
+    pub ready_budget: usize,
     /// How many delayed jobs are kept in memory (about 150 bytes each).
     pub delayed_window: usize,
     /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
     pub open_tables: usize,
+    /// How many bytes of blocks that were read from tables are kept.
+    pub cache: u64,
+    /// Below so many free bytes on the disk publishes are refused, below half of it what stores a body again too, and
+    /// below a quarter compactions that have something to rewrite. 0 refuses nothing.
+    pub min_free: u64,
+    /// A group of calls, or a sync, that takes longer is a disk that hangs: the store is poisoned.
+    pub disk_timeout: Duration,
     /// How long an empty queue's name is remembered.
     pub forget_queues_after: Duration,
     /// Whether to sweep and compact in the background. Tests that count sweep by hand.
@@ -132,8 +158,12 @@ impl DiskOptions {
             clock,
             waiting: 16384,
             ready_window: 4096,
+            ready_budget: 262_144,
             delayed_window: 16384,
             open_tables: 900,
+            cache: 32 << 20,
+            min_free: 256 << 20,
+            disk_timeout: Duration::from_secs(30),
             forget_queues_after: Duration::from_secs(600),
             upkeep: true,
             upkeep_every: Duration::from_secs(5),
@@ -152,6 +182,7 @@ pub struct DiskEngine {
     next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     lists: Lists,
+    room: Arc<Room>,
     stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
 }
@@ -164,34 +195,57 @@ struct Threads {
     mark: Option<Mark>,
 }
 
+/// How long a close waits for a thread of a store that has failed: it may hang in the disk for ever.
+const FAILED_PATIENCE: Duration = Duration::from_secs(1);
+
 impl Threads {
-    /// Waits for all to end: the writer when its last call is served.
-    fn join(&mut self) {
+    /// Waits for all to end: first for the writer, when its last call is served. What the others do changes nothing of
+    /// what is stored, so the store is marked as closed before they have ended.
+    fn join(&mut self, poison: &Poison) {
+        if let Some(writer) = self.writer.take() {
+            let last = ended(writer, poison).flatten();
+            if let (Some(number), Some(mark)) = (last, &mut self.mark)
+                && let Err(e) = mark.close(number)
+            {
+                tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
+            }
+        }
         for thread in self.upkeep.drain(..) {
-            // A panic was logged, and has poisoned the store.
-            let _ = thread.join();
+            ended(thread, poison);
         }
-        let Some(writer) = self.writer.take() else { return };
-        let last = writer.join().ok().flatten();
-        if let (Some(number), Some(mut mark)) = (last, self.mark.take())
-            && let Err(e) = mark.close(number)
-        {
-            tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
-        }
+        // The directory is free.
+        self.mark = None;
     }
 }
 
+/// Waits for the end of a thread, and answers with it. `None` after a panic, which was logged and has poisoned the store,
+/// and for a thread of a store that has failed and does not end.
+fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<T> {
+    let mut failed: Option<Instant> = None;
+    while !thread.is_finished() {
+        if poison.error().is_some() && failed.get_or_insert_with(Instant::now).elapsed() > FAILED_PATIENCE {
+            tracing::error!(thread = thread.thread().name(), "a thread hangs in the disk and is left behind");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    thread.join().ok()
+}
+
 impl DiskEngine {
-    /// Opens the directory and starts the threads. Reads the keys of every list: a second for some million
-    /// jobs. Blocks; the errors say what to do.
+    /// Opens the directory and starts the threads. Reads the running jobs, and after an unclean end the keys of
+    /// every list: some seconds for ten million jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let (store, mark) = open::open(&options.path, options.open_tables)?;
+        let limits = Limits { open_tables: options.open_tables, cache: options.cache };
+        let (store, mark) = open::open(&options.path, limits)?;
+        let closed = mark.was_closed();
         let windows = Windows {
             ready: options.ready_window.max(1),
+            ready_budget: options.ready_budget,
             delayed: options.delayed_window.max(1),
             idle: options.forget_queues_after,
         };
-        let state = load::load(store.clone(), options.clock, windows)
+        let state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
         let (ops, calls) = batch::channel(options.waiting, GROUP);
         let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
@@ -202,6 +256,7 @@ impl DiskEngine {
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
             lists: Lists::default(),
+            room: Room::new(&options.path, options.min_free),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
         };
@@ -212,21 +267,32 @@ impl DiskEngine {
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
             notifiers: engine.notifiers.clone(),
+            pulse: Arc::default(),
             sync: options.sync == Sync::Always,
         };
-        let (stop, poison) = (engine.stop.clone(), handle.poison.clone());
+        let (stop, poison, room) = (engine.stop.clone(), handle.poison.clone(), engine.room.clone());
         let start = || -> std::io::Result<()> {
             let mut threads = engine.threads.lock();
+            let (serving, syncing) = (writer.pulse.clone(), Arc::<Pulse>::default());
             threads.writer = Some(threads::spawn("disk-writer", &stop, &poison, move || writer.run())?);
-            if options.sync == Sync::EverySecond {
-                let (store, told, poison) = (store.clone(), stop.clone(), poison.clone());
-                let syncer = move || upkeep::sync(&store, &told, &poison);
-                threads.upkeep.push(threads::spawn("disk-sync", &stop, &handle.poison, syncer)?);
-            }
+            let pulses = [("a group of calls", serving), ("a sync", syncing.clone())];
+            let (limit, told, fails) = (options.disk_timeout, stop.clone(), poison.clone());
+            let notifiers = engine.notifiers.clone();
+            // Consumers that wait are answered, instead of waiting for jobs that will not come.
+            let watch = move || pulse::watch(&pulses, limit, &told, &fails, || notifiers.notify_all());
+            threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
+            let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
+            let sync = options.sync == Sync::EverySecond;
+            let second = move || upkeep::each_second(&of, sync, &on, &syncing, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-second", &stop, &poison, second)?);
+            let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
+            let merge = move || upkeep::merge(&of, &on, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-merge", &stop, &poison, merge)?);
             if options.upkeep {
-                let (told, every) = (stop.clone(), options.upkeep_every);
-                let sweeper = move || upkeep::sweep(&store, &handle, &told, every);
-                threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweeper)?);
+                let (told, sweeper) =
+                    (stop.clone(), Sweeper { store, handle, room, every: options.upkeep_every });
+                let sweep = move || sweeper.run(&told);
+                threads.upkeep.push(threads::spawn("disk-sweep", &stop, &poison, sweep)?);
             }
             Ok(())
         };
@@ -248,13 +314,28 @@ impl DiskEngine {
     /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this
     /// by itself; this is for tests.
     pub async fn sweep(&self) -> Result<()> {
-        let mut from = Position::default();
+        let store = self.handle.ask(Lend).await?;
+        let (handle, room) = (self.handle.clone(), self.room.clone());
+        let sweeper = Sweeper { store, handle, room, every: Duration::ZERO };
+        // Dropped with the task, so that the store can close.
+        tokio::task::spawn_blocking(move || sweeper.all()).await.map_err(Error::away)?
+    }
+
+    /// The jobs that cannot be read and are handed out to nobody.
+    pub async fn quarantined(&self) -> Result<Vec<Quarantined>> {
+        self.handle.ask(ListQuarantine).await
+    }
+
+    /// Every queue with its sizes, sorted.
+    async fn sizes(&self) -> Result<Vec<QueueSize>> {
+        let mut all: Vec<QueueSize> = Vec::new();
         loop {
-            let swept = self.handle.ask(Sweep { from, report: Report::default() }).await?;
-            if swept.done {
-                return Ok(());
+            let after = all.last().map(|last| last.queue.clone());
+            let Page { queues, more } = self.handle.ask(ListQueues { after }).await?;
+            all.extend(queues);
+            if !more {
+                return Ok(all);
             }
-            from = swept.next;
         }
     }
 
@@ -285,14 +366,22 @@ impl Engine for DiskEngine {
     }
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+        self.room.publish(jobs.len(), jobs.iter().map(|job| job.body.len()).sum())?;
         self.handle.ask_as(Op::Publish, Publish(jobs)).await
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
+        self.room.rewrite(new.body.len())?;
         self.handle.ask(Republish { old, new }).await
     }
 
     async fn publish_with(&self, publication: Publication) -> Result<Published> {
+        let bytes = publication.jobs.iter().map(|placing| placing.job.body.len()).sum();
+        if publication.replaces.is_some() {
+            self.room.rewrite(bytes)?;
+        } else {
+            self.room.publish(publication.jobs.len(), bytes)?;
+        }
         self.handle.ask(PublishWith(publication)).await
     }
 
@@ -310,7 +399,8 @@ impl Engine for DiskEngine {
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
-        let jobs = jobs.into_iter().map(|job| (JobRef { queue: job.queue, id: job.id }, job.receipt));
+        let jobs =
+            jobs.into_iter().map(|job| (JobRef { queue: job.queue, id: job.id }, job.receipt, job.ttl));
         self.handle.ask(GiveBack(jobs.collect())).await
     }
 
@@ -327,10 +417,17 @@ impl Engine for DiskEngine {
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        // Back to the head of its queue it takes no more than a consume, and else its body is stored again.
+        if let Some(reason) = &release.reason {
+            self.room.rewrite(reason.as_str().len())?;
+        } else if !release.delay.is_zero() {
+            self.room.rewrite(0)?;
+        }
         self.handle.ask(GiveUp { job: job.clone(), receipt, release }).await
     }
 
     async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
+        self.room.rewrite(reason.as_ref().map_or(0, |reason| reason.as_str().len()))?;
         self.handle.ask(Bury { job: job.clone(), receipt, reason }).await
     }
 
@@ -373,10 +470,12 @@ impl Engine for DiskEngine {
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+        self.room.rewrite(0)?;
         self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
     }
 
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
+        self.room.rewrite(0)?;
         let mut answers = Vec::with_capacity(jobs.len());
         while let rest @ [_, ..] = &jobs[answers.len()..] {
             let step = RespawnJobs { queue: queue.clone(), jobs: rest.to_vec(), revival };
@@ -406,7 +505,7 @@ impl Engine for DiskEngine {
     }
 
     async fn queues(&self) -> Result<Vec<Queue>> {
-        self.handle.ask(ListQueues).await
+        Ok(self.sizes().await?.into_iter().map(|size| size.queue).collect())
     }
 
     async fn list_queues(
@@ -419,7 +518,11 @@ impl Engine for DiskEngine {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        self.handle.ask(ReadStats).await
+        let (figures, queues) = (self.handle.ask(ReadFigures).await?, self.sizes().await?);
+        let mut gauges = figures.gauges;
+        gauges.push(("disk_free_bytes", self.room.free() as f64));
+        gauges.push(("disk_full", f64::from(u8::from(self.room.is_low()))));
+        Ok(Stats { timers: figures.timers, queues, gauges })
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -435,10 +538,18 @@ impl Engine for DiskEngine {
 
     async fn close(&self) {
         self.end();
-        self.lists.ended().await;
-        let threads = Arc::clone(&self.threads);
+        let (threads, poison) = (self.threads.clone(), self.handle.poison.clone());
+        // A list that hangs in the disk is left behind.
+        let failed = async {
+            poison.poisoned().await;
+            tokio::time::sleep(FAILED_PATIENCE).await;
+        };
+        tokio::select! {
+            () = self.lists.ended() => {}
+            () = failed => {}
+        }
         // Blocks for the last sync, and for a compaction that has begun.
-        let _ = tokio::task::spawn_blocking(move || threads.lock().join()).await;
+        let _ = tokio::task::spawn_blocking(move || threads.lock().join(&poison)).await;
     }
 }
 
@@ -447,6 +558,6 @@ impl Drop for DiskEngine {
     /// [`Records`] may live on, so the writer would not end by itself.
     fn drop(&mut self) {
         self.end();
-        self.threads.lock().join();
+        self.threads.lock().join(&self.handle.poison);
     }
 }

@@ -23,7 +23,7 @@ impl Step for Peek {
                 Some(Ok(record)) if !record.expired(now) => {
                     return Ok(Progress::Done(Some(WriterState::show(queue, &entry, record, 0, now))));
                 }
-                unfit => state.pass_over(queue, unfit, now),
+                unfit => state.pass_over(queue, unfit, now)?,
             }
         }
         Ok(Progress::Again)

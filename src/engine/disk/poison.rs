@@ -1,6 +1,6 @@
-//! The state of a store that has failed: after a failed write or sync, or the death of a thread, the store answers
-//! nothing but [`Error::Poisoned`], since nobody can say what is on the disk. Shared by the engine's threads and
-//! every caller.
+//! The state of a store that has failed: after a failed write or sync, a disk that hangs, or the death of a thread, the
+//! store answers nothing but [`Error::Poisoned`], since nobody can say what is on the disk. Shared by the engine's
+//! threads and every caller.
 
 use std::sync::OnceLock;
 

@@ -114,6 +114,7 @@ impl WriterState {
             if due <= now { Location::Ready(generation) } else { Location::Delayed((due, generation)) };
         let expires = ttl.map(|ttl| now.saturating_add(micros(ttl)));
         let attributes = if id.is_versioned() { attributes } else { Default::default() };
+        self.will_expire(&queue, expires);
         let entry = Entry { id, tries: tries.get(), generation, keyed: name.is_some() };
         if let Some(name) = &name {
             self.take_key(&queue, name, id, generation);

@@ -137,7 +137,8 @@ impl WriterState {
                 if let Some((key, _)) = &key
                     && let Some((id, mut record)) = self.key_holder(&job.queue, key)?
                 {
-                    self.free_key(&job.queue, record.key.take().as_ref());
+                    self.free_key(&job.queue, id, &record)?;
+                    record.key = None;
                     self.txn.put_job(self.job_key(&job.queue, id), &record);
                 }
             }
@@ -177,29 +178,24 @@ impl WriterState {
         self.txn.put_row(Space::Once, key, codec::remembered(&done));
     }
 
-    /// Forgets up to `limit` requests that need not be remembered any more. Answers how many.
-    pub fn forget_requests(&mut self, now: Micros, limit: usize) -> Result<usize, Fatal> {
-        if self.once == 0 {
-            return Ok(0);
-        }
-        self.txn.flush()?;
-        let ended = codec::once_ends_at(self.once_from)..codec::once_ends_at(now);
-        if ended.is_empty() {
-            return Ok(0);
-        }
-        let walk = self.txn.store().range(Space::Once, ended).take(limit);
-        let ended = walk.map(|item| item.map(|(key, _)| key)).collect::<Result<Vec<_>, Fatal>>()?;
-        for end in &ended {
-            let (until, key) = codec::read_once_end(end)?;
-            self.txn.delete(Space::Once, end);
+    /// From when on requests have ended that were not forgotten yet, if some may have.
+    pub fn requests_ended(&self, now: Micros) -> Option<Micros> {
+        (self.once > 0 && self.once_from < now).then_some(self.once_from)
+    }
+
+    /// Forgets these requests, each of which ended at the time beside it. Those that are left end at `from` or later.
+    pub fn forget_requests(&mut self, ended: Vec<(Micros, Vec<u8>)>, from: Micros) -> Result<(), Fatal> {
+        for (until, key) in ended {
+            self.txn.delete(Space::Once, codec::once_end(until, &key));
             self.once = self.once.saturating_sub(1);
-            self.once_from = until;
+            // A request that came later may have the same name.
             if let Some(row) = self.txn.row(Space::Once, key.clone())?
                 && codec::read_remembered(&row)?.until == until
             {
                 self.txn.delete_row(Space::Once, key);
             }
         }
-        Ok(ended.len())
+        self.once_from = from;
+        Ok(())
     }
 }

@@ -82,8 +82,8 @@ impl WriterState {
             Some(Ok(record)) if record.expired(now) => {
                 self.ack(&JobRef { queue: queue.clone(), id: entry.id }, now)?;
             }
-            Some(Ok(record)) => return Ok(self.move_to_dead_letter(queue, entry, record, now)),
-            Some(Err(reason)) => WriterState::log_corrupt(queue, entry.id, &reason),
+            Some(Ok(record)) => return self.move_to_dead_letter(queue, entry, record, now),
+            Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }
         self.queues.note_idle(queue, now);
@@ -97,8 +97,9 @@ impl WriterState {
         entry: Entry,
         mut record: Record,
         now: Micros,
-    ) -> usize {
-        self.free_key(queue, record.key.take().as_ref());
+    ) -> Result<usize, Fatal> {
+        self.free_key(queue, entry.id, &record)?;
+        record.key = None;
         let entry = Entry { keyed: false, ..entry };
         let seq = self.next_seq();
         record.location = Location::Dead(seq);
@@ -110,6 +111,6 @@ impl WriterState {
         state.dead += 1;
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Dead, key, codec::list_value(&entry, Some(now)));
-        bytes
+        Ok(bytes)
     }
 }

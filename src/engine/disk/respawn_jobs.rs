@@ -1,7 +1,7 @@
 //! Respawn by id: makes dead jobs ready or delayed again.
 
 use super::state::WriterState;
-use super::step::{Outcome, STEP_BYTES, Step};
+use super::step::{Failure, Outcome, STEP_BYTES, Step};
 use super::store::codec::{self, Entry, Location};
 use super::store::{Fatal, Found, Space};
 use crate::clock::{Micros, micros};
@@ -31,9 +31,15 @@ impl Step for RespawnJobs {
             if written >= STEP_BYTES {
                 break;
             }
-            let (answer, bytes) = state.revive(&self.queue, id, self.revival, now)?;
-            answers.push(answer);
-            written += bytes;
+            match state.revive(&self.queue, id, self.revival, now) {
+                Ok((answer, bytes)) => {
+                    answers.push(answer);
+                    written += bytes;
+                }
+                // A step that is refused has changed nothing: those before it are answered first.
+                Err(Failure::Refused(_)) if !answers.is_empty() => break,
+                Err(e) => return Err(e),
+            }
         }
         state.queues.note_idle(&self.queue, now);
         Ok(answers)
@@ -65,6 +71,7 @@ impl WriterState {
         let (due, seq) = (now.saturating_add(micros(revival.delay)), self.next_seq());
         let entry = Entry { id, tries: revival.tries.get(), generation: record.generation, keyed: false };
         record.expires = revival.ttl.map(|ttl| now.saturating_add(micros(ttl)));
+        self.will_expire(queue, record.expires);
         record.location = if due > now { Location::Delayed((due, seq)) } else { Location::Ready(seq) };
         let bytes = record.body.len();
         self.txn.put_job(key, &record);

@@ -1,9 +1,10 @@
-//! Figures of queues and of the whole store.
+//! Figures of queues and of the whole store. Queues are read page by page in the order in which they are kept, so that
+//! very many of them hold up nobody.
 
 use super::state::WriterState;
-use super::step::{Outcome, Step};
+use super::step::{Outcome, STEP_ENTRIES, Step};
 use crate::clock::Micros;
-use crate::engine::{QueueSize, Stats};
+use crate::engine::QueueSize;
 use crate::name::Queue;
 
 /// How many jobs of a queue are ready, with acked and expired ones that are still in the list.
@@ -18,32 +19,57 @@ impl Step for Size {
     }
 }
 
-/// Every queue that a job was published to and that was not forgotten, sorted.
-pub struct ListQueues;
+/// Some of the queues that a job was published to and that were not forgotten, sorted: those behind `after`.
+pub struct ListQueues {
+    pub after: Option<Queue>,
+}
+
+/// A part of the queues.
+#[derive(Debug)]
+pub struct Page {
+    pub queues: Vec<QueueSize>,
+    /// Whether there may be more behind the last.
+    pub more: bool,
+}
 
 impl Step for ListQueues {
-    type Reply = Vec<Queue>;
+    type Reply = Page;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Vec<Queue>> {
-        Ok(state.queues.names())
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Page> {
+        let queues: Vec<QueueSize> = state
+            .queues
+            .page(self.after.as_ref(), STEP_ENTRIES)
+            .map(|(queue, q)| QueueSize { queue: queue.clone(), ready: q.ready, dead: q.dead })
+            .collect();
+        let more = queues.len() == STEP_ENTRIES;
+        Ok(Page { queues, more })
     }
 }
 
-/// Sizes of all.
-pub struct ReadStats;
+/// Figures of the whole store.
+pub struct ReadFigures;
 
-impl Step for ReadStats {
-    type Reply = Stats;
+/// What [`ReadFigures`] answers.
+#[derive(Debug)]
+pub struct Figures {
+    /// Delayed and running jobs.
+    pub timers: u64,
+    pub gauges: Vec<(&'static str, f64)>,
+}
+
+impl Step for ReadFigures {
+    type Reply = Figures;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Stats> {
-        let sizes = state.queues.iter();
-        let mut queues: Vec<QueueSize> = sizes
-            .map(|(queue, q)| QueueSize { queue: queue.clone(), ready: q.ready, dead: q.dead })
-            .collect();
-        queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
-        let gauges = vec![("disk_bytes", state.txn.store().disk_bytes()? as f64)];
-        Ok(Stats { timers: state.timers.len(), queues, gauges })
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Figures> {
+        let store = state.txn.store();
+        let gauges = vec![
+            ("disk_bytes", store.disk_bytes()? as f64),
+            ("disk_journals", store.journals() as f64),
+            ("disk_quarantined_jobs", state.quarantine.len() as f64),
+            ("disk_ready_in_memory", state.queues.held() as f64),
+        ];
+        Ok(Figures { timers: state.timers.len(), gauges })
     }
 }

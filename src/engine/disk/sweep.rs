@@ -1,132 +1,237 @@
-//! The sweep, in small steps: deletes ready entries that stand for nothing, and jobs whose ttl has ended, and
-//! forgets queues long empty and requests that need not be remembered any more. Each sweep ends with the question what is to be done about the files.
+//! The sweep: deletes ready entries that stand for nothing, and jobs whose ttl has ended, and forgets queues long
+//! empty and requests that need not be remembered any more. Only queues that may hold such entries are looked at: the
+//! writer knows since when. The lists and the records are read beside the writer, which then checks what is to be
+//! deleted and deletes it.
 
 use std::ops::Bound;
 
-use bytes::Bytes;
-
 use super::state::WriterState;
 use super::state::garbage::Upkeep;
+use super::state::queues::ToSweep;
 use super::step::{Outcome, Step};
-use super::store::{Fatal, Space, codec};
+use super::store::codec::{self, Entry};
+use super::store::{Fatal, Found, Space, Store};
 use crate::clock::{Micros, micros};
 use crate::name::Queue;
 
-/// How many ready entries, empty queues and requests a step checks; an entry costs one read of a record.
+/// How many entries or requests are read at a time, and how many empty queues a step checks.
 const CHECKS: usize = 256;
-/// Upkeep is asked for at the end of a sweep, and after so many steps of a longer one: some seconds.
-const STEPS: u32 = 64;
 
-/// One step of the sweep.
-pub struct Sweep {
-    /// Where the last step ended.
-    pub from: Position,
-    pub report: Report,
+/// Asks for the next queue to sweep, and what is to be done about the files.
+pub struct Next {
+    /// Whether a queue is asked for. Else only queues long empty are forgotten.
+    pub queue: bool,
+    /// What became of the last upkeep, if it is asked for again.
+    pub upkeep: Option<Report>,
 }
 
-/// How far a sweep has come.
-#[derive(Clone, Debug, Default)]
-pub struct Position {
-    /// The last key of `ready` that was checked; `None` at the beginning.
-    key: Option<Bytes>,
-    /// Steps since upkeep was last asked for.
-    steps: u32,
-}
-
-/// What became of the work on the files that the last step asked for.
+/// What became of the work on the files that was asked for last.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Keyspaces that were compacted.
     pub compacted: Vec<Space>,
     /// Whether it is too soon after the last compaction for one that has live entries to rewrite.
     pub too_soon: bool,
+    /// Whether the disk is almost full.
+    pub is_low: bool,
 }
 
-/// What a step of the sweep did.
+/// What there is to do.
 #[derive(Debug)]
-pub struct Swept {
-    /// Where the next step begins.
-    pub next: Position,
-    /// Whether the sweep has come to the end; the next one begins anew.
-    pub done: bool,
-    /// How many entries and queues it took out.
-    pub removed: usize,
+pub struct Work {
+    pub sweep: Option<Scan>,
     /// What is to be done about the files now.
     pub upkeep: Upkeep,
+    /// From when on requests have ended that were not forgotten yet, if some have.
+    pub requests: Option<Micros>,
+    /// Whether more empty queues wait to be forgotten.
+    pub more: bool,
 }
 
-impl Step for Sweep {
-    type Reply = Swept;
+/// One queue's ready list, read part by part.
+#[derive(Debug)]
+pub struct Scan {
+    /// Its `after` is the last number that was read.
+    at: ToSweep,
+    /// When the first of the jobs that live expires.
+    next: Micros,
+}
+
+/// What one part of a scan found.
+pub struct Part {
+    /// What should be deleted.
+    pub remove: Remove,
+    /// Whether this was the last part.
+    pub done: bool,
+}
+
+impl Scan {
+    /// Reads on.
+    pub fn read(&mut self, store: &Store, now: Micros) -> Result<Part, Fatal> {
+        let prefix = &self.at.key;
+        // No entry has the number 0.
+        let from = Bound::Excluded(codec::list_key(prefix, self.at.after));
+        let to = Bound::Included(codec::list_key(prefix, u64::MAX));
+        let (mut stale, mut read) = (Vec::new(), 0);
+        for item in store.range(Space::Ready, (from, to)).take(CHECKS) {
+            let (key, value) = item?;
+            let seq = codec::split_list_key(&key)?.1;
+            let (entry, _) = codec::read_list_value(seq, &value)?;
+            (self.at.after, read) = (seq, read + 1);
+            match store.job(&codec::job_key(prefix, entry.id))? {
+                Found::Record(record) if record.generation == entry.generation && !record.expired(now) => {
+                    self.next = self.next.min(record.expires.unwrap_or(Micros::MAX));
+                }
+                // Consume says what is wrong with it when it gets there.
+                Found::Corrupt(_) => {}
+                Found::Record(_) | Found::Nothing => stale.push((seq, entry)),
+            }
+        }
+        Ok(Part { remove: Remove { queue: self.at.queue.clone(), stale }, done: read < CHECKS })
+    }
+
+    /// The scan has come to the end.
+    pub fn done(self) -> Done {
+        Done(self)
+    }
+}
+
+/// Deletes those of the entries that still are in the list, and stand for nothing or for an expired job.
+pub struct Remove {
+    queue: Queue,
+    stale: Vec<(u64, Entry)>,
+}
+
+impl Remove {
+    /// Whether there is nothing to delete.
+    pub fn is_empty(&self) -> bool {
+        self.stale.is_empty()
+    }
+}
+
+/// Notes when the queue is to be swept again.
+pub struct Done(Scan);
+
+/// Forgets requests that need not be remembered any more.
+pub struct Forget {
+    /// When each ended, and its name.
+    ended: Vec<(Micros, Vec<u8>)>,
+    /// No request that is not forgotten ends earlier, but for those that are still remembered.
+    from: Micros,
+}
+
+impl Forget {
+    /// Reads which requests have ended between `from` and `now`. Their rows are read here, so that the writer finds
+    /// them in memory.
+    pub fn read(store: &Store, from: Micros, now: Micros) -> Result<Forget, Fatal> {
+        let mut ended = Vec::new();
+        for item in store.range(Space::Once, codec::once_ends_at(from)..codec::once_ends_at(now)).take(CHECKS)
+        {
+            let (until, name) = codec::read_once_end(&item?.0)?;
+            store.get(Space::Once, &name)?;
+            ended.push((until, name));
+        }
+        let from = ended.last().filter(|_| ended.len() == CHECKS).map_or(now, |(until, _)| *until);
+        Ok(Forget { ended, from })
+    }
+
+    /// Whether there may be more.
+    pub fn more(&self) -> bool {
+        self.ended.len() == CHECKS
+    }
+}
+
+impl Step for Forget {
+    type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Swept> {
-        let Sweep { from, report } = self;
-        report.compacted.iter().for_each(|space| state.compacted(*space));
-        let (checked, mut removed) = state.forget_queues(now);
-        let (last, entries) = state.sweep_ready(from.key, now)?;
-        removed += entries;
-        let requests = state.forget_requests(now, CHECKS)?;
-        removed += requests;
-        let done = last.is_none() && checked < CHECKS && requests < CHECKS;
-        let mut next = Position { key: last, steps: from.steps + 1 };
-        let mut upkeep = Upkeep::default();
-        if done || next.steps >= STEPS {
-            upkeep = state.upkeep(report.too_soon);
-            next.steps = 0;
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+        Ok(state.forget_requests(self.ended, self.from.min(now))?)
+    }
+}
+
+/// Lends the store to who reads beside the writer.
+pub struct Lend;
+
+impl Step for Lend {
+    type Reply = Store;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Store> {
+        Ok(state.txn.store().clone())
+    }
+}
+
+impl Step for Next {
+    type Reply = Work;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Work> {
+        let more = state.forget_queues(now) == CHECKS;
+        let upkeep = self.upkeep.map(|report| {
+            report.compacted.iter().for_each(|space| state.compacted(*space));
+            state.upkeep(report.too_soon, report.is_low)
+        });
+        let found = if self.queue { state.queues.take_sweep(now) } else { None };
+        // What is read beside the writer is what was committed.
+        state.txn.flush()?;
+        let sweep = found.map(|at| Scan { at, next: Micros::MAX });
+        let requests = state.requests_ended(now);
+        Ok(Work { sweep, upkeep: upkeep.unwrap_or_default(), requests, more })
+    }
+}
+
+impl Step for Remove {
+    type Reply = ();
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+        let Remove { queue, stale } = self;
+        let Some(prefix) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(()) };
+        state.txn.flush()?;
+        for (seq, entry) in stale {
+            let key = codec::list_key(&prefix, seq);
+            if state.txn.store().get(Space::Ready, &key)?.is_none() {
+                continue;
+            }
+            match state.read_entry(&queue, &entry)? {
+                Some(Ok(record)) if record.expired(now) => {
+                    state.forget(&queue, entry.id, &record)?;
+                }
+                Some(_) => continue,
+                None => {}
+            }
+            state.txn.delete(Space::Ready, key);
+            if let Some(queue) = state.queues.get_mut(&queue) {
+                queue.remove(seq);
+            }
         }
-        Ok(Swept { next, done, removed, upkeep })
+        state.queues.note_idle(&queue, now);
+        Ok(())
+    }
+}
+
+impl Step for Done {
+    type Reply = ();
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<()> {
+        let Done(Scan { at, next }) = self;
+        state.queues.swept(&at.queue, at.after, next);
+        Ok(())
     }
 }
 
 impl WriterState {
-    /// Checks some ready entries behind the key `after`. Answers the last key, if there may be more behind it,
-    /// and how many entries it deleted.
-    fn sweep_ready(&mut self, after: Option<Bytes>, now: Micros) -> Result<(Option<Bytes>, usize), Fatal> {
-        self.txn.flush()?;
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let walk = self.txn.store().range(Space::Ready, (from, Bound::Unbounded)).take(CHECKS);
-        let items = walk.collect::<Result<Vec<_>, Fatal>>()?;
-        let mut current: Option<(&[u8], Queue)> = None;
-        let mut removed = 0;
-        for (key, value) in &items {
-            let (prefix, seq) = codec::split_list_key(key)?;
-            let (entry, _) = codec::read_list_value(seq, value)?;
-            // Neighbours mostly are of one queue: its name is read once.
-            let queue = match current.take() {
-                Some((same, queue)) if same == prefix => queue,
-                _ => codec::read_queue_key(prefix)?,
-            };
-            let (_, queue) = &*current.insert((prefix, queue));
-            match self.read_entry(queue, &entry)? {
-                Some(Ok(record)) if record.expired(now) => {
-                    self.forget(queue, entry.id, &record);
-                }
-                // Consume says what is wrong with it when it gets there.
-                Some(_) => continue,
-                None => {}
-            }
-            removed += 1;
-            self.txn.delete(Space::Ready, codec::list_key(prefix, seq));
-            if let Some(state) = self.queues.get_mut(queue) {
-                state.remove(seq);
-            }
-            self.queues.note_idle(queue, now);
-        }
-        let last = items.last().filter(|_| items.len() == CHECKS);
-        Ok((last.map(|(key, _)| Bytes::copy_from_slice(key)), removed))
-    }
-
-    /// Forgets queues that have been empty for long. Answers how many it checked, and how many it forgot.
-    fn forget_queues(&mut self, now: Micros) -> (usize, usize) {
-        let Some(since) = now.checked_sub(micros(self.windows.idle)) else { return (0, 0) };
-        let mut forgotten = 0;
+    /// Forgets queues that have been empty for long. Answers how many it checked.
+    fn forget_queues(&mut self, now: Micros) -> usize {
+        let Some(since) = now.checked_sub(micros(self.windows.idle)) else { return 0 };
         for checked in 0..CHECKS {
-            let Some(idle) = self.queues.forget(since) else { return (checked, forgotten) };
+            let Some(idle) = self.queues.forget(since) else { return checked };
             if let Some(state) = idle {
-                self.txn.delete(Space::Queues, state.key);
-                forgotten += 1;
+                self.txn.delete(Space::Queues, &state.key);
             }
         }
-        (CHECKS, forgotten)
+        CHECKS
     }
 }

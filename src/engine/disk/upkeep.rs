@@ -1,99 +1,263 @@
-//! What the engine's threads beside the writer do: one sweeps and compacts, and with
-//! [`EverySecond`](super::Sync) one syncs. They end when they are told to, or when the store is poisoned.
+//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, one
+//! sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handle::Handle;
 use super::poison::Poison;
+use super::pulse::Pulse;
+use super::room::Room;
 use super::state::garbage::Upkeep;
-use super::store::{Fatal, Space, Store, describe};
-use super::sweep::{Position, Report, Sweep};
+use super::store::merge::{Merged, Shape};
+use super::store::{Fatal, Space, Store};
+use super::sweep::{Forget, Next, Report, Scan};
 use super::threads::Stop;
+use crate::clock::Micros;
 use crate::error::Error;
 
-/// How long after a step of the sweep that found nothing to do.
-const STEP_PAUSE: Duration = Duration::from_millis(100);
-/// How long after one that did: there is more, and others must get their turn.
-const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// How often a store is synced that need not be synced before each answer, and how often the room on the disk is looked
+/// at.
+const SECOND: Duration = Duration::from_secs(1);
+/// Between two parts of a ready list that are read to sweep them.
+const PART_PAUSE: Duration = Duration::from_millis(5);
+/// Before the first step, and after one that could not be done, since the store has too much to do.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+/// How often the tables are looked at whether there are enough to merge.
+const MERGE_PAUSE: Duration = Duration::from_millis(100);
+/// After a merge or a compaction that found the disk full.
+const FULL_PAUSE: Duration = Duration::from_secs(60);
+/// How long to wait for memory to be written out before a compaction.
+const WRITE_OUT: Duration = Duration::from_secs(3);
 /// A compaction that has live entries to rewrite waits after the last one for so many times as long as that
 /// took: compactions take a twentieth of the time at most, however wrong the guess of what they give back.
 const COMPACTION_REST: u32 = 19;
 
-/// Syncs each second.
-pub fn sync(store: &Store, stop: &Stop, poison: &Poison) {
-    while !stop.told_within(Duration::from_secs(1)) {
-        if let Err(e) = store.sync() {
-            poison.set(format!("a sync failed: {}", describe(&e)));
+/// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
+/// when it comes to it, and may wait for it for ever; and looks at the room on the disk.
+pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: &Stop, poison: &Poison) {
+    let mut journal = None;
+    while !stop.told_within(SECOND) {
+        room.look();
+        let work = pulse.work();
+        let done = if sync { store.sync(&mut journal) } else { store.to_system() };
+        drop(work);
+        if let Err(Fatal(reason)) = done {
+            poison.set(reason);
             return;
         }
     }
 }
 
-/// Sweeps in steps through the writer, with a rest of `every` between sweeps, and does to the files what the
-/// sweep asks for.
-pub fn sweep(store: &Store, handle: &Handle, stop: &Stop, every: Duration) {
-    let (mut pause, mut compacted, mut next) = (STEP_PAUSE, Vec::new(), Instant::now());
-    let mut from = Position::default();
-    while !stop.told_within(pause) {
-        let report = Report { compacted: compacted.clone(), too_soon: Instant::now() < next };
-        let swept = match handle.ask_blocking(Sweep { from: from.clone(), report }) {
-            Ok(swept) => swept,
-            // So busy that upkeep can wait.
-            Err(Error::Overloaded) => {
-                pause = STEP_PAUSE;
-                continue;
-            }
-            // The store is closed or poisoned.
-            Err(_) => return,
-        };
-        let began = Instant::now();
-        compacted = match work(store, &swept.upkeep) {
-            Ok(compacted) => compacted,
-            Err(Fatal(e)) => {
-                handle.poison.set(format!("a compaction failed: {e}"));
-                return;
-            }
-        };
-        // Also when writing out was too slow: the next try must not be what keeps the disk busy.
-        if !swept.upkeep.compact.is_empty() {
-            next = Instant::now() + COMPACTION_REST * began.elapsed();
+/// Keyspaces with a table that cannot be read: what is in it is left as it is.
+#[derive(Debug, Default)]
+struct Unreadable(Vec<Space>);
+
+impl Unreadable {
+    fn add(&mut self, space: Space, reason: &str) {
+        if !self.0.contains(&space) {
+            tracing::error!(?space, reason, "a table cannot be read; its keyspace is merged no more");
+            self.0.push(space);
         }
-        pause = match (swept.done, swept.removed) {
-            (true, _) => every,
-            (false, 0) => STEP_PAUSE,
-            (false, _) => BUSY_PAUSE,
-        };
-        from = swept.next;
     }
 }
 
-/// Does what a step of the sweep asks for. Answers what was compacted.
-fn work(store: &Store, upkeep: &Upkeep) -> Result<Vec<Space>, Fatal> {
-    // What is not in tables is not compacted: if the disk is slow, another time.
-    let can_compact = !upkeep.write_out || store.write_out()?;
-    let compact = if can_compact { upkeep.compact.clone() } else { Vec::new() };
-    compact.iter().try_for_each(|space| store.compact(*space))?;
-    if upkeep.rests || !compact.is_empty() {
-        store.delete_replaced()?;
+/// Merges tables.
+pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
+    let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
+    let mut unreadable = Unreadable::default();
+    let mut pause = MERGE_PAUSE;
+    while !stop.told_within(pause) {
+        pause = MERGE_PAUSE;
+        for (space, ..) in Space::ALL {
+            let shape = store.shape(space);
+            if stop.told() || done[space as usize] == Some(shape) {
+                continue;
+            }
+            if store.too_many_unmerged(space) {
+                poison.set(format!("the tables of {space:?} could not be merged for too long"));
+                return;
+            }
+            if unreadable.0.contains(&space) {
+                continue;
+            }
+            match store.merge(space, |bytes| room.compact(bytes)) {
+                Ok(Merged::Some) => pause = Duration::ZERO,
+                Ok(Merged::Nothing) => done[space as usize] = Some(shape),
+                // Looked at again, after a while.
+                Ok(Merged::NoRoom) => pause = pause.max(SECOND),
+                Ok(Merged::DiskFull) => pause = FULL_PAUSE,
+                Ok(Merged::Unreadable(reason)) => unreadable.add(space, &reason),
+                Err(Fatal(reason)) => {
+                    poison.set(format!("a merge failed: {reason}"));
+                    return;
+                }
+            }
+        }
     }
-    Ok(compact)
+}
+
+/// What the thread that sweeps works with.
+pub struct Sweeper {
+    pub store: Store,
+    pub handle: Handle,
+    pub room: Arc<Room>,
+    /// How long it rests between two looks, and how often it does what is to be done about the files.
+    pub every: Duration,
+}
+
+impl Sweeper {
+    /// Sweeps, and does to the files what the writer asks for.
+    pub fn run(&self, stop: &Stop) {
+        let (mut pause, mut scan) = (BUSY_PAUSE, None);
+        let (mut report, mut next_upkeep, mut next_compaction) =
+            (Report::default(), Instant::now(), Instant::now());
+        let mut unreadable = Unreadable::default();
+        while !stop.told_within(pause.min(self.every)) {
+            let upkeep = Instant::now() >= next_upkeep;
+            if scan.is_none() || upkeep {
+                report.too_soon = Instant::now() < next_compaction;
+                report.is_low = self.room.is_low();
+                let asked =
+                    Next { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
+                let work = match self.handle.ask_blocking(asked) {
+                    Ok(work) => work,
+                    // So busy that upkeep can wait.
+                    Err(Error::Overloaded) => {
+                        pause = BUSY_PAUSE;
+                        continue;
+                    }
+                    // The store is closed or poisoned.
+                    Err(_) => return,
+                };
+                if upkeep {
+                    let began = Instant::now();
+                    next_upkeep = began + self.every;
+                    match self.work(&work.upkeep, &mut unreadable) {
+                        Ok(Some(compacted)) => report.compacted = compacted,
+                        Ok(None) => next_upkeep += FULL_PAUSE,
+                        Err(Fatal(e)) => {
+                            self.handle.poison.set(format!("upkeep of the files failed: {e}"));
+                            return;
+                        }
+                    }
+                    // Also when writing out was too slow: the next try must not be what keeps the disk busy.
+                    if !work.upkeep.compact.is_empty() {
+                        next_compaction = Instant::now() + COMPACTION_REST * began.elapsed();
+                    }
+                }
+                let more = match self.forget(work.requests) {
+                    Ok(more) => more || work.more,
+                    Err(Error::Overloaded) => true,
+                    Err(_) => return,
+                };
+                scan = scan.or(work.sweep);
+                pause = if more { PART_PAUSE } else { self.every };
+            }
+            if let Some(one) = scan.take() {
+                match self.part(one) {
+                    Ok(rest) => (scan, pause) = (rest, PART_PAUSE),
+                    Err(Error::Overloaded) => pause = BUSY_PAUSE,
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    /// Sweeps one part of a queue. Answers what is left of it.
+    fn part(&self, mut scan: Scan) -> Result<Option<Scan>, Error> {
+        let part = match scan.read(&self.store, self.handle.clock.now_micros()) {
+            Ok(part) => part,
+            Err(Fatal(reason)) => {
+                // Whoever consumes from it meets the same.
+                tracing::error!(reason, "a ready list cannot be read, and is not swept");
+                return Ok(None);
+            }
+        };
+        if !part.remove.is_empty() {
+            self.handle.ask_blocking(part.remove)?;
+        }
+        if !part.done {
+            return Ok(Some(scan));
+        }
+        self.handle.ask_blocking(scan.done())?;
+        Ok(None)
+    }
+
+    /// Has some requests forgotten that have ended, `from` a time on. Answers whether there may be more.
+    fn forget(&self, from: Option<Micros>) -> Result<bool, Error> {
+        let Some(from) = from else { return Ok(false) };
+        match Forget::read(&self.store, from, self.handle.clock.now_micros()) {
+            Ok(ended) => {
+                let more = ended.more();
+                self.handle.ask_blocking(ended)?;
+                Ok(more)
+            }
+            Err(Fatal(reason)) => {
+                tracing::error!(reason, "the remembered requests cannot be read, and are not forgotten");
+                Ok(false)
+            }
+        }
+    }
+
+    /// Sweeps all that is to be swept now, without a pause.
+    pub fn all(&self) -> Result<(), Error> {
+        loop {
+            let work = self.handle.ask_blocking(Next { queue: true, upkeep: None })?;
+            let more = self.forget(work.requests)? || work.more;
+            let mut scan = work.sweep;
+            let none = scan.is_none();
+            while let Some(one) = scan {
+                scan = self.part(one)?;
+            }
+            if none && !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
+    fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
+        let store = &self.store;
+        store.keep_journals()?;
+        // What is not in tables is not compacted: if the disk is slow, another time.
+        if upkeep.write_out && !store.write_out(WRITE_OUT)? {
+            return Ok(Some(Vec::new()));
+        }
+        let mut compacted = Vec::new();
+        for (space, live) in &upkeep.compact {
+            // What has nothing that lives is deleted, not written.
+            if unreadable.0.contains(space) || (*live > 0 && !self.room.compact(*live)) {
+                continue;
+            }
+            match store.compact(*space)? {
+                Merged::Some | Merged::Nothing => compacted.push(*space),
+                Merged::NoRoom => {}
+                Merged::DiskFull => return Ok(None),
+                Merged::Unreadable(reason) => unreadable.add(*space, &reason),
+            }
+        }
+        if upkeep.rests || !compacted.is_empty() {
+            store.delete_replaced()?;
+        }
+        Ok(Some(compacted))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::batch::{self, BatchLimit};
     use crate::engine::disk::op::Op;
     use crate::engine::disk::state::clock::PoolClock;
+    use crate::engine::disk::store::{Limits, open};
     use crate::engine::disk::threads;
 
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
         let (ops, calls) = batch::channel::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };
@@ -101,7 +265,8 @@ mod tests {
         let told = stop.clone();
         // Nobody serves its calls.
         drop(calls);
-        let body = move || sweep(&store, &handle, &told, Duration::ZERO);
+        let sweeper = Sweeper { store, handle, room: Room::new(dir.path(), 0), every: Duration::ZERO };
+        let body = move || sweeper.run(&told);
         let thread = threads::spawn("disk-sweep", &stop, &poison, body).unwrap(); // there is room for a thread
         assert!(thread.join().is_ok(), "it should end, not panic");
         let reason = poison.check().map_err(|e| e.to_string());

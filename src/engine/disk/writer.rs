@@ -3,15 +3,20 @@
 //! written.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::op::Op;
 use super::poison::Poison;
+use super::pulse::Pulse;
 use super::state::WriterState;
 use super::store::codec::META_CLOSED;
 use super::store::{Fatal, Space};
 use super::threads::Stop;
 use crate::engine::batch::BatchReceiver;
 use crate::engine::notifier::Notifiers;
+
+/// How long a close waits for memory to be written out. The next start replays what is not.
+const LAST_WRITE_OUT: Duration = Duration::from_secs(1);
 
 /// What the thread works with.
 pub struct Writer {
@@ -23,6 +28,8 @@ pub struct Writer {
     pub stop: Arc<Stop>,
     pub poison: Arc<Poison>,
     pub notifiers: Arc<Notifiers>,
+    /// Says that a group is served.
+    pub pulse: Arc<Pulse>,
     /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
@@ -33,7 +40,10 @@ impl Writer {
     pub fn run(&mut self) -> Option<u64> {
         while let Some(group) = self.calls.blocking_next() {
             self.group = group;
+            let work = self.pulse.clone();
+            let work = work.work();
             self.serve();
+            drop(work);
             if self.stop.told() {
                 self.calls.close();
             }
@@ -47,11 +57,13 @@ impl Writer {
         if self.state.should_write_out() {
             // The next start need not replay it.
             self.state.txn.settle(true)?;
-            self.state.txn.store().write_out()?;
+            self.state.txn.store().write_out(LAST_WRITE_OUT)?;
         }
         let number = self.state.next_seq();
         self.state.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
+        self.state.write_summary(number);
         self.state.txn.settle(true)?;
+        self.state.txn.store().keep_journals()?;
         Ok(number)
     }
 

@@ -349,7 +349,7 @@ impl PublishHandler {
             cmd.arg(keys::index_of(&queue.namespace));
         }
 
-        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged)).arg(new.len());
+        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged));
         for (call, list, job) in &jobs {
             let tries = job.tries.get();
             cmd.arg(call);
@@ -372,10 +372,11 @@ impl PublishHandler {
         for namespace in &namespaces {
             cmd.arg(namespace.as_str());
         }
-        for _ in 0..2 {
-            for queue in &new {
-                cmd.arg(queue.name.as_str());
-            }
+        for queue in new.iter().chain(&new) {
+            cmd.arg(queue.name.as_str());
+        }
+        if !new.is_empty() {
+            cmd.arg(new.len());
         }
         Ok((cmd, new))
     }

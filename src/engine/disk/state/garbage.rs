@@ -10,6 +10,8 @@ const GARBAGE_AT_REST: u64 = 2 << 20;
 /// The store rests when fewer bytes than this were written since upkeep was last asked for. Not none, because
 /// the clock is written all the time.
 const REST: u64 = 64 << 10;
+/// More journals than this are too many: each takes up to 64 MB, and is read at the start.
+const JOURNALS: usize = 4;
 /// Once so many bytes were written since memory was last written out, it is written out at the next rest.
 const WRITE_OUT: u64 = 4 << 20;
 
@@ -31,8 +33,9 @@ pub struct Garbage {
 pub struct Upkeep {
     /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
     pub write_out: bool,
-    /// Keyspaces of which most is garbage. They are asked for again until they are reported as compacted.
-    pub compact: Vec<Space>,
+    /// Keyspaces of which most is garbage, with about how many bytes of each live and are written anew. They are asked for
+    /// again until they are reported as compacted.
+    pub compact: Vec<(Space, u64)>,
     /// Whether the store rests: then only upkeep has replaced files deleted.
     pub rests: bool,
 }
@@ -52,30 +55,35 @@ impl WriterState {
         *entries = entries.saturating_sub(asked);
     }
 
-    /// What to do about the garbage now. `too_soon` is whether the last compaction ended just now.
-    pub fn upkeep(&mut self, too_soon: bool) -> Upkeep {
+    /// What to do about the garbage now. `too_soon` is whether the last compaction ended just now; `is_low` whether
+    /// the disk is almost full, so that less garbage is worth a compaction.
+    pub fn upkeep(&mut self, too_soon: bool, is_low: bool) -> Upkeep {
         for (total, new) in self.garbage.entries.iter_mut().zip(self.txn.take_deleted()) {
             *total += new;
         }
         let written = self.txn.written();
         let rests = written - std::mem::replace(&mut self.garbage.asked_at, written) < REST;
-        let least = if rests { GARBAGE_AT_REST } else { GARBAGE };
+        let least = if rests || is_low { GARBAGE_AT_REST } else { GARBAGE };
         let mut compact = Vec::new();
         for (space, live) in self.live() {
             let garbage = self.garbage.entries[space as usize];
             // Where nothing lives nothing is rewritten, and it is never too soon.
-            if garbage == 0 || garbage / 2 < live || (too_soon && live > 0) {
+            let most_live = if is_low { garbage.saturating_mul(4) } else { garbage / 2 };
+            if garbage == 0 || live > most_live || (too_soon && live > 0 && !is_low) {
                 continue;
             }
             // Bytes, for a thousand entries may be nothing or a gigabyte; those that were never written out are
             // none. What is deleted and what lives are taken to be of one size.
             let share = garbage as f64 / (garbage + live) as f64;
-            if self.txn.store().table_bytes(space) as f64 * share >= least as f64 {
+            let bytes = self.txn.store().table_bytes(space) as f64;
+            if bytes * share >= least as f64 {
                 self.garbage.asked[space as usize] = garbage;
-                compact.push(space);
+                compact.push((space, (bytes * (1.0 - share)) as u64));
             }
         }
-        let write_out = !compact.is_empty() || (rests && self.should_write_out());
+        // fjall asks once, when a journal is full, and not for a keyspace that was emptied.
+        let piled_up = self.txn.store().journals() > JOURNALS;
+        let write_out = !compact.is_empty() || piled_up || (rests && self.should_write_out());
         if write_out {
             self.garbage.written_out_at = written;
         }

@@ -28,17 +28,24 @@ impl WriterState {
         self.txn.put_row(Space::Keys, row, codec::key_value(id, generation));
     }
 
-    /// Notes that a job has its key no more.
-    pub fn free_key(&mut self, queue: &Queue, key: Option<&JobKey>) {
-        if let Some(key) = key {
+    /// Notes that a job has its key no more. While its record could not be read another job may have taken the key: its
+    /// row stays.
+    pub fn free_key(&mut self, queue: &Queue, id: JobId, record: &Record) -> Result<(), Fatal> {
+        let Some(key) = &record.key else { return Ok(()) };
+        let row = codec::key_key(&self.prefix(queue), key);
+        if let Some(holder) = self.txn.row(Space::Keys, row.clone())?
+            && codec::read_key_value(&holder)? == (id, record.generation)
+        {
             self.keys = self.keys.saturating_sub(1);
-            self.txn.delete_row(Space::Keys, codec::key_key(&self.prefix(queue), key));
+            self.txn.delete_row(Space::Keys, row);
         }
+        Ok(())
     }
 
     /// Deletes the record of a job, and with it its key.
-    pub fn forget(&mut self, queue: &Queue, id: JobId, record: &Record) {
-        self.free_key(queue, record.key.as_ref());
+    pub fn forget(&mut self, queue: &Queue, id: JobId, record: &Record) -> Result<(), Fatal> {
+        self.free_key(queue, id, record)?;
         self.txn.delete_job(self.job_key(queue, id));
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Rebuilds the writer's state from the disk, by one walk over the keys of each list.
+//! Rebuilds the writer's state from the disk: by the summary of an orderly close, or else by one walk over each list.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,18 +7,23 @@ use parking_lot::Mutex;
 
 use super::clock::PoolClock;
 use super::garbage::Garbage;
-use super::queues::{QueueState, Queues};
+use super::queues::Queues;
 use super::tables::Tables;
 use super::timers::Timers;
-use super::{Windows, WriterState};
+use super::{Windows, WriterState, count, summary};
 use crate::clock::{Clock, Micros};
 use crate::engine::disk::store::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
 use crate::engine::disk::store::{Fatal, Space, Store, Txn};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// Rebuilds the writer's state.
-pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<WriterState, Fatal> {
+/// Rebuilds the writer's state. `closed` is the number of the last commit, if the store was closed in order.
+pub fn load(
+    store: Store,
+    clock: Arc<dyn Clock>,
+    windows: Windows,
+    closed: Option<u64>,
+) -> Result<WriterState, Fatal> {
     let seq = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
     let clock_mark = store.number(META_CLOCK)?.unwrap_or(0);
     let clock = PoolClock::new(clock, clock_mark);
@@ -38,7 +43,7 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         txn: Txn::new(store.clone()),
         clock,
         windows,
-        queues: Queues::default(),
+        queues: Queues::new(windows.ready_budget),
         timers: Timers::default(),
         tables,
         seq: (seq, seq),
@@ -51,6 +56,7 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         keys: 0,
         once: 0,
         once_from: 0,
+        quarantine: Default::default(),
         to_notify: Default::default(),
         must_sync: false,
     };
@@ -58,21 +64,17 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
         let (key, value) = item?;
         let queue = codec::read_queue_key(&key)?;
         let low = state.next_seq();
-        let mut empty = QueueState::new(&queue, low);
+        let mut empty = state.queues.new_state(&queue, low);
         empty.paused = codec::read_queue_value(&value)?;
         if let Some(until) = empty.paused.filter(|until| *until < Micros::MAX) {
             state.pauses.insert((until, queue.clone()));
         }
         state.queues.insert(queue, empty);
     }
-    count_list(&mut state, &store, Space::Ready, |q, count, first| q.recover(count, first))?;
-    count_list(&mut state, &store, Space::Dead, |q, count, first| {
-        q.dead = count;
-        q.dead_from = first;
-    })?;
-    load_timers(&mut state, &store)?;
-    state.keys = count(store.keys(Space::Keys))?;
-    state.once = count(store.keys(Space::Once))? / 2;
+    load_lists(&mut state, &store, closed)?;
+    for key in store.all(Space::Quarantine) {
+        state.quarantine.insert(key?.0.to_vec());
+    }
     state.count_garbage();
     let now = state.clock.now_micros();
     for queue in state.queues.names() {
@@ -81,63 +83,72 @@ pub fn load(store: Store, clock: Arc<dyn Clock>, windows: Windows) -> Result<Wri
     Ok(state)
 }
 
-fn count<T>(mut items: impl Iterator<Item = Result<T, Fatal>>) -> Result<u64, Fatal> {
-    items.try_fold(0, |count, item| item.map(|_| count + 1))
-}
+/// What the sweep is told of a queue of which nothing is known: all of it is to be looked at.
+const UNKNOWN: (Micros, u64, bool) = (0, 0, true);
 
-/// Counts the entries of each queue in a list, and notes the number of the first.
-fn count_list(
-    state: &mut WriterState,
-    store: &Store,
-    space: Space,
-    done: impl Fn(&mut QueueState, u64, u64),
-) -> Result<(), Fatal> {
-    let mut run: Option<(Vec<u8>, u64, u64)> = None;
-    let end = |state: &mut WriterState, run: Option<(Vec<u8>, u64, u64)>| -> Result<(), Fatal> {
-        if let Some((prefix, count, first)) = run {
-            let queue = codec::read_queue_key(&prefix)?;
-            done(state.queue(&queue), count, first);
+/// Says of each queue what its lists hold: by the summary of the close, or by counting.
+fn load_lists(state: &mut WriterState, store: &Store, closed: Option<u64>) -> Result<(), Fatal> {
+    let summary = closed.map(|number| summary::read(store, number)).transpose()?.flatten();
+    if let Some(summary) = summary {
+        for of in summary.queues {
+            let q = state.queue(&of.queue);
+            if of.ready > 0 {
+                q.recover(of.ready, of.first);
+            }
+            (q.dead, q.dead_from, q.timers) = (of.dead, of.dead_from, of.timers);
+            let now = state.clock_mark;
+            state.queues.recover_sweep(&of.queue, of.sweep, now);
         }
-        Ok(())
-    };
-    for key in store.keys(space) {
-        let key = key?;
-        let (prefix, seq) = codec::split_list_key(&key)?;
-        match &mut run {
-            Some((same, count, _)) if same == prefix => *count += 1,
-            _ => end(state, run.replace((prefix.to_vec(), 1, seq)))?,
-        }
+        (state.keys, state.once) = (summary.keys, summary.once);
+        load_running(state, store, false)?;
+        state.timers.recover(summary.delayed);
+        return state.refill_delayed();
     }
-    end(state, run)
-}
-
-/// Counts the timers of each queue, and takes the running ones into memory.
-fn load_timers(state: &mut WriterState, store: &Store) -> Result<(), Fatal> {
+    let counts = count::count(store)?;
+    for (prefix, (count, first)) in counts.ready {
+        let queue = codec::read_queue_key(&prefix)?;
+        state.queue(&queue).recover(count, first);
+        state.queues.recover_sweep(&queue, UNKNOWN, 0);
+    }
+    for (prefix, (count, first)) in counts.dead {
+        let q = state.queue(&codec::read_queue_key(&prefix)?);
+        (q.dead, q.dead_from) = (count, first);
+    }
     let mut delayed = 0;
-    // By prefix: nothing is allocated for a timer of a queue that was met before.
-    let mut queues: HashMap<Vec<u8>, (Queue, u64, u64)> = HashMap::new();
-    for space in [Space::Delayed, Space::Running] {
-        for item in store.all(space) {
-            let (key, value) = item?;
-            let (prefix, entry) = codec::split_timer_value(&value)?;
-            if !queues.contains_key(prefix) {
-                let queue = state.queues.shared(codec::read_queue_key(prefix)?);
-                queues.insert(prefix.to_vec(), (queue, 0, 0));
-            }
-            let Some((queue, count, running)) = queues.get_mut(prefix) else { continue };
-            *count += 1;
-            if space == Space::Running {
-                *running += 1;
-                state.timers.start(codec::read_timer_key(&key)?, queue.clone(), entry);
-            } else {
-                delayed += 1;
-            }
-        }
+    for (prefix, count) in counts.delayed {
+        let queue = codec::read_queue_key(&prefix)?;
+        state.queue(&queue).timers += count;
+        state.queues.recover_sweep(&queue, UNKNOWN, 0);
+        delayed += count;
     }
-    for (queue, count, running) in queues.into_values() {
-        let state = state.queue(&queue);
-        (state.timers, state.running) = (count, running);
-    }
+    (state.keys, state.once) = (counts.keys, counts.requests);
+    load_running(state, store, true)?;
     state.timers.recover(delayed);
     state.refill_delayed()
+}
+
+/// Takes the running jobs into memory, and counts them if nobody else has.
+fn load_running(state: &mut WriterState, store: &Store, count: bool) -> Result<(), Fatal> {
+    // By prefix: nothing is allocated for a timer of a queue that was met before.
+    let mut queues: HashMap<Vec<u8>, Queue> = HashMap::new();
+    for item in store.all(Space::Running) {
+        let (key, value) = item?;
+        let (prefix, entry) = codec::split_timer_value(&value)?;
+        let queue = match queues.get(prefix) {
+            Some(queue) => queue.clone(),
+            None => {
+                let queue = state.queues.shared(codec::read_queue_key(prefix)?);
+                queues.insert(prefix.to_vec(), queue.clone());
+                queue
+            }
+        };
+        let q = state.queue(&queue);
+        q.running += 1;
+        if count {
+            q.timers += 1;
+            state.queues.recover_sweep(&queue, UNKNOWN, 0);
+        }
+        state.timers.start(codec::read_timer_key(&key)?, queue, entry);
+    }
+    Ok(())
 }

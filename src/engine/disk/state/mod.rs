@@ -3,10 +3,12 @@
 //! longer matters. Knows no verb, no thread and no channel.
 
 pub mod clock;
+mod count;
 pub mod garbage;
 pub mod keys;
 pub mod load;
 pub mod queues;
+pub mod summary;
 pub mod tables;
 pub mod timers;
 
@@ -45,6 +47,8 @@ const READ_DELAYED: usize = 2048;
 pub struct Windows {
     /// Ready entries per queue.
     pub ready: usize,
+    /// Ready entries of all queues together, but for a few of each.
+    pub ready_budget: usize,
     /// Delayed jobs in all.
     pub delayed: usize,
     /// How long an empty queue is remembered.
@@ -79,6 +83,8 @@ pub struct WriterState {
     pub once: u64,
     /// No remembered request ends earlier.
     pub once_from: Micros,
+    /// The keys of the jobs that are in quarantine.
+    pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
     pub to_notify: HashSet<Queue>,
     /// Whether this group must be synced in any case.
@@ -126,7 +132,7 @@ impl WriterState {
     pub fn queue(&mut self, queue: &Queue) -> &mut QueueState {
         if self.queues.get(queue).is_none() {
             let low = self.next_seq();
-            let state = QueueState::new(queue, low);
+            let state = self.queues.new_state(queue, low);
             self.txn.put(Space::Queues, &state.key, []);
             self.queues.insert(queue.clone(), state);
         }
@@ -144,21 +150,26 @@ impl WriterState {
     /// Adds a job at the end of its queue's ready list, under a number never used before. `since` is when it became
     /// ready; `None` for a job that is published now, under its generation.
     pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Option<Micros>) {
-        let limit = self.windows.ready;
+        let (limit, now) = (self.windows.ready, self.clock_mark);
         let state = self.queue(queue);
         state.push(seq, entry, limit);
-        let key = codec::list_key(&state.key, seq);
+        let (key, is_looked_at) = (codec::list_key(&state.key, seq), state.is_looked_at(now));
         self.txn.put(Space::Ready, key, codec::list_value(&entry, since));
+        if !is_looked_at {
+            self.queues.pushed(queue, now);
+        }
         self.notify(queue);
     }
 
-    /// Adds a job before all others of its queue's ready list.
-    pub fn push_ready_first(&mut self, queue: &Queue, entry: Entry, now: Micros) {
+    /// Adds a job before all others of its queue's ready list. The sweep goes on where it ended and does not come to
+    /// it, so it is told when the job `expires`.
+    pub fn push_ready_first(&mut self, queue: &Queue, entry: Entry, expires: Option<Micros>, now: Micros) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
         let seq = state.push_front(entry, limit);
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Ready, key, codec::list_value(&entry, Some(now)));
+        self.will_expire(queue, expires);
         self.notify(queue);
     }
 
@@ -171,6 +182,15 @@ impl WriterState {
         self.txn.put(Space::Delayed, codec::timer_key(timer), value);
         self.timers.delay(timer, queue.clone(), entry, limit);
         self.next_due.stored(timer.0);
+    }
+
+    /// A job of this queue may be taken out by the sweep once its ttl has ended.
+    pub fn will_expire(&mut self, queue: &Queue, expires: Option<Micros>) {
+        if let Some(expires) = expires
+            && !self.queue(queue).is_swept_by(expires)
+        {
+            self.queues.sweep_at(queue, expires);
+        }
     }
 
     /// Once this is committed, the consumers of the queue are told that it may have jobs.
@@ -187,7 +207,7 @@ impl WriterState {
             return Ok(());
         };
         self.txn.flush()?;
-        let limit = self.windows.ready;
+        let limit = self.queues.refill_size(self.windows.ready);
         let read = self.read_list(Space::Ready, &key, from, u64::MAX, limit)?;
         let more = read.len() == limit;
         if let Some(state) = self.queues.get_mut(queue) {
@@ -310,12 +330,7 @@ impl WriterState {
         }
     }
 
-    /// Logs a job that cannot be read. Its record stays, so that peeking at it says what is wrong.
-    pub fn log_corrupt(queue: &Queue, id: JobId, reason: &str) {
-        tracing::error!(%queue, job = %id, reason, "a stored job cannot be read and is passed over");
-    }
-
-    /// The same as an error.
+    /// A job that cannot be read, as an error.
     pub fn corrupt(queue: &Queue, id: JobId, reason: &str) -> Error {
         Error::corrupt(format!("job {id} of {queue}: {reason}"))
     }

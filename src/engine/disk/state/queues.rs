@@ -2,7 +2,10 @@
 //! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
 //! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
@@ -10,6 +13,58 @@ use crate::clock::Micros;
 use crate::engine::disk::store::codec::{Entry, queue_key};
 use crate::job::JobId;
 use crate::name::{Queue, QueueList};
+
+/// So many ready entries of a queue are kept in memory whatever the budget: a queue that is short is never read from the
+/// disk.
+const LEAST: usize = 16;
+/// So many are read at a time whatever the budget: they are handed out soon.
+const LEAST_READ: usize = 128;
+/// There is nothing to sweep.
+const NEVER: Micros = Micros::MAX;
+/// Jobs that became ready are looked at so long afterwards, in microseconds, if they are still there: only their records
+/// say when they expire.
+const TAIL_AFTER: Micros = 60_000_000;
+
+/// How many entries the windows of all queues hold together. Only the writer changes it.
+#[derive(Debug)]
+struct Held {
+    entries: AtomicUsize,
+    budget: usize,
+}
+
+impl Held {
+    fn left(&self) -> usize {
+        self.budget.saturating_sub(self.entries.load(Ordering::Relaxed))
+    }
+}
+
+/// What is known of one queue for the sweep.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweeps {
+    /// No ready job up to `swept` expires earlier; 0 when an entry may stand for nothing.
+    pub at: Micros,
+    /// Entries with larger numbers were not looked at.
+    pub swept: u64,
+    /// Whether a job with a ttl was ever stored here.
+    pub expiring: bool,
+    /// When the queue stands in [`Queues::sweeps`].
+    listed: Micros,
+}
+
+impl Default for Sweeps {
+    fn default() -> Sweeps {
+        Sweeps { at: NEVER, swept: 0, expiring: false, listed: NEVER }
+    }
+}
+
+/// A queue that the sweep should look at.
+#[derive(Debug)]
+pub struct ToSweep {
+    pub queue: Queue,
+    pub key: Bytes,
+    /// The last number that need not be read.
+    pub after: u64,
+}
 
 /// One queue.
 #[derive(Debug)]
@@ -39,11 +94,20 @@ pub struct QueueState {
     pub paused: Option<Micros>,
     /// Whether the queue waits in [`Queues::idle`].
     idle: bool,
+    sweep: Sweeps,
+    held: Arc<Held>,
+    /// Entries of the window that are counted in `held`.
+    counted: usize,
+}
+
+impl Drop for QueueState {
+    fn drop(&mut self) {
+        self.held.entries.fetch_sub(self.counted, Ordering::Relaxed);
+    }
 }
 
 impl QueueState {
-    /// An empty queue. `low` is a number never used before.
-    pub fn new(queue: &Queue, low: u64) -> QueueState {
+    fn new(queue: &Queue, low: u64, held: Arc<Held>) -> QueueState {
         QueueState {
             key: queue_key(queue),
             window: VecDeque::new(),
@@ -57,15 +121,32 @@ impl QueueState {
             running: 0,
             paused: None,
             idle: false,
+            sweep: Sweeps::default(),
+            held,
+            counted: 0,
         }
+    }
+
+    /// After each change of the window.
+    fn count(&mut self) {
+        let entries = &self.held.entries;
+        let now = self.window.len();
+        if now >= self.counted {
+            entries.fetch_add(now - self.counted, Ordering::Relaxed);
+        } else {
+            entries.fetch_sub(self.counted - now, Ordering::Relaxed);
+        }
+        self.counted = now;
     }
 
     /// Adds an entry at the end. `seq` is larger than every number used so far.
     pub fn push(&mut self, seq: u64, entry: Entry, limit: usize) {
         self.ready += 1;
-        if !self.more && self.window.len() < limit {
+        let has_room = self.window.len() < LEAST || self.held.left() > 0;
+        if !self.more && self.window.len() < limit && has_room {
             self.window.push_back((seq, entry));
             self.from = seq + 1;
+            self.count();
         } else {
             self.more = true;
         }
@@ -77,12 +158,12 @@ impl QueueState {
         self.low -= 1;
         self.ready += 1;
         self.window.push_front((seq, entry));
-        if self.window.len() > 2 * limit
-            && let Some((last, _)) = self.window.pop_back()
-        {
+        let too_many = self.window.len() > 2 * limit || (self.window.len() > LEAST && self.held.left() == 0);
+        if too_many && let Some((last, _)) = self.window.pop_back() {
             self.from = last;
             self.more = true;
         }
+        self.count();
         seq
     }
 
@@ -96,6 +177,10 @@ impl QueueState {
         let (seq, entry) = self.window.pop_front()?;
         self.low = seq;
         self.ready -= 1;
+        if self.window.is_empty() && self.window.capacity() > 2 * LEAST {
+            self.window = VecDeque::new();
+        }
+        self.count();
         Some((seq, entry))
     }
 
@@ -111,6 +196,22 @@ impl QueueState {
         }
         self.more = more;
         self.window = entries.into();
+        self.count();
+    }
+
+    /// Whether the sweep knows already of a ready job that expires at `at` or earlier.
+    pub fn is_swept_by(&self, at: Micros) -> bool {
+        self.sweep.expiring && self.sweep.at <= at
+    }
+
+    /// Whether the sweep need not be told of a job that became ready by `now`.
+    pub fn is_looked_at(&self, now: Micros) -> bool {
+        !self.sweep.expiring || self.sweep.listed <= now.saturating_add(TAIL_AFTER)
+    }
+
+    /// What is known for the sweep.
+    pub fn sweeps(&self) -> Sweeps {
+        self.sweep
     }
 
     /// Says at the start how many entries the disk holds, and the number of the first.
@@ -133,6 +234,7 @@ impl QueueState {
         if let Ok(at) = self.window.binary_search_by_key(&seq, |(s, _)| *s) {
             self.window.remove(at);
         }
+        self.count();
     }
 
     /// Forgets all entries above `after` up to `last`, `count` in all, that were deleted on disk.
@@ -141,6 +243,7 @@ impl QueueState {
         let start = self.window.partition_point(|(s, _)| *s <= after);
         let end = self.window.partition_point(|(s, _)| *s <= last);
         self.window.drain(start..end);
+        self.count();
         if self.from <= last {
             self.from = last + 1;
         }
@@ -170,15 +273,117 @@ impl QueueState {
     }
 }
 
+/// Notes that a queue is to be swept, unless it is to be swept earlier.
+fn list(sweeps: &mut BTreeSet<(Micros, Queue)>, queue: &Queue, state: &mut QueueState, at: Micros) {
+    if at < state.sweep.listed {
+        sweeps.remove(&(state.sweep.listed, queue.clone()));
+        state.sweep.listed = at;
+        sweeps.insert((at, queue.clone()));
+    }
+}
+
 /// All queues that hold jobs, or did not long ago.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Queues {
     all: HashMap<Queue, QueueState>,
+    /// The same names, sorted.
+    names: BTreeSet<Queue>,
+    held: Arc<Held>,
+    /// Those of them to be swept, and when: each once.
+    sweeps: BTreeSet<(Micros, Queue)>,
     /// Queues that were empty when they were put here, and since when.
     idle: VecDeque<(Micros, Queue)>,
 }
 
 impl Queues {
+    /// None yet. Their windows may hold `budget` entries together, and a few of each queue beside them.
+    pub fn new(budget: usize) -> Queues {
+        let held = Arc::new(Held { entries: AtomicUsize::new(0), budget });
+        Queues {
+            all: HashMap::new(),
+            names: BTreeSet::new(),
+            held,
+            sweeps: BTreeSet::new(),
+            idle: VecDeque::new(),
+        }
+    }
+
+    /// An empty queue, which is not one of them yet. `low` is a number never used before.
+    pub fn new_state(&self, queue: &Queue, low: u64) -> QueueState {
+        QueueState::new(queue, low, self.held.clone())
+    }
+
+    /// How many entries a window may be refilled with, `limit` at most.
+    pub fn refill_size(&self, limit: usize) -> usize {
+        self.held.left().clamp(LEAST_READ.min(limit), limit)
+    }
+
+    /// How many entries all windows hold.
+    pub fn held(&self) -> usize {
+        self.held.entries.load(Ordering::Relaxed)
+    }
+
+    /// A ready job of the queue expires at this time, or an entry may stand for nothing: 0.
+    pub fn sweep_at(&mut self, queue: &Queue, at: Micros) {
+        let Some(state) = self.all.get_mut(queue) else { return };
+        state.sweep.expiring |= at > 0;
+        state.sweep.at = state.sweep.at.min(at);
+        list(&mut self.sweeps, queue, state, at);
+    }
+
+    /// A job became ready by `now`.
+    pub fn pushed(&mut self, queue: &Queue, now: Micros) {
+        if let Some(state) = self.all.get_mut(queue)
+            && !state.is_looked_at(now)
+        {
+            list(&mut self.sweeps, queue, state, now.saturating_add(TAIL_AFTER));
+        }
+    }
+
+    /// Goes on with what was known at the close.
+    pub fn recover_sweep(&mut self, queue: &Queue, (at, swept, expiring): (Micros, u64, bool), now: Micros) {
+        if let Some(state) = self.all.get_mut(queue) {
+            state.sweep = Sweeps { at, swept, expiring, listed: NEVER };
+            list(&mut self.sweeps, queue, state, at);
+        }
+        self.pushed(queue, now);
+    }
+
+    /// Takes a queue out that the sweep should look at by now.
+    pub fn take_sweep(&mut self, now: Micros) -> Option<ToSweep> {
+        if self.sweeps.first()?.0 > now {
+            return None;
+        }
+        let (_, queue) = self.sweeps.pop_first()?;
+        let state = self.all.get_mut(&queue)?;
+        state.sweep.listed = NEVER;
+        let whole = state.sweep.at <= now;
+        let after = if whole { 0 } else { state.sweep.swept };
+        if whole {
+            state.sweep.at = NEVER;
+        } else {
+            // For the whole of it, later.
+            let at = state.sweep.at;
+            list(&mut self.sweeps, &queue, state, at);
+        }
+        Some(ToSweep { key: state.key.clone(), queue, after })
+    }
+
+    /// The entries up to number `last` were looked at. The first of their jobs expires at `next`.
+    pub fn swept(&mut self, queue: &Queue, last: u64, next: Micros) {
+        let Some(state) = self.all.get_mut(queue) else { return };
+        state.sweep.swept = last;
+        state.sweep.at = state.sweep.at.min(next);
+        list(&mut self.sweeps, queue, state, next);
+    }
+
+    /// Up to `limit` of them behind `after`, sorted.
+    pub fn page(&self, after: Option<&Queue>, limit: usize) -> impl Iterator<Item = (&Queue, &QueueState)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let names = self.names.range::<Queue, _>((from, Bound::Unbounded)).take(limit);
+        names.filter_map(|queue| Some((queue, self.all.get(queue)?)))
+    }
+
     /// One of them.
     pub fn get(&self, queue: &Queue) -> Option<&QueueState> {
         self.all.get(queue)
@@ -196,6 +401,7 @@ impl Queues {
 
     /// Adds one.
     pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
+        self.names.insert(queue.clone());
         self.all.entry(queue).or_insert(state)
     }
 
@@ -207,9 +413,7 @@ impl Queues {
 
     /// Their names, sorted.
     pub fn names(&self) -> Vec<Queue> {
-        let mut names: Vec<Queue> = self.all.keys().cloned().collect();
-        names.sort_unstable();
-        names
+        self.names.iter().cloned().collect()
     }
 
     /// All.
@@ -225,6 +429,7 @@ impl Queues {
         {
             state.idle = true;
             state.window = VecDeque::new();
+            state.count();
             self.idle.push_back((now, queue.clone()));
         }
     }
@@ -241,6 +446,8 @@ impl Queues {
         if !state.is_empty() {
             return Some(None);
         }
+        self.sweeps.remove(&(state.sweep.listed, queue.clone()));
+        self.names.remove(&queue);
         Some(self.all.remove(&queue))
     }
 }

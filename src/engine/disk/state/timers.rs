@@ -33,6 +33,11 @@ impl Timers {
         self.delayed_count + self.running.len() as u64
     }
 
+    /// Delayed jobs.
+    pub fn delayed(&self) -> u64 {
+        self.delayed_count
+    }
+
     /// Adds a delayed job.
     pub fn delay(&mut self, key: TimerKey, queue: Queue, entry: Entry, limit: usize) {
         self.delayed_count += 1;

@@ -31,6 +31,8 @@ pub const META_CLOCK: &[u8] = b"clock";
 pub const META_NEWEST: &[u8] = b"newest";
 /// The name of the number in `meta` that the last orderly close took.
 pub const META_CLOSED: &[u8] = b"closed";
+/// The name in `meta` of the newest group: the last item of each batch (guard/groups.rs).
+pub const META_GROUP: &[u8] = b"group";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
@@ -216,6 +218,28 @@ pub fn job_key(queue: &[u8], id: JobId) -> Vec<u8> {
     out
 }
 
+/// Reads [`job_key`].
+pub fn read_job_key(key: &[u8]) -> Result<(JobId, Queue)> {
+    let mut r = Reader(key);
+    let id = r.id()?;
+    read_queue_key(r.0).map(|queue| (id, queue))
+}
+
+/// The value of `quarantine`, whose key is that of the job: the entry that led to it, and what is wrong.
+pub fn quarantined(entry: &Entry, reason: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(27 + reason.len());
+    put_entry(&mut out, entry);
+    out.put_slice(reason.as_bytes());
+    out
+}
+
+/// Reads [`quarantined`].
+pub fn read_quarantined(value: &[u8]) -> Result<(Entry, String)> {
+    let mut r = Reader(value);
+    let entry = r.entry()?;
+    Ok((entry, String::from_utf8_lossy(r.0).into_owned()))
+}
+
 /// `ready` and `dead`: prefix of the queue, then the number.
 pub fn list_key(queue: &[u8], seq: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(queue.len() + 8);
@@ -335,6 +359,11 @@ pub fn once_ends_at(until: Micros) -> Vec<u8> {
     let mut out = vec![ONCE_END];
     out.put_u64(until);
     out
+}
+
+/// Whether a key of `once` is a [`once_end`].
+pub fn is_once_end(key: &[u8]) -> bool {
+    key.first() == Some(&ONCE_END)
 }
 
 /// Splits [`once_end`] into the time and the [`once_key`].
@@ -599,6 +628,9 @@ mod tests {
             let read = read_list_value(seq, &list_value(&first, None));
             prop_assert_eq!(read, Ok((first, Some(first.id.published_at()))));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
+            prop_assert_eq!(read_job_key(&job_key(&prefix, entry.id)).map(|(id, _)| id), Ok(entry.id));
+            let reason = "a bad sector".to_owned();
+            prop_assert_eq!(read_quarantined(&quarantined(&entry, &reason)), Ok((entry, reason)));
         }
 
         #[test]

@@ -1,15 +1,15 @@
 //! The files of the database: writes memory out as tables, compacts, and has fjall delete the files that it has
 //! replaced. For the thread that sweeps, except for the figures. Reads and writes no entry: the parent module does.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fjall::{Keyspace, PersistMode};
+use fjall::Keyspace;
 
+use super::merge::{Merged, not_merged};
 use super::{Fatal, Space, Store};
 
-/// How often, and how many times at most, [`Store::write_out`] checks whether it is done: three seconds in all.
+/// How often [`Store::write_out`] checks whether it is done.
 const WRITE_OUT_CHECK: Duration = Duration::from_millis(5);
-const WRITE_OUT_CHECKS: u32 = 600;
 /// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
 const NO_KEY: [u8; 1] = [0];
 /// Where fjall keeps a keyspace's tables, in the keyspace's directory.
@@ -31,6 +31,11 @@ impl Store {
         self.space(space).disk_space()
     }
 
+    /// Deletes all entries of a keyspace, also those that cannot be read.
+    pub fn clear(&self, space: Space) -> Result<(), Fatal> {
+        Ok(self.space(space).clear()?)
+    }
+
     /// How many entries a keyspace has, with those that were deleted or written over and are still stored, and
     /// with the notes that say so.
     pub fn items(&self, space: Space) -> u64 {
@@ -38,8 +43,9 @@ impl Store {
     }
 
     /// Writes what is in memory out as tables, all keyspaces', so that no older journal is needed. Waits for
-    /// some seconds, and answers whether it is done; if not it goes on by itself.
-    pub fn write_out(&self) -> Result<bool, Fatal> {
+    /// `patience` at most, and answers whether it is done; if not it goes on by itself.
+    pub fn write_out(&self, patience: Duration) -> Result<bool, Fatal> {
+        let began = Instant::now();
         for keyspace in &self.spaces {
             // A journal goes when each keyspace has tables as new as it. One that was emptied has none, so it
             // gets one, with nothing in it but this.
@@ -48,21 +54,23 @@ impl Store {
         for keyspace in &self.spaces {
             keyspace.rotate_memtable()?;
         }
-        for _ in 0..WRITE_OUT_CHECKS {
+        loop {
             // Fails when a worker of fjall has failed: nobody would write out any more.
-            self.db.persist(PersistMode::Buffer)?;
+            self.to_system()?;
             if self.spaces.iter().all(|keyspace| keyspace.sealed_memtable_count() == 0) {
                 return Ok(true);
             }
+            if began.elapsed() >= patience {
+                return Ok(false);
+            }
             std::thread::sleep(WRITE_OUT_CHECK);
         }
-        Ok(false)
     }
 
     /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the tables are large. The
     /// old tables take their space until [`delete_replaced`](Store::delete_replaced).
-    pub fn compact(&self, space: Space) -> Result<(), Fatal> {
-        Ok(self.space(space).major_compact()?)
+    pub fn compact(&self, space: Space) -> Result<Merged, Fatal> {
+        self.space(space).major_compact().map_or_else(not_merged, |()| Ok(Merged::Some))
     }
 
     /// Has the files deleted whose tables a compaction has replaced, if there are any: one of ours, or one that
@@ -89,8 +97,10 @@ fn has_replaced(keyspace: &Keyspace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Txn;
+    use super::super::{Limits, Txn, open};
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Files and tables of the ready lists.
     fn files(store: &Store) -> (usize, usize) {
@@ -113,19 +123,19 @@ mod tests {
     #[test]
     fn what_a_compaction_has_replaced_is_deleted_without_more_writes() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         for n in 0..100u64 {
             txn.put(Space::Ready, n.to_be_bytes(), [7; 1000]);
         }
         txn.settle(false).unwrap(); // nothing is wrong with the disk
-        assert!(store.write_out().unwrap(), "100 kB are written out within seconds");
+        assert!(store.write_out(PATIENCE).unwrap(), "100 kB are written out within seconds");
         assert_eq!(store.items(Space::Ready), 101, "entries, and the key that is only ever deleted");
         for n in 0..100u64 {
             txn.delete(Space::Ready, n.to_be_bytes());
         }
         txn.settle(false).unwrap();
-        assert!(store.write_out().unwrap(), "100 deletions are written out within seconds");
+        assert!(store.write_out(PATIENCE).unwrap(), "100 deletions are written out within seconds");
         store.compact(Space::Ready).unwrap();
         assert_eq!(store.items(Space::Ready), 0, "all was deleted, and the compaction knows");
         let (files_left, tables) = files(&store);

@@ -3,16 +3,29 @@
 
 pub mod codec;
 mod files;
+pub mod guard;
+pub mod journal;
+pub mod merge;
 pub mod open;
+pub mod repair;
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+pub use fjall::Slice;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable, Slice};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable};
+use parking_lot::Mutex;
+use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
-use codec::{Malformed, Record};
+use self::codec::{META_GROUP, Malformed, Record};
+use self::guard::DATABASE;
+use self::guard::groups::Groups;
+use self::journal::Journal;
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,12 +39,13 @@ pub enum Space {
     Queues,
     Tokens,
     Limits,
+    Quarantine,
     Keys,
     Once,
 }
 
 /// How many keyspaces there are.
-const SPACES: usize = 11;
+const SPACES: usize = 12;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -40,9 +54,11 @@ impl Space {
     /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
     /// live for seconds mostly die before they are written out, and that this happens seldom: whenever a table
     /// is added fjall syncs its list under a lock, and the writer waits for 20 to 50 ms. With 16 MiB for delayed
-    /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms.
-    const ALL: [(Space, &'static str, u64); SPACES] = [
-        (Space::Meta, "meta", MIB),
+    /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms. Each
+    /// batch writes the newest group into `meta`, which takes about 100 bytes in memory, and of which one is left
+    /// when it is written out.
+    pub const ALL: [(Space, &'static str, u64); SPACES] = [
+        (Space::Meta, "meta", 16 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
         (Space::Running, "running", 16 * MIB),
@@ -51,6 +67,7 @@ impl Space {
         (Space::Queues, "queues", 4 * MIB),
         (Space::Tokens, "tokens", MIB),
         (Space::Limits, "limits", MIB),
+        (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
     ];
@@ -83,6 +100,23 @@ pub fn describe(e: &fjall::Error) -> String {
     }
 }
 
+/// Whether an error says that bytes on the disk cannot be read or are not what was written. That harms whatever lies in
+/// the same block. Any other error says something of the whole store.
+pub fn is_unreadable(e: &fjall::Error) -> bool {
+    const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
+    match e {
+        fjall::Error::Storage(fjall::LsmError::Io(e)) => {
+            e.kind() == ErrorKind::UnexpectedEof
+                || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
+        }
+        fjall::Error::Storage(_) => true,
+        _ => false,
+    }
+}
+
+/// So many records in a row that cannot be read are no bad sector: the disk has failed.
+const UNREADABLE_IN_A_ROW: u32 = 4096;
+
 /// What a point read found.
 #[derive(Debug)]
 pub enum Found {
@@ -97,6 +131,11 @@ pub enum Found {
 pub struct Store {
     db: Database,
     spaces: [Keyspace; SPACES],
+    groups: Arc<Groups>,
+    /// The pool's directory.
+    pool: PathBuf,
+    /// Held while the second names of journals are seen to.
+    keeping: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -108,17 +147,54 @@ impl std::fmt::Debug for Store {
 /// fjall takes no fewer.
 const FEWEST_OPEN_TABLES: usize = 10;
 
+impl Limits {
+    /// For a tool that opens a store, does one thing and ends.
+    pub const OF_A_TOOL: Limits = Limits { open_tables: 64, cache: 32 * MIB };
+}
+
+impl Found {
+    fn of(key: &[u8], value: &[u8]) -> Found {
+        codec::read_record(key, value).map_or_else(|e| Found::Corrupt(e.to_string()), Found::Record)
+    }
+
+    /// What a read of a job's record says.
+    fn read(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
+        match value {
+            Ok(Some(value)) => Ok(Found::of(key, &value)),
+            Ok(None) => Ok(Found::Nothing),
+            // A block that cannot be read harms its own jobs.
+            Err(e) if is_unreadable(&e) => Ok(Found::Corrupt(describe(&e))),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// What an open database may hold of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How many tables may stay open.
+    pub open_tables: usize,
+    /// How many bytes of blocks that were read are kept.
+    pub cache: u64,
+}
+
 impl Store {
-    /// Opens or creates the database in `path`. `open_tables` of its tables may stay open.
-    pub fn open(path: &Path, open_tables: usize) -> fjall::Result<Store> {
-        let db = Database::builder(path)
-            .max_cached_files(Some(open_tables.max(FEWEST_OPEN_TABLES)))
+    /// Opens or creates the database of a pool. open.rs calls it, when it knows that nothing in there is damaged.
+    /// `groups` is made when the database is open, from `meta`.
+    fn open(
+        pool: &Path,
+        limits: Limits,
+        groups: impl FnOnce(&Keyspace) -> fjall::Result<Groups>,
+    ) -> fjall::Result<Store> {
+        let db = Database::builder(pool.join(DATABASE))
+            .max_cached_files(Some(limits.open_tables.max(FEWEST_OPEN_TABLES)))
             // The writer decides when bytes go to the machine and to the disk.
             .manual_journal_persist(true)
-            // One of them only writes memtables out, and spins while all others compact: with three that is
-            // seldom, with two it burns a core.
+            // They only write memtables out: `merge.rs` merges. Fewer could wait for each other: one that seals a
+            // memtable waits for room in a queue that only they empty, and the first of several gives most of
+            // what it takes to the others.
             .worker_threads(3)
-            .cache_size(32 * MIB)
+            .cache_size(limits.cache)
             // The least that fjall takes: when a journal is full, whatever still needs an older one is written
             // out, so that there are two, seldom three.
             .max_journaling_size(64 * MIB)
@@ -133,15 +209,17 @@ impl Store {
                     }
                     _ => FilterPolicyEntry::None,
                 };
-                KeyspaceCreateOptions::default()
+                let options = KeyspaceCreateOptions::default()
                     .manual_journal_persist(true)
                     .max_memtable_size(memtable)
                     .filter_policy(FilterPolicy::all(filter))
-                    .data_block_size_policy(BlockSizePolicy::all(4096))
+                    .data_block_size_policy(BlockSizePolicy::all(4096));
+                merge::never(options)
             })?);
         }
-        let spaces = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
-        Ok(Store { db, spaces })
+        let spaces: [Keyspace; SPACES] = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
+        let groups = Arc::new(groups(&spaces[Space::Meta as usize])?);
+        Ok(Store { db, spaces, groups, pool: pool.to_owned(), keeping: Arc::default() })
     }
 
     fn space(&self, space: Space) -> &Keyspace {
@@ -149,9 +227,31 @@ impl Store {
         &self.spaces[space as usize]
     }
 
-    /// Makes everything committed so far survive the machine.
-    pub fn sync(&self) -> fjall::Result<()> {
-        self.db.persist(PersistMode::SyncData)
+    /// Makes everything committed so far survive the process. Fails once a thread of fjall's has failed.
+    pub fn to_system(&self) -> Result<(), Fatal> {
+        Ok(self.db.persist(PersistMode::Buffer)?)
+    }
+
+    /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it has
+    /// failed it must not be tried again: the system may have forgotten what it did not write.
+    pub fn sync(&self, journal: &mut Option<Journal>) -> Result<(), Fatal> {
+        let last = self.groups.last();
+        self.to_system()?;
+        let failed = |e: std::io::Error| Fatal(format!("a sync failed: {e}"));
+        let mut current = match journal.take() {
+            Some(current) => current,
+            None => Journal::of(&self.pool.join(DATABASE)).map_err(failed)?,
+        };
+        current.sync().map_err(failed)?;
+        *journal = Some(current);
+        self.groups.synced(last, self.db.seqno()).map_err(failed)
+    }
+
+    /// Sees to the second names of journals, unless somebody does so now.
+    pub fn keep_journals(&self) -> Result<(), Fatal> {
+        let Some(_held) = self.keeping.try_lock() else { return Ok(()) };
+        guard::names::keep(&self.pool, &self.pool.join(DATABASE), &self.groups)
+            .map_err(|e| Fatal(format!("the journals cannot be given second names: {e}")))
     }
 
     /// The store as it is now.
@@ -162,6 +262,11 @@ impl Store {
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
         Ok(self.space(space).get(key)?)
+    }
+
+    /// Reads a job's committed record.
+    pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
+        Found::read(key, self.space(Space::Jobs).get(key))
     }
 
     /// Reads a number of `meta`.
@@ -183,9 +288,22 @@ impl Store {
         self.space(space).iter().map(|guard| guard.into_inner().map_err(Fatal::from))
     }
 
-    /// Walks all committed keys, without their values.
-    pub fn keys(&self, space: Space) -> impl Iterator<Item = Result<Slice, Fatal>> + use<> {
-        self.space(space).iter().map(|guard| guard.key().map_err(Fatal::from))
+    /// The first and the last committed key.
+    pub fn ends(&self, space: Space) -> Result<Option<(Slice, Slice)>, Fatal> {
+        let space = self.space(space);
+        let (Some(first), Some(last)) = (space.first_key_value(), space.last_key_value()) else {
+            return Ok(None);
+        };
+        Ok(Some((first.key()?, last.key()?)))
+    }
+
+    /// Walks a range of committed keys, without their values.
+    pub fn keys_in<K: AsRef<[u8]>>(
+        &self,
+        space: Space,
+        range: impl std::ops::RangeBounds<K>,
+    ) -> impl Iterator<Item = Result<Slice, Fatal>> {
+        self.space(space).range(range).map(|guard| guard.key().map_err(Fatal::from))
     }
 }
 
@@ -208,24 +326,8 @@ impl Snapshot<'_> {
 
     /// Reads a job's record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        found(key, self.snapshot.get(self.store.space(Space::Jobs), key))
+        Found::read(key, self.snapshot.get(self.store.space(Space::Jobs), key))
     }
-}
-
-/// What a read of a job's record says.
-fn found(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
-    Ok(match value {
-        Ok(None) => Found::Nothing,
-        Ok(Some(value)) => match codec::read_record(key, &value) {
-            Ok(record) => Found::Record(record),
-            Err(e) => Found::Corrupt(e.to_string()),
-        },
-        // A block that does not match its checksum harms its own jobs. Anything else is the disk's.
-        Err(fjall::Error::Storage(e)) if !matches!(e, fjall::LsmError::Io(_)) => {
-            Found::Corrupt(e.to_string())
-        }
-        Err(e) => return Err(e.into()),
-    })
 }
 
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
@@ -244,18 +346,26 @@ pub struct Txn {
     bytes: usize,
     /// The same of all batches, this one not yet.
     written: u64,
+    /// Of `written`, what was when the journals' second names were last seen to.
+    kept: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
     /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
+    /// What was synced last.
+    journal: Option<Journal>,
+    /// Records in a row that could not be read.
+    unreadable: Cell<u32>,
 }
 
 /// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
 /// Beyond this the recent records are forgotten, between batches.
 const RECENT_BYTES: usize = 4 << 20;
+/// A journal is full after 64 MB: after so many bytes it is seen long before that.
+const KEEP_BYTES: u64 = 16 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
 
@@ -278,9 +388,12 @@ impl Txn {
             recent_bytes: 0,
             bytes: 0,
             written: 0,
+            kept: 0,
             unsettled: false,
             rows: HashMap::new(),
             deleted: [0; SPACES],
+            journal: None,
+            unreadable: Cell::new(0),
         }
     }
 
@@ -331,10 +444,16 @@ impl Txn {
 
     /// Reads a job's record, as this transaction left it.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        match self.recent.get(key) {
-            Some(written) => found(key, Ok(written.clone())),
-            None => found(key, self.store.space(Space::Jobs).get(key)),
+        if let Some(written) = self.recent.get(key) {
+            return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
         }
+        let found = self.store.job(key)?;
+        let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
+        self.unreadable.set(in_a_row);
+        if in_a_row >= UNREADABLE_IN_A_ROW {
+            return Err(Fatal(format!("{in_a_row} jobs in a row cannot be read: {found:?}")));
+        }
+        Ok(found)
     }
 
     /// Writes a row of `keys` or `once`.
@@ -365,10 +484,14 @@ impl Txn {
         if self.batch.0.is_empty() {
             return Ok(());
         }
-        self.written += std::mem::take(&mut self.bytes) as u64;
+        let bytes = std::mem::take(&mut self.bytes);
+        self.written += bytes as u64;
         self.unsettled = true;
-        let batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        let record = self.store.groups.next(batch.len(), bytes);
+        batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
         batch.commit()?;
+        self.store.groups.committed(record);
         self.rows.clear();
         if self.recent_bytes > RECENT_BYTES {
             self.recent.clear();
@@ -386,7 +509,15 @@ impl Txn {
     pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
         self.flush()?;
         if std::mem::take(&mut self.unsettled) {
-            self.store.db.persist(if sync { PersistMode::SyncData } else { PersistMode::Buffer })?;
+            if sync {
+                self.store.sync(&mut self.journal)?;
+            } else {
+                self.store.to_system()?;
+            }
+        }
+        if self.written - self.kept > KEEP_BYTES {
+            self.kept = self.written;
+            self.store.keep_journals()?;
         }
         Ok(())
     }
@@ -416,7 +547,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let store = Store::open(dir.path(), 64).unwrap(); // new directory
+        let (store, mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -426,8 +557,8 @@ mod tests {
         txn.settle(false).unwrap(); // nothing is wrong with the disk
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
-        drop((txn, store));
-        let store = Store::open(dir.path(), 64).unwrap(); // closed just now
+        drop((txn, store, mark));
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),

@@ -5,19 +5,23 @@ use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::codec::META_CLOSED;
-use super::{Fatal, Store, describe};
+use super::codec::{META_CLOSED, META_GROUP};
+use super::guard::groups::{Groups, RECORD_LEN, Record, State};
+use super::guard::keyspaces::{self, KEYSPACES};
+use super::guard::names::{self, Aside};
+use super::guard::{self, DATABASE, Findings, Made};
+use super::{Fatal, Limits, Store, describe, journal};
 
 /// The file that says whose directory it is, and that is locked while it is open.
-const MARK: &str = "dormouse";
-/// The database, beside it.
-const DATABASE: &str = "db";
-/// Where fjall keeps its keyspaces, in the database.
-const KEYSPACES: &str = "keyspaces";
+pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 3;
-/// The oldest format that is read. What it wrote reads as this one's; docs/disk-format.md says what is new.
-const OLDEST: u32 = 2;
+/// The format before, which had no groups. What it wrote reads as this one's; docs/disk-format.md says what is new.
+const WITHOUT_GROUPS: u32 = 2;
+/// Its groups begin here, so that one can see that there were batches without a number before them.
+const GROUPS_BEGIN: u64 = 1 << 32;
+/// The line of the mark that stands there once the database is whole.
+const MADE: &str = "made\n";
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -27,12 +31,15 @@ pub enum OpenError {
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
     #[error(
-        "{0} was written before the first release (format {1}, this one reads {OLDEST} and {FORMAT}): move it away"
+        "{0} was written before the first release (format {1}, this one reads {WITHOUT_GROUPS} and {FORMAT}): move it away"
     )]
     Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
-    #[error("{0} is damaged ({1}): restore it from a copy, or move it away and begin with an empty one")]
+    #[error(
+        "{0} is damaged ({1}): restore it from a copy, or open it without what is damaged: \
+         dormouse repair --accept-loss {0}"
+    )]
     Damaged(PathBuf, String),
     #[error("{0} cannot be opened: {1}")]
     Io(PathBuf, #[source] std::io::Error),
@@ -42,21 +49,36 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Mark {
     file: File,
+    format: u32,
+    /// Whether the database was whole once: from then on, what is missing is damage.
+    made: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
-    /// Whether it says that the directory has an older format.
-    is_older: bool,
+    /// The same, as it was found.
+    was_closed: Option<u64>,
 }
 
 impl Mark {
-    /// Writes the one line that is always there, and a second one after an orderly close.
+    /// The number of the last commit before this open, if the store was closed in order.
+    pub fn was_closed(&self) -> Option<u64> {
+        self.was_closed
+    }
+
+    /// Writes the line that is always there, and those that say how far it came.
     fn write(&mut self) -> std::io::Result<()> {
+        let made = if self.made { MADE } else { "" };
         let closed = self.closed.map_or(String::new(), |number| format!("closed {number}\n"));
-        let text = format!("{MAGIC}{FORMAT}\n{closed}");
+        let text = format!("{MAGIC}{FORMAT}\n{made}{closed}");
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
         self.file.sync_all()
+    }
+
+    /// Notes that there is no database any more, or that there is a whole one.
+    pub fn note(&mut self, made: bool) -> std::io::Result<()> {
+        (self.made, self.closed) = (made, None);
+        self.write()
     }
 
     /// Notes what the last commit was: a journal that ends before it has lost something.
@@ -66,8 +88,8 @@ impl Mark {
     }
 }
 
-/// Opens `path`, made if it is not there. `open_tables` of the tables may stay open.
-pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError> {
+/// Makes the directory, and locks it.
+pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     // Jobs and tokens are in it.
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io)?;
@@ -80,51 +102,124 @@ pub fn open(path: &Path, open_tables: usize) -> Result<(Store, Mark), OpenError>
             "others may look into the data directory: chmod it to 700"
         );
     }
-    let mut mark = mark(path)?;
+    mark(path)
+}
+
+/// What is known of the groups; `None` if the database was never whole, so that it holds nothing.
+pub fn state(path: &Path, mark: &Mark) -> Result<Option<State>, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
     let database = path.join(DATABASE);
-    if mark.closed.is_none() && was_never_complete(&database).map_err(io)? {
-        std::fs::remove_dir_all(&database).map_err(io)?;
-    }
-    let store = Store::open(&database, open_tables).map_err(|e| match e {
-        fjall::Error::Locked => OpenError::Locked(path.to_owned()),
-        fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
-        other => OpenError::Damaged(path.to_owned(), describe(&other)),
-    })?;
-    sync_names(path, &database).map_err(io)?;
-    if let Some(number) = mark.closed {
-        let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
-        let found = store.number(META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
-        if found != Some(number) {
-            return Err(damaged("its last commits are missing".to_owned()));
+    match State::read(path) {
+        Ok(Some(state)) => Ok(Some(state)),
+        Ok(None) if mark.made => {
+            Err(OpenError::Damaged(path.to_owned(), "the file groups is missing".to_owned()))
         }
-        mark.closed = None;
-        mark.write().map_err(io)?;
-    } else if mark.is_older {
-        // Before anything is written that an older version would not understand.
-        mark.write().map_err(io)?;
+        Err(e) if e.kind() == ErrorKind::InvalidData && mark.made => {
+            Err(OpenError::Damaged(path.to_owned(), e.to_string()))
+        }
+        Err(e) if e.kind() != ErrorKind::InvalidData => Err(io(e)),
+        _ if mark.format == WITHOUT_GROUPS => match guard::made(&database).map_err(io)? {
+            Made::Whole => Ok(Some(State::after(GROUPS_BEGIN, &database).map_err(io)?)),
+            // It was closed in good order, and now it is gone.
+            _ if mark.closed.is_some() => {
+                Err(OpenError::Damaged(path.to_owned(), "the database is missing".to_owned()))
+            }
+            _ => Ok(None),
+        },
+        _ => Ok(None),
+    }
+}
+
+/// Opens `path`, made if it is not there.
+pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
+    let mut mark = lock(path)?;
+    let database = path.join(DATABASE);
+    let (state, findings) = match state(path, &mark)? {
+        Some(state) => {
+            let findings = guard::judge(path, &state).map_err(io)?;
+            if !findings.damage.is_empty() {
+                return Err(damaged(findings.summary()));
+            }
+            Aside::new(path).and_then(|mut aside| findings.prepare(path, &mut aside)).map_err(io)?;
+            if mark.closed.is_none() {
+                journal::rewrite(&database).map_err(io)?;
+            }
+            (state, findings)
+        }
+        None => {
+            if database.exists() {
+                // Nobody was ever answered for what is in it.
+                Aside::new(path).and_then(|mut aside| aside.take(&database)).map_err(io)?;
+            }
+            (State::new(), Findings::default())
+        }
+    };
+    let store = open_whole(path, limits, state, &findings)?;
+    mark.was_closed = mark.closed;
+    if !mark.made || mark.closed.is_some() {
+        if let Some(number) = mark.closed {
+            let found = store.number(META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
+            if found != Some(number) {
+                return Err(damaged("its last commits are missing".to_owned()));
+            }
+        }
+        mark.note(true).map_err(io)?;
     }
     Ok((store, mark))
 }
 
-/// Whether there is a database whose making was cut off, so that it holds nothing. Before it makes the first
-/// keyspace, fjall writes this file last and syncs it: where the file is not whole, there is no keyspace.
-fn was_never_complete(database: &Path) -> std::io::Result<bool> {
-    if !database.exists() {
-        return Ok(false);
+/// Opens the database in a directory that was found undamaged.
+pub fn open_whole(
+    path: &Path,
+    limits: Limits,
+    mut state: State,
+    findings: &Findings,
+) -> Result<Store, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let database = path.join(DATABASE);
+    let store = Store::open(path, limits, |meta| {
+        let stored = match meta.get(META_GROUP)? {
+            Some(value) => {
+                let value: Result<[u8; RECORD_LEN], _> = value.as_ref().try_into();
+                value.map(|value| Record::read(&value)).map_err(|_| fjall::Error::Unrecoverable)?
+            }
+            None => Record::default(),
+        };
+        if state.base == State::BEHIND_ALL {
+            state.base = stored.number.saturating_add(2);
+            state.first = state.base;
+        }
+        // The batches of another format, and those before a repair, have the numbers below.
+        let base = Record { number: state.base - 1, ..Record::default() };
+        let last = if stored.number < base.number { base } else { stored };
+        Ok(Groups::open(path, state, last)?)
+    })
+    .map_err(|e| match e {
+        fjall::Error::Locked => OpenError::Locked(path.to_owned()),
+        fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
+        other => OpenError::Damaged(path.to_owned(), describe(&other)),
+    })?;
+    let last = store.groups.last();
+    let expected = findings.last.map_or(findings.synced, |last| last.number);
+    if last < expected || (findings.last.is_some() && last != expected) {
+        let reason = format!("it ends with group {last} of requests, not with {expected}");
+        return Err(OpenError::Damaged(path.to_owned(), reason));
     }
-    let version = match std::fs::read(database.join("version")) {
-        Ok(version) => version,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(true),
-        Err(e) => return Err(e),
-    };
-    // Four bytes, none of them zero.
-    let is_whole = version.len() >= 4 && !version.contains(&0);
-    let has_keyspaces = match std::fs::read_dir(database.join(KEYSPACES)) {
-        Ok(mut keyspaces) => keyspaces.next().is_some(),
-        Err(e) if e.kind() == ErrorKind::NotFound => false,
-        Err(e) => return Err(e),
-    };
-    Ok(!is_whole && !has_keyspaces)
+    sync_names(path, &database).map_err(io)?;
+    let keyspaces = keyspaces::list(&database).map_err(io)?.0.into_iter().collect();
+    let seqno = store.db.seqno();
+    // fjall has synced the journals.
+    let now = |state: &mut State| (state.keyspaces, state.synced, state.seqno) = (keyspaces, last, seqno);
+    store.groups.change(now).map_err(io)?;
+    names::sync(path).map_err(io)?;
+    names::keep(path, &database, &store.groups).map_err(io)?;
+    // Also those that a process gave them which was killed before it synced.
+    if path.join(names::SECOND).exists() {
+        names::sync(&path.join(names::SECOND)).map_err(io)?;
+    }
+    Ok(store)
 }
 
 /// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
@@ -159,7 +254,7 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, closed: None, is_older: false };
+    let mut mark = Mark { file, format: FORMAT, made: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -168,16 +263,25 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
         return Ok(mark);
     }
     let text = String::from_utf8_lossy(&bytes);
-    let mut lines = text.lines();
-    let version = lines.next().and_then(|line| line.strip_prefix(MAGIC)?.parse::<u32>().ok());
-    match version {
-        Some(version @ OLDEST..=FORMAT) => mark.is_older = version < FORMAT,
-        Some(version) if version > FORMAT => return Err(OpenError::Newer(path.to_owned(), version)),
-        Some(version) => return Err(OpenError::Older(path.to_owned(), version)),
-        None => return Err(OpenError::NotOurs(path.to_owned())),
-    }
-    // A second line that was cut off says nothing: the store is opened as after a crash.
-    let closed = text.ends_with('\n').then(|| lines.next()).flatten();
-    mark.closed = closed.and_then(|line| line.strip_prefix("closed ")?.parse().ok());
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
+    mark.format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
+    let closed = match (mark.format, rest.strip_prefix(MADE)) {
+        (WITHOUT_GROUPS, _) => rest,
+        (FORMAT, Some(closed)) => {
+            mark.made = true;
+            closed
+        }
+        // A start that was cut off while it wrote that line.
+        (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",
+        (FORMAT, None) => {
+            let reason = format!("the file {MARK} is not what was written");
+            return Err(OpenError::Damaged(path.to_owned(), reason));
+        }
+        (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
+        (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
+    };
+    // A line that was cut off says nothing: the store is opened as after a crash.
+    mark.closed = closed.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
     Ok(mark)
 }

@@ -1,0 +1,107 @@
+//! Notices a thread that hangs in the disk. Counts by its own waking up, not by a clock: a process that was stopped,
+//! or a machine that slept, is no disk that hangs. Makes no call to the disk itself, so that it hangs with nobody.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::poison::Poison;
+use super::threads::Stop;
+
+/// What one thread says of its work.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// Odd while it works; each begin and each end counts.
+    beats: AtomicU64,
+}
+
+/// The thread works until this goes.
+#[derive(Debug)]
+pub struct Working<'a>(&'a Pulse);
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.beats.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Pulse {
+    /// One piece of work begins.
+    pub fn work(&self) -> Working<'_> {
+        self.beats.fetch_add(1, Ordering::Relaxed);
+        Working(self)
+    }
+}
+
+/// Poisons the store once one piece of work has taken `limit`. Each pulse comes with what its work is called. Calls
+/// `failed` when the store is poisoned, by whomever.
+pub fn watch(
+    pulses: &[(&str, Arc<Pulse>)],
+    limit: Duration,
+    stop: &Stop,
+    poison: &Poison,
+    failed: impl FnOnce(),
+) {
+    let mut failed = Some(failed);
+    let every = (limit / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
+    let most = limit.as_millis().div_ceil(every.as_millis()).max(1);
+    let mut seen = vec![(0, 0); pulses.len()];
+    while !stop.told_within(every) {
+        for ((name, pulse), (last, times)) in pulses.iter().zip(&mut seen) {
+            let now = pulse.beats.load(Ordering::Relaxed);
+            let same = now % 2 == 1 && now == *last;
+            (*last, *times) = (now, if same { *times + 1 } else { 0 });
+            if *times >= most {
+                poison.set(format!("{name} has taken longer than {limit:?}: the disk hangs"));
+            }
+        }
+        if poison.error().is_some()
+            && let Some(failed) = failed.take()
+        {
+            failed();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::disk::threads;
+
+    #[test]
+    fn work_that_takes_too_long_poisons_and_other_work_does_not() {
+        let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
+        let (hangs, works) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
+        let pulses = [("a sync", works.clone()), ("a group of calls", hangs.clone())];
+        let (told, end) = (stop.clone(), poison.clone());
+        let (tell, told_of) = std::sync::mpsc::channel();
+        let body = move || {
+            watch(&pulses, Duration::from_millis(50), &told, &end, || {
+                let _ = tell.send(());
+            })
+        };
+        let thread = threads::spawn("disk-watch", &stop, &poison, body).unwrap(); // there is room for a thread
+        for _ in 0..50 {
+            // Each takes a moment, all together longer than the limit.
+            let _work = (works.work(), hangs.work());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(poison.check().is_ok(), "no piece of work took long, and: {:?}", poison.error());
+        let work = hangs.work();
+        for _ in 0..10_000 {
+            if poison.check().is_err() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let reason = poison.error().map(|e| e.to_string()).unwrap_or_default();
+        assert!(reason.contains("a group of calls has taken longer than 50ms"), "it says: {reason:?}");
+        drop(work);
+        assert!(
+            told_of.recv_timeout(Duration::from_secs(10)).is_ok(),
+            "nobody was told that the store failed"
+        );
+        stop.tell();
+        assert!(thread.join().is_ok(), "the watch ends as it is told to");
+    }
+}

@@ -1,0 +1,119 @@
+//! Rebuilds lists that cannot be read, from the jobs: a job's record says where it was when it was written. For a store
+//! that nobody has open. What a list alone knows is lost: how many tries its jobs have left, and which of them had moved
+//! on since their record was written.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use super::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
+use super::store::open::{self, OpenError};
+use super::store::{Fatal, Limits, Space, Store, Txn};
+
+/// The lists, in the order in which they are rebuilt.
+const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
+/// How many tries a job has left after its list was lost.
+const TRIES: u16 = 1;
+
+/// Rebuilds those lists of the pool in `path` that cannot be read. Each job of theirs goes where its record says: it is
+/// delayed, ready or dead. One that was handed out is ready. It has one try left. Answers how many jobs were put into a
+/// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
+pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
+    let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
+    rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
+}
+
+/// The lists that cannot be read, those of the keys and of the remembered requests among them.
+pub fn unreadable(store: &Store) -> Vec<Space> {
+    let lists = LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err());
+    let rows = [Space::Keys, Space::Once];
+    lists.chain(rows.into_iter().filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
+}
+
+/// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none is
+/// put into one.
+pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
+    let damaged = unreadable(store);
+    if damaged.is_empty() && !gaps {
+        return Ok(0);
+    }
+    // Jobs that stand in a list that can be read stay there.
+    let mut listed = HashSet::new();
+    for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
+        visit(store, list, |prefix, entry| {
+            listed.insert((codec::job_key(prefix, entry.id), entry.generation));
+        })?;
+    }
+    // Everything is read before anything is changed.
+    let (mut lost, mut keys) = (Vec::new(), Vec::new());
+    for item in store.all(Space::Jobs) {
+        let (key, value) = item?;
+        let Ok(record) = codec::read_record(&key, &value) else { continue };
+        if let Some(name) = &record.key {
+            keys.push((key.to_vec(), name.clone(), record.generation));
+        }
+        let quarantined = store.get(Space::Quarantine, &key)?.is_some();
+        if !quarantined && !listed.contains(&(key.to_vec(), record.generation)) {
+            lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
+        }
+    }
+    for list in &damaged {
+        tracing::warn!(list = ?list, jobs = lost.len(), "a list cannot be read and is rebuilt from the jobs");
+        store.clear(*list)?;
+    }
+    let mut txn = Txn::new(store.clone());
+    let mut next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+    txn.put(Space::Meta, META_SEQ, (next + lost.len() as u64).to_be_bytes());
+    // Since when they were there is lost.
+    let since = Some(store.number(META_CLOCK)?.unwrap_or(0));
+    for (key, record) in &lost {
+        let (id, queue) = codec::read_job_key(key)?;
+        let prefix = codec::queue_key(&queue);
+        let entry = Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
+        // What is there may say that the queue is paused.
+        if store.get(Space::Queues, &prefix)?.is_none() {
+            txn.put(Space::Queues, &prefix, codec::queue_value(None));
+        }
+        match record.location {
+            Location::Delayed(timer) if gaps || damaged.contains(&Space::Delayed) => {
+                txn.put(Space::Delayed, codec::timer_key(timer), codec::timer_value(&prefix, &entry));
+            }
+            Location::Dead(seq) if gaps || damaged.contains(&Space::Dead) => {
+                txn.put(Space::Dead, codec::list_key(&prefix, seq), codec::list_value(&entry, since));
+            }
+            // In their order, behind all others: where they stood, another job may stand by now.
+            Location::Ready(_) | Location::Delayed(_) | Location::Dead(_) => {
+                txn.put(Space::Ready, codec::list_key(&prefix, next), codec::list_value(&entry, since));
+                next += 1;
+            }
+        }
+        txn.relieve()?;
+    }
+    if gaps || damaged.contains(&Space::Keys) {
+        for (key, name, generation) in &keys {
+            let (id, queue) = codec::read_job_key(key)?;
+            let row = codec::key_key(&codec::queue_key(&queue), name);
+            txn.put(Space::Keys, row, codec::key_value(id, *generation));
+            txn.relieve()?;
+        }
+    }
+    txn.settle(true)?;
+    Ok(lost.len() as u64)
+}
+
+/// Reads a list from the first entry to the last, and shows each with the prefix of its queue.
+fn visit(store: &Store, list: Space, mut each: impl FnMut(&[u8], Entry)) -> Result<(), Fatal> {
+    for item in store.all(list) {
+        let (key, value) = item?;
+        match list {
+            Space::Ready | Space::Dead => {
+                let (prefix, seq) = codec::split_list_key(&key)?;
+                each(prefix, codec::read_list_value(seq, &value)?.0);
+            }
+            _ => {
+                let (prefix, entry) = codec::split_timer_value(&value)?;
+                each(prefix, entry);
+            }
+        }
+    }
+    Ok(())
+}

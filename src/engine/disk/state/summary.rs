@@ -1,0 +1,134 @@
+//! The summary of an orderly close: how many entries the lists of each queue have, and how many keys and remembered
+//! requests there are, so that the next open need not count them. It lies in `meta`, written by the last commit, and counts only if the mark of the directory names that commit:
+//! the mark loses the name, durably, before anything else is written.
+
+use bytes::{BufMut, Bytes};
+
+use super::WriterState;
+use crate::clock::Micros;
+use crate::engine::disk::store::codec::{self, Malformed};
+use crate::engine::disk::store::{Fatal, Space, Store};
+use crate::name::Queue;
+
+/// The beginning of its keys in `meta`; a part's number follows.
+const NAME: &[u8] = b"summary";
+/// So many queues are in one part.
+const PART: usize = 4096;
+/// What its parts begin with. One of another version is not read.
+const VERSION: u64 = 2;
+
+/// What is said of one queue.
+#[derive(Debug)]
+pub struct OfQueue {
+    pub queue: Queue,
+    pub ready: u64,
+    /// The number of the first ready entry.
+    pub first: u64,
+    pub dead: u64,
+    pub dead_from: u64,
+    /// Delayed and running jobs.
+    pub timers: u64,
+    /// When the sweep should look at the queue, how far it has come, and whether jobs expire here.
+    pub sweep: (Micros, u64, bool),
+}
+
+/// What is known of the lists without reading them.
+#[derive(Debug)]
+pub struct Summary {
+    pub queues: Vec<OfQueue>,
+    pub delayed: u64,
+    /// Keys of jobs, and requests that are remembered.
+    pub keys: u64,
+    pub once: u64,
+}
+
+fn key(part: u32) -> Vec<u8> {
+    [NAME, &part.to_be_bytes()[..]].concat()
+}
+
+impl WriterState {
+    /// Writes the summary into the commit with this number.
+    pub fn write_summary(&mut self, number: u64) {
+        let all: Vec<_> = self.queues.iter().collect();
+        let parts: Vec<Vec<u8>> = match all.chunks(PART) {
+            chunks if chunks.len() == 0 => vec![self.summary_part(number, 1, &[])],
+            chunks => {
+                let count = chunks.len() as u64;
+                chunks.map(|chunk| self.summary_part(number, count, chunk)).collect()
+            }
+        };
+        for (n, part) in parts.iter().enumerate() {
+            self.txn.put(Space::Meta, key(n as u32), part);
+        }
+    }
+
+    fn summary_part(
+        &self,
+        number: u64,
+        parts: u64,
+        queues: &[(&Queue, &super::queues::QueueState)],
+    ) -> Vec<u8> {
+        let mut out = Vec::with_capacity(48 + queues.len() * 96);
+        for head in [VERSION, number, parts, self.timers.delayed(), self.keys, self.once] {
+            out.put_u64(head);
+        }
+        for (_, q) in queues {
+            let sweep = q.sweeps();
+            out.put_u16(q.key.len() as u16); // two names of 255 bytes at most, and their lengths
+            out.put_slice(&q.key);
+            for value in [
+                q.ready,
+                q.ready_from(),
+                q.dead,
+                q.dead_from,
+                q.timers,
+                sweep.at,
+                sweep.swept,
+                sweep.expiring.into(),
+            ] {
+                out.put_u64(value);
+            }
+        }
+        out
+    }
+}
+
+/// Reads the summary of the close whose last commit has this number, if it is all there.
+pub fn read(store: &Store, number: u64) -> Result<Option<Summary>, Fatal> {
+    let mut summary = Summary { queues: Vec::new(), delayed: 0, keys: 0, once: 0 };
+    let mut part = 0;
+    loop {
+        let Some(value) = store.get(Space::Meta, &key(part))? else { return Ok(None) };
+        let mut bytes = Bytes::copy_from_slice(&value);
+        if u64(&mut bytes)? != VERSION || u64(&mut bytes)? != number {
+            return Ok(None);
+        }
+        let parts = u64(&mut bytes)?;
+        summary.delayed = u64(&mut bytes)?;
+        summary.keys = u64(&mut bytes)?;
+        summary.once = u64(&mut bytes)?;
+        while !bytes.is_empty() {
+            let len = usize::from(u16::from_be_bytes([take(&mut bytes, 1)?[0], take(&mut bytes, 1)?[0]]));
+            let queue = codec::read_queue_key(&take(&mut bytes, len)?)?;
+            let mut values = [0; 8];
+            for value in &mut values {
+                *value = u64(&mut bytes)?;
+            }
+            let [ready, first, dead, dead_from, timers, at, swept, expiring] = values;
+            let sweep = (at, swept, expiring > 0);
+            summary.queues.push(OfQueue { queue, ready, first, dead, dead_from, timers, sweep });
+        }
+        part += 1;
+        if u64::from(part) >= parts {
+            return Ok(Some(summary));
+        }
+    }
+}
+
+fn take(bytes: &mut Bytes, len: usize) -> Result<Bytes, Malformed> {
+    if bytes.len() < len { Err(Malformed("cut short")) } else { Ok(bytes.split_to(len)) }
+}
+
+fn u64(bytes: &mut Bytes) -> Result<u64, Malformed> {
+    codec::read_number(&take(bytes, 8)?)
+}

@@ -1,0 +1,243 @@
+//! fjall's keyspaces as they lie on the disk: whether each is there with the list of its tables, whether the list is
+//! what was written, and whether each table in it is there. Changes nothing. What a table holds is checked by fjall
+//! when it is read: each block has a checksum.
+//!
+//! A keyspace is a directory whose name is a number. `current` names the newest list, `v<number>`, with its
+//! checksum: `number:8 xxh3:16 0`, little-endian (lsm-tree 3.1.10, `version/persist.rs`). fjall does not compare that
+//! checksum, and deletes tables that stand in no list.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Cursor, Error, ErrorKind, Read, Result, Write};
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::names::{self, Aside};
+
+/// Where fjall keeps its keyspaces, in the database.
+pub const KEYSPACES: &str = "keyspaces";
+/// Where a keyspace keeps its tables.
+pub const TABLES: &str = "tables";
+/// Names the newest list of tables.
+pub const CURRENT: &str = "current";
+
+/// The numbers of the keyspaces, and the names of directories that are none.
+pub fn list(database: &Path) -> Result<(BTreeSet<u32>, Vec<String>)> {
+    let (mut ids, mut others) = (BTreeSet::new(), Vec::new());
+    for entry in fs::read_dir(database.join(KEYSPACES))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        match name.to_str().and_then(|name| name.parse().ok()) {
+            Some(id) => drop(ids.insert(id)),
+            None => others.push(name.to_string_lossy().into_owned()),
+        }
+    }
+    Ok((ids, others))
+}
+
+/// What is wrong with a keyspace; `None` if nothing is.
+pub fn damage(database: &Path, id: u32) -> Result<Option<String>> {
+    let dir = database.join(KEYSPACES).join(id.to_string());
+    let wrong = |what: String| Ok(Some(format!("keyspace {id}: {what}")));
+    let current = match fs::read(dir.join(CURRENT)) {
+        Ok(current) => current,
+        Err(e) if e.kind() == ErrorKind::NotFound => return wrong(format!("the file {CURRENT} is missing")),
+        Err(e) => return Err(e),
+    };
+    let Some((version, checksum)) = read_current(&current) else {
+        return wrong(format!("the file {CURRENT} cannot be read"));
+    };
+    let list = dir.join(format!("v{version}"));
+    let bytes = match fs::read(&list) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return wrong(format!("its list of tables, v{version}, is missing"));
+        }
+        Err(e) => return Err(e),
+    };
+    if xxh3_128(&bytes) != checksum {
+        return wrong(format!("its list of tables, v{version}, is not what was written"));
+    }
+    let tables = match tables(&list) {
+        Ok(tables) => tables,
+        Err(e) => return wrong(format!("its list of tables, v{version}, cannot be read: {e}")),
+    };
+    let mut there = BTreeSet::new();
+    for name in names_in(&dir.join(TABLES))? {
+        match name.parse::<u64>() {
+            Ok(id) => drop(there.insert(id)),
+            Err(_) => return wrong(format!("{TABLES}/{name} is no table")),
+        }
+    }
+    match tables.iter().find(|table| !there.contains(&table.id)) {
+        Some(table) => return wrong(format!("table {} is missing", table.id)),
+        None if id != 0 => return Ok(None),
+        None => {}
+    }
+    // The first one holds the names of the others: fjall throws away what has none. It is small.
+    for table in tables {
+        if xxh3_128(&fs::read(dir.join(TABLES).join(table.id.to_string()))?) != table.checksum {
+            return wrong(format!("table {} is not what was written", table.id));
+        }
+    }
+    Ok(None)
+}
+
+/// The names in a directory; none if it is not there.
+fn names_in(dir: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// The number of the list, and its checksum.
+fn read_current(current: &[u8]) -> Option<(u64, u128)> {
+    let version = u64::from_le_bytes(current.get(..8)?.try_into().ok()?);
+    let checksum = u128::from_le_bytes(current.get(8..24)?.try_into().ok()?);
+    // Behind it stands the kind of the checksum, of which there is one.
+    (current.len() == 25 && current[24] == 0).then_some((version, checksum))
+}
+
+/// A table in a list.
+struct Table {
+    id: u64,
+    checksum: u128,
+}
+
+/// The bytes of a table in a list: `id:8 0 xxh3:16 seqno:8`, little-endian.
+const TABLE: usize = 33;
+
+impl Table {
+    fn read(mut bytes: &[u8]) -> Result<Table> {
+        let id = u64::from_le_bytes(read(&mut bytes)?);
+        if read::<1>(&mut bytes)? != [0] {
+            return Err(Error::new(ErrorKind::InvalidData, "an unknown kind of checksum"));
+        }
+        Ok(Table { id, checksum: u128::from_le_bytes(read(&mut bytes)?) })
+    }
+}
+
+fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).map(|()| bytes)
+}
+
+/// The tables in a list: levels, runs in each, tables in each.
+fn tables(list: &Path) -> Result<Vec<Table>> {
+    let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
+    let reader = sfa::Reader::new(list).map_err(|e| invalid(e.to_string()))?;
+    let section =
+        reader.toc().section(b"tables").ok_or_else(|| invalid("no tables stand in it".to_owned()))?;
+    let mut section = section.buf_reader(list)?;
+    let mut found = Vec::new();
+    for _ in 0..read::<1>(&mut section)?[0] {
+        for _ in 0..read::<1>(&mut section)?[0] {
+            for _ in 0..u32::from_le_bytes(read(&mut section)?) {
+                found.push(Table::read(&read::<TABLE>(&mut section)?)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Makes a keyspace open again, without the tables that are not there. One that has no list of tables is set aside
+/// as a whole; fjall makes an empty one of its name.
+pub fn mend(database: &Path, id: u32, aside: &mut Aside) -> Result<()> {
+    let dir = database.join(KEYSPACES).join(id.to_string());
+    if !dir.is_dir() {
+        return Ok(());
+    }
+    for name in names_in(&dir.join(TABLES))? {
+        if name.parse::<u64>().is_err() {
+            aside.take(&dir.join(TABLES).join(name))?;
+        }
+    }
+    let Some((version, list)) = list_to_use(&dir)? else { return aside.take(&dir) };
+    let is_there = |table: &Table| dir.join(TABLES).join(table.id.to_string()).exists();
+    let list = without(&list, is_there)?;
+    // The next number: nothing is written over.
+    let version = version + 1;
+    let mut current = version.to_le_bytes().to_vec();
+    current.extend(xxh3_128(&list).to_le_bytes());
+    current.push(0);
+    for (name, bytes) in [(format!("v{version}"), list), (CURRENT.to_owned(), current)] {
+        if dir.join(&name).exists() {
+            aside.take(&dir.join(&name))?;
+        }
+        let mut file = File::create(dir.join(&name))?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        names::sync(&dir)?;
+    }
+    Ok(())
+}
+
+/// The number and the bytes of the list that `current` means, if both are whole; else of the newest list that reads.
+fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
+    let (mut highest, mut best) = (0, None);
+    let meant = fs::read(dir.join(CURRENT)).ok().and_then(|current| read_current(&current));
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix('v')?.parse::<u64>().ok());
+        let Some(number) = number else { continue };
+        highest = highest.max(number);
+        let path = dir.join(name);
+        let bytes = fs::read(&path)?;
+        // Of a list that is not what was written nothing is believed.
+        let is_rotten = meant.is_some_and(|(version, sum)| version == number && sum != xxh3_128(&bytes));
+        if !is_rotten && tables(&path).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
+            best = Some((number, bytes));
+        }
+    }
+    Ok(best.map(|(_, bytes)| (highest, bytes)))
+}
+
+/// A list with those of its tables that `keep` says.
+fn without(list: &[u8], keep: impl Fn(&Table) -> bool) -> Result<Vec<u8>> {
+    let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
+    let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(|e| invalid(e.to_string()))?;
+    let mut writer = sfa::Writer::from_writer(Cursor::new(Vec::new()));
+    for section in reader.toc().iter() {
+        let (from, len) = (section.pos() as usize, section.len() as usize);
+        let bytes = list.get(from..from + len).ok_or_else(|| invalid("a section is cut off".to_owned()))?;
+        writer.start(section.name())?;
+        if section.name() == b"tables" {
+            writer.write_all(&tables_without(bytes, &keep)?)?;
+        } else {
+            writer.write_all(bytes)?;
+        }
+    }
+    writer.into_inner().map(Cursor::into_inner).map_err(|e| invalid(e.to_string()))
+}
+
+/// The same of the section that names the tables. A run without tables is left out.
+fn tables_without(mut section: &[u8], keep: impl Fn(&Table) -> bool) -> Result<Vec<u8>> {
+    let levels = read::<1>(&mut section)?[0];
+    let mut kept = vec![levels];
+    for _ in 0..levels {
+        let mut runs = Vec::new();
+        for _ in 0..read::<1>(&mut section)?[0] {
+            let mut run = Vec::new();
+            for _ in 0..u32::from_le_bytes(read(&mut section)?) {
+                let bytes: [u8; TABLE] = read(&mut section)?;
+                if keep(&Table::read(&bytes)?) {
+                    run.push(bytes);
+                }
+            }
+            if !run.is_empty() {
+                runs.push(run);
+            }
+        }
+        // Both counts are not above those that were read.
+        kept.push(runs.len() as u8);
+        for run in runs {
+            kept.extend((run.len() as u32).to_le_bytes());
+            kept.extend(run.concat());
+        }
+    }
+    Ok(kept)
+}

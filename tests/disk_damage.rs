@@ -1,0 +1,457 @@
+//! Damage to the files of a disk pool: bytes that were flipped, and files that are gone, after an orderly close and
+//! after `kill -9`. Whatever is damaged, no job is lost in silence: the store refuses to open, or says later which
+//! job it cannot read, or the damage has no effect.
+//!
+//! `DISK_FLIPS=200` tries so many flips of each store instead of a few, and removes every file also of the largest
+//! store; `DISK_FLIPS_SEED=7` draws others.
+
+mod disk_common;
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk_common::*;
+use dormouse::clock::ManualClock;
+use dormouse::engine::Engine;
+use dormouse::engine::disk::{DiskEngine, OpenError, repair};
+use dormouse::error::Error;
+use dormouse::job::{Job, JobRef, NewJob};
+use dormouse::name::Queue;
+use rustix::fs::{SeekFrom, seek};
+
+/// What a store must have: jobs that are stored, and jobs that were acked.
+struct Account {
+    queue: Queue,
+    stored: BTreeMap<u64, Bytes>,
+    acked: BTreeSet<u64>,
+    clock: Arc<ManualClock>,
+}
+
+/// The tables of the keyspace that holds the jobs.
+const JOBS: &str = "db/keyspaces/2/tables";
+/// Begins with the number of the list of these tables.
+const JOBS_LIST: &str = "db/keyspaces/2/current";
+
+/// A number from the environment.
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Numbers that differ from run to run by the seed alone.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+/// A body that does not compress, told from all others.
+fn body(n: u64, len: usize) -> Bytes {
+    let mut rng = Rng(n);
+    std::iter::repeat_with(|| rng.next().to_le_bytes()).flatten().take(len).collect()
+}
+
+/// How a store ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Closed,
+    Killed,
+}
+
+/// Makes a store of this kind in `dir`: jobs of many groups, ready, delayed and acked, in journals and in tables.
+/// `large` fills a journal.
+async fn make(dir: &Path, end: End, large: bool) -> Account {
+    let clock = clock();
+    let mut account =
+        Account { queue: queue("q"), stored: BTreeMap::new(), acked: BTreeSet::new(), clock: clock.clone() };
+    let home = tempfile::tempdir().expect("a directory");
+    let mut options = options(home.path(), &clock);
+    options.upkeep = true;
+    options.upkeep_every = Duration::from_millis(50);
+    let engine = DiskEngine::open(options).expect("an empty directory opens");
+    let mut n = 0;
+    let mut publish = async |account: &mut Account, count: u64, len: usize| {
+        for _ in 0..count {
+            n += 1;
+            let delay = Duration::from_secs(if n % 3 == 0 { 60 } else { 0 });
+            let new = NewJob { body: body(n, len), delay, ..job(&account.queue, n) };
+            account.stored.insert(n, new.body.clone());
+            engine.publish(vec![new]).await.expect("published");
+        }
+    };
+    let ack = async |account: &mut Account, count: u16| {
+        for job in take(&engine, &account.queue.clone(), count, Duration::from_secs(3600)).await {
+            engine.ack(JobRef { queue: job.queue.clone(), id: job.id }).await.expect("acked");
+            let n = number_of(&job);
+            account.stored.remove(&n);
+            account.acked.insert(n);
+        }
+    };
+    publish(&mut account, 300, 20_000).await;
+    ack(&mut account, 40).await;
+    // At rest what is in memory is written out as tables.
+    // The first list of tables is empty.
+    let has_tables = || std::fs::read(home.path().join(JOBS_LIST)).is_ok_and(|list| list.first() > Some(&0));
+    for _ in 0..3000 {
+        if has_tables() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(has_tables(), "upkeep writes tables out within a minute");
+    if large {
+        publish(&mut account, 1000, 80_000).await;
+    }
+    publish(&mut account, 300, 1000).await;
+    ack(&mut account, 40).await;
+    publish(&mut account, 30, 10).await;
+    if end == End::Closed {
+        engine.close().await;
+        copy_linked(home.path(), dir);
+    } else {
+        // The files as the system has them at this moment: what `kill -9` leaves.
+        copy_linked(home.path(), dir);
+        engine.close().await;
+    }
+    account
+}
+
+/// The number of a job: `id` made its id from it.
+fn number_of(job: &Job) -> u64 {
+    (0..10_000).find(|n| id(*n) == job.id).unwrap_or_else(|| panic!("{:?} is a job of this test", job.id))
+}
+
+fn is_table(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "tables")
+}
+
+fn is_journal(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "jnl")
+}
+
+fn files(path: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() { found.extend(files(&entry.path())) } else { found.push(entry.path()) }
+    }
+    found.sort();
+    found
+}
+
+/// The bytes of a file up to the last that were written: a new journal is mostly a hole.
+fn used(path: &Path) -> Vec<u8> {
+    let file = std::fs::File::open(path).expect("it can be opened");
+    let (mut bytes, mut at) = (Vec::new(), 0);
+    while let Ok(from) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(from)).expect("behind data there is a hole, or the end");
+        bytes.resize(at as usize, 0);
+        file.read_exact_at(&mut bytes[from as usize..], from).expect("it can be read");
+    }
+    while bytes.len() > 4096 && bytes.ends_with(&[0; 4096]) {
+        bytes.truncate(bytes.len() - 4096);
+    }
+    bytes
+}
+
+/// Copies a directory. Holes stay holes, and a journal's two names are one file.
+fn copy_linked(from: &Path, to: &Path) {
+    for file in files(from) {
+        let target = to.join(file.strip_prefix(from).expect("below it"));
+        std::fs::create_dir_all(target.parent().expect("it has one")).expect("made");
+        let first = to.join("db").join(file.file_name().expect("it has a name"));
+        if target.starts_with(to.join("journals")) && first.exists() {
+            std::fs::hard_link(first, target).expect("linked");
+            continue;
+        }
+        let len = std::fs::metadata(&file).expect("it is there").len();
+        std::fs::write(&target, used(&file)).expect("written");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&target)
+            .and_then(|file| file.set_len(len))
+            .expect("resized");
+    }
+}
+
+/// What became of a damaged store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Refused,
+    FoundLater,
+    NoEffect,
+}
+
+/// Every file with its bytes.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    files(dir).into_iter().map(|path| (path.clone(), used(&path))).collect()
+}
+
+/// Opens a damaged store and takes everything out. Fails if something is lost, wrong or back without a word.
+async fn judge(dir: &Path, account: &Account, what: &str) -> Outcome {
+    // A damaged file of fjall's may make it panic: that is a refusal, if an ugly one.
+    let opened =
+        std::panic::catch_unwind(AssertUnwindSafe(|| DiskEngine::open(options(dir, &account.clock))));
+    let engine = match opened {
+        Ok(Ok(engine)) => engine,
+        Ok(Err(OpenError::Locked(_))) => panic!("{what}: nobody else has it open"),
+        Ok(Err(_)) => return Outcome::Refused,
+        Err(_) => panic!("{what}: it panicked"),
+    };
+    let outcome = account_for(&engine, account, what).await;
+    engine.close().await;
+    outcome
+}
+
+async fn account_for(engine: &DiskEngine, account: &Account, what: &str) -> Outcome {
+    let mut unread = BTreeSet::new();
+    for n in account.stored.keys().chain(&account.acked) {
+        match (engine.peek_job(&job_ref(&account.queue, *n)).await, account.stored.get(n)) {
+            (Ok(Some(job)), Some(body)) => assert!(job.body == *body, "{what}: job {n} has another body"),
+            (Ok(None), None) => {}
+            (Ok(None), Some(_)) => panic!("{what}: job {n} is lost in silence"),
+            (Ok(Some(_)), None) => panic!("{what}: job {n} was acked and is back"),
+            (Err(Error::Corrupt(_)), _) => drop(unread.insert(*n)),
+            // It says that it cannot go on, and why.
+            (Err(Error::Poisoned(_)), _) => return Outcome::FoundLater,
+            (Err(e), _) => panic!("{what}: {e}"),
+        }
+    }
+    account.clock.advance(Duration::from_secs(3700));
+    let mut handed_out = BTreeSet::new();
+    loop {
+        let pumped = engine.pump(1000).await;
+        let jobs = consume(engine, &account.queue.clone().into(), &[Duration::from_secs(1 << 20); 100]).await;
+        match (pumped, jobs) {
+            (Ok(pumped), Ok(jobs)) if pumped.moved == 0 && jobs.is_empty() => break,
+            (Ok(_), Ok(jobs)) => handed_out.extend(jobs.iter().map(number_of)),
+            _ => return Outcome::FoundLater,
+        }
+    }
+    for n in account.stored.keys() {
+        let is_told = handed_out.contains(n) || unread.contains(n);
+        assert!(is_told, "{what}: job {n} is never handed out, and nobody says why");
+    }
+    let back: Vec<_> = handed_out.iter().filter(|n| !account.stored.contains_key(n)).collect();
+    assert!(back.is_empty(), "{what}: jobs {back:?} were acked and came again");
+    if unread.is_empty() { Outcome::NoEffect } else { Outcome::FoundLater }
+}
+
+/// Flips 16 bytes at random places of a store's journals and tables, one place at a time.
+async fn flips(end: End, large: bool, count: u64) {
+    let original = tempfile::tempdir().expect("a directory");
+    let account = make(original.path(), end, large).await;
+    let candidates: Vec<(PathBuf, usize)> = files(&original.path().join("db"))
+        .into_iter()
+        .map(|path| (path.clone(), used(&path).len()))
+        .filter(|(path, used)| *used > 0 && (is_table(path) || is_journal(path)))
+        .collect();
+    let journals = candidates.iter().filter(|(path, _)| is_journal(path)).count();
+    assert!(journals > 0 && journals < candidates.len(), "journals and tables: {candidates:?}");
+    let mut rng = Rng(number("DISK_FLIPS_SEED", 1));
+    let mut outcomes: BTreeMap<(bool, Outcome), usize> = BTreeMap::new();
+    for n in 0..count {
+        // Half of them in journals, however much larger the tables are.
+        let of_kind: Vec<_> =
+            candidates.iter().filter(|(path, _)| is_journal(path) == n.is_multiple_of(2)).collect();
+        let sum: usize = of_kind.iter().map(|(_, used)| used).sum();
+        let mut at = rng.below(sum);
+        let (path, _) = of_kind
+            .iter()
+            .find(|(_, used)| {
+                let is_here = at < *used;
+                at -= if is_here { 0 } else { *used };
+                is_here
+            })
+            .expect("within the sum");
+        let dir = tempfile::tempdir().expect("a directory");
+        copy_linked(original.path(), dir.path());
+        let below = path.strip_prefix(original.path()).expect("below it");
+        flip(&dir.path().join(below), at);
+        let before = contents(dir.path());
+        let what = format!("{end:?}, 16 bytes at {at} of {}", below.display());
+        let outcome = judge(dir.path(), &account, &what).await;
+        if outcome == Outcome::Refused && is_journal(path) {
+            assert!(contents(dir.path()) == before, "{what}: refused, and files were changed before");
+        }
+        *outcomes.entry((is_journal(path), outcome)).or_default() += 1;
+    }
+    println!(
+        "{end:?}, {count} flips of 16 bytes; (in a journal, outcome) and how many: {outcomes:?}; lost 0"
+    );
+    let refused = outcomes.get(&(true, Outcome::Refused)).copied().unwrap_or(0);
+    assert!(refused > 0, "a damaged journal is refused: {outcomes:?}");
+}
+
+fn flip(path: &Path, at: usize) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).expect("opened");
+    let mut bytes = [0; 16];
+    let read = file.read_at(&mut bytes, at as u64).expect("read");
+    bytes[..read].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    file.write_all_at(&bytes[..read], at as u64).expect("written");
+}
+
+#[tokio::test]
+async fn flipped_bytes_after_a_close_lose_nothing_in_silence() {
+    flips(End::Closed, false, number("DISK_FLIPS", 10)).await;
+}
+
+#[tokio::test]
+async fn flipped_bytes_after_kill_9_lose_nothing_in_silence() {
+    flips(End::Killed, false, number("DISK_FLIPS", 10)).await;
+}
+
+#[tokio::test]
+async fn flipped_bytes_of_a_full_journal_lose_nothing_in_silence() {
+    flips(End::Killed, true, number("DISK_FLIPS", 8) / 2).await;
+}
+
+/// Removes each file and each directory of a store, one at a time.
+async fn removals(end: End, large: bool) {
+    let original = tempfile::tempdir().expect("a directory");
+    let account = make(original.path(), end, large).await;
+    let mut outcomes: BTreeMap<Outcome, usize> = BTreeMap::new();
+    let all = files(original.path());
+    let dirs: BTreeSet<PathBuf> =
+        all.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_owned).collect();
+    let dirs = dirs.into_iter().filter(|dir| dir.starts_with(original.path()) && *dir != original.path());
+    // Beside a full journal the journals are what is new; the long form removes all.
+    let is_long = std::env::var_os("DISK_FLIPS").is_some();
+    let chosen =
+        all.iter().cloned().chain(dirs).filter(|path| !large || is_long || path.is_dir() || is_journal(path));
+    for path in chosen {
+        let below = path.strip_prefix(original.path()).expect("below it");
+        let dir = tempfile::tempdir().expect("a directory");
+        copy_linked(original.path(), dir.path());
+        let gone = dir.path().join(below);
+        if gone.is_dir() { std::fs::remove_dir_all(&gone) } else { std::fs::remove_file(&gone) }
+            .expect("removed");
+        let before = contents(dir.path());
+        let what = format!("{end:?}, {} is gone", below.display());
+        let outcome = judge(dir.path(), &account, &what).await;
+        if outcome == Outcome::Refused {
+            let after = contents(dir.path());
+            assert!(after == before, "{what}: refused, and files were changed before");
+        }
+        println!("{what}: {outcome:?}");
+        *outcomes.entry(outcome).or_default() += 1;
+    }
+    println!(
+        "{end:?}, {} names removed one at a time: {outcomes:?}; lost 0",
+        outcomes.values().sum::<usize>()
+    );
+    assert!(
+        outcomes.get(&Outcome::Refused) > outcomes.get(&Outcome::NoEffect),
+        "most are needed: {outcomes:?}"
+    );
+}
+
+#[tokio::test]
+async fn no_file_that_is_missing_after_a_close_loses_a_job_in_silence() {
+    removals(End::Closed, false).await;
+}
+
+#[tokio::test]
+async fn no_file_that_is_missing_after_kill_9_loses_a_job_in_silence() {
+    removals(End::Killed, false).await;
+}
+
+#[tokio::test]
+async fn no_file_that_is_missing_beside_a_full_journal_loses_a_job_in_silence() {
+    removals(End::Killed, true).await;
+}
+
+/// What is damaged is named, and nothing is changed until the loss is accepted. Then everything else is there.
+#[tokio::test]
+async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
+    let original = tempfile::tempdir().expect("a directory");
+    let account = make(original.path(), End::Killed, false).await;
+    let journal = files(&original.path().join("db")).into_iter().find(|path| is_journal(path)).expect("one");
+    let middle = used(&journal).len() / 2;
+    let below = |path: &Path| path.strip_prefix(original.path()).expect("below it").to_owned();
+    type Harm = Box<dyn Fn(&Path)>;
+    let remove = |name: PathBuf| -> Harm {
+        Box::new(move |dir| std::fs::remove_file(dir.join(&name)).expect("removed"))
+    };
+    let (journal_name, flipped) = (below(&journal), below(&journal));
+    let harms: [(&str, Harm, &str); 6] = [
+        ("a flip in the journal", Box::new(move |dir| flip(&dir.join(&flipped), middle)), "cannot be read"),
+        ("no current", remove(PathBuf::from("db/keyspaces/2/current")), "the file current is missing"),
+        (
+            "no table",
+            Box::new(|dir| {
+                files(&dir.join(JOBS)).iter().for_each(|path| std::fs::remove_file(path).expect("removed"))
+            }),
+            "is missing",
+        ),
+        ("no version", remove(PathBuf::from("db/version")), "db/version is missing"),
+        ("no groups", remove(PathBuf::from("groups")), "the file groups is missing"),
+        (
+            "no journal",
+            Box::new(|dir| {
+                for path in files(dir).into_iter().filter(|path| is_journal(path)) {
+                    std::fs::remove_file(path).expect("removed");
+                }
+            }),
+            "the journal is missing",
+        ),
+    ];
+    for (what, harm, says) in harms {
+        let dir = tempfile::tempdir().expect("a directory");
+        copy_linked(original.path(), dir.path());
+        harm(dir.path());
+        let before = contents(dir.path());
+        let refused = DiskEngine::open(options(dir.path(), &account.clock));
+        assert!(matches!(refused, Err(OpenError::Damaged(..))), "{what}: expected Damaged: {refused:?}");
+        let report = repair(dir.path(), false).expect("it can be judged");
+        assert!(report.to_string().contains(says) && !report.opens(), "{what}: {report}");
+        assert!(contents(dir.path()) == before, "{what}: a repair that accepts no loss changed something");
+        let report = repair(dir.path(), true).expect("it can be repaired");
+        assert!(report.opens(), "{what}: {report}");
+        if what == "a flip in the journal" {
+            let aside = contents(&dir.path().join("aside"));
+            let is_there = aside.values().any(|bytes| *bytes == before[&dir.path().join(&journal_name)]);
+            assert!(is_there, "{what}: the journal as it was is set aside");
+        }
+        let again = repair(dir.path(), false).expect("it can be judged");
+        assert!(again.damage.is_empty(), "{what}: damaged after the repair: {again}");
+        let engine =
+            DiskEngine::open(options(dir.path(), &account.clock)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let mut there = 0;
+        for (n, body) in &account.stored {
+            if let Some(job) = engine.peek_job(&job_ref(&account.queue, *n)).await.expect("answered") {
+                assert!(job.body == *body, "{what}: job {n} has another body");
+                there += 1;
+            }
+        }
+        println!("{what}: {there} of {} jobs are left\n{report}", account.stored.len());
+        let least = match what {
+            "a flip in the journal" => account.stored.len() - 2,
+            "no current" | "no version" | "no groups" => account.stored.len(),
+            _ => 0,
+        };
+        assert!(there >= least, "{what}: {there} jobs are left, at least {least} were expected");
+        // It takes jobs, and has them after the next start.
+        engine.publish(vec![job(&account.queue, 9_999)]).await.expect("published");
+        engine.close().await;
+        let engine =
+            DiskEngine::open(options(dir.path(), &account.clock)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let new = engine.peek_job(&job_ref(&account.queue, 9_999)).await.expect("answered");
+        assert!(new.is_some(), "{what}: a job that was published after the repair");
+        engine.close().await;
+    }
+}

@@ -1,0 +1,768 @@
+//! A disk that is full, that has a bad sector, that fails and that hangs. The faults are made by a library that is
+//! loaded before the C library (shim.c, compiled when a test needs it) or by a small disk of its own; each runs in a
+//! process of its own. Tests whose fault cannot be made on this machine say so and end well.
+
+#[path = "../disk_common/mod.rs"]
+mod disk_common;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use disk_common::*;
+use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
+use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
+use dormouse::error::Error;
+use dormouse::job::{JobRef, NewJob, Reason};
+use dormouse::name::{JobKey, Queue};
+use support::client::{request, send, until};
+use support::process::Process;
+
+/// How long a test waits for what a healthy store does within a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// In a child: its directory.
+const DIR: &str = "DISK_FAULTS_DIR";
+const TTR: Duration = Duration::from_secs(600);
+
+/// The number of errors, as Linux has them.
+const EIO: i32 = 5;
+const EROFS: i32 = 30;
+/// The call does not come back.
+const HANGS: i32 = -1;
+
+/// The compiled shim, or why there is none.
+fn shim() -> Result<&'static Path, String> {
+    static SHIM: OnceLock<Result<(tempfile::TempDir, PathBuf), String>> = OnceLock::new();
+    let built = SHIM.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (library, source) =
+            (dir.path().join("shim.so"), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/disk_faults/shim.c"));
+        let cc = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&library)
+            .arg(source)
+            .arg("-ldl")
+            .output();
+        let cc = cc.map_err(|e| format!("there is no C compiler: {e}"))?;
+        assert!(cc.status.success(), "shim.c: {}", String::from_utf8_lossy(&cc.stderr));
+        Ok((dir, library))
+    });
+    built.as_ref().map(|(_, library)| library.as_path()).map_err(String::clone)
+}
+
+/// Runs the test `child` of this program with the shim, in a directory of its own. It must end well.
+fn with_faults(child: &str) {
+    let library = match shim() {
+        Ok(library) => library,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let me = std::env::current_exe().expect("a test knows its own path");
+    let mut command = Command::new(me);
+    command.args(["--exact", child, "--nocapture"]);
+    command.env("LD_PRELOAD", library).env("FAULTS", dir.path().join("faults")).env(DIR, dir.path());
+    ends_well(command, child);
+}
+
+fn ends_well(mut command: Command, child: &str) {
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("this program runs");
+    let run = run.wait_with_output().expect("a child can be waited for");
+    let (out, err) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{child} should end well:\n{out}\n{err}");
+    assert!(out.contains("1 passed"), "{child} should have run:\n{out}\n{err}");
+}
+
+/// The directory of a child, and `None` in a run that is no child's.
+fn child() -> Option<PathBuf> {
+    std::env::var_os(DIR).map(PathBuf::from)
+}
+
+/// From now on `call` fails on files whose path has `part` in it. `EIO` of a read only where it reads `offset`.
+fn fail(dir: &Path, call: &str, errno: i32, part: &str, offset: Option<u64>) {
+    let offset = offset.map_or(String::new(), |offset| offset.to_string());
+    std::fs::write(dir.join("faults"), format!("{call} {errno} {part} {offset}\n")).expect("written");
+}
+
+fn heal(dir: &Path) {
+    std::fs::remove_file(dir.join("faults")).expect("it was there");
+}
+
+/// A body that does not compress, told from all others.
+fn body(n: u64, len: usize) -> Bytes {
+    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let bytes = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    });
+    bytes.flatten().take(len).collect()
+}
+
+async fn publish(engine: &DiskEngine, queue: &Queue, numbers: std::ops::Range<u64>, len: usize) {
+    for n in numbers {
+        engine.publish(vec![NewJob { body: body(n, len), ..job(queue, n) }]).await.expect("published");
+    }
+}
+
+/// Hands out and acks all that is there. Answers the numbers of the jobs, whose bodies must be whole.
+async fn drain(engine: &DiskEngine, queue: &Queue, len: usize) -> BTreeSet<u64> {
+    let mut seen = BTreeSet::new();
+    loop {
+        let jobs = take(engine, queue, 32, TTR).await;
+        if jobs.is_empty() {
+            return seen;
+        }
+        for one in jobs {
+            let n = (0..100_000).find(|n| id(*n) == one.id).expect("a job of this test");
+            assert!(one.body == body(n, len), "job {n} has another body");
+            assert!(seen.insert(n), "job {n} came twice");
+            engine.ack(job_ref(queue, n)).await.expect("acked");
+        }
+    }
+}
+
+/// The largest table of the keyspace that holds the most: jobs.
+fn largest_table(dir: &Path) -> (PathBuf, u64) {
+    fn walk(dir: &Path, found: &mut Vec<(u64, PathBuf)>) {
+        for entry in std::fs::read_dir(dir).expect("listed").flatten() {
+            if entry.path().is_dir() {
+                walk(&entry.path(), found);
+            } else if entry.path().to_string_lossy().contains("/tables/") {
+                found.push((entry.metadata().expect("it is there").len(), entry.path()));
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(dir, &mut found);
+    let (len, path) = found.into_iter().max().expect("there are tables");
+    (path, len)
+}
+
+fn disk_options(path: &Path) -> DiskOptions {
+    options(path, &clock())
+}
+
+fn is_full<T: std::fmt::Debug>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Full { .. }))
+}
+
+/// Free bytes of the disk that `path` is on.
+fn free(path: &Path) -> u64 {
+    let disk = rustix::fs::statvfs(path).expect("the disk says how much is free");
+    disk.f_bavail * disk.f_frsize
+}
+
+async fn gauge(engine: &DiskEngine, name: &str) -> f64 {
+    let gauges = engine.stats().await.expect("figures").gauges;
+    gauges.iter().find(|(gauge, _)| *gauge == name).unwrap_or_else(|| panic!("no gauge {name}: {gauges:?}")).1
+}
+
+#[tokio::test]
+async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (q, path) = (queue("q"), dir.path());
+    let with =
+        |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
+    let engine = with(0);
+    publish(&engine, &q, 0..10, 100).await;
+    assert_eq!(gauge(&engine, "disk_full").await, 0.0, "without a mark no disk is full");
+    engine.close().await;
+
+    let engine = with(free(path) / 2 * 3);
+    assert!(is_full(engine.publish(vec![job(&q, 10)]).await), "below the mark a publish is refused");
+    assert_eq!(gauge(&engine, "disk_full").await, 1.0, "and an operator is told");
+    engine.check().await.expect("consumers must still be sent here");
+    engine.republish(job_ref(&q, 0), job(&q, 11)).await.expect("above half of the mark a republish is taken");
+    engine.close().await;
+
+    let engine = with(u64::MAX);
+    assert!(is_full(engine.republish(job_ref(&q, 11), job(&q, 12)).await), "below half of it it is not");
+    let jobs = take(&engine, &q, 20, TTR).await;
+    assert_eq!(jobs.len(), 10, "a consume is never refused, and what was refused has changed nothing");
+    for one in jobs {
+        engine.ack(JobRef { queue: one.queue, id: one.id }).await.expect("an ack is never refused");
+    }
+    engine.pump(10).await.expect("a pump is never refused");
+    assert_eq!(engine.size(&q).await.expect("size"), 0, "all were consumed");
+    engine.close().await;
+}
+
+/// A publication of one job, number `n`, which may have a key.
+fn publication(queue: &Queue, n: u64, key: Option<&str>) -> Publication {
+    let key = key.map(|key| (JobKey::parse(key).expect("a key"), OnConflict::Fail));
+    let job = NewJob { body: body(n, 20), ..job(queue, n) };
+    Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once: None }
+}
+
+/// What takes space for long is refused; what moves a job, or a few bytes, is not.
+#[tokio::test]
+async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (q, path) = (queue("q"), dir.path());
+    let with =
+        |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
+    let engine = with(0);
+    engine.publish_with(publication(&q, 0, Some("key"))).await.expect("there is room");
+    publish(&engine, &q, 1..3, 20).await;
+    engine.close().await;
+
+    let engine = with(free(path) / 2 * 3);
+    assert!(is_full(engine.publish_with(publication(&q, 3, Some("other"))).await), "it is a publish");
+    let moved = Publication { replaces: Some(job_ref(&q, 2)), ..publication(&q, 4, None) };
+    engine.publish_with(moved).await.expect("above half of the mark a republish is taken");
+    engine.close().await;
+
+    let engine = with(u64::MAX);
+    let moved = Publication { replaces: Some(job_ref(&q, 4)), ..publication(&q, 5, None) };
+    assert!(is_full(engine.publish_with(moved).await), "below half of it it is not");
+    let jobs = take(&engine, &q, 1, TTR).await;
+    let (name, receipt) = (job_ref(&q, 0), jobs[0].proof());
+    let touched = engine.touch(&name, receipt, TTR).await.expect("a touch is never refused");
+    let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
+    let receipt = touched.receipt;
+    let now = Release { delay: Duration::ZERO, restore_try: true, reason: None };
+    let later = Release { delay: TTR, ..now.clone() };
+    let because = Release { reason: Reason::new("no room"), ..now.clone() };
+    assert!(is_full(engine.release(&name, receipt, later).await), "a delay is stored with the body");
+    assert!(is_full(engine.release(&name, receipt, because).await), "and so is a reason");
+    assert!(is_full(engine.bury(&name, receipt, None).await), "and a burial");
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    assert!(is_full(engine.respawn_jobs(&q, &[name.id], revival).await), "and a respawn");
+    let released = engine.release(&name, receipt, now).await.expect("back to the head costs nothing");
+    assert!(matches!(released, Held::Done(_)), "what was refused has changed nothing: {released:?}");
+    engine.pause(&q, Some(TTR)).await.expect("a pause is never refused");
+    engine.resume(&q).await.expect("nor its end");
+    let jobs = take(&engine, &q, 9, TTR).await;
+    assert_eq!(jobs.len(), 3, "all are handed out");
+    let acks: Vec<_> = jobs[1..].iter().map(|one| (one.id, Some(one.proof()))).collect();
+    assert_eq!(engine.ack_many(&q, &acks).await.expect("an ack is never refused"), [], "all were held");
+    let key = JobKey::parse("key").expect("a key");
+    assert!(engine.cancel_key(&q, &key).await.expect("a cancel is an ack"), "it was there");
+    engine.close().await;
+}
+
+/// Fills a disk of 192 MiB, drains it, and fills it again.
+#[tokio::test]
+async fn child_small_disk() {
+    const LEN: usize = 16 << 10;
+    let Some(dir) = child() else { return };
+    let q = queue("q");
+    let mut options = disk_options(&dir.join("pool"));
+    (options.min_free, options.upkeep, options.upkeep_every) = (64 << 20, true, Duration::from_millis(200));
+    let (mut engine, mut first) = (DiskEngine::open(options.clone()).expect("it opens"), 0);
+    for round in 0..3 {
+        let mut n = first;
+        let refused = loop {
+            match engine.publish(vec![NewJob { body: body(n, LEN), ..job(&q, n) }]).await {
+                Ok(()) => n += 1,
+                Err(e) => break e,
+            }
+        };
+        assert!(
+            matches!(refused, Error::Full { .. }),
+            "round {round}, job {n}: it should say that the disk is full: {refused}"
+        );
+        // In later rounds the disk may hold what upkeep has not yet deleted.
+        let least = if round == 0 { 3000 } else { 1 };
+        assert!(n - first >= least, "round {round}: only {} jobs were taken", n - first);
+        engine.check().await.expect("a store on a full disk serves consumers");
+        if round == 1 {
+            // It opens on a full disk as well.
+            engine.close().await;
+            engine = DiskEngine::open(options.clone()).expect("it opens on a full disk");
+        }
+        let seen = drain(&engine, &q, LEN).await;
+        assert_eq!(
+            seen,
+            (first..n).collect(),
+            "round {round}: what was taken is handed out, and nothing else"
+        );
+        let began = Instant::now();
+        while is_full(engine.publish(vec![job(&q, n)]).await) {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "round {round}: {} bytes are free after all was acked",
+                free(&dir)
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        engine.ack(job_ref(&q, n)).await.expect("acked");
+        first = n + 1;
+    }
+    engine.close().await;
+}
+
+#[test]
+fn a_full_disk_can_be_drained_and_takes_publishes_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let script =
+        r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact child_small_disk --nocapture"#;
+    let in_namespace = |script: &str| {
+        let mut command = Command::new("unshare");
+        let me = std::env::current_exe().expect("a test knows its own path");
+        command.args(["-rm", "sh", "-c", script]).arg(me).arg(dir.path()).env(DIR, dir.path());
+        command
+    };
+    let can = in_namespace(r#"mount -t tmpfs -o size=1m none "$1""#).output();
+    if !can.is_ok_and(|can| can.status.success()) {
+        return eprintln!("skipped: this user may not mount a disk");
+    }
+    ends_well(in_namespace(script), "child_small_disk");
+}
+
+#[tokio::test]
+async fn child_bad_sector() {
+    const JOBS: u64 = 1500;
+    const LEN: usize = 8 << 10;
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &q, 0..JOBS, LEN).await;
+    engine.close().await;
+    let (table, len) = largest_table(&path);
+    assert!(len > 4 << 20, "the jobs should be in a table, and the largest has {len} bytes");
+    fail(&dir, "pread", EIO, table.to_str().expect("UTF-8"), Some(len / 2));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens with a bad sector");
+    let mut seen = drain(&engine, &q, LEN).await;
+    let quarantined = engine.quarantined().await.expect("listed");
+    assert!((1..=2).contains(&quarantined.len()), "one sector holds one job or two: {quarantined:?}");
+    assert_eq!(seen.len() + quarantined.len(), JOBS as usize, "every other job is handed out");
+    assert_eq!(gauge(&engine, "disk_quarantined_jobs").await, quarantined.len() as f64, "they are counted");
+    publish(&engine, &q, JOBS..JOBS + 10, LEN).await;
+    engine.close().await;
+
+    let listed = dormouse::engine::disk::quarantined(&path).expect("listed");
+    assert_eq!(listed, quarantined, "a tool lists them, too");
+    // Over a restart they stay where they are, and are in nobody's way.
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens again");
+    assert_eq!(engine.quarantined().await.expect("listed"), quarantined, "the quarantine lasts");
+    seen.extend(drain(&engine, &q, LEN).await);
+    assert_eq!(seen.len() + quarantined.len(), JOBS as usize + 10, "the store goes on as before");
+    let one = quarantined[0].job.clone();
+    let peeked = engine.peek_job(&one).await;
+    assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek says what is wrong: {peeked:?}");
+    engine.ack(one).await.expect("it can be acked");
+    assert_eq!(engine.quarantined().await.expect("listed").len(), quarantined.len() - 1, "and is gone then");
+    engine.close().await;
+}
+
+#[test]
+fn a_bad_sector_is_a_job_in_quarantine_and_nothing_else() {
+    with_faults("child_bad_sector");
+}
+
+/// A merge that meets a bad sector leaves the tables as they are.
+#[tokio::test]
+async fn child_bad_sector_in_a_merge() {
+    const LEN: usize = 8 << 10;
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let mut options = disk_options(&path);
+    (options.upkeep, options.upkeep_every) = (true, Duration::from_millis(50));
+    let engine = DiskEngine::open(options.clone()).expect("it opens");
+    publish(&engine, &q, 0..1500, LEN).await;
+    engine.close().await;
+    let (table, len) = largest_table(&path);
+    fail(&dir, "pread", EIO, table.to_str().expect("UTF-8"), Some(len / 2));
+    let engine = DiskEngine::open(options).expect("it opens with a bad sector");
+    let seen = drain(&engine, &q, LEN).await;
+    // Most of the table is garbage now: upkeep asks for a compaction, which cannot read it.
+    for n in 2000..2300 {
+        publish(&engine, &q, n..n + 1, LEN).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(drain(&engine, &q, LEN).await.len(), 300, "the store goes on, after {} jobs", seen.len());
+    engine.close().await;
+}
+
+#[test]
+fn a_bad_sector_does_not_stop_the_store_when_tables_are_merged() {
+    with_faults("child_bad_sector_in_a_merge");
+}
+
+/// What becomes of a store whose writes or syncs fail: all is refused from then on, and what was answered is there.
+async fn poisoned_by(call: &str, errno: i32, part: &str) {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &q, 0..10, 100).await;
+    fail(&dir, call, errno, part, None);
+    let failed = engine.publish(vec![NewJob { body: body(10, 100), ..job(&q, 10) }]).await;
+    assert!(
+        matches!(failed, Err(Error::Away(_))),
+        "after a failed {call} it may have been stored: {failed:?}"
+    );
+    heal(&dir);
+    let later = engine.publish(vec![job(&q, 11)]).await;
+    assert!(matches!(later, Err(Error::Poisoned(_))), "what has failed is not tried again: {later:?}");
+    let why = engine.check().await.expect_err("the store has failed").to_string();
+    assert!(why.contains(&format!("os error {errno}")) || why.contains("error"), "it says why: {why}");
+    engine.close().await;
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens anew");
+    let seen = drain(&engine, &q, 100).await;
+    let answered: BTreeSet<u64> = (0..10).collect();
+    assert!(seen.is_superset(&answered), "after a failed {call} {:?} are gone", answered.difference(&seen));
+    assert!(seen.iter().all(|n| *n <= 10), "after a failed {call} there is what was never stored: {seen:?}");
+    engine.close().await;
+}
+
+#[tokio::test]
+async fn child_sync_eio() {
+    poisoned_by("sync", EIO, ".jnl").await;
+}
+
+#[tokio::test]
+async fn child_write_eio() {
+    poisoned_by("write", EIO, ".jnl").await;
+}
+
+#[tokio::test]
+async fn child_write_erofs() {
+    poisoned_by("write", EROFS, "pool").await;
+}
+
+#[test]
+fn a_failed_sync_poisons_and_is_not_tried_again() {
+    with_faults("child_sync_eio");
+}
+
+#[test]
+fn a_failed_write_poisons() {
+    with_faults("child_write_eio");
+}
+
+#[test]
+fn a_disk_that_turned_read_only_poisons() {
+    with_faults("child_write_erofs");
+}
+
+/// A disk that does not come back from a sync.
+#[tokio::test]
+async fn child_hangs() {
+    let Some(dir) = child() else { return };
+    let q = queue("q");
+    let open = |name: &str, sync: Sync| {
+        let disk_timeout = Duration::from_millis(500);
+        DiskEngine::open(DiskOptions { disk_timeout, sync, ..disk_options(&dir.join(name)) })
+            .expect("it opens")
+    };
+    let (hangs, well, lazy) =
+        (open("hangs", Sync::Always), open("well", Sync::Always), open("lazy", Sync::EverySecond));
+    for engine in [&hangs, &well, &lazy] {
+        publish(engine, &q, 0..1, 100).await;
+    }
+    for (engine, part) in [(&hangs, "hangs"), (&lazy, "lazy")] {
+        fail(&dir, "sync", HANGS, &format!("{part}/db"), None);
+        // In the group that hangs, and behind it.
+        let (first, second) = (engine.publish(vec![job(&q, 1)]), engine.publish(vec![job(&q, 2)]));
+        let poisoned = async {
+            let first = first.await;
+            let reason = engine.poisoned().await;
+            (first, second.await, reason)
+        };
+        let (first, second, reason) =
+            tokio::time::timeout(PATIENCE, poisoned).await.expect("a disk that hangs is noticed");
+        if part == "hangs" {
+            assert!(matches!(first, Err(Error::Away(_))), "who waits for the disk is told: {first:?}");
+        }
+        assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: who comes later is told: {second:?}");
+        assert!(reason.contains("the disk hangs"), "{part}: it says why: {reason}");
+        publish(&well, &q, 5..6, 100).await;
+        well.ack(job_ref(&q, 5)).await.expect("another pool goes on");
+        // A thread is left behind in the disk, and nobody waits for it.
+        let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
+        closed.unwrap_or_else(|_| panic!("{part}: a close must not wait for a disk that hangs"));
+    }
+    well.close().await;
+    println!("test child_hangs ... ok\n\ntest result: ok. 1 passed");
+    // The threads that hang would keep the process.
+    std::process::exit(0);
+}
+
+#[test]
+fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
+    with_faults("child_hangs");
+}
+
+/// fjall's own thread fails while it writes a table out: nobody will write out any more.
+#[tokio::test]
+async fn child_flush() {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    fail(&dir, "write", EIO, "/tables/", None);
+    let writes = async {
+        for n in 0.. {
+            let large = NewJob { body: body(n, 1 << 20), ..job(&q, n) };
+            if engine.publish(vec![large]).await.is_err() {
+                return n;
+            }
+        }
+        0
+    };
+    let answered = tokio::time::timeout(PATIENCE, writes).await.expect("a commit must not wait for ever");
+    let why = engine.check().await.expect_err("the store has failed");
+    assert!(matches!(why, Error::Poisoned(_)), "expected Poisoned: {why:?}");
+    let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
+    closed.expect("a close must not wait for a writer that waits for ever");
+    println!("{answered} answered\ntest child_flush ... ok\n\ntest result: ok. 1 passed");
+    std::process::exit(0);
+}
+
+#[test]
+fn a_thread_of_the_database_that_fails_poisons_the_store() {
+    with_faults("child_flush");
+}
+
+#[tokio::test]
+async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // More than any disk has.
+    let env = [("DORMOUSE_POOL_DEFAULT_MIN_FREE_DISK", "1000000000000")];
+    let mut server = Process::start(dir.path(), &["-sv"], &env);
+    let (api, admin) = (server.address("api"), server.address("admin"));
+    let put = request("PUT", &format!("http://{api}/api/ns/q"), "any").body("a job");
+    let refused = send(put).await.expect(507);
+    assert!(refused.text.contains("the disk is almost full"), "it should say why: {}", refused.text);
+    for route in ["jobs?key=k", "jobs/batch"] {
+        let post =
+            request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"body":"a job"}]"#);
+        send(post).await.expect(507);
+    }
+    let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
+    send(get).await.expect(404);
+    send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
+    let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
+    let full = metrics.lines().find(|line| line.contains("disk_full{")).unwrap_or("none");
+    assert!(full.ends_with(" 1"), "the metric that an alert would watch: {full}");
+    server.line_with("the disk is almost full");
+}
+
+/// A pool whose disk fails, beside one whose disk does not, with the tokens in the former.
+#[tokio::test]
+async fn a_pool_that_failed_says_why_and_the_others_go_on() {
+    let library = match shim() {
+        Ok(library) => library.to_str().expect("UTF-8"),
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let faults = dir.path().join("faults");
+    let env = [
+        ("DORMOUSE_POOL_DEFAULT_PATH", "first"),
+        ("DORMOUSE_POOL_OTHER_PATH", "second"),
+        ("LD_PRELOAD", library),
+        ("FAULTS", faults.to_str().expect("UTF-8")),
+    ];
+    let mut server = Process::start(dir.path(), &[], &env);
+    let (api, admin) = (server.address("api"), server.address("admin"));
+    let token = async |pool: &str| {
+        let made =
+            send(request("POST", &format!("http://{admin}/token/ns?description=d&pool={pool}"), "")).await;
+        made.expect(201).json["token"].as_str().expect("a token").to_owned()
+    };
+    let (first, second) = (token("default").await, token("other").await);
+    let put = async |token: &str| {
+        send(request("PUT", &format!("http://{api}/api/ns/q"), token).body("a job")).await
+    };
+    let ready = async || send(request("GET", &format!("http://{admin}/ready"), "")).await;
+    put(&first).await.expect(201);
+    put(&second).await.expect(201);
+    ready().await.expect(200);
+
+    let parked =
+        tokio::spawn(send(request("GET", &format!("http://{api}/api/ns/empty?timeout=600"), &first)));
+    let waits = async || {
+        let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
+        metrics.lines().any(|line| line == "dormouse_parked_polls 1")
+    };
+    until("a consumer waits", waits).await;
+    fail(dir.path(), "sync", EIO, "first/db", None);
+    // This one may have been stored.
+    put(&first).await.expect(500);
+    heal(dir.path());
+    put(&first).await.expect(503);
+    let answer = tokio::time::timeout(PATIENCE, parked).await.expect("a consumer that waits is answered");
+    answer.expect("the request does not panic").expect(503);
+    let why = ready().await.expect(503).text;
+    assert!(why.contains("pool default") && why.contains("a sync failed"), "/ready says what and why: {why}");
+    put(&second).await.expect(201);
+    let got = send(request("GET", &format!("http://{api}/api/ns/q"), &second)).await.expect(200);
+    assert_eq!(
+        got.data(),
+        b"a job",
+        "the other pool hands out its jobs, though the tokens are on the disk that failed"
+    );
+
+    fail(dir.path(), "sync", EIO, "second/db", None);
+    put(&second).await.expect(500);
+    let ended = server.ended();
+    assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
+    assert!(ended.said.contains("the last store failed"), "it said:\n{}", ended.said);
+}
+
+/// Ten bytes in the middle of a table of this keyspace are another's.
+fn damage(path: &Path, keyspace: &str) {
+    let dir = {
+        let db = fjall::Database::builder(path.join("db")).open().expect("it was closed");
+        let space = db.keyspace(keyspace, Default::default).expect("it exists");
+        space.rotate_memtable_and_wait().expect("written out");
+        space.path().to_owned()
+    };
+    let table = std::fs::read_dir(dir.join("tables")).expect("listed").flatten().map(|entry| entry.path());
+    let table = table.max_by_key(|path| path.metadata().expect("it is there").len()).expect("a table");
+    let mut bytes = std::fs::read(&table).expect("read");
+    let middle = bytes.len() / 3;
+    bytes[middle..middle + 10].iter_mut().for_each(|byte| *byte ^= 0x55);
+    std::fs::write(&table, bytes).expect("written");
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
+    const JOBS: u64 = 600;
+    for keyspace in ["ready", "delayed", "dead", "running"] {
+        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+        let open =
+            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+        let engine = open().expect("a new directory opens");
+        let [ready, delayed, dead, running] = ["ready", "delayed", "dead", "running"].map(queue);
+        let hour = Duration::from_secs(3600);
+        // Those of the queue `dead` first: only they are due at the first pump.
+        for (queue, delay) in
+            [(&dead, Duration::ZERO), (&ready, Duration::ZERO), (&running, Duration::ZERO), (&delayed, hour)]
+        {
+            for from in (0..JOBS).step_by(60) {
+                let jobs = (from..from + 60).map(|n| NewJob { delay, body: body(n, 20), ..job(queue, n) });
+                engine.publish(jobs.collect()).await.expect("published");
+            }
+            let ttr = match queue.name.as_str() {
+                "dead" => Duration::from_millis(10),
+                "running" => 2 * hour,
+                _ => continue,
+            };
+            for _ in 0..JOBS / 100 {
+                assert_eq!(take(&engine, queue, 100, ttr).await.len(), 100, "handed out");
+            }
+            clock.advance(Duration::from_millis(20));
+            while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        }
+        engine.close().await;
+        damage(dir.path(), keyspace);
+        assert!(
+            open().is_err() || ["ready", "dead", "delayed"].contains(&keyspace),
+            "{keyspace} is read at the start"
+        );
+        let rebuilt = dormouse::engine::disk::rebuild_lists(dir.path()).expect("it can be rebuilt");
+        assert_eq!(rebuilt, JOBS, "jobs of the list {keyspace}");
+        assert_eq!(
+            dormouse::engine::disk::rebuild_lists(dir.path()).expect("nothing is wrong"),
+            0,
+            "not twice"
+        );
+
+        let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
+        let all: BTreeSet<u64> = (0..JOBS).collect();
+        assert_eq!(drain(&engine, &ready, 20).await, all, "after {keyspace} was rebuilt: ready jobs");
+        assert_eq!(
+            engine.dead_letter(&dead).await.expect("read").size,
+            JOBS,
+            "after {keyspace} was rebuilt: dead jobs"
+        );
+        assert_eq!(
+            engine.delete_dead(&dead, JOBS).await.expect("deleted"),
+            JOBS,
+            "after {keyspace} was rebuilt"
+        );
+        clock.advance(hour);
+        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        assert_eq!(drain(&engine, &delayed, 20).await, all, "after {keyspace} was rebuilt: delayed jobs");
+        // A running job whose list was lost is ready at once, any other after its ttr, and dead then.
+        clock.advance(2 * hour);
+        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        if keyspace == "running" {
+            assert_eq!(drain(&engine, &running, 20).await, all, "running jobs are ready again");
+        } else {
+            let size = engine.dead_letter(&running).await.expect("read").size;
+            assert_eq!(size, JOBS, "after {keyspace} was rebuilt: jobs that ran");
+        }
+        engine.close().await;
+    }
+}
+
+/// Guards against a key that stays taken for ever, and against a bad job that takes the key of a good one with it.
+#[tokio::test]
+async fn a_job_in_quarantine_does_not_keep_its_key() {
+    const JOBS: u64 = 600;
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let open = || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+    let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
+    let engine = open().expect("a new directory opens");
+    for n in 0..JOBS {
+        engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+    }
+    engine.close().await;
+    damage(dir.path(), "jobs");
+    let engine = open().expect("a record is read when it is needed");
+    let seen = drain(&engine, &q, 20).await;
+    let bad: Vec<u64> = (0..JOBS).filter(|n| !seen.contains(n)).collect();
+    let quarantined = engine.quarantined().await.expect("listed");
+    assert!(!bad.is_empty() && quarantined.len() == bad.len(), "{} of {bad:?}", quarantined.len());
+    for n in &bad {
+        let published =
+            engine.publish_with(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
+        let is_new = matches!(&published, Published::Done(placed) if placed[0].how == How::New);
+        assert!(is_new, "the key of job {n}, which nobody can read, is free: {published:?}");
+        engine.ack(job_ref(&q, *n)).await.expect("acked");
+        let name = JobKey::parse(&key(*n)).expect("a key");
+        let holder = engine.find_key(&q, &name).await.expect("answered").map(|view| view.id);
+        assert_eq!(holder, Some(id(JOBS + n)), "the ack of job {n} leaves the key to the new one");
+    }
+    assert_eq!(engine.quarantined().await.expect("listed"), [], "they were acked");
+    engine.close().await;
+}
+
+/// A repair knows what lists and keys are made of, and what it must not touch.
+#[tokio::test]
+async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
+    const JOBS: u64 = 600;
+    for keyspace in ["keys", "ready"] {
+        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+        let open =
+            || DiskEngine::open(DiskOptions { sync: Sync::EverySecond, ..options(dir.path(), &clock) });
+        let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
+        let engine = open().expect("a new directory opens");
+        for n in 0..JOBS {
+            engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+        }
+        engine.pause(&q, None).await.expect("paused");
+        engine.close().await;
+        damage(dir.path(), keyspace);
+        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        assert_eq!(told.damage.len(), 1, "the list {keyspace}: {told}");
+        let told = dormouse::engine::disk::repair(dir.path(), true).expect("it can be repaired");
+        assert!(told.accepted, "the list {keyspace}: {told}");
+        let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
+        assert_eq!(told.damage, [""; 0], "the list {keyspace} is whole again: {told}");
+        let engine = open().unwrap_or_else(|e| panic!("{keyspace}: it should open: {e}"));
+        assert_eq!(take(&engine, &q, 9, TTR).await, [], "{keyspace}: the queue is paused still");
+        engine.resume(&q).await.expect("resumed");
+        for n in [0, JOBS / 3, JOBS - 1] {
+            let again =
+                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            assert_eq!(again, Published::Conflict { index: 0, id: id(n) }, "{keyspace}: key {n} is taken");
+        }
+        assert_eq!(drain(&engine, &q, 20).await.len(), JOBS as usize, "{keyspace}: all are there");
+        for n in [0, JOBS / 3, JOBS - 1] {
+            let again =
+                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            assert!(matches!(again, Published::Done(_)), "{keyspace}: key {n} is free: {again:?}");
+        }
+        engine.close().await;
+    }
+}
