@@ -48,7 +48,7 @@ struct Args {
 /// Without one of these the server starts.
 #[derive(Subcommand)]
 enum Command {
-    Queue(cli::QueueArgs),
+    Queue(Box<cli::QueueArgs>),
     /// Say what is damaged in the directory of a disk pool that no server has open
     Repair {
         /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
@@ -70,7 +70,7 @@ fn args() -> impl Iterator<Item = String> {
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
     match args.command {
-        Some(Command::Queue(args)) => return cli::run(args),
+        Some(Command::Queue(args)) => return cli::run(*args),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
         None => {}
     }

@@ -289,7 +289,7 @@ async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
             assert!(dead.insert(id), "{id} is in a dead letter twice");
         }
     }
-    let accounts = ledger.jobs.lock();
+    let accounts = std::mem::take(&mut *ledger.jobs.lock());
     for (n, job) in jobs.iter().enumerate() {
         let account = &accounts[&job.id];
         let name = JobRef { queue: job.queue.clone(), id: job.id };
