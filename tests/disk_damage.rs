@@ -154,38 +154,40 @@ fn files(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The bytes of a file up to the last that were written: a new journal is mostly a hole.
-fn used(path: &Path) -> Vec<u8> {
-    let file = std::fs::File::open(path).expect("it can be opened");
+fn used(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = std::fs::File::open(path)?;
     let (mut bytes, mut at) = (Vec::new(), 0);
     while let Ok(from) = seek(&file, SeekFrom::Data(at)) {
         at = seek(&file, SeekFrom::Hole(from)).expect("behind data there is a hole, or the end");
         bytes.resize(at as usize, 0);
-        file.read_exact_at(&mut bytes[from as usize..], from).expect("it can be read");
+        file.read_exact_at(&mut bytes[from as usize..], from)?;
     }
     while bytes.len() > 4096 && bytes.ends_with(&[0; 4096]) {
         bytes.truncate(bytes.len() - 4096);
     }
-    bytes
+    Ok(bytes)
 }
 
 /// Copies a directory. Holes stay holes, and a journal's two names are one file.
 fn copy_linked(from: &Path, to: &Path) {
+    copy_as_is(from, to, copy_files_linked);
+}
+
+fn copy_files_linked(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
     for file in files(from) {
         let target = to.join(file.strip_prefix(from).expect("below it"));
-        std::fs::create_dir_all(target.parent().expect("it has one")).expect("made");
+        std::fs::create_dir_all(target.parent().expect("it has one"))?;
         let first = to.join("db").join(file.file_name().expect("it has a name"));
         if target.starts_with(to.join("journals")) && first.exists() {
-            std::fs::hard_link(first, target).expect("linked");
+            std::fs::hard_link(first, target)?;
             continue;
         }
-        let len = std::fs::metadata(&file).expect("it is there").len();
-        std::fs::write(&target, used(&file)).expect("written");
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(&target)
-            .and_then(|file| file.set_len(len))
-            .expect("resized");
+        let len = std::fs::metadata(&file)?.len();
+        std::fs::write(&target, used(&file)?)?;
+        std::fs::OpenOptions::new().write(true).open(&target)?.set_len(len)?;
     }
+    Ok(())
 }
 
 /// What became of a damaged store.
@@ -198,7 +200,7 @@ enum Outcome {
 
 /// Every file with its bytes.
 fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    files(dir).into_iter().map(|path| (path.clone(), used(&path))).collect()
+    files(dir).into_iter().map(|path| (path.clone(), used(&path).expect("it can be read"))).collect()
 }
 
 /// Opens a damaged store and takes everything out. Fails if something is lost, wrong or back without a word.
@@ -257,7 +259,7 @@ async fn flips(end: End, large: bool, count: u64) {
     let account = make(original.path(), end, large).await;
     let candidates: Vec<(PathBuf, usize)> = files(&original.path().join("db"))
         .into_iter()
-        .map(|path| (path.clone(), used(&path).len()))
+        .map(|path| (path.clone(), used(&path).expect("it can be read").len()))
         .filter(|(path, used)| *used > 0 && (is_table(path) || is_journal(path)))
         .collect();
     let journals = candidates.iter().filter(|(path, _)| is_journal(path)).count();
@@ -381,7 +383,7 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
     let original = tempfile::tempdir().expect("a directory");
     let account = make(original.path(), End::Killed, false).await;
     let journal = files(&original.path().join("db")).into_iter().find(|path| is_journal(path)).expect("one");
-    let middle = used(&journal).len() / 2;
+    let middle = used(&journal).expect("it can be read").len() / 2;
     let below = |path: &Path| path.strip_prefix(original.path()).expect("below it").to_owned();
     type Harm = Box<dyn Fn(&Path)>;
     let remove = |name: PathBuf| -> Harm {

@@ -1,10 +1,11 @@
 //! What the tests of the disk engine share: jobs by number, opening, a copy of a directory.
 #![allow(dead_code)] // each test binary uses a part
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
@@ -60,14 +61,49 @@ pub async fn take(engine: &DiskEngine, queue: &Queue, count: u16, ttr: Duration)
 
 /// Copies a directory while it is in use, as a crash would leave it.
 pub fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).expect("a directory is made");
-    for entry in std::fs::read_dir(from).expect("the store's directory can be read") {
-        let entry = entry.expect("the store's directory can be read");
+    copy_as_is(from, to, copy_files);
+}
+
+fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
         let target = to.join(entry.file_name());
-        if entry.file_type().expect("a file has a type").is_dir() {
-            copy(&entry.path(), &target);
+        if entry.file_type()?.is_dir() {
+            copy_files(&entry.path(), &target)?;
         } else {
-            std::fs::copy(entry.path(), target).expect("a file can be copied");
+            std::fs::copy(entry.path(), target)?;
         }
     }
+    Ok(())
+}
+
+/// Copies again until nothing has changed meanwhile: the store's own threads write tables out and merge them, and a copy of
+/// two moments is nothing that a crash leaves.
+pub fn copy_as_is(from: &Path, to: &Path, copy: impl Fn(&Path, &Path) -> std::io::Result<()>) {
+    for _ in 0..1000 {
+        let before = contents(from);
+        let copied = copy(from, to);
+        if before.is_some() && contents(from) == before {
+            return copied.expect("what stays as it is can be copied");
+        }
+        std::fs::remove_dir_all(to).expect("it was made");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{} changes all the time", from.display());
+}
+
+/// Each file, how long it is, and when it was written. `None` when one went away meanwhile.
+fn contents(dir: &Path) -> Option<BTreeMap<PathBuf, (u64, SystemTime)>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).ok()? {
+        let path = entry.ok()?.path();
+        if path.is_dir() {
+            found.extend(contents(&path)?);
+        } else {
+            let metadata = path.metadata().ok()?;
+            found.insert(path, (metadata.len(), metadata.modified().ok()?));
+        }
+    }
+    Some(found)
 }
