@@ -533,7 +533,7 @@ async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
     assert!(refused.text.contains("the disk is almost full"), "it should say why: {}", refused.text);
     for route in ["jobs?key=k", "jobs/batch"] {
         let post =
-            request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"body":"a job"}]"#);
+            request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"text":"a job"}]"#);
         send(post).await.expect(507);
     }
     let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
