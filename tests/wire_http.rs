@@ -137,7 +137,7 @@ async fn other_methods_and_routes_are_unknown_and_do_nothing() {
     }
     for path in [
         "/api",
-        "/api/ns",
+        "/api/",
         "/api/ns/q/",
         "/api/ns//q",
         "/api/ns/q/nope",
