@@ -1,6 +1,7 @@
 //! What an operation costs, in processor time of each process, beside what a request costs at all: nginx's constant
 //! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
-//! the table shows medians. docs/performance.md says how to run it.
+//! the table shows medians. And what a server does at half of its top rate, and over many minutes (`SOAK=20`).
+//! docs/performance.md says how to run it.
 
 mod support;
 
@@ -36,6 +37,12 @@ fn main() -> ExitCode {
         }
         for store in [Store::Disk, Store::Redis] {
             bench.section(&format!("half {store}: at half of the top rate"), half(bench, store)).await;
+        }
+        for store in [Store::Disk, Store::Redis] {
+            let minutes = minutes();
+            let name = format!("soak {store}: 5,000 jobs/s beside a backlog, {minutes} minutes");
+            let longest = Duration::from_secs(60 * minutes as u64 + 300);
+            bench.long_section(&name, longest, soak(bench, store, minutes)).await;
         }
     })
 }
@@ -248,6 +255,82 @@ async fn half(bench: &Bench, store: Store) -> Outcome {
         bench.figure(&format!("{}: p99 at the top", step.name()), top.spread.ms(0.99), "ms");
         bench.figure(&format!("{}: p50 at half of it", step.name()), spread.ms(0.5), "ms");
         bench.at_most(&format!("{}: p99 at half of it", step.name()), spread.ms(0.99), 3.0, "ms");
+    }
+    Ok(())
+}
+
+/// `SOAK` minutes, or two.
+fn minutes() -> usize {
+    std::env::var("SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
+}
+
+/// A steady rate through publish, consume and ack beside a backlog of a million: whether anything grows.
+async fn soak(bench: &Bench, store: Store, minutes: usize) -> Outcome {
+    const RATE: f64 = 5000.0;
+    let setup = Setup::one(store).await?;
+    let connections = CONNECTIONS[0];
+    let mut clients = connect(&setup.first().api, connections).await?;
+    let backlog = bench.size(1_000_000, 6_400);
+    let body = serde_json::to_vec(&vec![std::str::from_utf8(BODY)?; BULK])?;
+    let request = clients[0].target.put("/api/bench/backlog/bulk?tries=3", &body);
+    for _ in 0..backlog / BULK {
+        clients[0].expect(201, &request).await?;
+    }
+    let beat = Duration::from_secs_f64(connections as f64 / RATE);
+    for minute in 1..=minutes {
+        let (time, began) = (bench.seconds(60.0, 0.5), Instant::now());
+        let meter = Meter::start(setup.processes())?;
+        let mut tasks = JoinSet::new();
+        for (i, mut client) in clients.drain(..).enumerate() {
+            tasks.spawn(async move {
+                let mut spreads = [Spread::default(), Spread::default(), Spread::default()];
+                let mut due = began + beat.mul_f64(i as f64 / connections as f64);
+                let mut done = 0;
+                while began.elapsed() < time {
+                    let wait = due.saturating_duration_since(Instant::now());
+                    if !wait.is_zero() {
+                        async_io::Timer::after(wait).await;
+                    }
+                    let at = Instant::now();
+                    client.publish("cycle", "tries=3", BODY).await?;
+                    spreads[0].add(at.elapsed());
+                    let at = Instant::now();
+                    let job = client.consume("cycle", TTR).await?.ok_or("a published job is gone")?;
+                    spreads[1].add(at.elapsed());
+                    let at = Instant::now();
+                    client.ack("cycle", &job.job_id).await?;
+                    spreads[2].add(at.elapsed());
+                    due += beat;
+                    done += 1;
+                }
+                Outcome::Ok((client, spreads, done))
+            });
+        }
+        let mut spreads = [Spread::default(), Spread::default(), Spread::default()];
+        let mut done = 0;
+        while let Some(ended) = tasks.join_next().await {
+            let (client, met, some) = ended??;
+            for (all, met) in spreads.iter_mut().zip(&met) {
+                all.merge(met);
+            }
+            done += some;
+            clients.push(client);
+        }
+        let [publish, consume, ack] = spreads.map(|spread| (spread.ms(0.99), spread.ms(1.0)));
+        let used: Vec<String> = meter
+            .used()?
+            .iter()
+            .map(|(name, used)| format!("{name} {:.0} %", used.as_secs_f64() / time.as_secs_f64() * 100.0))
+            .collect();
+        bench.note(format_args!(
+            "{minute:>3}: {:>5.0} /s; p99, worst in ms: publish {:.1}, {:.0}; consume {:.1}, {:.0}; ack {:.1}, {:.0}; \
+             {:.0} MB of memory; {}; {}",
+            done as f64 / began.elapsed().as_secs_f64(),
+            publish.0, publish.1, consume.0, consume.1, ack.0, ack.1,
+            support::proc::memory(setup.first().pid())?.0 / 1024.0,
+            setup.first().on_disk()?,
+            used.join(", ")
+        ));
     }
     Ok(())
 }

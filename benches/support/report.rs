@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 
-/// No section lasts longer: whatever hangs, the benchmark ends.
+/// No section lasts longer unless it says so: whatever hangs, the benchmark ends.
 const LONGEST_SECTION: Duration = Duration::from_secs(240);
 
 /// A run of one benchmark.
@@ -64,14 +64,19 @@ impl Bench {
 
     /// Runs a section whose name holds one of the words asked for.
     pub async fn section(&self, name: &str, work: impl Future<Output = Outcome>) {
+        self.long_section(name, LONGEST_SECTION, work).await;
+    }
+
+    /// The same for one that may last longer.
+    pub async fn long_section(&self, name: &str, longest: Duration, work: impl Future<Output = Outcome>) {
         if !self.filters.is_empty() && !self.filters.iter().any(|word| name.contains(word.as_str())) {
             return;
         }
         println!("\n{name}");
-        match tokio::time::timeout(LONGEST_SECTION, work).await {
+        match tokio::time::timeout(longest, work).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.fail(format_args!("could not be measured: {error}")),
-            Err(_) => self.fail(format_args!("not done after {LONGEST_SECTION:?}")),
+            Err(_) => self.fail(format_args!("not done after {longest:?}")),
         }
     }
 

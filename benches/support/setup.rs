@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -41,7 +42,7 @@ pub struct Server {
     pub api: Target,
     pub admin: Target,
     /// Goes after the process.
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Server {
@@ -58,11 +59,32 @@ impl Server {
         let request = admin.bare("POST", "/token/bench?description=bench");
         let answer = admin.connect().await?.expect(201, &request).await?;
         let made: Made = serde_json::from_slice(&answer.body)?;
-        Ok(Server { process, api: Target::new(api, Some(&made.token)), admin, _dir: dir })
+        Ok(Server { process, api: Target::new(api, Some(&made.token)), admin, dir })
     }
 
     pub fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// What lies in its directory: megabytes that are taken, and journals of a disk pool.
+    pub fn on_disk(&self) -> Outcome<String> {
+        let (mut blocks, mut journals) = (0, 0);
+        let mut dirs = vec![self.dir.path().to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir)? {
+                let path = entry?.path();
+                // A file may go meanwhile.
+                let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
+                if found.is_dir() {
+                    dirs.push(path);
+                } else if found.nlink() < 2 || path.components().any(|part| part.as_os_str() == "db") {
+                    // A journal has a second name, which takes nothing.
+                    blocks += found.blocks();
+                    journals += usize::from(path.extension().is_some_and(|ext| ext == "jnl"));
+                }
+            }
+        }
+        Ok(format!("{} MB on disk, {journals} journals", blocks / 2048))
     }
 
     /// How many polls it says are parked.

@@ -123,7 +123,7 @@ pub struct DiskOptions {
     pub sync: Sync,
     /// The machine's clocks.
     pub clock: Arc<dyn Clock>,
-    /// How many calls may wait for the writer; the next gets [`Error::Overloaded`](crate::error::Error::Overloaded).
+    /// How many calls may wait for the writer; the next gets [`Error::Overloaded`].
     pub waiting: usize,
     /// How many ready jobs of each queue are kept in memory (64 bytes each); up to twice as many after jobs were
     /// given back.
