@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use async_io::Timer;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Millis;
 use crate::engine::Engine;
 use crate::outage::Outage;
 
@@ -26,7 +27,8 @@ const LOOK: Duration = Duration::from_secs(1);
 pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, stop: CancellationToken) {
     let mut retry = None;
     while !stop.is_cancelled() {
-        let began = Instant::now();
+        // The store's clock before the pump: it may be set ahead while the pump is under way.
+        let (began, clock) = (Instant::now(), engine.now());
         let pumped = engine.pump(batch).await;
         outage.report(&pumped);
         let wait = match pumped {
@@ -46,7 +48,7 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, sto
             () = stop.cancelled() => return,
             // While the store is away nothing can be stored either, so only the retry wakes the pump.
             () = engine.due_earlier(), if retry.is_none() => {}
-            () = sleep(&*engine, wait) => {}
+            () = sleep(&*engine, clock, wait) => {}
         }
         tokio::select! {
             biased;
@@ -56,13 +58,13 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, sto
     }
 }
 
-/// Returns after `wait`, or when so much time has passed by the store's clock: that clock is set ahead, or the machine
-/// sleeps, and jobs are due that were not.
-async fn sleep(engine: &dyn Engine, wait: Duration) {
+/// Returns after `wait`, or when so much time has passed by the store's clock since it said `clock`: it is set ahead, or
+/// the machine sleeps, and jobs are due that were not.
+async fn sleep(engine: &dyn Engine, clock: Millis, wait: Duration) {
     // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to two
     // milliseconds.
     let due = Instant::now() + wait;
-    let due_there = engine.now().saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+    let due_there = clock.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
     loop {
         let look = Instant::now() + LOOK;
         if due <= look {

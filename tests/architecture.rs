@@ -161,7 +161,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("admin::disk", &["admin", "clock", "error", "name", "engine::disk"]),
     ("admin::redis", &["admin", "clock", "error", "name", "outage", "process::tasks", "engine::redis"]),
     ("dispatch", &["engine", "error", "job", "name", "process::tasks"]),
-    ("pump", &["engine", "outage"]),
+    ("pump", &["clock", "engine", "outage"]),
     (
         "http",
         &[

@@ -156,3 +156,20 @@ async fn requests_are_swept_when_they_need_not_be_remembered_any_more() {
     assert!(matches!(ask(7).await, Published::Replay(_)), "the sweep leaves the new one alone");
     engine.close().await;
 }
+
+/// Guards against timers of jobs that are gone: nobody else would ack an expired job.
+#[tokio::test]
+async fn an_ack_takes_what_has_expired_along_whatever_receipt_it_shows() {
+    let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
+    let engine = open(dir.path(), &clock);
+    let q = queue("q");
+    let ttl = Duration::from_millis(40);
+    engine.publish(vec![NewJob { ttl: Some(ttl), ..job(&q, 1) }]).await.expect("published");
+    let [held] = &take(&engine, &q, 1, Duration::from_secs(9)).await[..] else { panic!("one job is ready") };
+    clock.advance(ttl);
+    let old = dormouse::job::Receipt { hand_over: 0, ..held.proof() };
+    let stale = engine.ack_many(&q, &[(held.id, Some(old))]).await.expect("acked");
+    assert_eq!(stale, [], "it has expired, so it is nobody's");
+    assert_eq!(engine.stats().await.expect("figures").timers, 0, "it has no timer any more");
+    engine.close().await;
+}

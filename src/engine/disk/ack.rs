@@ -48,6 +48,9 @@ impl Step for AckMany {
                     };
                     if lives {
                         stale.push(id);
+                    } else {
+                        // What has expired may still have a timer.
+                        state.ack(&job, now)?;
                     }
                 }
                 _ => state.ack(&job, now)?,
