@@ -168,12 +168,7 @@ async fn measure(
             Outcome::Ok((client, spread))
         });
     }
-    let mut spread = Spread::default();
-    while let Some(ended) = tasks.join_next().await {
-        let (client, met) = ended??;
-        spread.merge(&met);
-        clients.push(client);
-    }
+    let spread = gather(tasks, clients).await?;
     let (took, done) = (began.elapsed(), done.load(Ordering::Relaxed).max(1));
     let mut processor: Vec<(&'static str, f64)> = Vec::new();
     for (name, used) in meter.used()? {
@@ -184,6 +179,17 @@ async fn measure(
         }
     }
     Ok(Cost { rate: done as f64 / took.as_secs_f64(), spread, processor })
+}
+
+/// Takes the connections back when they are done, with what they have met together.
+async fn gather(mut tasks: JoinSet<Outcome<(Client, Spread)>>, clients: &mut Vec<Client>) -> Outcome<Spread> {
+    let mut spread = Spread::default();
+    while let Some(ended) = tasks.join_next().await {
+        let (client, met) = ended??;
+        spread.merge(&met);
+        clients.push(client);
+    }
+    Ok(spread)
 }
 
 async fn once(client: &mut Client, step: Step) -> Outcome {
@@ -245,12 +251,7 @@ async fn half(bench: &Bench, store: Store) -> Outcome {
                 Outcome::Ok((client, spread))
             });
         }
-        let mut spread = Spread::default();
-        while let Some(ended) = tasks.join_next().await {
-            let (client, met) = ended??;
-            spread.merge(&met);
-            clients.push(client);
-        }
+        let spread = gather(tasks, &mut clients).await?;
         bench.figure(&format!("{}: top", step.name()), top.rate, "/s");
         bench.figure(&format!("{}: p99 at the top", step.name()), top.spread.ms(0.99), "ms");
         bench.figure(&format!("{}: p50 at half of it", step.name()), spread.ms(0.5), "ms");

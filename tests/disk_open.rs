@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use disk_common::*;
 use dormouse::clock::{Clock, ManualClock};
 use dormouse::engine::Engine;
@@ -199,18 +198,6 @@ async fn a_clock_that_is_set_back_holds_up_nothing() {
         engine.publish(vec![NewJob { delay, ..job(&q, n) }]).await.expect("published");
     }
     assert_eq!(take(&engine, &q, 10, delay).await.len(), 4, "ready jobs");
-}
-
-/// A body that does not compress, told from all others.
-fn body(n: u64, len: usize) -> Bytes {
-    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let bytes = std::iter::repeat_with(|| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x.to_le_bytes()
-    });
-    bytes.flatten().take(len).collect()
 }
 
 fn files(path: &Path) -> Vec<PathBuf> {

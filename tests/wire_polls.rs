@@ -5,20 +5,10 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::TIMEOUT;
-use support::client::{Response, send};
 use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
+use support::servers::{Store, TestServer, ended, on_each_store, poll};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
-
-fn poll(server: &TestServer, token: &str, path: &str) -> JoinHandle<Response> {
-    tokio::spawn(send(server.api("GET", path, token)))
-}
-
-async fn ended(poll: JoinHandle<Response>) -> Response {
-    tokio::time::timeout(TIMEOUT, poll).await.expect("the poll ends in time").expect("no panic")
-}
 
 async fn a_consumer_that_left_costs_nothing(store: Store) {
     let server = TestServer::on(store).await;

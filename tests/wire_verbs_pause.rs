@@ -5,22 +5,12 @@ mod support;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::TIMEOUT;
 use support::client::{Response, raw, send};
 use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
-use tokio::task::JoinHandle;
+use support::servers::{Store, TestServer, ended, on_each_store, poll};
 
 async fn post(server: &TestServer, token: &str, path: &str) -> Response {
     send(server.api("POST", path, token)).await
-}
-
-fn poll(server: &TestServer, token: &str, path: &str) -> JoinHandle<Response> {
-    tokio::spawn(send(server.api("GET", path, token)))
-}
-
-async fn ended(poll: JoinHandle<Response>) -> Response {
-    tokio::time::timeout(TIMEOUT, poll).await.expect("the poll ends in time").expect("no panic")
 }
 
 async fn a_paused_queue_hands_out_nothing_until_it_is_resumed(store: Store) {

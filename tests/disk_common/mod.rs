@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
@@ -106,4 +107,16 @@ fn contents(dir: &Path) -> Option<BTreeMap<PathBuf, (u64, SystemTime)>> {
         }
     }
     Some(found)
+}
+
+/// A body that does not compress, told from all others.
+pub fn body(n: u64, len: usize) -> Bytes {
+    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let bytes = std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x.to_le_bytes()
+    });
+    bytes.flatten().take(len).collect()
 }

@@ -14,7 +14,6 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use disk_common::*;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
@@ -91,18 +90,6 @@ fn fail(dir: &Path, call: &str, errno: i32, part: &str, offset: Option<u64>) {
 
 fn heal(dir: &Path) {
     std::fs::remove_file(dir.join("faults")).expect("it was there");
-}
-
-/// A body that does not compress, told from all others.
-fn body(n: u64, len: usize) -> Bytes {
-    let mut x = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let bytes = std::iter::repeat_with(|| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x.to_le_bytes()
-    });
-    bytes.flatten().take(len).collect()
 }
 
 async fn publish(engine: &DiskEngine, queue: &Queue, numbers: std::ops::Range<u64>, len: usize) {

@@ -8,6 +8,7 @@ use dormouse::config::Config;
 use dormouse::server::{Options, Server};
 use reqwest::RequestBuilder;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use super::TIMEOUT;
 use super::client::{Response, create_token, request, send};
@@ -173,4 +174,14 @@ impl TestServer {
             server.stop().await;
         }
     }
+}
+
+/// Begins a long poll.
+pub fn poll(server: &TestServer, token: &str, path: &str) -> JoinHandle<Response> {
+    tokio::spawn(send(server.api("GET", path, token)))
+}
+
+/// What a poll was answered.
+pub async fn ended(poll: JoinHandle<Response>) -> Response {
+    tokio::time::timeout(TIMEOUT, poll).await.expect("the poll ends in time").expect("no panic")
 }
