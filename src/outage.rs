@@ -1,6 +1,6 @@
 //! The time in which a store cannot be used: one log line when it begins, one when it has ended, however many
 //! requests and tasks notice. Everybody who uses a store reports to the same [`Outage`] what came of it. Knows
-//! no store and makes no call.
+//! no store.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 
@@ -17,6 +18,9 @@ use crate::error::{Error, Result};
 /// this wait each would be an outage of its own in the log.
 pub const SETTLED: Duration = Duration::from_secs(3);
 
+/// The pause before a store that failed is asked again, whether or not a request needs it.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// One store's outages, one after the other.
 #[derive(Debug)]
 pub struct Outage {
@@ -24,6 +28,8 @@ pub struct Outage {
     /// Whether `state` holds one, so that the usual report takes no lock.
     on: AtomicBool,
     state: Mutex<Option<Failing>>,
+    /// Notified when one begins.
+    began: Notify,
 }
 
 #[derive(Debug)]
@@ -36,7 +42,8 @@ struct Failing {
 impl Outage {
     /// No outage yet. `store` is what the log calls it.
     pub fn new(store: impl Into<String>) -> Arc<Outage> {
-        Arc::new(Outage { store: store.into(), on: AtomicBool::new(false), state: Mutex::default() })
+        let (on, state, began) = (AtomicBool::new(false), Mutex::default(), Notify::new());
+        Arc::new(Outage { store: store.into(), on, state, began })
     }
 
     /// The store did not do what it was asked.
@@ -51,6 +58,7 @@ impl Outage {
             None => {
                 *state = Some(Failing { since: now, last: now, failures: 1 });
                 self.on.store(true, Ordering::Relaxed);
+                self.began.notify_one();
                 tracing::error!(store = self.store, %error, "the store cannot be used");
             }
         }
@@ -82,6 +90,18 @@ impl Outage {
         }
     }
 
+    /// Asks the store again and again while there is an outage, so that its end is noticed without a request.
+    /// Never returns; one task of a store is enough.
+    pub async fn ask_until_it_works<A: Future<Output = Result<()>>>(&self, ask: impl Fn() -> A) {
+        loop {
+            self.began.notified().await;
+            while self.is_on() {
+                sleep(ASK_AGAIN).await;
+                self.report(&ask().await);
+            }
+        }
+    }
+
     /// Whether there is one now.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -90,8 +110,6 @@ impl Outage {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::sleep;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -120,5 +138,20 @@ mod tests {
         outage.report::<()>(&Err(Error::Closed));
         outage.report::<()>(&Err(Error::Full { free: 0, least: 1 }));
         assert!(!outage.is_on(), "none of them says anything about the store");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn its_end_is_noticed_without_a_request_each_time() {
+        let outage = Outage::new("tokens and limits");
+        let watched = outage.clone();
+        let watch = tokio::spawn(async move { watched.ask_until_it_works(async || Ok(())).await });
+        for nth in ["first", "second"] {
+            outage.report::<()>(&Err(Error::away("refused")));
+            sleep(SETTLED - Duration::from_millis(1)).await;
+            assert!(outage.is_on(), "the {nth} outage ended too early");
+            sleep(2 * ASK_AGAIN).await;
+            assert!(!outage.is_on(), "nobody noticed that the {nth} outage is over");
+        }
+        watch.abort();
     }
 }

@@ -157,10 +157,9 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
     client.get(format!("http://{api}/api/ns/q?token=HUSH-wrong")).send().await.expect("an answer");
     let polls: Vec<_> = (0..20).map(|n| tokio::spawn(poll(&format!("parked-{n}"), 30))).collect();
     redis.kill();
-    // Long enough for the pump, the workers' attempts and the questions about tokens to fail more than once.
-    let began = std::time::Instant::now();
+    // Short: how the end of an outage is noticed must not depend on which questions failed during it.
     let mut refused = 0;
-    while refused < 200 || began.elapsed() < Duration::from_secs(2) {
+    while refused < 200 {
         for token in [token, limited] {
             let status = put(token).await;
             assert!(status >= 500, "{status} while the Redis is away");
@@ -174,7 +173,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
         }
     };
     tokio::time::timeout(TIMEOUT, healed).await.expect("it heals by itself");
-    // Without a further request: the pump, and the token cache that asks again, notice that it is over.
+    // Without a further request: the pump, and a task that asks the store of tokens again, notice that it is over.
     let stores = ["pool default", "tokens and limits"];
     let process = tokio::task::spawn_blocking(move || {
         for store in stores {

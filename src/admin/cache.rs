@@ -17,13 +17,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::{AdminStore, TokenKey, TokenRecord};
 use crate::clock::{Clock, Millis};
@@ -40,8 +39,6 @@ pub const STALE: Duration = Duration::from_secs(1);
 pub const GRACE: Duration = Duration::from_secs(3600);
 /// How long a request with a token that was good within [`GRACE`] waits for the store.
 pub const PATIENCE: Duration = Duration::from_millis(200);
-/// How long after a failure a store is asked again, whether or not a request needs it.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// About how many answers are kept in memory.
 const MOST_KEPT: usize = 100_000;
 /// How many questions may be on their way to the store. A store that hangs must not gather more.
@@ -60,8 +57,6 @@ pub struct TokenCache {
     /// Questions on their way to the store. Who has the same question meanwhile waits for the same answer. Locked
     /// while `kept` is changed, so that an answer from before a change is not kept after it.
     questions: Mutex<HashMap<TokenKey, Question>>,
-    /// Whether a task asks a store that failed.
-    asks_again: AtomicBool,
 }
 
 /// An answer of the store.
@@ -99,15 +94,7 @@ impl TokenCache {
         tasks: Tasks,
     ) -> Arc<TokenCache> {
         let (kept, questions) = (Cache::new(MOST_KEPT), Mutex::default());
-        Arc::new(TokenCache {
-            store,
-            clock,
-            outage,
-            tasks,
-            kept,
-            questions,
-            asks_again: AtomicBool::new(false),
-        })
+        Arc::new(TokenCache { store, clock, outage, tasks, kept, questions })
     }
 
     /// What the store says about a token, or said as lately as the table above allows.
@@ -177,9 +164,6 @@ impl TokenCache {
         let asked = self.clock.now();
         let answer = self.store.look_up(key).await;
         self.outage.report(&answer);
-        if answer.is_err() {
-            self.ask_until_it_works(key);
-        }
         let now = self.clock.now();
         let mut questions = self.questions.lock();
         let kept = match &answer {
@@ -198,24 +182,6 @@ impl TokenCache {
             }
         }
         kept.map_or(answer, |kept| Ok(kept.record))
-    }
-
-    /// Goes on to ask a store that failed, so that the end of its outage is noticed without a further request.
-    fn ask_until_it_works(self: &Arc<Self>, key: &TokenKey) {
-        if !self.outage.is_on() || self.asks_again.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let (cache, key) = (self.clone(), key.clone());
-        self.tasks.spawn(async move {
-            let ask_again = async {
-                while cache.outage.is_on() {
-                    sleep(ASK_AGAIN).await;
-                    cache.outage.report(&cache.store.look_up(&key).await);
-                }
-            };
-            cache.tasks.stopping().run_until_cancelled(ask_again).await;
-            cache.asks_again.store(false, Ordering::Relaxed);
-        });
     }
 
     /// Waits for the answer to a question.

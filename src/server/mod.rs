@@ -141,6 +141,14 @@ impl Server {
             }
         };
 
+        let (asked, failing, stop) = (store.clone(), outage.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
+            let ask = || {
+                let store = asked.clone();
+                async move { store.check().await }
+            };
+            stop.run_until_cancelled(failing.ask_until_it_works(ask)).await;
+        });
         let readiness = Readiness::new(failure.clone());
         let admin_state = (store, outage);
         let state = app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone());
