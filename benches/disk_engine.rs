@@ -1,6 +1,6 @@
 //! What the disk engine does in a second, and what it costs: `cargo bench --bench disk_engine [-- SECTION..]`.
 //! Sections: publish, everysec, cycle, delayed, large, paced, queues, rest, verbs, list. `DELAYED=10000000` changes how many jobs
-//! `delayed` stores. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
+//! `delayed` stores, `DELAYED_BODY=20` of how many bytes. `full` fills the small disk that `FULL` names a directory on, and drains it. Each prints thousands of operations a second, CPU
 //! microseconds an operation (this process, user and system), and bytes on disk. Bounded: each section does a
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs. `verbs` is what the
 //! verbs cost that lmstfy does not have, `list` how long publishes take while a list walks through a million jobs.
@@ -159,6 +159,11 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
 const PACE: u64 = 10_000;
 const PACED: u64 = 20;
 
+/// Microseconds, up to a minute: beyond its highest value a histogram would record that one.
+fn times() -> Histogram<u64> {
+    Histogram::new_with_max(60_000_000, 3).expect("three digits of a minute fit")
+}
+
 /// Publishes, consumes and acks [`PACE`] jobs a second, and prints how long a publish and a consume took.
 async fn paced(sync: Sync) {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -168,8 +173,7 @@ async fn paced(sync: Sync) {
         .map(|caller| {
             let (engine, maker) = (engine.clone(), maker.clone());
             tokio::spawn(async move {
-                let new = || Histogram::<u64>::new(3).expect("three digits");
-                let (mut publishes, mut consumes) = (new(), new());
+                let (mut publishes, mut consumes) = (times(), times());
                 let mut ticks = tokio::time::interval(Duration::from_secs(CALLERS as u64) / PACE as u32);
                 for n in 0..(PACE * PACED) as usize / CALLERS {
                     ticks.tick().await;
@@ -190,8 +194,7 @@ async fn paced(sync: Sync) {
         })
         .collect();
     let began = Instant::now();
-    let (mut publishes, mut consumes) =
-        (Histogram::<u64>::new(3).expect("three digits"), Histogram::<u64>::new(3).expect("three digits"));
+    let (mut publishes, mut consumes) = (times(), times());
     for task in tasks {
         let (publish, consume) = task.await.expect("no caller panics");
         publishes.add(publish).expect("the same digits");
@@ -210,6 +213,11 @@ async fn paced(sync: Sync) {
 /// Jobs of the section `delayed`.
 fn delayed_jobs() -> u64 {
     std::env::var("DELAYED").ok().and_then(|text| text.parse().ok()).unwrap_or(5_000_000)
+}
+
+/// Bytes of their bodies.
+fn delayed_body() -> usize {
+    std::env::var("DELAYED_BODY").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
 }
 
 /// Queues of the section `queues`, and the jobs of each.
@@ -254,7 +262,7 @@ impl Drop for Filler {
 /// The child's part: fills, says so, and waits to be killed.
 async fn fill(path: &Path, due: u64) {
     let engine = open(path, Sync::EverySecond);
-    let maker = Maker::new(100);
+    let maker = Maker::new(delayed_body());
     let work = async {
         for n in 0..delayed_jobs() / 64 {
             let delay = Duration::from_millis(due.saturating_sub(system_now()).max(1));
