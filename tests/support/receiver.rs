@@ -28,6 +28,10 @@ pub struct Arrived {
     pub body: Vec<u8>,
     /// When its last byte had come.
     pub at: Instant,
+    /// How many requests were in flight then, itself included.
+    pub in_flight: usize,
+    /// How many had been answered, or given up, before.
+    pub answered: usize,
 }
 
 impl Arrived {
@@ -67,6 +71,10 @@ pub enum Answer {
     Close,
     /// These bytes, when [`Receiver::release`] lets one through.
     Held(Vec<u8>),
+    /// These bytes and no more, until the caller is gone.
+    Part(Vec<u8>),
+    /// 200, while the gate of [`Receiver::answer_when_told`] is open.
+    Gated,
 }
 
 impl Answer {
@@ -87,6 +95,12 @@ impl Answer {
         Answer::Bytes(bytes)
     }
 
+    /// 200 with the beginning of a longer body, whose rest never comes.
+    pub fn part(body: &str) -> Answer {
+        let length = body.len() + 1;
+        Answer::Part(format!("HTTP/1.1 200 Scripted\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes())
+    }
+
     /// The same, held until [`Receiver::release`].
     pub fn held(self) -> Answer {
         match self {
@@ -105,13 +119,28 @@ struct Shared {
     /// A request came, or was answered.
     changed: Notify,
     held: Semaphore,
+    gate: watch::Sender<bool>,
     connections: Mutex<usize>,
 }
 
-#[derive(Default)]
+/// Holds the answers of a receiver back, or lets them through.
+pub struct Gate(Arc<Shared>);
+
+impl Gate {
+    pub fn close(&self) {
+        self.0.gate.send_replace(false);
+    }
+
+    pub fn open(&self) {
+        self.0.gate.send_replace(true);
+    }
+}
+
+#[derive(Clone, Copy, Default)]
 struct InFlight {
     now: usize,
     most: usize,
+    answered: usize,
 }
 
 /// A running endpoint. It ends when it is dropped.
@@ -136,6 +165,7 @@ impl Receiver {
             in_flight: Mutex::default(),
             changed: Notify::new(),
             held: Semaphore::new(0),
+            gate: watch::Sender::new(true),
             connections: Mutex::default(),
         });
         let listener = TcpListener::bind(addr).await.unwrap_or_else(|e| panic!("{addr} can be bound: {e}"));
@@ -166,6 +196,12 @@ impl Receiver {
             let last = answers.len() == 1;
             if last { answers.front().cloned() } else { answers.pop_front() }.expect("one answer at least")
         });
+    }
+
+    /// From now on requests are answered 200 while the gate is open, as it is at first, and held while it is closed.
+    pub fn answer_when_told(&self) -> Gate {
+        self.answer(|_| Answer::Gated);
+        Gate(self.shared.clone())
     }
 
     /// Lets so many of the answers through that are held or will be.
@@ -279,17 +315,22 @@ fn serve(listener: TcpListener, shared: Arc<Shared>) -> (watch::Sender<()>, Join
 struct Flying<'a>(&'a Shared);
 
 impl<'a> Flying<'a> {
-    fn new(shared: &'a Shared) -> Flying<'a> {
+    /// Counts a request, and notes in it what was in flight when it came.
+    fn new(shared: &'a Shared, request: &mut Arrived) -> Flying<'a> {
         let mut in_flight = shared.in_flight.lock();
         in_flight.now += 1;
         in_flight.most = in_flight.most.max(in_flight.now);
+        (request.in_flight, request.answered) = (in_flight.now, in_flight.answered);
         Flying(shared)
     }
 }
 
 impl Drop for Flying<'_> {
     fn drop(&mut self) {
-        self.0.in_flight.lock().now -= 1;
+        let mut in_flight = self.0.in_flight.lock();
+        in_flight.now -= 1;
+        in_flight.answered += 1;
+        drop(in_flight);
         self.0.changed.notify_waiters();
     }
 }
@@ -298,8 +339,8 @@ impl Drop for Flying<'_> {
 async fn talk(mut stream: TcpStream, shared: &Shared) {
     let _ = stream.set_nodelay(true);
     let mut read = Vec::new();
-    while let Some(request) = receive(&mut stream, &mut read).await {
-        let flying = Flying::new(shared);
+    while let Some(mut request) = receive(&mut stream, &mut read).await {
+        let flying = Flying::new(shared, &mut request);
         let answer = (shared.script.lock())(&request);
         shared.arrived.lock().push(request);
         shared.changed.notify_waiters();
@@ -312,7 +353,20 @@ async fn talk(mut stream: TcpStream, shared: &Shared) {
                 }
                 () = gone(&mut stream) => None,
             },
+            Answer::Gated => {
+                let mut gate = shared.gate.subscribe();
+                let opened = async { gate.wait_for(|open| *open).await.is_ok() };
+                tokio::select! {
+                    opened = opened => opened.then(|| ok().to_vec()),
+                    () = gone(&mut stream) => None,
+                }
+            }
             Answer::Hang => {
+                gone(&mut stream).await;
+                None
+            }
+            Answer::Part(bytes) => {
+                let _ = stream.write_all(&bytes).await;
                 gone(&mut stream).await;
                 None
             }
@@ -329,6 +383,10 @@ async fn talk(mut stream: TcpStream, shared: &Shared) {
             return;
         }
     }
+}
+
+fn ok() -> &'static [u8] {
+    b"HTTP/1.1 200 Scripted\r\nContent-Length: 0\r\n\r\n"
 }
 
 /// Returns when the other side has closed the connection. It sends nothing before it is answered.
@@ -373,7 +431,8 @@ fn parse(read: &[u8]) -> Option<(Arrived, usize)> {
     let length = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
     let all = end + 4 + length.unwrap_or(0);
     let body = read.get(end + 4..all)?.to_vec();
-    Some((Arrived { method, target, headers, body, at: Instant::now() }, all))
+    let at = Instant::now();
+    Some((Arrived { method, target, headers, body, at, in_flight: 0, answered: 0 }, all))
 }
 
 /// The longest pause between requests that came one after the other.
