@@ -120,7 +120,7 @@ fn skipped(language: &str, why: &std::io::Error) -> Option<Running> {
 /// It takes what is signed, and nothing else; and what a server pushes.
 async fn verifies_what_it_should(language: &str) {
     let Some(receiver) = Running::start(language, SECRET) else { return };
-    let other = format!("whsec_{}=", "B".repeat(43));
+    let other = format!("whsec_{}=", "A".repeat(43));
     let body = "{\"to\": \"änn\"}";
     assert_eq!(receiver.answers(SECRET, 0, body, body).await, 200, "what is signed");
     assert_eq!(receiver.answers(SECRET, 0, "", "").await, 200, "no body");

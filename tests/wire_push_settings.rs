@@ -4,7 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::TIMEOUT;
-use support::client::{raw, request, send, until};
+use support::client::{raw, send, until};
 use support::process::Process;
 use support::pushed::{LOCAL, Pushed, verifies};
 use support::receiver::{Answer, Receiver};
