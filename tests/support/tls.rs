@@ -42,12 +42,17 @@ impl Authority {
         let (by, by_key) = (self.certificate(), self.file("ca.key"));
         let (by, by_key) = (by.display().to_string(), by_key.display().to_string());
         let names = format!("subjectAltName={names}");
-        request(
-            &key,
-            &certificate,
-            "a server for one test",
-            &["-CA", &by, "-CAkey", &by_key, "-addext", &names],
-        );
+        let what = [
+            "-CA",
+            &by,
+            "-CAkey",
+            &by_key,
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-addext",
+            &names,
+        ];
+        request(&key, &certificate, "a server for one test", &what);
         let http = |addr: SocketAddr| {
             format!(
                 "server {{ listen {addr} ssl; ssl_certificate {}; ssl_certificate_key {};\n\
