@@ -69,7 +69,7 @@ async fn an_outage_costs_few_tries(store: Store) {
         })
         .await;
     }
-    assert_eq!(pushed.state("q").await, "on");
+    pushed.until_state("q", "on").await;
 }
 
 /// The same where nobody listens, and with tries enough that no job dies.

@@ -383,8 +383,7 @@ async fn nothing_is_taken_that_cannot_be_sent_now(store: Store) {
     // What is ready can be had by hand.
     let by_hand = pushed.api("GET", "/api/ns/q", "").await.expect(200);
     assert_eq!(by_hand.data(), b"c", "the next one");
-    let shown = pushed.shown("q").await;
-    assert_eq!(shown["counts"]["in_flight"], json!(2), "{shown}");
+    until("two in flight are shown", async || pushed.shown("q").await["counts"]["in_flight"] == 2).await;
     let running = pushed.job("q", &ids[0]).await.unwrap_or_default();
     let ttr = seconds_until(&running["due_at"]);
     assert!((250.0..=310.0).contains(&ttr), "its ttr is the timeout and ten seconds: {running}");
