@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use support::client::{create_token, request, send, until};
 use support::process::Process;
-use support::pushed::{LOCAL, Pushed};
+use support::pushed::{LOCAL, Pushed, seconds_until};
 use support::receiver::{Answer, Receiver};
 use support::redis_server::RedisServer;
 use support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -224,7 +224,6 @@ async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
     let pause = arrived[1].at - arrived[0].at;
     assert!(pause >= Duration::from_millis(10_900), "its ttr is the timeout and ten seconds, not {pause:?}");
     assert_eq!((arrived[0].job_id(), arrived[1].job_id()), (id.as_str(), id.as_str()));
-    assert_eq!(arrived[1].attempt(), 2, "the first one counts");
 }
 
 /// A stop in order waits for requests under way as long as it may, and gives back what it cannot end.

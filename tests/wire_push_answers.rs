@@ -554,8 +554,8 @@ async fn the_last_attempts_and_the_counts_are_shown(store: Store) {
         attempts.iter().find(|one| one["job_id"] == json!(bad)).unwrap_or_else(|| panic!("{bad}: {shown}"));
     assert_eq!(last["status"], json!(500), "{last}");
     assert_eq!(last["answer"].as_str().map(str::len), Some(1024), "the first KiB of the answer: {last}");
-    let at = -seconds_until(&last["at"]);
-    assert!((0.0..60.0).contains(&at) && last["ms"].is_number(), "{last}");
+    let at = -seconds_until(&last["time"]);
+    assert!((0.0..60.0).contains(&at) && last["milliseconds"].is_number(), "{last}");
 }
 
 on_each_store!(

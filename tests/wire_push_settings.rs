@@ -137,14 +137,7 @@ async fn a_bad_setting_is_named_and_changes_nothing(store: Store) {
         assert_eq!(refused.status, 400, "{body}: {refused:?}");
         assert!(refused.says().contains(&field), "{body} should be told of {field}: {refused:?}");
     }
-    for body in [
-        "",
-        "x",
-        "[]",
-        "{}",
-        "null",
-        "{\"url\":\"https://h/\"} x",
-    ] {
+    for body in ["", "x", "[]", "{}", "null", "{\"url\":\"https://h/\"} x"] {
         pushed.admin("PUT", "/push/ns/q", body).await.expect(400);
     }
     for (path, status) in [

@@ -85,8 +85,7 @@ impl Pushed {
     /// The state that is shown: `on`, `paused`, `open` or `off`.
     pub async fn state(&self, queue: &str) -> String {
         let shown = self.shown(queue).await;
-        let state = shown["state"]["is"].as_str().or(shown["state"].as_str());
-        state.unwrap_or_else(|| panic!("a state was expected in {shown}")).to_owned()
+        shown["state"].as_str().unwrap_or_else(|| panic!("a state was expected in {shown}")).to_owned()
     }
 
     /// Waits until this state is shown.
