@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -433,9 +433,4 @@ fn parse(read: &[u8]) -> Option<(Arrived, usize)> {
     let body = read.get(end + 4..all)?.to_vec();
     let at = Instant::now();
     Some((Arrived { method, target, headers, body, at, in_flight: 0, answered: 0 }, all))
-}
-
-/// The longest pause between requests that came one after the other.
-pub fn longest_pause(arrived: &[Arrived]) -> Duration {
-    arrived.windows(2).map(|two| two[1].at - two[0].at).max().unwrap_or_default()
 }
