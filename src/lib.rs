@@ -33,4 +33,5 @@ pub mod name;
 pub mod outage;
 pub mod process;
 pub mod pump;
+pub mod push;
 pub mod server;

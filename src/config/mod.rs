@@ -101,6 +101,18 @@ table! {
         /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
         /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512;
+        /// Dormouse's own. Which networks and host names push may call beside public addresses:
+        /// `["10.0.0.0/8", "hooks.internal"]`. In a variable they are separated by commas.
+        #[serde(deserialize_with = "list")]
+        "PushAllow" push_allow: Vec<String> = Vec::new();
+        /// Dormouse's own. `only`: push calls no URL that is not https.
+        "PushHttps" push_https: PushHttps = PushHttps::Any;
+        /// Dormouse's own. A proxy that push calls through: `http://user:password@host:port`.
+        #[serde(deserialize_with = "unless_empty")]
+        "PushProxy" push_proxy: Option<Secret> = None;
+        /// Dormouse's own. A PEM file of certificates that push trusts beside the system's.
+        #[serde(deserialize_with = "unless_empty")]
+        "PushCA" push_ca: Option<PathBuf> = None;
     }
 }
 
@@ -147,6 +159,32 @@ fn unless_empty<'de, D: Deserializer<'de>, T: From<String>>(value: D) -> Result<
     Ok((!text.is_empty()).then(|| text.into()))
 }
 
+/// Texts in a list, or in one text with commas between them.
+fn list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum List {
+        Many(Vec<String>),
+        One(String),
+    }
+    Ok(match List::deserialize(value)? {
+        List::Many(list) => list,
+        List::One(text) => {
+            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(str::to_owned).collect()
+        }
+    })
+}
+
+/// Which URLs push may call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushHttps {
+    #[default]
+    #[serde(alias = "")]
+    Any,
+    Only,
+}
+
 /// When a disk pool syncs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -190,6 +228,12 @@ impl Secret {
     /// The text.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
     }
 }
 

@@ -16,21 +16,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
-use self::stores::{Failure as StoreFailure, Stores, admin_store, open_stores};
-use crate::admin::AdminStore;
+use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
-use crate::config::Config;
+use crate::config::{Config, PushHttps, Secret};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
 use crate::http::parked_tokens::ParkedTokens;
 use crate::http::room::BodyRoom;
 use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
-use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -38,6 +37,10 @@ use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
+use crate::push::Push;
+use crate::push::address::Guard;
+use crate::push::client::{self, Client, Proxy, SystemResolver};
+use crate::push::worker::{Shared, Target};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -118,6 +121,7 @@ impl Server {
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let files = OpenFiles::divide(disks, redises, config.max_connections, MAX_ADMIN_CONNECTIONS)
             .map_err(ServerError::Failed)?;
+        let client = push_client(&config)?;
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -141,7 +145,7 @@ impl Server {
             }
         };
 
-        let (asked, failing, stop) = (store.clone(), outage.clone(), tasks.stopping().clone());
+        let (asked, failing, stop) = (store.0.clone(), outage.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
             let ask = || {
                 let store = asked.clone();
@@ -151,8 +155,13 @@ impl Server {
         });
         let readiness = Readiness::new(failure.clone());
         let admin_state = (store, outage);
-        let state = app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone());
+        let state =
+            app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone(), client);
         let state = Arc::new(state);
+        let (push, stop) = (state.push.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("push", async move {
+            stop.run_until_cancelled(push.run()).await;
+        });
 
         for (name, engine) in &stores.engines {
             let pump = pump::run(
@@ -213,12 +222,15 @@ impl Server {
         let began = Instant::now();
         tracing::info!("stopping");
         self.state.readiness.drain();
+        self.state.push.stop();
         for pool in self.state.pools.values() {
             pool.dispatcher.close();
         }
         self.api_tasks.stop();
-        if tokio::time::timeout(GRACE, self.api_tasks.ended()).await.is_err() {
+        let under_way = async { tokio::join!(self.api_tasks.ended(), self.state.push.ended()) };
+        if tokio::time::timeout(GRACE, under_way).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
+            self.state.push.cut();
         }
         self.admin_tasks.stop();
         self.tasks.stop();
@@ -227,7 +239,8 @@ impl Server {
                 pool.dispatcher.settled().await;
             }
         };
-        let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled) };
+        let pushed = self.state.push.ended();
+        let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled, pushed) };
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
@@ -260,15 +273,29 @@ impl Server {
     }
 }
 
+/// What push sends with, and where it may call. Reads the certificates before anything is opened.
+fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), ServerError> {
+    let https_only = config.push_https == PushHttps::Only;
+    let guard = Guard::new(&config.push_allow, https_only)
+        .map_err(|e| ServerError::Failed(format!("PushAllow: {e}")))?;
+    let guard = Arc::new(guard);
+    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose();
+    let proxy = proxy.map_err(ServerError::Failed)?;
+    let roots = client::roots(config.push_ca.as_deref()).map_err(ServerError::Failed)?;
+    Ok((guard.clone(), Client::new(guard, Arc::new(SystemResolver), proxy, roots)))
+}
+
 /// What the handlers use, and a dispatcher for each pool.
+#[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
 fn app_state(
     config: &Config,
     options: &Options,
     stores: &Stores,
-    (store, outage): (Arc<dyn AdminStore>, Arc<Outage>),
+    ((store, push_store), outage): (AdminStores, Arc<Outage>),
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
+    (guard, client): (Arc<Guard>, Client),
 ) -> AppState {
     let of_namespace = match config.max_parked_polls_per_namespace {
         0 => config.max_parked_polls.div_ceil(2),
@@ -285,14 +312,33 @@ fn app_state(
         }
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() })
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: Arc::default() })
     };
     let clock = Arc::new(SystemClock::default());
-    let cache = TokenCache::new(store.clone(), clock, outage.clone(), tasks.clone());
+    let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
         stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
+    let shared = Shared {
+        store: push_store,
+        outage: outage.clone(),
+        client: Arc::new(client),
+        clock,
+        server: ulid::Ulid::r#gen().to_string(),
+        tasks: Tasks::new(tasks.failure().clone()),
+        cut: CancellationToken::new(),
+    };
+    let targets = pools.values().map(|pool| Target {
+        name: pool.name.clone(),
+        engine: pool.engine.clone(),
+        dispatcher: pool.dispatcher.clone(),
+        ids: pool.ids.clone(),
+        metrics: metrics.engine.pool(&pool.name),
+        outage: pool.outage.clone(),
+    });
+    let push = Push::new(shared, guard, targets);
     AppState {
         pools,
+        push,
         tokens: TokenManager::new(store.clone(), cache.clone()),
         throttle: Throttle::new(store, cache, outage),
         defaults: Defaults {
