@@ -373,7 +373,10 @@ impl Worker {
         for job in delivery.take() {
             self.in_flight += 1;
             self.queued.metrics.in_flight.inc();
-            self.window.begun(now);
+            // Nobody would take them out again.
+            if self.plan.setting.rate > 0 {
+                self.window.begun(now);
+            }
             if probe {
                 self.breaker.probing();
             }
