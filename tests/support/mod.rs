@@ -12,6 +12,8 @@ pub mod model;
 pub mod notified;
 pub mod process;
 pub mod proxy;
+pub mod push;
+pub mod receiver;
 pub mod recorded;
 pub mod redis_server;
 pub mod sentinels;
