@@ -136,7 +136,9 @@ async fn a_forbidden_address_is_never_called() {
     for (name, queue, id) in &jobs {
         let job = pushed.until_job(queue, id, "dead").await;
         let why = job["reason"].as_str().unwrap_or_default();
-        assert!(why.contains("PushAllow") || why.contains("may not"), "{name}: the attempt says why: {job}");
+        // A system may know no `localhost.`.
+        let unknown = name.ends_with('.') && why.contains("unknown host");
+        assert!(why.contains("PushAllow") || unknown, "{name}: the attempt says why: {job}");
     }
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }

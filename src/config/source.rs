@@ -8,8 +8,8 @@ use super::{Config, ConfigError, PoolConfig};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: those of token-cli and of `dormouse queue`.
-const ENV_NOT_KEYS: [&str; 4] =
-    ["DORMOUSE_ADMIN_AUTH", "DORMOUSE_NAMESPACE", "DORMOUSE_TOKEN", "DORMOUSE_URL"];
+const ENV_NOT_KEYS: [&str; 5] =
+    ["DORMOUSE_ADMIN_AUTH", "DORMOUSE_ADMIN_URL", "DORMOUSE_NAMESPACE", "DORMOUSE_TOKEN", "DORMOUSE_URL"];
 
 /// The keys that a first try may set: the message about a port that is taken names their variables, and the README's
 /// walk through push calls a receiver of this machine.

@@ -86,7 +86,7 @@ impl Push {
         Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, changed })
     }
 
-    /// Follows what is set until the tasks are stopped.
+    /// Follows what is set until the tasks are stopped. Never returns.
     pub async fn run(self: Arc<Self>) {
         let stop = self.shared.tasks.stopping().clone();
         let mut known = None;
@@ -95,6 +95,7 @@ impl Push {
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
+        std::future::pending().await
     }
 
     /// Begins to stop: nothing is consumed any more.
@@ -232,15 +233,15 @@ impl Push {
         Ok(shown)
     }
 
-    /// Forgets what is set, and the secret. Jobs stay.
+    /// Forgets what is set, and the secret. Jobs stay. Forgetting what is not there is fine.
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
         while let Some(old) = self.shared.store.record(key).await? {
             if self.shared.store.swap(key, Some(old), None).await? {
                 self.changed.notify_one();
-                return Ok(());
+                break;
             }
         }
-        Err(PushError::NotFound)
+        Ok(())
     }
 
     /// Sends nothing until it is resumed.

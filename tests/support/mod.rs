@@ -14,6 +14,7 @@ pub mod nginx;
 pub mod notified;
 pub mod process;
 pub mod proxy;
+pub mod push;
 pub mod pushed;
 pub mod receiver;
 pub mod recorded;

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -73,6 +73,8 @@ pub enum Answer {
     Held(Vec<u8>),
     /// These bytes and no more, until the caller is gone.
     Part(Vec<u8>),
+    /// These bytes, after this time.
+    Late(Duration, Vec<u8>),
     /// 200, while the gate of [`Receiver::answer_when_told`] is open.
     Gated,
 }
@@ -99,6 +101,14 @@ impl Answer {
     pub fn part(body: &str) -> Answer {
         let length = body.len() + 1;
         Answer::Part(format!("HTTP/1.1 200 Scripted\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes())
+    }
+
+    /// The same, after this time.
+    pub fn after(self, time: Duration) -> Answer {
+        match self {
+            Answer::Bytes(bytes) => Answer::Late(time, bytes),
+            other => other,
+        }
     }
 
     /// The same, held until [`Receiver::release`].
@@ -351,6 +361,10 @@ async fn talk(mut stream: TcpStream, shared: &Shared) {
                     permit.expect("it is never closed").forget();
                     Some(bytes)
                 }
+                () = gone(&mut stream) => None,
+            },
+            Answer::Late(after, bytes) => tokio::select! {
+                () = tokio::time::sleep(after) => Some(bytes),
                 () = gone(&mut stream) => None,
             },
             Answer::Gated => {
