@@ -138,7 +138,7 @@ async fn pause_resume_test_secret_and_what_is_wrong(store: Store) {
     receiver.answer(|_| Answer::status(410));
     publish(&server, &token, "z").await;
     until("410 turns it off", async || shown(&server).await["state"] == "off").await;
-    assert_eq!(server.size("/api/ns/q").await, 1, "the job stays ready");
+    until("the job is ready again", async || server.size("/api/ns/q").await == 1).await;
 }
 
 /// Guards against a name that is judged once and then leads elsewhere, and against redirects that are followed.
