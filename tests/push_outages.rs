@@ -210,6 +210,52 @@ async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
     assert_eq!(twice, 4 - left, "those in flight at the kill are sent again, and no others");
 }
 
+/// Each server has a part of the rate, and gives it to the other one while it has nothing to send.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rate_holds_over_two_servers() {
+    const RATE: usize = 6;
+    let redis = RedisServer::start();
+    let toml = format!("{LOCAL}{}", redis_toml(&redis));
+    let (a, b) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
+    let (a, b) = (Pushed::by(a).await, Pushed::by(b).await);
+    let receiver = Receiver::start().await;
+    a.push_to(&receiver, "q", json!({"rate": RATE, "per": 2, "concurrency": 100})).await;
+    for n in 0..15 {
+        a.publish("q", "", &n.to_string()).await;
+        b.publish("q", "", &n.to_string()).await;
+    }
+    let arrived = receiver.until(30).await;
+    for some in arrived.windows(RATE + 1) {
+        let took = some[RATE].at - some[0].at;
+        // They are begun at most six in two seconds; on their way they may come closer by a little.
+        assert!(took > Duration::from_millis(1700), "{} requests came within {took:?}", RATE + 1);
+    }
+}
+
+/// Without the store of the settings no slot is renewed: what is leased goes on until its end, and all goes on when
+/// the store is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_go_on_when_the_store_of_settings_is_back() {
+    let (store, mut redis) = (Store::disk(), RedisServer::start());
+    let toml = format!("{LOCAL}[Pool.default]\n{}[AdminRedis]\n{}", store.keys(), redis.keys());
+    let pushed = Pushed::by(TestServer::start(&toml, store).await).await;
+    let receiver = Receiver::start().await;
+    pushed.push_to(&receiver, "q", json!({"concurrency": 3})).await;
+    let first = pushed.publish("q", "", "before").await;
+    pushed.until_gone("q", &first).await;
+    redis.kill();
+    let second = pushed.publish("q", "", "while it is away").await;
+    pushed.until_gone("q", &second).await;
+    pushed.admin("GET", "/push/ns/q", "").await.expect(500);
+    redis.restart();
+    let third = pushed.publish("q", "", "after").await;
+    pushed.until_gone("q", &third).await;
+    until("the setting is shown again", async || pushed.admin("GET", "/push/ns/q", "").await.status == 200)
+        .await;
+    let bodies: Vec<String> = receiver.arrived().iter().map(Arrived::text).collect();
+    assert_eq!(bodies, ["before", "while it is away", "after"]);
+}
+
 /// Between the answer and the ack a server dies: the job is sent again, with the same id, after its ttr.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
