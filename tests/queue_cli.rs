@@ -248,3 +248,55 @@ fn help_shows_every_command_and_an_example() {
         assert!(help.out.contains(wanted), "--help does not tell of {wanted}:\n{}", help.out);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pushed_is_set_and_shown_over_the_admin_port() {
+    let mut stand = Stand::start().await;
+    let admin = format!("http://{}", stand.process.address("admin"));
+    let push = |args: &[&str], input: &str| {
+        let mut command = dormouse(&["push"]);
+        command.args(args).args(["-o", "json"]);
+        command.env("DORMOUSE_ADMIN_URL", &admin).env("DORMOUSE_NAMESPACE", "ns");
+        let ended = run(command, input);
+        (ended.code, serde_json::from_str(&ended.out).unwrap_or(Value::Null), ended.err)
+    };
+    let (code, _, err) = push(&["show", "mail"], "");
+    assert_eq!((code, err.contains("not pushed")), (1, true), "{err}");
+    let set = [
+        "set",
+        "mail",
+        "https://push.invalid/jobs",
+        "--concurrency",
+        "4",
+        "--retry",
+        "1,2.5",
+        "--header",
+        "Authorization: Bearer x",
+        "--ok-when",
+        "/code=0",
+        "--on-dead",
+        "failed",
+        "--timeout",
+        "3",
+    ];
+    let (code, shown, err) = push(&set, "");
+    assert_eq!((code, err.as_str()), (0, ""), "set");
+    assert!(shown["secret"].as_str().is_some_and(|secret| secret.starts_with("whsec_")), "{shown}");
+    let (code, shown, _) = push(&["show", "mail"], "");
+    let expected =
+        json!([4, [1, 2.5], {"pointer": "/code", "equals": 0}, "failed", {"Authorization": null}, "on"]);
+    let fields =
+        ["concurrency", "retry", "ok_when", "on_dead", "headers", "state"].map(|field| shown[field].clone());
+    assert_eq!((code, json!(fields)), (0, expected));
+    assert_eq!(push(&["pause", "mail"], "").1["state"], "paused");
+    assert_eq!(push(&["resume", "mail"], "").1["state"], "on");
+    assert!(push(&["secret", "mail"], "").1["secret"].is_string());
+    let (code, tested, err) = push(&["test", "mail"], "");
+    assert_eq!((code, &tested["ok"]), (1, &json!(false)), "nobody has that name: {tested} {err}");
+    let (code, shown, _) = push(&["set", "mail"], r#"{"url": "https://push.invalid/", "method": "PUT"}"#);
+    assert_eq!((code, &shown["method"]), (0, &json!("PUT")), "from standard input: {shown}");
+    let (code, _, err) = push(&["set", "mail", "ftp://push.invalid/"], "");
+    assert_eq!((code, err.contains("url")), (1, true), "{err}");
+    assert_eq!(push(&["delete", "mail"], "").0, 0);
+    assert_eq!(push(&["show", "mail"], "").0, 1, "it is gone");
+}
