@@ -179,9 +179,9 @@ async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {
     let stage = PushStage::new(json!({})).await;
     stage.endpoint.does(|_| (Duration::ZERO, refused()));
     let mut jobs = Vec::new();
-    for n in 0..12_000 {
+    for n in 0..3000 {
         jobs.push(stage.publish(&n.to_string(), 3).await);
-        sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(20)).await;
     }
     let while_down = stage.endpoint.arrived().len();
     assert!(while_down <= 10 + 10 + 7, "{while_down} requests were sent to an endpoint that was down");
@@ -195,7 +195,7 @@ async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {
     }
     let shown = stage.shown().await;
     assert_eq!((&shown["state"], &shown["counts"]["dead"]), (&json!("on"), &json!(0)), "{shown}");
-    assert_eq!(shown["counts"]["delivered"], 12_000, "{shown}");
+    assert_eq!(shown["counts"]["delivered"], 3000, "{shown}");
 }
 
 /// Guards against one job that the endpoint does not like holding up all others behind an open breaker.

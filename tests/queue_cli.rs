@@ -226,6 +226,7 @@ async fn a_queue_is_pushed() {
         ("ok_when", json!({"pointer": "/code", "equals": 0})),
         ("format", json!("cloudevents")),
         ("on_dead", json!("graves")),
+        ("headers", json!({"X-Key": null})),
     ] {
         assert_eq!(set[field], value, "{field} of {set}");
     }

@@ -2,15 +2,21 @@
 
 mod support;
 
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dormouse::admin::push::{Attempt, Lease, PushStore, Report};
+use dormouse::push::address::Guard;
+use dormouse::push::client::{Answer, Client, Fault, Resolve, Send};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::client::{Response, job_id, send, until};
 use support::push::pushed;
-use support::receiver::{Answer, Receiver};
+use support::receiver::{Answer as Scripted, Receiver};
 use support::redis_server::RedisServer;
 use support::servers::{Store, TestServer, on_each_store, redis_toml};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// What a server on this store needs to push to this machine.
 fn loopback(toml: &str) -> String {
@@ -76,7 +82,7 @@ async fn a_job_is_delivered_and_acked(store: Store) {
 async fn a_failed_job_comes_again_with_its_number_and_dies_at_last(store: Store) {
     let (server, receiver) = (start(store).await, Receiver::start().await);
     let token = server.token("ns").await;
-    receiver.answer(|_| Answer::status(500));
+    receiver.answer(|_| Scripted::status(500));
     set(&server, &receiver, json!({"retry": [0.2], "on_dead": "failed"})).await;
     let id = publish(&server, &token, "x").await;
     let delivered = receiver.until(3).await;
@@ -135,7 +141,7 @@ async fn pause_resume_test_secret_and_what_is_wrong(store: Store) {
         last.header("webhook-signature").split(' ').count() == 2
     })
     .await;
-    receiver.answer(|_| Answer::status(410));
+    receiver.answer(|_| Scripted::status(410));
     publish(&server, &token, "z").await;
     until("410 turns it off", async || shown(&server).await["state"] == "off").await;
     until("the job is ready again", async || server.size("/api/ns/q").await == 1).await;
@@ -181,7 +187,7 @@ async fn what_is_set_survives_a_restart(store: Store) {
 /// Guards against a stop that waits for a slow endpoint, or takes a try for what it cut.
 async fn a_stop_gives_back_what_the_endpoint_does_not_answer(store: Store) {
     let receiver = Receiver::start().await;
-    receiver.answer(|_| Answer::status(200).after(Duration::from_secs(60)));
+    receiver.answer(|_| Scripted::status(200).after(Duration::from_secs(60)));
     let toml = loopback(&store.toml());
     let server = TestServer::start(&toml, ()).await;
     let token = server.token("ns").await;
@@ -191,7 +197,7 @@ async fn a_stop_gives_back_what_the_endpoint_does_not_answer(store: Store) {
     let began = Instant::now();
     server.stop().await;
     assert!(began.elapsed() < Duration::from_secs(20), "the stop took {:?}", began.elapsed());
-    receiver.answer(|_| Answer::status(200));
+    receiver.answer(|_| Scripted::status(200));
     let server = TestServer::start(&toml, store).await;
     let again = receiver.until(2).await.remove(1);
     assert_eq!((again.header("webhook-id"), again.header("dormouse-remaining-tries")), (&*id, "2"));
@@ -211,7 +217,7 @@ on_each_store!(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_share_the_slots_and_the_counts() {
     let (redis, receiver) = (RedisServer::start(), Receiver::start().await);
-    receiver.answer(|_| Answer::status(200).after(Duration::from_millis(20)));
+    receiver.answer(|_| Scripted::status(200).after(Duration::from_millis(20)));
     let toml = loopback(&redis_toml(&redis));
     let servers = [TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await];
     let token = servers[0].token("ns").await;
@@ -325,4 +331,137 @@ async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let store = dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
     a_store_of_push_keeps_what_it_is_given(&store).await;
     drop(dir);
+}
+
+/// Answers each name with the next of these addresses, and the last one again.
+#[derive(Debug)]
+struct Names(Mutex<Vec<Vec<SocketAddr>>>);
+
+#[async_trait::async_trait]
+impl Resolve for Names {
+    async fn resolve(&self, _: &str, _: u16) -> std::io::Result<Vec<SocketAddr>> {
+        let mut answers = self.0.lock();
+        Ok(if answers.len() > 1 { answers.remove(0) } else { answers[0].clone() })
+    }
+}
+
+/// A client that may call `allow` beside public addresses, and whose DNS says these, one after the other.
+fn client(allow: &[&str], names: Vec<Vec<SocketAddr>>) -> Client {
+    let allow: Vec<String> = allow.iter().map(|entry| (*entry).to_owned()).collect();
+    let guard = Guard::new(&allow, false).expect("entries");
+    let names = Arc::new(Names(Mutex::new(names)));
+    Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty())
+}
+
+async fn call(client: &Client, url: &str, body_counts: bool) -> Result<Answer, Fault> {
+    let mut request = hyper::Request::new(bytes::Bytes::from_static(b"x"));
+    *request.method_mut() = hyper::Method::POST;
+    *request.uri_mut() = url.parse().expect("a URL");
+    client.send(request, Duration::from_secs(2), body_counts).await
+}
+
+/// Guards against a resolver that says something harmless first and something else when it counts.
+#[tokio::test]
+async fn every_connection_judges_the_addresses_that_it_uses() {
+    let receiver = Receiver::start().await;
+    let port = receiver.addr().port();
+    let at = |address: &str| SocketAddr::new(address.parse().expect("a literal"), port);
+    let url = format!("http://rebinding.example:{port}/");
+    for forbidden in
+        ["127.0.0.1", "::ffff:127.0.0.1", "169.254.169.254", "10.0.0.1", "64:ff9b::7f00:1", "::1"]
+    {
+        let client = client(&[], vec![vec![at(forbidden)]]);
+        let fault = call(&client, &url, false).await.expect_err(forbidden);
+        assert!(matches!(&fault, Fault::Forbidden(_)), "{forbidden}: {fault}");
+    }
+    // Allowed at first; the connection is not kept, and the next one leads to where it may not.
+    receiver.answer(|_| Scripted::with(200, &[("Connection", "close")], ""));
+    let rebound = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.1")], vec![at("127.0.0.2")]]);
+    assert_eq!(call(&rebound, &url, false).await.expect("it is allowed").status, 200);
+    let fault = call(&rebound, &url, false).await.expect_err("it is forbidden");
+    assert!(matches!(&fault, Fault::Forbidden(_)), "{fault}");
+    // Of several addresses only those that are allowed are called.
+    let mixed = client(&["127.0.0.1/32"], vec![vec![at("127.0.0.2"), at("127.0.0.1")]]);
+    assert_eq!(call(&mixed, &url, false).await.expect("one is allowed").status, 200);
+    let named = client(&["rebinding.example"], vec![vec![at("127.0.0.1")]]);
+    assert_eq!(call(&named, &url, false).await.expect("the name is allowed").status, 200);
+    let literal = client(&[], vec![vec![at("127.0.0.1")]]);
+    call(&literal, &receiver.url("/"), false).await.expect_err("a literal is judged too");
+    assert_eq!(receiver.arrived().len(), 3, "called only where it may");
+}
+
+/// Guards against a redirect that leads where the URL itself might not.
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let receiver = Receiver::start().await;
+    let to = receiver.url("/elsewhere");
+    receiver.answer(move |_| Scripted::with(307, &[("Location", &to)], ""));
+    let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
+    assert_eq!(call(&client, &receiver.url("/"), false).await.expect("an answer").status, 307);
+    assert_eq!(receiver.arrived().len(), 1);
+}
+
+/// Guards against an attempt that is lost because a kept connection was closed by the other side, and against
+/// connections that are not kept.
+#[tokio::test]
+async fn connections_are_kept_and_one_that_was_closed_meanwhile_costs_no_attempt() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let served = tokio::spawn(async move {
+        let mut requests = Vec::new();
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            for answered in [true, true, false] {
+                let mut head = vec![0; 4096];
+                let read = stream.read(&mut head).await.expect("a request");
+                requests.push(read > 0);
+                if !answered || read == 0 {
+                    break; // the third request is read, and the connection closed
+                }
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                stream.write_all(answer).await.expect("it is written");
+            }
+        }
+        requests.len()
+    });
+    let client = client(&["127.0.0.1"], vec![vec![address]]);
+    let url = format!("http://{address}/");
+    for n in 0..4 {
+        let status = call(&client, &url, false).await.map(|answer| answer.status);
+        assert!(matches!(status, Ok(200)), "request {n}: {status:?}");
+    }
+    drop(client);
+    let requests = tokio::time::timeout(Duration::from_secs(20), served).await;
+    assert_eq!(
+        requests.expect("it ends").expect("no panic"),
+        6,
+        "three on the first connection, and the end"
+    );
+}
+
+/// Guards against an answer that fills the memory, and against one that never ends.
+#[tokio::test]
+async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
+    let receiver = Receiver::start().await;
+    receiver.answer(|_| Scripted::with(200, &[], "x".repeat(3 << 20)));
+    let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
+    let answer = call(&client, &receiver.url("/"), true).await.expect("an answer");
+    assert_eq!((answer.body.len(), answer.whole), (1 << 20, false));
+    receiver.answer(|_| Scripted::status(200).after(Duration::from_secs(30)));
+    let fault = call(&client, &receiver.url("/"), false).await.expect_err("no answer");
+    assert!(matches!(fault, Fault::TimeOut(_)), "{fault}");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let url = format!("http://{}/", listener.local_addr().expect("it is bound"));
+    let stalls = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx";
+            stream.write_all(head).await.expect("it is written");
+            kept.push(stream);
+        }
+    });
+    let answer = call(&client, &url, false).await.expect("the status is there");
+    assert_eq!((answer.status, answer.whole), (200, false), "the status decides");
+    call(&client, &url, true).await.expect_err("the body counts, and does not come");
+    stalls.abort();
 }

@@ -185,7 +185,8 @@ mod tests {
     #[test]
     fn a_probe_that_says_nothing_is_followed_by_another() {
         let (mut breaker, now) = (Breaker::default(), Instant::now());
-        (0..ROW).for_each(|_| drop(breaker.ended(now, false, Sign::Down)));
+        let opened = (0..ROW).filter(|_| breaker.ended(now, false, Sign::Down)).count();
+        assert_eq!(opened, 1, "it opens once");
         breaker.probing();
         breaker.ended(now + SECOND, true, Sign::None);
         assert_eq!(breaker.gate(now + SECOND), Gate::Wait(Some(now + 2 * SECOND)), "after the same pause");

@@ -26,6 +26,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use self::address::Guard;
@@ -70,6 +71,7 @@ struct Running {
     plan: watch::Sender<Option<Arc<Plan>>>,
     /// The record that the plan was made of.
     record: bytes::Bytes,
+    task: JoinHandle<()>,
 }
 
 impl fmt::Debug for Push {
@@ -91,6 +93,9 @@ impl Push {
         let stop = self.shared.tasks.stopping().clone();
         let mut known = None;
         while !stop.is_cancelled() {
+            if self.a_worker_died() {
+                known = None; // it is started again
+            }
             known = stop.run_until_cancelled(self.look(known)).await.flatten();
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
@@ -111,6 +116,20 @@ impl Push {
     /// Cuts the requests that are still in flight. Their jobs go back, with their tries.
     pub fn cut(&self) {
         self.shared.cut.cancel();
+    }
+
+    /// Whether a worker has ended that should go on, which is a fault of ours. It is forgotten.
+    fn a_worker_died(&self) -> bool {
+        let mut workers = self.workers.lock();
+        let before = workers.len();
+        workers.retain(|key, running| {
+            let died = running.task.is_finished();
+            if died {
+                tracing::error!(queue = %key, "push: the worker has died; it is started again");
+            }
+            !died
+        });
+        workers.len() < before
     }
 
     /// Asks the store whether something has changed, and tells the workers. Answers what is known now.
@@ -154,9 +173,9 @@ impl Push {
                 }
                 None => {
                     let (plan, plans) = watch::channel(plan);
-                    workers.insert(key.clone(), Running { plan, record: bytes });
-                    let run = worker::run(self.shared.clone(), target.clone(), key, plans);
-                    self.shared.tasks.spawn(run);
+                    let run = worker::run(self.shared.clone(), target.clone(), key.clone(), plans);
+                    let task = self.shared.tasks.spawn(run);
+                    workers.insert(key, Running { plan, record: bytes, task });
                 }
             }
         }

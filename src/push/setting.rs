@@ -487,7 +487,7 @@ mod tests {
         }
         let public = parse(json!({"url": "http://1.1.1.1/"})).expect("a setting");
         assert_eq!(public.refused(&Guard::default()), None);
-        let https = Guard { https_only: true, ..Guard::default() };
+        let https = Guard::new(&[], true).expect("no entries");
         assert!(public.refused(&https).is_some(), "http is refused");
     }
 

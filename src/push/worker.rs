@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -69,6 +69,8 @@ pub struct Shared {
     pub tasks: Tasks,
     /// Requests in flight are cut.
     pub cut: CancellationToken,
+    /// How many requests of all queues may be in flight: open files are bounded.
+    pub connections: Arc<Semaphore>,
 }
 
 impl Shared {
@@ -141,6 +143,7 @@ struct Ended {
 struct Slot {
     ended: Option<Ended>,
     tell: mpsc::UnboundedSender<Ended>,
+    _connection: OwnedSemaphorePermit,
 }
 
 impl Slot {
@@ -329,7 +332,8 @@ impl Worker {
         if now >= self.share_until {
             return (0, None);
         }
-        if self.queued.unacked.load(Ordering::Relaxed) >= MOST_UNACKED {
+        let connections = self.queued.shared.connections.available_permits();
+        if connections == 0 || self.queued.unacked.load(Ordering::Relaxed) >= MOST_UNACKED {
             return (0, Some(now + AGAIN));
         }
         let mut wake = self.throttle.tick(now);
@@ -348,7 +352,7 @@ impl Worker {
                 Err(next) => return (0, next),
             }
         }
-        (room.min(MOST_CONSUMED), wake)
+        (room.min(connections).min(MOST_CONSUMED), wake)
     }
 
     fn consume(&self, room: usize) -> Pending<std::result::Result<Delivery, ConsumeError>> {
@@ -367,10 +371,14 @@ impl Worker {
     }
 
     /// Sends jobs that were consumed.
-    fn begin(&mut self, delivery: Delivery, probe: bool) {
+    fn begin(&mut self, mut delivery: Delivery, probe: bool) {
         let now = Instant::now();
         let shared = &self.queued.shared;
-        for job in delivery.take() {
+        // Another queue may have taken the connections meanwhile.
+        let connection = |_: &Job| shared.connections.clone().try_acquire_owned().ok();
+        let connections: Vec<_> = delivery.jobs().iter().map_while(connection).collect();
+        delivery.keep(connections.len());
+        for (job, connection) in delivery.take().into_iter().zip(connections) {
             self.in_flight += 1;
             self.queued.metrics.in_flight.inc();
             // Nobody would take them out again.
@@ -382,7 +390,7 @@ impl Worker {
             }
             let ended =
                 Ended { began: now, probe, sign: Sign::None, slow: false, success: false, gone: None };
-            let slot = Slot { ended: Some(ended), tell: self.tell.clone() };
+            let slot = Slot { ended: Some(ended), tell: self.tell.clone(), _connection: connection };
             let sending =
                 Sending { queued: self.queued.clone(), plan: self.plan.clone(), job, probe, began: now };
             shared.tasks.spawn(sending.run(slot, self.acks.clone()));

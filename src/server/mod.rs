@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
@@ -44,6 +45,8 @@ use crate::push::worker::{Shared, Target};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
+/// How many connections push uses, those that it keeps included.
+const MAX_PUSH_CONNECTIONS: usize = 4096;
 /// How long a stop takes at most.
 const STOP: Duration = Duration::from_millis(4800);
 /// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
@@ -120,11 +123,13 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        let client = push_client(&config).map_err(ServerError::Configuration)?;
+        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
-        let files = OpenFiles::divide(disks, redises, config.max_connections, MAX_ADMIN_CONNECTIONS)
-            .map_err(ServerError::Failed)?;
+        let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
+        let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
+        // As many again may be kept for a while after their requests.
+        let push = (guard, client, Arc::new(Semaphore::new((files.push_connections / 2).max(1))));
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -159,7 +164,7 @@ impl Server {
         let readiness = Readiness::new(failure.clone());
         let admin_state = (store, outage);
         let state =
-            app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone(), client);
+            app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone(), push);
         let state = Arc::new(state);
         let (push, stop) = (state.push.clone(), tasks.stopping().clone());
         tasks.spawn_essential("push", async move {
@@ -298,7 +303,7 @@ fn app_state(
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
-    (guard, client): (Arc<Guard>, Client),
+    (guard, client, connections): (Arc<Guard>, Client, Arc<Semaphore>),
 ) -> AppState {
     let of_namespace = match config.max_parked_polls_per_namespace {
         0 => config.max_parked_polls.div_ceil(2),
@@ -329,6 +334,7 @@ fn app_state(
         server: ulid::Ulid::r#gen().to_string(),
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
+        connections,
     };
     let targets = pools.values().map(|pool| Target {
         name: pool.name.clone(),

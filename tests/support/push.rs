@@ -25,6 +25,7 @@ use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -269,6 +270,7 @@ impl PushStage {
             server: "one".into(),
             tasks: Tasks::new(Failure::default()),
             cut: CancellationToken::new(),
+            connections: Arc::new(Semaphore::new(1000)),
         };
         let target = Target {
             name: pool.clone(),
