@@ -361,8 +361,7 @@ async fn a_change_of_state_is_one_line() {
     pushed.until_state("q", "off").await;
     process.signal("TERM");
     let said = process.ended().said;
-    let about: Vec<&str> =
-        said.lines().filter(|line| line.contains("push") && !line.contains("audit")).collect();
+    let about: Vec<&str> = said.lines().filter(|line| line.contains("push:")).collect();
     assert_eq!(about.len(), 1, "one line, of the 410: {about:#?}");
     assert!(about[0].contains("410") && about[0].contains('q'), "{about:?}");
 }
