@@ -455,6 +455,9 @@ async fn at_most_a_mebibyte_of_an_answer_is_read_and_for_the_timeout_at_most() {
     let stalls = tokio::spawn(async move {
         let mut kept = Vec::new();
         while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 4096];
+            let read = stream.read(&mut request).await.expect("a request");
+            assert!(read > 0, "a request was expected");
             let head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx";
             stream.write_all(head).await.expect("it is written");
             kept.push(stream);

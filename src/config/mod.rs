@@ -339,6 +339,20 @@ mod tests {
     }
 
     #[test]
+    fn where_push_may_call_is_a_list_in_the_file_and_a_text_in_a_variable() {
+        let file =
+            "PushAllow = ['10.0.0.0/8', 'hooks.internal']\nPushHttps = 'only'\n[Pool.default]\nPath='d'";
+        let config = load(file, &[]).expect("it loads");
+        assert_eq!(config.push_allow, ["10.0.0.0/8", "hooks.internal"]);
+        assert_eq!((config.push_https, config.push_proxy.is_none()), (PushHttps::Only, true));
+        let env = [("DORMOUSE_PUSH_ALLOW", "fd00::/8, a.b,"), ("DORMOUSE_PUSH_HTTPS", "")];
+        let config = load(file, &env).expect("it loads");
+        assert_eq!(config.push_allow, ["fd00::/8", "a.b"]);
+        assert_eq!(config.push_https, PushHttps::Any);
+        assert!(load("PushHttps = 'never'\n[Pool.default]\nPath='d'", &[]).is_err());
+    }
+
+    #[test]
     fn the_environment_overrides_the_file() {
         let config = load(
             "Port = 1\n[Pool.default]\nPath='a'\n[Pool.Two-b]\nAddr='x:1'",

@@ -270,6 +270,7 @@ pub async fn run(
                 match plan.filter(|_| changed.is_ok()) {
                     Some(plan) => {
                         worker.adopt(plan);
+                        consuming = None; // its ttr was another one
                         lease_at = Instant::now();
                     }
                     None => (ending, consuming) = (true, None),
@@ -451,7 +452,7 @@ impl Worker {
 
     /// Whether the store believes that this server holds more than it does, and others could have it.
     fn gives_up(&self) -> bool {
-        self.told_holds > self.share.slots && self.in_flight < self.told_holds
+        self.told_holds > self.share.slots && self.in_flight <= self.share.slots
     }
 
     /// Asks the store for slots. What is held until the answer is told with the question.
