@@ -408,13 +408,22 @@ mod tests {
         let owned = |vars: &[(&str, &str)]| -> Vec<(String, String)> {
             vars.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
         };
-        let ports = [("DORMOUSE_PORT", "0"), ("DORMOUSE_ADMINPORT", "0"), ("DORMOUSE_ADMIN_AUTH", "a:b")];
+        let first_try = [
+            ("DORMOUSE_PORT", "0"),
+            ("DORMOUSE_ADMINPORT", "0"),
+            ("DORMOUSE_PUSH_ALLOW", "127.0.0.1"),
+            ("DORMOUSE_ADMIN_AUTH", "a:b"),
+        ];
         assert!(
-            !is_configured(&owned(&links)) && !is_configured(&owned(&ports)),
+            !is_configured(&owned(&links)) && !is_configured(&owned(&first_try)),
             "neither configures a server"
         );
-        for set in [("DORMOUSE_HOST", "0.0.0.0"), ("DORMOUSE_POOL_DEFAULT_PATH", "d"), ("DORMOUSE_PROT", "1")]
-        {
+        for set in [
+            ("DORMOUSE_HOST", "0.0.0.0"),
+            ("DORMOUSE_POOL_DEFAULT_PATH", "d"),
+            ("DORMOUSE_PROT", "1"),
+            ("DORMOUSE_PUSH_PROXY", "http://p"),
+        ] {
             assert!(is_configured(&owned(&[set])), "{set:?} does");
         }
     }

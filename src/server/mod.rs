@@ -78,6 +78,9 @@ pub enum ServerError {
     Bind(String, io::Error, &'static str),
     #[error("{0}")]
     Failed(String),
+    /// A key of the configuration is wrong. Nothing was touched.
+    #[error("{0}")]
+    Configuration(String),
 }
 
 /// Runs a server until `stop` resolves or a part of it fails for good.
@@ -120,11 +123,11 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
+        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
-        let (guard, client) = push_client(&config)?;
         // As many again may be kept for a while after their requests.
         let push = (guard, client, Arc::new(Semaphore::new((files.push_connections / 2).max(1))));
         // Ports first: a second server on the same machine then fails before it touches a store.
@@ -165,7 +168,9 @@ impl Server {
         let state = Arc::new(state);
         let (push, stop) = (state.push.clone(), tasks.stopping().clone());
         tasks.spawn_essential("push", async move {
-            stop.run_until_cancelled(push.run()).await;
+            push.run().await;
+            // It is stopped before all else, so that nothing more is consumed.
+            stop.cancelled().await;
         });
 
         for (name, engine) in &stores.engines {
@@ -279,14 +284,12 @@ impl Server {
 }
 
 /// What push sends with, and where it may call. Reads the certificates before anything is opened.
-fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), ServerError> {
+fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), String> {
     let https_only = config.push_https == PushHttps::Only;
-    let guard = Guard::new(&config.push_allow, https_only)
-        .map_err(|e| ServerError::Failed(format!("PushAllow: {e}")))?;
+    let guard = Guard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
     let guard = Arc::new(guard);
-    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose();
-    let proxy = proxy.map_err(ServerError::Failed)?;
-    let roots = client::roots(config.push_ca.as_deref()).map_err(ServerError::Failed)?;
+    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
+    let roots = client::roots(config.push_ca.as_deref())?;
     Ok((guard.clone(), Client::new(guard, Arc::new(SystemResolver), proxy, roots)))
 }
 
