@@ -53,8 +53,10 @@ async fn a_week_of_retries_after_2n_plus_1_minutes() {
 #[tokio::test(start_paused = true)]
 async fn each_answer_does_with_the_job_what_is_promised() {
     type Headers = &'static [(&'static str, &'static str)];
+    /// Status, headers, body, and the job's state and tries afterwards; `None`: it is gone.
+    type Case = (u16, Headers, &'static str, Option<(JobState, u16)>);
     let no: Headers = &[("dormouse-retry", "no")];
-    let cases: [(u16, Headers, &str, Option<(JobState, u16)>); 16] = [
+    let cases: [Case; 16] = [
         (200, &[], "", None),
         (204, &[], "", None),
         (299, &[], "", None),

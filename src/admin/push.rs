@@ -48,7 +48,7 @@ impl fmt::Debug for Records {
 /// What one server asks for, of one queue. Asked about once a second, which is also the sign that the server lives.
 #[derive(Clone, Debug)]
 pub struct Lease<'a> {
-    /// The server's name for itself, of this process only.
+    /// The name of the worker that asks: another one on each server, and after each start.
     pub server: &'a str,
     /// For how long the answer stands. Zero: the server leaves.
     pub time: Duration,

@@ -88,7 +88,7 @@ impl Push {
         Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, changed })
     }
 
-    /// Follows what is set until the tasks are stopped. Never returns.
+    /// Follows what is set until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
         let stop = self.shared.tasks.stopping().clone();
         let mut known = None;
@@ -100,7 +100,6 @@ impl Push {
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
-        std::future::pending().await
     }
 
     /// Begins to stop: nothing is consumed any more.

@@ -63,7 +63,7 @@ pub struct Shared {
     pub outage: Arc<Outage>,
     pub client: Arc<dyn client::Send>,
     pub clock: Arc<dyn Clock>,
-    /// This process, for the leases.
+    /// This process; what its workers are called begins with it.
     pub server: String,
     /// Workers, requests, acks.
     pub tasks: Tasks,
@@ -118,6 +118,8 @@ struct Queued {
     shared: Arc<Shared>,
     target: Arc<Target>,
     key: PushKey,
+    /// This worker, for the leases: an earlier one of the same queue may still have requests in flight.
+    name: String,
     metrics: PushSeries,
     /// What was not told to the store yet.
     report: Mutex<Report>,
@@ -204,6 +206,7 @@ pub async fn run(
 ) {
     let Some(plan) = plans.borrow_and_update().clone() else { return };
     let queued = Arc::new(Queued {
+        name: format!("{}-{}", shared.server, ulid::Ulid::r#gen()),
         metrics: target.metrics.pushed(&key.queue),
         report: Mutex::default(),
         unacked: AtomicUsize::new(0),
@@ -447,6 +450,7 @@ impl Worker {
         if plan.setting != self.plan.setting {
             self.throttle = Throttle::default();
         }
+        self.gone = None;
         self.plan = plan;
     }
 
@@ -473,7 +477,7 @@ impl Worker {
         let (in_flight, open) = (self.in_flight, self.open_since);
         self.told_holds = holds;
         Box::pin(async move {
-            let server = queued.shared.server.as_str();
+            let server = queued.name.as_str();
             let lease =
                 Lease { server, time: LEASE, slots, wants, holds, rate, per, rate_held, in_flight, open };
             let share = queued.shared.store.lease(&queued.key, lease).await;
@@ -519,7 +523,7 @@ impl Worker {
         let setting = &self.plan.setting;
         let valid = Instant::now() < self.share_until;
         let lease = Lease {
-            server: &queued.shared.server,
+            server: &queued.name,
             time: Duration::ZERO,
             slots: setting.concurrency,
             wants: 0,
