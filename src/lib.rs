@@ -8,16 +8,18 @@
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
 //! - [`dispatch`]: long polls: consumers wait here until they get jobs. [`pump`]: moves due jobs.
-//! - [`admin`]: tokens and limits: their rules, and where they are kept.
+//! - [`admin`]: tokens and limits: their rules, and where they are kept. What push shares is kept there too.
+//! - [`push`]: sends the jobs of a queue to a URL.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.
 //! - [`server`]: puts all of it together.
 //!
 //! # Who may use whom
 //!
-//! `main → server → {http, dispatch, pump, concrete engines}`, `http → {dispatch, engine trait, admin,
-//! metrics} → {job, name, error}`. Only [`server`] names a concrete engine; only [`http`] knows
-//! axum; only `engine::redis` and `admin::redis` know Redis; only [`metrics`] names a metric.
+//! `main → server → {http, push, dispatch, pump, concrete engines}`, `http → {push, dispatch, engine trait, admin,
+//! metrics} → {job, name, error}`, `push → {dispatch, engine trait, admin, metrics}`. Only [`server`] names a concrete
+//! engine; only [`http`] knows axum; only [`http`] and [`push`] know hyper; only `engine::redis`, `admin::redis` and
+//! `admin::push_redis` know Redis; only [`metrics`] names a metric.
 //! tests/architecture.rs lists what each module may import, and checks it.
 
 pub mod admin;
@@ -33,4 +35,5 @@ pub mod name;
 pub mod outage;
 pub mod process;
 pub mod pump;
+pub mod push;
 pub mod server;

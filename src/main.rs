@@ -113,6 +113,7 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error @ ServerError::Configuration(_)) => fail(2, &error),
         Err(error) => fail(1, &error),
     }
 }

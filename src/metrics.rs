@@ -140,6 +140,41 @@ families! {
     }
 }
 
+families! {
+    /// What is told of pushed queues.
+    PushFamilies {
+        /// Attempts to push a job, by what came of them.
+        attempts: IntCounterVec = "dormouse_push_attempts", &["pool", "namespace", "queue", "outcome"];
+        /// How long attempts to push a job took, milliseconds.
+        milliseconds: HistogramVec = "dormouse_push_milliseconds", QUEUE, Buckets(3.5, 7);
+        /// Requests of push that wait for their answer.
+        in_flight: IntGaugeVec = "dormouse_push_in_flight", QUEUE;
+        /// Whether push waits for an endpoint that is down.
+        breaker_open: IntGaugeVec = "dormouse_push_breaker_open", QUEUE;
+    }
+}
+
+/// One pushed queue's metrics. Queues beyond the bound share theirs, so gauges are only added to.
+#[derive(Debug)]
+pub struct PushSeries {
+    pub delivered: IntCounter,
+    pub failed: IntCounter,
+    /// Failed, and the job has died.
+    pub dead: IntCounter,
+    /// The endpoint said 410.
+    pub gone: IntCounter,
+    pub in_flight: IntGauge,
+    pub breaker_open: IntGauge,
+    milliseconds: Histogram,
+}
+
+impl PushSeries {
+    /// An attempt has ended with an answer, or without one.
+    pub fn took(&self, time: Duration) {
+        self.milliseconds.observe(ms(time));
+    }
+}
+
 /// A kind of family.
 trait Family: Sized {
     type Options;
@@ -207,6 +242,7 @@ impl Default for Metrics {
         let engine = EngineMetrics {
             pools: PoolFamilies::register(&registry),
             stores: Arc::new(StoreFamilies::register(&registry)),
+            push: Arc::new(PushFamilies::register(&registry)),
             named: Arc::default(),
         };
         Metrics { registry, http, engine, figures: Mutex::default() }
@@ -317,6 +353,7 @@ pub fn pattern(route: &str) -> String {
 pub struct EngineMetrics {
     pools: PoolFamilies,
     stores: Arc<StoreFamilies>,
+    push: Arc<PushFamilies>,
     /// The queues that have time series of their own.
     named: Arc<Mutex<HashSet<Queue>>>,
 }
@@ -328,6 +365,7 @@ impl EngineMetrics {
             counters: self.pools.of(pool),
             pool: pool.clone(),
             stores: self.stores.clone(),
+            push: self.push.clone(),
             named: self.named.clone(),
             steps: RwLock::default(),
             queues: RwLock::default(),
@@ -343,6 +381,7 @@ pub struct PoolMetrics {
     pub counters: PoolCounters,
     pool: PoolName,
     stores: Arc<StoreFamilies>,
+    push: Arc<PushFamilies>,
     named: Arc<Mutex<HashSet<Queue>>>,
     /// By command, and whether the step went well.
     steps: RwLock<HashMap<(&'static str, bool), StepSeries>>,
@@ -416,6 +455,23 @@ impl PoolMetrics {
             (times, self.stores.qps.with_label_values(&labels))
         };
         count(self.steps.write().entry((command, ok)).or_insert_with(new));
+    }
+
+    /// What is told of a queue that is pushed.
+    pub fn pushed(&self, queue: &Queue) -> PushSeries {
+        let series = self.series(queue);
+        let labels = self.labels(&series);
+        let [pool, namespace, queue] = labels;
+        let attempts = |outcome| self.push.attempts.with_label_values(&[pool, namespace, queue, outcome]);
+        PushSeries {
+            delivered: attempts("delivered"),
+            failed: attempts("failed"),
+            dead: attempts("dead"),
+            gone: attempts("gone"),
+            in_flight: self.push.in_flight.with_label_values(&labels),
+            breaker_open: self.push.breaker_open.with_label_values(&labels),
+            milliseconds: self.push.milliseconds.with_label_values(&labels),
+        }
     }
 
     fn labels<'a>(&'a self, series: &'a QueueSeries) -> [&'a str; 3] {

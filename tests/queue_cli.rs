@@ -8,12 +8,14 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 use support::client::create_token;
 use support::process::Process;
+use support::receiver::Receiver;
 use tempfile::TempDir;
 
 /// A server process, and how to reach it.
 struct Stand {
     process: Process,
     url: String,
+    admin: String,
     token: String,
     _dir: TempDir,
 }
@@ -21,10 +23,12 @@ struct Stand {
 impl Stand {
     async fn start() -> Stand {
         let dir = TempDir::new().expect("a temporary directory");
-        let mut process = Process::start(dir.path(), &[], &[("DORMOUSE_POOL_DEFAULT_PATH", "jobs")]);
+        let env = [("DORMOUSE_POOL_DEFAULT_PATH", "jobs"), ("DORMOUSE_PUSH_ALLOW", "127.0.0.0/8")];
+        let mut process = Process::start(dir.path(), &[], &env);
         let (api, admin) = (process.address("api"), process.address("admin"));
-        let token = create_token(admin, "ns").await;
-        Stand { process, url: format!("http://{api}"), token, _dir: dir }
+        let token = create_token(&admin, "ns").await;
+        let (url, admin) = (format!("http://{api}"), format!("http://{admin}"));
+        Stand { process, url, admin, token, _dir: dir }
     }
 
     /// Runs `dormouse queue` with these arguments, in the namespace `ns`.
@@ -37,6 +41,7 @@ impl Stand {
         let mut command = dormouse(args);
         command
             .env("DORMOUSE_URL", &self.url)
+            .env("DORMOUSE_ADMIN_URL", &self.admin)
             .env("DORMOUSE_TOKEN", &self.token)
             .env("DORMOUSE_NAMESPACE", "ns");
         run(command, input)
@@ -178,6 +183,90 @@ async fn a_list_goes_on_over_the_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_pushed() {
+    let stand = Stand::start().await;
+    let receiver = Receiver::start().await;
+    let url = receiver.url("/jobs");
+    let all = [
+        "push",
+        "set",
+        "mail",
+        &url,
+        "--method",
+        "PUT",
+        "--header",
+        "X-Key: a secret",
+        "--timeout",
+        "30",
+        "--concurrency",
+        "4",
+        "--rate",
+        "100",
+        "--per",
+        "2",
+        "--retry",
+        "0.5,60",
+        "--ok-when",
+        "/code=0",
+        "--format",
+        "cloudevents",
+        "--on-dead",
+        "graves",
+    ];
+    let set = stand.json(&all);
+    assert!(set["secret"].as_str().is_some_and(|secret| secret.starts_with("whsec_")), "{set}");
+    for (field, value) in [
+        ("url", json!(url)),
+        ("method", json!("PUT")),
+        ("timeout", json!(30)),
+        ("concurrency", json!(4)),
+        ("rate", json!(100)),
+        ("per", json!(2)),
+        ("retry", json!([0.5, 60])),
+        ("ok_when", json!({"pointer": "/code", "equals": 0})),
+        ("format", json!("cloudevents")),
+        ("on_dead", json!("graves")),
+        ("headers", json!({"X-Key": null})),
+    ] {
+        assert_eq!(set[field], value, "{field} of {set}");
+    }
+    // The endpoint answers 200, and no JSON.
+    let test = stand.queue(&["push", "test", "mail"]);
+    assert_eq!(test.code, 1, "the endpoint does not take it: {test:?}");
+    assert_eq!(receiver.until(1).await[0].header("x-key"), "a secret");
+    let piped = stand.queue_with(&["push", "set", "mail", "-o", "json"], &format!(r#"{{"url":"{url}"}}"#));
+    assert_eq!((piped.code, piped.err.as_str()), (0, ""), "the setting from standard input: {piped:?}");
+    assert!(!piped.out.contains("whsec_"), "the secret is shown once: {piped:?}");
+    let test = stand.queue(&["push", "test", "mail"]);
+    assert_eq!((test.code, test.err.as_str()), (0, ""), "{test:?}");
+    assert_eq!(stand.json(&["push", "pause", "mail"])["state"], "paused");
+    assert_eq!(stand.json(&["push", "show", "mail"])["state"], "paused");
+    assert_eq!(stand.json(&["push", "resume", "mail"])["state"], "on");
+    stand.json(&["publish", "mail", "to ann"]);
+    assert_eq!(receiver.until(3).await[2].text(), "to ann");
+    let shown = stand.queue(&["push", "show", "mail"]);
+    assert!(shown.code == 0 && shown.out.contains("on") && shown.out.contains(&url), "{shown:?}");
+    let secret = stand.json(&["push", "secret", "mail"]);
+    assert_ne!(secret["secret"], set["secret"], "a new one");
+    assert_eq!(stand.queue(&["push", "delete", "mail"]).code, 0);
+    let gone = stand.queue(&["push", "show", "mail"]);
+    assert_eq!((gone.code, gone.out.as_str()), (1, ""), "{gone:?}");
+    assert!(gone.err.contains("404 Not Found: the queue is not pushed"), "{gone:?}");
+    for (args, code, says) in [
+        (&["push", "set", "mail", "http://10.0.0.1/"][..], 1, "PushAllow"),
+        (&["push", "set", "mail", &url, "--timeout", "soon"], 2, "--timeout"),
+        (&["push", "set", "mail", &url, "--ok-when", "code"], 2, "--ok-when"),
+        (&["push", "set", "mail", &url, "--header", "x"], 2, "header"),
+        (&["push", "set", "mail", &url, "--pool", "nowhere"], 1, "pool"),
+        (&["push"], 2, "push"),
+    ] {
+        let ended = stand.queue(args);
+        assert_eq!(ended.code, code, "{args:?}: {ended:?}");
+        assert!(ended.err.contains(says), "{args:?} should say {says:?}: {ended:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn trouble_is_one_line_and_an_exit_code() {
     let stand = Stand::start().await;
     let with = |args: &[&str], env: &[(&str, &str)]| {
@@ -237,6 +326,7 @@ fn help_shows_every_command_and_an_example() {
         "resume",
         "respawn",
         "purge",
+        "push",
         "--url",
         "--token",
         "--namespace",

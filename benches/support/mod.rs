@@ -7,6 +7,7 @@ pub mod load;
 pub mod nginx;
 pub mod park;
 pub mod proc;
+pub mod receiver;
 pub mod report;
 pub mod setup;
 

@@ -87,12 +87,23 @@ impl Server {
         Ok(format!("{} MB on disk, {journals} journals", blocks / 2048))
     }
 
-    /// How many polls it says are parked.
-    pub async fn parked(&self) -> Outcome<usize> {
+    /// The values of the metrics whose lines begin like this.
+    async fn metric(&self, begins: &str) -> Outcome<Vec<f64>> {
         let answer = self.admin.connect().await?.expect(200, &self.admin.bare("GET", "/metrics")).await?;
         let text = String::from_utf8(answer.body)?;
-        let line = text.lines().find_map(|line| line.strip_prefix("dormouse_parked_polls "));
-        Ok(line.ok_or("no gauge of parked polls")?.trim().parse()?)
+        let lines = text.lines().filter(|line| line.starts_with(begins));
+        lines.map(|line| Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)).collect()
+    }
+
+    /// How many polls it says are parked.
+    pub async fn parked(&self) -> Outcome<usize> {
+        let values = self.metric("dormouse_parked_polls ").await?;
+        Ok(*values.first().ok_or("no gauge of parked polls")? as usize)
+    }
+
+    /// How many requests its pushes have ended so far, with whatever outcome.
+    pub async fn push_attempts(&self) -> Outcome<f64> {
+        Ok(self.metric("dormouse_push_attempts{").await?.iter().sum())
     }
 
     /// Waits until this many polls are parked.
@@ -120,16 +131,18 @@ pub struct Setup {
 impl Setup {
     /// One server on this store.
     pub async fn one(store: Store) -> Outcome<Setup> {
-        match store {
-            Store::Disk => Setup::disk("always").await,
-            Store::DiskEverySec => Setup::disk("everysec").await,
-            Store::Redis => Setup::redis(&[&[]]).await,
-        }
+        Setup::one_in(store, &[]).await
     }
 
-    async fn disk(sync: &str) -> Outcome<Setup> {
+    /// The same with variables.
+    pub async fn one_in(store: Store, env: &[(&str, &str)]) -> Outcome<Setup> {
+        let sync = match store {
+            Store::Disk => "always",
+            Store::DiskEverySec => "everysec",
+            Store::Redis => return Setup::redis(&[env]).await,
+        };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
-        Ok(Setup { servers: vec![Server::start(&pool, &[]).await?], redis: None })
+        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None })
     }
 
     /// Several servers on one Redis, each with variables of its own.

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
+use super::push::{PushKey, Version};
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::disk::{Change, DiskEngine, Records, Table};
@@ -18,8 +19,20 @@ use crate::name::{Namespace, PoolName, Token};
 /// Tokens and limits in the directory of a disk engine.
 #[derive(Debug)]
 pub struct DiskAdmin {
-    records: Records,
+    pub(super) records: Records,
     counters: Mutex<Counters>,
+    pub(super) push: Mutex<Pushed>,
+    /// Held by whoever changes a record of push.
+    pub(super) push_turn: tokio::sync::Mutex<()>,
+}
+
+/// What is in memory only of pushed queues.
+#[derive(Debug, Default)]
+pub(super) struct Pushed {
+    /// Grows with every change of a record.
+    pub version: Version,
+    /// What the server has told with its leases: requests in flight, and since when its breaker is open.
+    pub servers: HashMap<PushKey, (u32, Option<Millis>)>,
 }
 
 /// How often each token was used in its current interval.
@@ -51,9 +64,11 @@ impl Counters {
 impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin = DiskAdmin { records: engine.records(), counters: Mutex::default() };
+        let (records, counters, push) = (engine.records(), Mutex::default(), Mutex::default());
+        let admin = DiskAdmin { records, counters, push, push_turn: tokio::sync::Mutex::default() };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
+        admin.push_records()?;
         Ok(admin)
     }
 

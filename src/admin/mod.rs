@@ -1,10 +1,13 @@
 //! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], what is remembered of its
 //! answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several servers share,
-//! or the disk of the default pool. Knows nothing of HTTP.
+//! or the disk of the default pool. The same stores keep what push shares ([`push`]). Knows nothing of HTTP.
 
 pub mod cache;
 pub mod disk;
 pub mod limits;
+pub mod push;
+mod push_disk;
+mod push_redis;
 pub mod redis;
 pub mod tokens;
 

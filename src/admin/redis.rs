@@ -1,7 +1,8 @@
 //! Tokens and limits in a Redis, in lmstfy's layout: a fleet of both kinds of server shares them.
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
-//! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
+//! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval. What push keeps there is in
+//! push_redis.rs.
 //!
 //! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
 //! nobody waits for somebody else's answer. What operators ask for goes the same way. A hash is read
@@ -15,6 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use redis::{Cmd, FromRedisValue};
 
+use super::push::PushKey;
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::redis::connection::connector::Connector;
@@ -29,6 +31,8 @@ use crate::process::tasks::Tasks;
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
+/// The hash of all records of push.
+pub(super) const PUSH: &str = "dormouse/push";
 /// How long a new store waits for its connection. A busy machine needs some of it.
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
 /// How long a check of a Redis that answers waits for the shared connection, if that is down.
@@ -42,10 +46,10 @@ type Field = (Vec<u8>, Vec<u8>);
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    shared: SharedConnection,
+    pub(super) shared: SharedConnection,
     /// The shared connection's.
     connections: Arc<Connections>,
-    scripts: Scripts,
+    pub(super) scripts: Scripts,
     /// A limit that cannot be read was met, and the log says so.
     unreadable: AtomicBool,
 }
@@ -73,12 +77,12 @@ impl RedisAdmin {
     }
 
     /// Runs a script on the shared connection.
-    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
+    pub(super) async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
         Ok(self.shared.run(script, call).await?)
     }
 
     /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
-    async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
+    pub(super) async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
         let mut cursor = 0;
         loop {
             let mut step = redis::cmd("HSCAN");
@@ -115,6 +119,11 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
     let (namespace, token) = rest.split_once('/')?;
     let scope = Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? };
     Some(TokenKey { scope, token: Token::new(token)? })
+}
+
+/// What push keeps of one queue beside its record.
+pub(super) fn push_key(key: &PushKey, kind: &str) -> String {
+    format!("{PUSH}/{key}/{kind}")
 }
 
 fn encode(limit: Limit) -> Result<String> {

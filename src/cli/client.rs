@@ -46,6 +46,11 @@ impl Call {
         Call { method: http::Method::PUT, ..self }
     }
 
+    /// A PUT of this body.
+    pub fn put_body(self, body: impl Into<Vec<u8>>) -> Call {
+        Call { body: body.into(), ..self.put() }
+    }
+
     /// A DELETE.
     pub fn delete(self) -> Call {
         Call { method: http::Method::DELETE, ..self }
@@ -65,16 +70,19 @@ impl Call {
     }
 }
 
-/// A server, and the token to show it.
+/// A server, and the header that opens it.
 pub struct Client {
     agent: ureq::Agent,
     url: String,
-    token: Option<String>,
+    key: Option<Key>,
 }
+
+/// A header's name, and its value, which is secret.
+pub type Key = (&'static str, String);
 
 impl Client {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
-    pub fn new(url: &str, token: Option<String>) -> Result<Client> {
+    pub fn new(url: &str, key: Option<Key>) -> Result<Client> {
         let uri = url.parse::<http::Uri>().ok();
         let plain = uri.is_some_and(|uri| {
             uri.scheme_str() == Some("http")
@@ -85,7 +93,7 @@ impl Client {
         if !plain {
             return Err(Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()));
         }
-        if token.as_ref().is_some_and(|token| http::HeaderValue::from_str(token).is_err()) {
+        if key.as_ref().is_some_and(|(_, key)| http::HeaderValue::from_str(key).is_err()) {
             return Err(Failure::Usage("the token has characters that no token has".to_owned()));
         }
         let agent = ureq::Agent::config_builder()
@@ -95,7 +103,7 @@ impl Client {
             .timeout_global(Some(TIMEOUT))
             .build()
             .into();
-        Ok(Client { agent, url: url.trim_end_matches('/').to_owned(), token })
+        Ok(Client { agent, url: url.trim_end_matches('/').to_owned(), key })
     }
 
     /// Sends a call, and answers the text of a 2xx.
@@ -104,8 +112,8 @@ impl Client {
         let mut request = http::Request::builder()
             .method(call.method)
             .uri(format!("{}{}{}", self.url, call.path, call.query));
-        if let Some(token) = &self.token {
-            request = request.header("X-Token", token);
+        if let Some((name, key)) = &self.key {
+            request = request.header(*name, key);
         }
         let request = request.body(call.body).map_err(|e| trouble(&e))?;
         let mut answer = self.agent.run(request).map_err(|e| match e {
@@ -123,7 +131,17 @@ impl Client {
     /// The same for an answer that is JSON.
     pub fn json(&self, call: Call) -> Result<Value> {
         let text = self.send(call)?;
-        serde_json::from_str(&text)
+        self.read(&text)
+    }
+
+    /// The same for an answer that is JSON or nothing.
+    pub fn json_or_nothing(&self, call: Call) -> Result<Option<Value>> {
+        let text = self.send(call)?;
+        if text.is_empty() { Ok(None) } else { self.read(&text).map(Some) }
+    }
+
+    fn read(&self, text: &str) -> Result<Value> {
+        serde_json::from_str(text)
             .map_err(|e| Failure::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
     }
 }

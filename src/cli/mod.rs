@@ -1,7 +1,8 @@
 //! `dormouse queue`: looks into queues and sets them right, for the person on call. It speaks to a server's public port
-//! as any client does: it knows no store and no configuration.
+//! as any client does, and to its admin port for what is pushed: it knows no store and no configuration.
 
 mod client;
+mod push;
 mod show;
 
 use std::io::{IsTerminal, Read};
@@ -25,9 +26,11 @@ Examples:
   dormouse queue -n shop pause mail --for 600                hand out nothing for ten minutes
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
+  dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
+`push` speaks to the admin port: --admin or DORMOUSE_ADMIN_URL, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
 
 Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
 wrong.")]
@@ -47,6 +50,9 @@ struct Server {
     /// The namespace's token; prefer DORMOUSE_TOKEN
     #[arg(long, global = true)]
     token: Option<String>,
+    /// The server's admin port, for push [default: http://127.0.0.1:7778]
+    #[arg(long, global = true, value_name = "URL")]
+    admin: Option<String>,
     /// The namespace of the queues
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     namespace: Option<String>,
@@ -145,6 +151,9 @@ enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Send the jobs of a queue to a URL
+    #[command(subcommand)]
+    Push(push::Command),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -183,6 +192,8 @@ pub fn run(args: QueueArgs) -> ExitCode {
 /// A server, a namespace, and how answers are shown.
 struct Session {
     client: Client,
+    /// Where the admin port is, if the command line says it.
+    admin: Option<String>,
     namespace: String,
     output: Output,
 }
@@ -195,7 +206,8 @@ impl Session {
         let namespace = namespace.ok_or_else(|| {
             Failure::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
         })?;
-        Ok(Session { client: Client::new(&url, token)?, namespace, output: args.output })
+        let token = token.map(|token| ("X-Token", token));
+        Ok(Session { client: Client::new(&url, token)?, admin: args.admin, namespace, output: args.output })
     }
 
     fn run(&self, command: Command) -> Result<()> {
@@ -230,6 +242,7 @@ impl Session {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
             Command::Purge { queue, yes } => self.purge(&queue, yes),
+            Command::Push(command) => self.push(command),
         }
     }
 
@@ -253,6 +266,18 @@ impl Session {
         let job = self.client.json(call)?;
         self.show(&job, || show::fields(&job));
         Ok(())
+    }
+
+    fn push(&self, command: push::Command) -> Result<()> {
+        let url = given(self.admin.clone(), "DORMOUSE_ADMIN_URL")?;
+        let client = Client::new(url.as_deref().unwrap_or("http://127.0.0.1:7778"), push::login()?)?;
+        let call = command.call(&self.namespace)?;
+        let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
+        self.show(&answer, || show::fields(&answer));
+        match answer["ok"].as_bool() {
+            Some(false) => Err(Failure::NotDone("the endpoint did not take the test".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     fn respawn(&self, queue: &str, jobs: &[String], query: &[(&'static str, Option<String>)]) -> Result<()> {

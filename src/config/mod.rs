@@ -101,6 +101,18 @@ table! {
         /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
         /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512;
+        /// Dormouse's own. Which networks and host names push may call beside public addresses:
+        /// `["10.0.0.0/8", "hooks.internal"]`. In a variable they are separated by commas.
+        #[serde(deserialize_with = "list")]
+        "PushAllow" push_allow: Vec<String> = Vec::new();
+        /// Dormouse's own. `only`: push calls no URL that is not https.
+        "PushHttps" push_https: PushHttps = PushHttps::Any;
+        /// Dormouse's own. A proxy that push calls through: `http://user:password@host:port`.
+        #[serde(deserialize_with = "unless_empty")]
+        "PushProxy" push_proxy: Option<Secret> = None;
+        /// Dormouse's own. A PEM file of certificates that push trusts beside the system's.
+        #[serde(deserialize_with = "unless_empty")]
+        "PushCA" push_ca: Option<PathBuf> = None;
     }
 }
 
@@ -147,6 +159,32 @@ fn unless_empty<'de, D: Deserializer<'de>, T: From<String>>(value: D) -> Result<
     Ok((!text.is_empty()).then(|| text.into()))
 }
 
+/// Texts in a list, or in one text with commas between them.
+fn list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum List {
+        Many(Vec<String>),
+        One(String),
+    }
+    Ok(match List::deserialize(value)? {
+        List::Many(list) => list,
+        List::One(text) => {
+            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(str::to_owned).collect()
+        }
+    })
+}
+
+/// Which URLs push may call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PushHttps {
+    #[default]
+    #[serde(alias = "")]
+    Any,
+    Only,
+}
+
 /// When a disk pool syncs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -190,6 +228,12 @@ impl Secret {
     /// The text.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
     }
 }
 
@@ -295,6 +339,20 @@ mod tests {
     }
 
     #[test]
+    fn where_push_may_call_is_a_list_in_the_file_and_a_text_in_a_variable() {
+        let file =
+            "PushAllow = ['10.0.0.0/8', 'hooks.internal']\nPushHttps = 'only'\n[Pool.default]\nPath='d'";
+        let config = load(file, &[]).expect("it loads");
+        assert_eq!(config.push_allow, ["10.0.0.0/8", "hooks.internal"]);
+        assert_eq!((config.push_https, config.push_proxy.is_none()), (PushHttps::Only, true));
+        let env = [("DORMOUSE_PUSH_ALLOW", "fd00::/8, a.b,"), ("DORMOUSE_PUSH_HTTPS", "")];
+        let config = load(file, &env).expect("it loads");
+        assert_eq!(config.push_allow, ["fd00::/8", "a.b"]);
+        assert_eq!(config.push_https, PushHttps::Any);
+        assert!(load("PushHttps = 'never'\n[Pool.default]\nPath='d'", &[]).is_err());
+    }
+
+    #[test]
     fn the_environment_overrides_the_file() {
         let config = load(
             "Port = 1\n[Pool.default]\nPath='a'\n[Pool.Two-b]\nAddr='x:1'",
@@ -350,13 +408,22 @@ mod tests {
         let owned = |vars: &[(&str, &str)]| -> Vec<(String, String)> {
             vars.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
         };
-        let ports = [("DORMOUSE_PORT", "0"), ("DORMOUSE_ADMINPORT", "0"), ("DORMOUSE_ADMIN_AUTH", "a:b")];
+        let first_try = [
+            ("DORMOUSE_PORT", "0"),
+            ("DORMOUSE_ADMINPORT", "0"),
+            ("DORMOUSE_PUSH_ALLOW", "127.0.0.1"),
+            ("DORMOUSE_ADMIN_AUTH", "a:b"),
+        ];
         assert!(
-            !is_configured(&owned(&links)) && !is_configured(&owned(&ports)),
+            !is_configured(&owned(&links)) && !is_configured(&owned(&first_try)),
             "neither configures a server"
         );
-        for set in [("DORMOUSE_HOST", "0.0.0.0"), ("DORMOUSE_POOL_DEFAULT_PATH", "d"), ("DORMOUSE_PROT", "1")]
-        {
+        for set in [
+            ("DORMOUSE_HOST", "0.0.0.0"),
+            ("DORMOUSE_POOL_DEFAULT_PATH", "d"),
+            ("DORMOUSE_PROT", "1"),
+            ("DORMOUSE_PUSH_PROXY", "http://p"),
+        ] {
             assert!(is_configured(&owned(&[set])), "{set:?} does");
         }
     }

@@ -8,18 +8,19 @@ use super::{Config, ConfigError, PoolConfig};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: those of token-cli and of `dormouse queue`.
-const ENV_NOT_KEYS: [&str; 4] =
-    ["DORMOUSE_ADMIN_AUTH", "DORMOUSE_NAMESPACE", "DORMOUSE_TOKEN", "DORMOUSE_URL"];
+const ENV_NOT_KEYS: [&str; 5] =
+    ["DORMOUSE_ADMIN_AUTH", "DORMOUSE_ADMIN_URL", "DORMOUSE_NAMESPACE", "DORMOUSE_TOKEN", "DORMOUSE_URL"];
 
-/// The keys that a first try may set: the message about a port that is taken names their variables.
-const FIRST_TRY: [&str; 2] = ["Port", "AdminPort"];
+/// The keys that a first try may set: the message about a port that is taken names their variables, and the README's
+/// walk through push calls a receiver of this machine.
+const FIRST_TRY: [&str; 3] = ["Port", "AdminPort", "PushAllow"];
 
 /// Whether this variable is meant for us, rightly spelt or not.
 fn is_ours(name: &str, value: &str) -> bool {
     name.starts_with(ENV_PREFIX) && !ENV_NOT_KEYS.contains(&name) && !is_service_link(name, value)
 }
 
-/// Whether the environment configures more than the ports.
+/// Whether the environment configures more than a first try may set.
 pub fn is_configured(env: &[(String, String)]) -> bool {
     let first_try = |name: &str| {
         let words = name[ENV_PREFIX.len()..].replace('_', "");

@@ -148,16 +148,25 @@ impl Dispatcher {
         request: Request,
     ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
         // Not within another future: each parked poll would keep the request twice.
-        self.clone().serve(request)
+        self.clone().serve(request, true)
     }
 
-    async fn serve(self: Arc<Self>, request: Request) -> Outcome {
+    /// The same for a consumer that is a part of this server. It is no parked poll, and no bound of them holds it up.
+    pub fn consume_for_server(
+        self: &Arc<Self>,
+        request: Request,
+    ) -> impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static {
+        self.clone().serve(request, false)
+    }
+
+    async fn serve(self: Arc<Self>, request: Request, counts: bool) -> Outcome {
         let patient = !request.timeout.is_zero();
-        if patient {
+        let parked = patient && counts;
+        if parked {
             self.parked.enter(request.queues.namespace())?;
         }
         let deadline = Instant::now() + request.timeout.min(LONGEST_POLL);
-        let mut waiting = self.arrive(request, patient);
+        let mut waiting = self.arrive(request, patient, parked);
         let outcome = if patient {
             match timeout_at(deadline, &mut waiting.outcome).await {
                 Ok(outcome) => outcome,
@@ -216,7 +225,7 @@ impl Dispatcher {
     }
 
     /// Puts a consumer into its wait list, and makes the list fetch if it has to.
-    fn arrive(self: &Arc<Self>, request: Request, parked: bool) -> Waiting {
+    fn arrive(self: &Arc<Self>, request: Request, patient: bool, parked: bool) -> Waiting {
         let Request { queues, weights, count, ttr, .. } = request;
         let queues = Wanted { queues, weights };
         let (sender, outcome) = oneshot::channel();
@@ -224,7 +233,7 @@ impl Dispatcher {
         lists.arrivals += 1;
         let arrival = lists.arrivals;
         // Asked under the lock: whom `close` does not find in a list must not wait.
-        let patient = parked && !lists.closed;
+        let patient = patient && !lists.closed;
         let list = lists.get_or_insert(&queues);
         let was_empty = list.is_empty();
         list.push(arrival, (count, ttr), patient, sender);

@@ -1,5 +1,5 @@
-//! One line in the log for each token or limit that is made or deleted, and who did it. The token itself is not
-//! shown: a short hash tells it apart, the same as in the metrics.
+//! One line in the log for each token or limit that is made or deleted, and for each change of what is pushed, and who
+//! did it. The token itself is not shown: a short hash tells it apart, the same as in the metrics.
 
 use std::convert::Infallible;
 
@@ -8,6 +8,7 @@ use axum::http::request::Parts;
 
 use super::connection::Peer;
 use crate::admin::TokenKey;
+use crate::admin::push::PushKey;
 use crate::process::log::AUDIT;
 
 /// The account that a request has logged in with.
@@ -23,6 +24,12 @@ impl By {
     pub fn did(&self, action: &'static str, key: &TokenKey) {
         let (pool, namespace) = (key.scope.pool.as_str(), key.scope.namespace.as_str());
         tracing::info!(target: AUDIT, by = self.0, pool, namespace, token = key.token.hash(), "{action}");
+    }
+
+    /// Logs what was done to a pushed queue.
+    pub fn pushed(&self, action: &'static str, key: &PushKey) {
+        let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
+        tracing::info!(target: AUDIT, by = self.0, pool, queue, "{action}");
     }
 }
 

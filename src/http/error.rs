@@ -13,6 +13,7 @@ use crate::dispatch::ConsumeError;
 use crate::error::Error;
 use crate::job::JobId;
 use crate::name::NameError;
+use crate::push::PushError;
 
 /// Travels with a response that a store's failure caused, to where it is reported.
 #[derive(Clone, Debug)]
@@ -170,6 +171,19 @@ impl From<ConsumeError> for ApiError {
                 None,
             ),
             ConsumeError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<PushError> for ApiError {
+    fn from(error: PushError) -> ApiError {
+        match error {
+            PushError::Bad(text) => {
+                let details = Details { error: text.into(), index: None, job_id: None };
+                ApiError::Detailed(StatusCode::BAD_REQUEST, Box::new(details))
+            }
+            PushError::NotFound => ApiError::Refused(StatusCode::NOT_FOUND, "the queue is not pushed"),
+            PushError::Store(error) => error.into(),
         }
     }
 }

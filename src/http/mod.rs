@@ -24,6 +24,7 @@ mod params;
 pub mod parked_tokens;
 mod pause;
 mod publish;
+mod push;
 mod reply;
 pub mod room;
 mod time;
@@ -58,6 +59,7 @@ use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
+use crate::push::Push;
 
 /// The largest job, in bytes.
 const MAX_JOB: usize = 1 << 20;
@@ -80,7 +82,7 @@ pub struct PoolState {
     /// Hears of requests that fail, and of those that work.
     pub outage: Arc<Outage>,
     /// Ids of the jobs published to this pool.
-    pub ids: JobIds,
+    pub ids: Arc<JobIds>,
 }
 
 /// What publish and consume take for parameters that are not given.
@@ -134,6 +136,8 @@ impl Readiness {
 #[derive(Debug)]
 pub struct AppState {
     pub pools: BTreeMap<PoolName, Arc<PoolState>>,
+    /// Queues whose jobs are sent to a URL.
+    pub push: Arc<Push>,
     pub tokens: TokenManager,
     pub throttle: Arc<Throttle>,
     pub defaults: Defaults,
@@ -202,7 +206,7 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ping", only(get(operations::ping)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits and the access log ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, push and the access log ask for one.
 pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
@@ -217,6 +221,11 @@ pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
             ),
         )
         .route("/limits", only(get(tokens::list_limits)))
+        .route("/push/{namespace}/{queue}", only(put(push::put).get(push::get).delete(push::delete)))
+        .route("/push/{namespace}/{queue}/pause", only(post(push::pause)))
+        .route("/push/{namespace}/{queue}/resume", only(post(push::resume)))
+        .route("/push/{namespace}/{queue}/secret", only(post(push::new_secret)))
+        .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
         .route_layer(from_fn_with_state(state.clone(), middleware::basic_auth));
     let open = Router::new()

@@ -32,7 +32,7 @@ fn namespace(text: &str) -> Result<Namespace, ApiError> {
 
 impl AppState {
     /// The pool of that name; an empty name is the default pool.
-    fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
+    pub fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
         let name = if name.is_empty() { "default" } else { name };
         PoolName::parse(name).ok().filter(|name| self.pools.contains_key(name)).ok_or(NO_POOL)
     }

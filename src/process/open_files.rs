@@ -28,12 +28,20 @@ pub struct OpenFiles {
     pub connections: usize,
     /// How many the admin port may take.
     pub admin_connections: usize,
+    /// How many connections push may use.
+    pub push_connections: usize,
 }
 
 impl OpenFiles {
     /// Raises the limit of the process to the hard limit, divides it, and logs that. The error says how high the
     /// limit must be.
-    pub fn divide(disks: usize, redises: usize, most: usize, most_admin: usize) -> Result<OpenFiles, String> {
+    pub fn divide(
+        disks: usize,
+        redises: usize,
+        most: usize,
+        most_admin: usize,
+        most_push: usize,
+    ) -> Result<OpenFiles, String> {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let raised = current != maximum && {
             let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
@@ -43,7 +51,7 @@ impl OpenFiles {
             raised.is_ok()
         };
         let limit = if raised { maximum } else { current };
-        let files = OpenFiles::of(limit, (disks, redises), (most, most_admin))?;
+        let files = OpenFiles::of(limit, (disks, redises), (most, most_admin, most_push))?;
         let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |l| l.to_string());
         tracing::info!(
             open_files = shown(limit),
@@ -51,24 +59,31 @@ impl OpenFiles {
             reserved = files.reserved,
             connections = files.connections,
             admin_connections = files.admin_connections,
+            push_connections = files.push_connections,
             "open-file limit"
         );
         Ok(files)
     }
 
-    /// How `limit` is divided between so many stores and the connections of both ports, of which there may be so
-    /// many at most.
+    /// How `limit` is divided between so many stores and the connections of both ports and of push, of which there
+    /// may be so many at most.
     fn of(
         limit: Option<u64>,
         (disks, redises): (usize, usize),
-        (most, most_admin): (usize, usize),
+        (most, most_admin, most_push): (usize, usize, usize),
     ) -> Result<OpenFiles, String> {
         let (disks, redises) = (disks as u64, redises as u64);
         let tables = limit.map_or(TABLES, |limit| (limit / 4 / disks.max(1)).clamp(FEWEST_TABLES, TABLES));
         let reserved = PROCESS + redises * REDIS + disks * (DISK + tables);
         let tables = tables as usize;
         let Some(limit) = limit else {
-            return Ok(OpenFiles { reserved, tables, connections: most, admin_connections: most_admin });
+            return Ok(OpenFiles {
+                reserved,
+                tables,
+                connections: most,
+                admin_connections: most_admin,
+                push_connections: most_push,
+            });
         };
         let left = limit.saturating_sub(reserved);
         if left < FEWEST {
@@ -80,8 +95,10 @@ impl OpenFiles {
             ));
         }
         let admin = (left / 8).min(most_admin as u64);
-        let connections = (left - admin).min(most as u64) as usize;
-        Ok(OpenFiles { reserved, tables, connections, admin_connections: admin as usize })
+        let push = (left / 8).min(most_push as u64);
+        let connections = (left - admin - push).min(most as u64) as usize;
+        let (admin_connections, push_connections) = (admin as usize, push as usize);
+        Ok(OpenFiles { reserved, tables, connections, admin_connections, push_connections })
     }
 }
 
@@ -93,29 +110,31 @@ mod tests {
     fn stores_and_connections_stay_within_the_limit() {
         for limit in [200, 256, 1024, 4096, 20_000, 1 << 20] {
             for stores in [(1, 0), (0, 2), (1, 1), (2, 2)] {
-                let Ok(files) = OpenFiles::of(Some(limit), stores, (200_000, 1024)) else {
+                let Ok(files) = OpenFiles::of(Some(limit), stores, (200_000, 1024, 4096)) else {
                     assert!(limit < 400, "{limit} open files are enough for {stores:?}");
                     continue;
                 };
-                let used = files.reserved + (files.connections + files.admin_connections) as u64;
+                let connections = files.connections + files.admin_connections + files.push_connections;
+                let used = files.reserved + connections as u64;
                 assert!(used <= limit, "{files:?} of {limit}");
-                assert!(files.admin_connections >= 2, "{files:?} of {limit}");
+                assert!(files.admin_connections.min(files.push_connections) >= 2, "{files:?} of {limit}");
                 assert!(
                     used == limit || files.connections == 200_000,
                     "{files:?} of {limit} leaves some unused"
                 );
             }
         }
-        let files = OpenFiles::of(None, (1, 1), (200_000, 1024)).expect("there is no limit");
+        let files = OpenFiles::of(None, (1, 1), (200_000, 1024, 4096)).expect("there is no limit");
         assert_eq!((files.connections, files.admin_connections, files.tables), (200_000, 1024, 900));
+        assert_eq!(files.push_connections, 4096);
     }
 
     #[test]
     fn a_limit_that_is_too_low_is_said_and_the_one_that_is_named_is_enough() {
         for stores in [(1, 0), (0, 2), (3, 3)] {
-            let error = OpenFiles::of(Some(64), stores, (100, 100)).expect_err("64 are not enough");
+            let error = OpenFiles::of(Some(64), stores, (100, 100, 100)).expect_err("64 are not enough");
             let needed = error.split(" to ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-            let files = OpenFiles::of(needed, stores, (100, 100));
+            let files = OpenFiles::of(needed, stores, (100, 100, 100));
             assert!(needed.is_some() && files.is_ok(), "{stores:?}: {error}, and then {files:?}");
         }
     }

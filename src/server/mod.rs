@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
-use self::stores::{Failure as StoreFailure, Stores, admin_store, open_stores};
-use crate::admin::AdminStore;
+use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
-use crate::config::Config;
+use crate::config::{Config, PushHttps, Secret};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
 use crate::http::parked_tokens::ParkedTokens;
 use crate::http::room::BodyRoom;
 use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
-use crate::job::JobIds;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -38,9 +38,15 @@ use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
+use crate::push::Push;
+use crate::push::address::Guard;
+use crate::push::client::{self, Client, Proxy, SystemResolver};
+use crate::push::worker::{Shared, Target};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
+/// How many connections push uses, those that it keeps included.
+const MAX_PUSH_CONNECTIONS: usize = 4096;
 /// How long a stop takes at most.
 const STOP: Duration = Duration::from_millis(4800);
 /// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
@@ -72,6 +78,9 @@ pub enum ServerError {
     Bind(String, io::Error, &'static str),
     #[error("{0}")]
     Failed(String),
+    /// A key of the configuration is wrong. Nothing was touched.
+    #[error("{0}")]
+    Configuration(String),
 }
 
 /// Runs a server until `stop` resolves or a part of it fails for good.
@@ -114,10 +123,13 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
+        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
-        let files = OpenFiles::divide(disks, redises, config.max_connections, MAX_ADMIN_CONNECTIONS)
-            .map_err(ServerError::Failed)?;
+        let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
+        let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
+        // As many again may be kept for a while after their requests.
+        let push = (guard, client, Arc::new(Semaphore::new((files.push_connections / 2).max(1))));
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -141,7 +153,7 @@ impl Server {
             }
         };
 
-        let (asked, failing, stop) = (store.clone(), outage.clone(), tasks.stopping().clone());
+        let (asked, failing, stop) = (store.0.clone(), outage.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
             let ask = || {
                 let store = asked.clone();
@@ -151,8 +163,15 @@ impl Server {
         });
         let readiness = Readiness::new(failure.clone());
         let admin_state = (store, outage);
-        let state = app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone());
+        let state =
+            app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone(), push);
         let state = Arc::new(state);
+        let (push, stop) = (state.push.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("push", async move {
+            push.run().await;
+            // It is stopped before all else, so that nothing more is consumed.
+            stop.cancelled().await;
+        });
 
         for (name, engine) in &stores.engines {
             let pump = pump::run(
@@ -213,12 +232,15 @@ impl Server {
         let began = Instant::now();
         tracing::info!("stopping");
         self.state.readiness.drain();
+        self.state.push.stop();
         for pool in self.state.pools.values() {
             pool.dispatcher.close();
         }
         self.api_tasks.stop();
-        if tokio::time::timeout(GRACE, self.api_tasks.ended()).await.is_err() {
+        let under_way = async { tokio::join!(self.api_tasks.ended(), self.state.push.ended()) };
+        if tokio::time::timeout(GRACE, under_way).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
+            self.state.push.cut();
         }
         self.admin_tasks.stop();
         self.tasks.stop();
@@ -227,7 +249,8 @@ impl Server {
                 pool.dispatcher.settled().await;
             }
         };
-        let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled) };
+        let pushed = self.state.push.ended();
+        let tidy = async { tokio::join!(self.admin_tasks.ended(), self.tasks.ended(), settled, pushed) };
         if tokio::time::timeout(TIDY, tidy).await.is_err() {
             tracing::warn!("some tasks did not end in time");
         }
@@ -260,15 +283,27 @@ impl Server {
     }
 }
 
+/// What push sends with, and where it may call. Reads the certificates before anything is opened.
+fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), String> {
+    let https_only = config.push_https == PushHttps::Only;
+    let guard = Guard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
+    let guard = Arc::new(guard);
+    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
+    let roots = client::roots(config.push_ca.as_deref())?;
+    Ok((guard.clone(), Client::new(guard, Arc::new(SystemResolver), proxy, roots)))
+}
+
 /// What the handlers use, and a dispatcher for each pool.
+#[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
 fn app_state(
     config: &Config,
     options: &Options,
     stores: &Stores,
-    (store, outage): (Arc<dyn AdminStore>, Arc<Outage>),
+    ((store, push_store), outage): (AdminStores, Arc<Outage>),
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
+    (guard, client, connections): (Arc<Guard>, Client, Arc<Semaphore>),
 ) -> AppState {
     let of_namespace = match config.max_parked_polls_per_namespace {
         0 => config.max_parked_polls.div_ceil(2),
@@ -285,14 +320,34 @@ fn app_state(
         }
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: JobIds::default() })
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: Arc::default() })
     };
     let clock = Arc::new(SystemClock::default());
-    let cache = TokenCache::new(store.clone(), clock, outage.clone(), tasks.clone());
+    let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
         stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
+    let shared = Shared {
+        store: push_store,
+        outage: outage.clone(),
+        client: Arc::new(client),
+        clock,
+        server: ulid::Ulid::r#gen().to_string(),
+        tasks: Tasks::new(tasks.failure().clone()),
+        cut: CancellationToken::new(),
+        connections,
+    };
+    let targets = pools.values().map(|pool| Target {
+        name: pool.name.clone(),
+        engine: pool.engine.clone(),
+        dispatcher: pool.dispatcher.clone(),
+        ids: pool.ids.clone(),
+        metrics: metrics.engine.pool(&pool.name),
+        outage: pool.outage.clone(),
+    });
+    let push = Push::new(shared, guard, targets);
     AppState {
         pools,
+        push,
         tokens: TokenManager::new(store.clone(), cache.clone()),
         throttle: Throttle::new(store, cache, outage),
         defaults: Defaults {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::ServerError;
 use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
+use crate::admin::push::PushStore;
 use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
 use crate::config::{Config, PoolConfig, Secret, SyncMode};
@@ -112,13 +113,16 @@ pub async fn open_stores(
     Ok(())
 }
 
+/// One store, for tokens and limits, and for push.
+pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
+
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.
 pub async fn admin_store(
     config: &Config,
     stores: &mut Stores,
     outage: &Arc<Outage>,
     tasks: &Tasks,
-) -> Result<Arc<dyn AdminStore>, ServerError> {
+) -> Result<AdminStores, ServerError> {
     let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
     match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
         (Some(admin), _) => {
@@ -129,9 +133,13 @@ pub async fn admin_store(
             let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
             let failed = Failure::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
-            Ok(Arc::new(store))
+            let store = Arc::new(store);
+            Ok((store.clone(), store))
         }
-        (None, Some(disk)) => Ok(Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?)),
+        (None, Some(disk)) => {
+            let store = Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?);
+            Ok((store.clone(), store))
+        }
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
     }
 }

@@ -22,6 +22,7 @@ use dormouse::job::{JobRef, NewJob, Reason};
 use dormouse::name::{JobKey, Queue};
 use support::client::{request, send, until};
 use support::process::Process;
+use support::shim::Shim;
 
 /// How long a test waits for what a healthy store does within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,23 +37,10 @@ const EROFS: i32 = 30;
 const HANGS: i32 = -1;
 
 /// The compiled shim, or why there is none.
-fn shim() -> Result<&'static Path, String> {
-    static SHIM: OnceLock<Result<(tempfile::TempDir, PathBuf), String>> = OnceLock::new();
-    let built = SHIM.get_or_init(|| {
-        let dir = tempfile::tempdir().expect("a directory");
-        let (library, source) =
-            (dir.path().join("shim.so"), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/disk_faults/shim.c"));
-        let cc = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-o"])
-            .arg(&library)
-            .arg(source)
-            .arg("-ldl")
-            .output();
-        let cc = cc.map_err(|e| format!("there is no C compiler: {e}"))?;
-        assert!(cc.status.success(), "shim.c: {}", String::from_utf8_lossy(&cc.stderr));
-        Ok((dir, library))
-    });
-    built.as_ref().map(|(_, library)| library.as_path()).map_err(String::clone)
+fn shim() -> Result<PathBuf, String> {
+    static SHIM: OnceLock<Result<Shim, String>> = OnceLock::new();
+    let built = SHIM.get_or_init(|| Shim::compile("tests/disk_faults/shim.c"));
+    built.as_ref().map(Shim::library).map_err(String::clone)
 }
 
 /// Runs the test `child` of this program with the shim, in a directory of its own. It must end well.
@@ -536,7 +524,7 @@ async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
 #[tokio::test]
 async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let library = match shim() {
-        Ok(library) => library.to_str().expect("UTF-8"),
+        Ok(library) => library,
         Err(why) => return eprintln!("skipped: {why}"),
     };
     let dir = tempfile::tempdir().expect("a directory");
@@ -544,7 +532,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
     let env = [
         ("DORMOUSE_POOL_DEFAULT_PATH", "first"),
         ("DORMOUSE_POOL_OTHER_PATH", "second"),
-        ("LD_PRELOAD", library),
+        ("LD_PRELOAD", library.to_str().expect("UTF-8")),
         ("FAULTS", faults.to_str().expect("UTF-8")),
     ];
     let mut server = Process::start(dir.path(), &[], &env);

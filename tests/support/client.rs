@@ -70,8 +70,13 @@ pub fn job_id(job: &Value) -> String {
 /// The body of a job, as a consume shows it.
 #[track_caller]
 pub fn data(job: &Value) -> Vec<u8> {
-    let data = job["data"].as_str().unwrap_or_else(|| panic!("a job with data was expected, not {job}"));
-    STANDARD.decode(data).unwrap_or_else(|e| panic!("base64 was expected ({e}), not {data:?}"))
+    decoded(job["data"].as_str().unwrap_or_else(|| panic!("a job with data was expected, not {job}")))
+}
+
+/// The bytes of a base64 text.
+#[track_caller]
+pub fn decoded(text: &str) -> Vec<u8> {
+    STANDARD.decode(text).unwrap_or_else(|e| panic!("base64 was expected ({e}), not {text:?}"))
 }
 
 /// Sends a request and reads the whole response.

@@ -103,7 +103,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList};
 
-pub(crate) use self::records::{Change, Records, Table};
+pub(crate) use self::records::{Change, PUSH_PREFIX, Records, Table};
 
 /// When what was written reaches the disk itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Two small tables of named records, whole in memory: what a record means is its owner's business. The
+//! Three small tables of named records, whole in memory: what a record means is its owner's business. The
 //! writer changes them together with the disk; anybody may read.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,12 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 pub enum Table {
     Tokens,
     Limits,
+    /// Queues that are pushed. Its keys begin with `push/`: it lives among the numbers of the store itself.
+    Push,
 }
+
+/// What the keys of [`Table::Push`] begin with.
+pub const PUSH_PREFIX: &[u8] = b"push/";
 
 impl Table {
     /// The keyspace that holds it.
@@ -20,6 +25,7 @@ impl Table {
         match self {
             Table::Tokens => Space::Tokens,
             Table::Limits => Space::Limits,
+            Table::Push => Space::Meta,
         }
     }
 }
@@ -27,9 +33,9 @@ impl Table {
 /// Values by key.
 pub type Rows = BTreeMap<Bytes, Bytes>;
 
-/// Both tables. `Debug` shows neither keys nor values.
+/// All tables. `Debug` shows neither keys nor values.
 #[derive(Default)]
-pub struct Tables([Rows; 2]);
+pub struct Tables([Rows; 3]);
 
 impl std::fmt::Debug for Tables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -41,9 +47,12 @@ impl Tables {
     /// Reads all from the disk.
     pub fn load(store: &Store) -> Result<Tables, Fatal> {
         let mut tables = Tables::default();
-        for table in [Table::Tokens, Table::Limits] {
+        for table in [Table::Tokens, Table::Limits, Table::Push] {
             for item in store.all(table.space()) {
                 let (key, value) = item?;
+                if table == Table::Push && !key.starts_with(PUSH_PREFIX) {
+                    continue;
+                }
                 let row = (Bytes::copy_from_slice(&key), Bytes::copy_from_slice(&value));
                 tables.rows_mut(table).insert(row.0, row.1);
             }

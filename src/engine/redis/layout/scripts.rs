@@ -39,6 +39,9 @@ pub struct Scripts {
     pub count: Script,
     pub uncount: Script,
     pub remove_token: Script,
+    pub push_swap: Script,
+    pub push_lease: Script,
+    pub push_report: Script,
 }
 
 /// A script without a deadline. lua/clock.lua is not put before it.
@@ -98,6 +101,9 @@ impl Default for Scripts {
             count: without_clock!("count"),
             uncount: without_clock!("uncount"),
             remove_token: without_clock!("remove_token"),
+            push_swap: without_clock!("push_swap"),
+            push_lease: without_clock!("push_lease"),
+            push_report: without_clock!("push_report"),
         }
     }
 }

@@ -1,0 +1,73 @@
+-- Divides the slots and the rate of a pushed queue evenly among the servers that ask. What a server holds is taken from
+-- it only when it says that it holds less, so all of them together never hold more than there is. Requests begun before
+-- a server's part of the rate shrank, or before it died, count for one `per` longer: its lent part.
+-- KEYS    servers of the queue | its counts
+-- ARGV    server, ms for which the answer stands (0 = it leaves), slots in all, slots that it wants, slots that it
+--         holds, rate (0 = no limit), per in ms, rate that it holds, requests in flight, since when its breaker is open
+--         in ms (0 = closed)
+-- returns {slots, rate, attempts that have failed so far}
+-- bound   as many servers as ask
+local call, time = redis.call, redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local me, stands, slots, wants = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local holds, rate, per, rate_held = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+
+-- An even part of `total` for the server `me`; nobody gets more than it wants.
+local function part(total, all)
+  table.sort(all, function(a, b)
+    if a.wants ~= b.wants then return a.wants < b.wants end
+    return a.name < b.name
+  end)
+  for i, one in ipairs(all) do
+    local gets = math.min(one.wants, math.floor(total / (#all - i + 1)))
+    if one.name == me then return gets end
+    total = total - gets
+  end
+  return 0
+end
+
+local want_slots, want_rate = {{name = me, wants = wants}}, {{name = me, wants = math.min(rate, wants * rate)}}
+local other_slots, other_rate, mine = 0, 0, {lent = 0, lent_until = 0}
+local entries = call('HGETALL', KEYS[1])
+for i = 1, #entries, 2 do
+  local name, read, s = entries[i], pcall(cjson.decode, entries[i + 1])
+  if not read then
+    call('HDEL', KEYS[1], name)
+  elseif name == me then
+    if s.lent_until > now then mine = s end
+  else
+    local lent = s.lent_until > now and s.lent or 0
+    if s.expires > now then
+      other_slots = other_slots + s.holds
+      other_rate = other_rate + s.rate + lent
+      want_slots[#want_slots + 1] = {name = name, wants = s.wants}
+      want_rate[#want_rate + 1] = {name = name, wants = math.min(rate, s.wants * rate)}
+    elseif s.expires + per > now and s.rate > 0 then
+      other_rate = other_rate + s.rate + lent
+    elseif s.lent_until > now then
+      other_rate = other_rate + lent
+    else
+      call('HDEL', KEYS[1], name)
+    end
+  end
+end
+
+local answer, lent, lent_until = {0, 0}, mine.lent_until > now and mine.lent or 0, mine.lent_until
+if stands > 0 then
+  local fair = part(slots, want_slots)
+  answer[1] = fair <= holds and fair or math.min(fair, math.max(holds, slots - other_slots))
+  if rate > 0 then
+    fair = part(rate, want_rate)
+    answer[2] = fair <= rate_held and fair or math.min(fair, math.max(rate_held, rate - other_rate - lent))
+  end
+end
+if rate_held > answer[2] and rate > 0 then
+  lent, lent_until = lent + rate_held - answer[2], now + per
+end
+call('HSET', KEYS[1], me, cjson.encode({
+  expires = now + stands, wants = wants, holds = stands > 0 and math.max(holds, answer[1]) or 0, rate = answer[2],
+  in_flight = tonumber(ARGV[9]), open = tonumber(ARGV[10]), lent = lent, lent_until = lent_until,
+}))
+if stands == 0 and lent_until <= now then call('HDEL', KEYS[1], me) end
+call('PEXPIRE', KEYS[1], stands + per + 60000)
+return {answer[1], answer[2], tonumber(call('HGET', KEYS[2], 'failed') or 0)}

@@ -1,0 +1,151 @@
+//! What push shares, in the Redis of tokens and limits. lmstfy has none of these keys:
+//!
+//! `dormouse/push` hash `pool/ns/queue` → the record, and a field without a name that changes with every change;
+//! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`; `…/attempts` list of JSON, the
+//! latest at the left; `…/servers` hash server → JSON of what it holds, which expires a while after the last server.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::Deserialize;
+
+use super::push::{ATTEMPTS_KEPT, Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
+use super::redis::{PUSH, RedisAdmin, push_key};
+use crate::clock::Millis;
+use crate::error::{Error, Result};
+use crate::name::{Namespace, PoolName, Queue, QueueName};
+
+/// What a server has told with its last lease; the script writes more.
+#[derive(Deserialize)]
+struct Server {
+    expires: f64,
+    in_flight: f64,
+    open: f64,
+}
+
+/// The field of a queue: [`PushKey`]'s text.
+fn parse_field(field: &[u8]) -> Option<PushKey> {
+    let mut names = std::str::from_utf8(field).ok()?.split('/');
+    let pool = PoolName::parse(names.next()?).ok()?;
+    let namespace = Namespace::parse(names.next()?).ok()?;
+    let name = QueueName::parse_for_consume(names.next()?).ok()?;
+    names.next().is_none().then_some(PushKey { pool, queue: Queue { namespace, name } })
+}
+
+#[async_trait]
+impl PushStore for RedisAdmin {
+    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+        // Read before the records: what changes meanwhile is read again next time.
+        let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(PUSH).arg("")).await?;
+        let version = version.unwrap_or(0);
+        if known == Some(version) {
+            return Ok(None);
+        }
+        let mut all = BTreeMap::new();
+        let mut unreadable = 0;
+        self.scan(PUSH, |field, record| match parse_field(&field) {
+            Some(key) => drop(all.insert(key, Bytes::from(record))),
+            None => unreadable += usize::from(!field.is_empty()),
+        })
+        .await?;
+        if unreadable > 0 {
+            tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");
+        }
+        Ok(Some(Records { version, all: all.into_iter().collect() }))
+    }
+
+    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
+        let record: Option<Vec<u8>> =
+            self.shared.query(redis::cmd("HGET").arg(PUSH).arg(key.to_string())).await?;
+        Ok(record.map(Bytes::from))
+    }
+
+    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
+        let script = &self.scripts.push_swap;
+        let mut call = script.call(4);
+        call.arg(PUSH);
+        for kind in ["counts", "attempts", "servers"] {
+            call.arg(push_key(key, kind));
+        }
+        call.arg(key.to_string()).arg(&old.unwrap_or_default()[..]).arg(&new.unwrap_or_default()[..]);
+        self.run(script, &call).await
+    }
+
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+        let script = &self.scripts.push_lease;
+        let millis = |time: std::time::Duration| time.as_millis() as u64;
+        let mut call = script.call(2);
+        call.arg(push_key(key, "servers")).arg(push_key(key, "counts"));
+        call.arg(lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
+        call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
+        call.arg(lease.open.unwrap_or(0));
+        let (slots, rate, failed) = self.run(script, &call).await?;
+        Ok(Share { slots, rate, failed })
+    }
+
+    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+        let script = &self.scripts.push_report;
+        let mut call = script.call(3);
+        call.arg(PUSH).arg(push_key(key, "counts")).arg(push_key(key, "attempts")).arg(key.to_string());
+        call.arg(report.delivered).arg(report.failed).arg(report.dead).arg(ATTEMPTS_KEPT);
+        for attempt in &report.attempts {
+            call.arg(serde_json::to_vec(attempt).map_err(Error::refused)?);
+        }
+        self.run(script, &call).await
+    }
+
+    async fn seen(&self, key: &PushKey) -> Result<Seen> {
+        let mut counts = redis::cmd("HMGET");
+        counts.arg(push_key(key, "counts")).arg(&["delivered", "failed", "dead"]);
+        let mut attempts = redis::cmd("LRANGE");
+        attempts.arg(push_key(key, "attempts")).arg(0).arg(ATTEMPTS_KEPT - 1);
+        let mut servers = redis::cmd("HVALS");
+        servers.arg(push_key(key, "servers"));
+        let time = redis::cmd("TIME");
+        let (counts, attempts, servers, (seconds, _)): (
+            [Option<u64>; 3],
+            Vec<Vec<u8>>,
+            Vec<Vec<u8>>,
+            (Millis, u64),
+        ) = tokio::try_join!(
+            self.shared.query(&counts),
+            self.shared.query(&attempts),
+            self.shared.query(&servers),
+            self.shared.query(&time),
+        )?;
+        let [delivered, failed, dead] = counts.map(Option::unwrap_or_default);
+        let attempts = attempts.iter().rev().filter_map(|text| serde_json::from_slice(text).ok()).collect();
+        let mut seen = Seen { report: Report { delivered, failed, dead, attempts }, ..Seen::default() };
+        let servers = servers.iter().filter_map(|text| serde_json::from_slice::<Server>(text).ok());
+        for server in servers.filter(|server| server.expires > (seconds * 1000) as f64) {
+            seen.in_flight += server.in_flight as u64;
+            if server.open > 0.0 {
+                let since = server.open as Millis;
+                seen.open = Some(seen.open.map_or(since, |open| open.min(since)));
+            }
+        }
+        Ok(seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_names_its_queue() {
+        for (field, names) in [
+            ("default/shop/mail", true),
+            ("default/shop/_mail", true),
+            ("", false),
+            ("default/shop", false),
+            ("default/shop/mail/x", false),
+            ("default//mail", false),
+        ] {
+            let key = parse_field(field.as_bytes());
+            let back = key.map(|key| key.to_string());
+            assert_eq!(back.as_deref(), names.then_some(field), "the field {field:?}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `dormouse queue push`: how a queue's jobs are sent to a URL, through the admin port.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use super::client::{Call, Key};
+use super::{Failure, Result, given, standard_input};
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Set how a queue is pushed. What is not given is at its default. Shows the secret the first time
+    Set(Box<Setting>),
+    /// What is set, its state, counts, and the last attempts
+    Show(Target),
+    /// Forget what is set, and the secret. Jobs stay
+    Delete(Target),
+    /// Send one signed test request now, and show what comes back
+    Test(Target),
+    /// Send nothing until it is resumed
+    Pause(Target),
+    /// End a pause, or go on after the endpoint has answered 410
+    Resume(Target),
+    /// Make a new secret. The one before signs too, for 24 hours
+    Secret(Target),
+}
+
+#[derive(Args)]
+pub struct Target {
+    queue: String,
+    /// The queue's pool
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Setting {
+    #[command(flatten)]
+    target: Target,
+    /// Where the jobs go; without it the whole setting is read from standard input, as JSON
+    #[arg(value_name = "TO")]
+    to: Option<String>,
+    /// POST or PUT
+    #[arg(long, requires = "to")]
+    method: Option<String>,
+    /// A header, as 'Name: value'; may be repeated. Other users of this machine can read it in the process list
+    #[arg(long = "header", value_name = "HEADER", requires = "to")]
+    headers: Vec<String>,
+    /// Seconds for the whole answer
+    #[arg(long, value_name = "SECONDS", requires = "to")]
+    timeout: Option<u64>,
+    /// Requests in flight, over all servers
+    #[arg(long, value_name = "COUNT", requires = "to")]
+    concurrency: Option<u64>,
+    /// Requests begun in any --per seconds, over all servers
+    #[arg(long, value_name = "COUNT", requires = "to")]
+    rate: Option<u64>,
+    /// Seconds that --rate counts in
+    #[arg(long, value_name = "SECONDS", requires = "to")]
+    per: Option<u64>,
+    /// Seconds before the second attempt, the third, and so on: 5,30,300
+    #[arg(long, value_name = "SECONDS", value_delimiter = ',', requires = "to")]
+    retry: Option<Vec<f64>>,
+    /// A 2xx counts only if this of its JSON is so, as '/code=0'
+    #[arg(long, value_name = "POINTER=JSON", requires = "to")]
+    ok_when: Option<String>,
+    /// raw or cloudevents
+    #[arg(long, requires = "to")]
+    format: Option<String>,
+    /// A queue of the namespace that is told of jobs that die
+    #[arg(long, value_name = "QUEUE", requires = "to")]
+    on_dead: Option<String>,
+}
+
+impl Setting {
+    /// The JSON that the server takes.
+    fn json(self) -> Result<Vec<u8>> {
+        let Some(to) = self.to else { return standard_input() };
+        let mut setting = Map::from_iter([("url".to_owned(), json!(to))]);
+        let given = [
+            ("method", self.method.map(Value::from)),
+            ("timeout", self.timeout.map(Value::from)),
+            ("concurrency", self.concurrency.map(Value::from)),
+            ("rate", self.rate.map(Value::from)),
+            ("per", self.per.map(Value::from)),
+            ("retry", self.retry.map(Value::from)),
+            ("format", self.format.map(Value::from)),
+            ("on_dead", self.on_dead.map(Value::from)),
+        ];
+        setting.extend(given.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
+        let usage = |text: &str| Failure::Usage(text.to_owned());
+        let mut headers = Map::new();
+        for header in &self.headers {
+            let (name, value) =
+                header.split_once(':').ok_or_else(|| usage("a header is like 'Name: value'"))?;
+            headers.insert(name.trim().to_owned(), json!(value.trim()));
+        }
+        if !headers.is_empty() {
+            setting.insert("headers".to_owned(), headers.into());
+        }
+        if let Some(text) = self.ok_when {
+            let wrong = || usage("--ok-when is like '/code=0', with JSON behind the =");
+            let (pointer, equals) = text.split_once('=').ok_or_else(wrong)?;
+            let equals: Value = serde_json::from_str(equals).map_err(|_| wrong())?;
+            setting.insert("ok_when".to_owned(), json!({"pointer": pointer, "equals": equals}));
+        }
+        Ok(Value::Object(setting).to_string().into_bytes())
+    }
+}
+
+impl Command {
+    /// What to ask the server for.
+    pub fn call(self, namespace: &str) -> Result<Call> {
+        let at = |target: &Target| {
+            let call = Call::get().to("push").to(namespace).to(&target.queue);
+            call.with([("pool", target.pool.clone())])
+        };
+        Ok(match self {
+            Command::Set(setting) => {
+                let call = at(&setting.target);
+                call.put_body(setting.json()?)
+            }
+            Command::Show(target) => at(&target),
+            Command::Delete(target) => at(&target).delete(),
+            Command::Test(target) => at(&target).to("test").post(""),
+            Command::Pause(target) => at(&target).to("pause").post(""),
+            Command::Resume(target) => at(&target).to("resume").post(""),
+            Command::Secret(target) => at(&target).to("secret").post(""),
+        })
+    }
+}
+
+/// The header for basic auth, as token-cli's: from the environment, where other users cannot read it.
+pub fn login() -> Result<Option<Key>> {
+    let login = given(None, "DORMOUSE_ADMIN_AUTH")?;
+    Ok(login.map(|login| ("Authorization", format!("Basic {}", STANDARD.encode(login)))))
+}

@@ -1,0 +1,213 @@
+//! What a server does when an endpoint is down or overloaded: the breaker consumes nothing but probes, the throttle
+//! halves the concurrency. Both are this server's own, of one queue. Time is an argument; knows no job.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// So many failures of the endpoint in a row open the breaker.
+const ROW: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The concurrency is whole again when nothing has told to be slow for so long.
+const SLOW_FOR: Duration = Duration::from_secs(60);
+
+/// What an attempt says of the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Nothing.
+    None,
+    /// It answers, whatever it thinks of the job.
+    Answers,
+    /// It is down: refused, reset, time-out, TLS, unknown host, 502, 503, 504.
+    Down,
+}
+
+/// Whether requests may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// As many as there are slots.
+    Closed,
+    /// One, now.
+    Probe,
+    /// None before then; without a time: until the probe has ended.
+    Wait(Option<Instant>),
+}
+
+/// Counts failures of the endpoint, and opens.
+#[derive(Debug, Default)]
+pub struct Breaker {
+    row: u32,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    pause: Duration,
+    next: Instant,
+    probing: bool,
+}
+
+impl Breaker {
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether requests may be sent now.
+    pub fn gate(&self, now: Instant) -> Gate {
+        match &self.open {
+            None => Gate::Closed,
+            Some(open) if open.probing => Gate::Wait(None),
+            Some(open) if now < open.next => Gate::Wait(Some(open.next)),
+            Some(_) => Gate::Probe,
+        }
+    }
+
+    /// A probe is sent.
+    pub fn probing(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.probing = true;
+        }
+    }
+
+    /// An attempt has ended. Answers whether the breaker was opened or closed by it.
+    pub fn ended(&mut self, now: Instant, probe: bool, sign: Sign) -> bool {
+        match (sign, &mut self.open) {
+            (Sign::Answers, open) => {
+                self.row = 0;
+                open.take().is_some()
+            }
+            (sign, Some(open)) => {
+                if probe {
+                    open.probing = false;
+                    if sign == Sign::Down {
+                        open.pause = (open.pause * 2).min(LONGEST_PAUSE);
+                    }
+                    open.next = now + open.pause;
+                }
+                false
+            }
+            (Sign::None, None) => false,
+            (Sign::Down, None) => {
+                self.row += 1;
+                if self.row < ROW {
+                    return false;
+                }
+                self.open = Some(Open { pause: FIRST_PAUSE, next: now + FIRST_PAUSE, probing: false });
+                true
+            }
+        }
+    }
+
+    /// Begins anew: the setting has changed. Answers whether it was open.
+    pub fn reset(&mut self) -> bool {
+        std::mem::take(self).is_open()
+    }
+}
+
+/// Halves the concurrency when the endpoint asks for it.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    /// The concurrency, and when it was halved last.
+    halved: Option<(u32, Instant)>,
+}
+
+impl Throttle {
+    /// How many of so many slots may be used.
+    pub fn limit(&self, slots: u32) -> u32 {
+        self.halved.map_or(slots, |(limit, _)| limit.min(slots))
+    }
+
+    /// A request that began then was answered with 429, 502, 503 or 504. Those that were under way together count as
+    /// one.
+    pub fn slow(&mut self, began: Instant, now: Instant, slots: u32) {
+        if self.halved.is_none_or(|(_, at)| began >= at) {
+            self.halved = Some(((self.limit(slots) / 2).max(1), now));
+        }
+    }
+
+    /// A request was answered with success.
+    pub fn success(&mut self, now: Instant, slots: u32) {
+        if let Some((limit, at)) = &mut self.halved {
+            *limit += 1;
+            if *limit >= slots || now >= *at + SLOW_FOR {
+                self.halved = None;
+            }
+        }
+    }
+
+    /// Forgets what is long ago. Answers when to look again.
+    pub fn tick(&mut self, now: Instant) -> Option<Instant> {
+        let (_, at) = self.halved?;
+        if now >= at + SLOW_FOR {
+            self.halved = None;
+            return None;
+        }
+        Some(at + SLOW_FOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn ten_in_a_row_open_it_and_probes_come_ever_later() {
+        let (mut breaker, mut now) = (Breaker::default(), Instant::now());
+        for _ in 0..9 {
+            assert!(!breaker.ended(now, false, Sign::Down), "nine are not enough");
+        }
+        assert!(!breaker.ended(now, false, Sign::Answers), "an answer ends the row");
+        for _ in 0..9 {
+            breaker.ended(now, false, Sign::Down);
+        }
+        assert_eq!(breaker.gate(now), Gate::Closed);
+        assert!(breaker.ended(now, false, Sign::Down), "the tenth opens it");
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let Gate::Wait(Some(next)) = breaker.gate(now) else { panic!("it waits for the next probe") };
+            pauses.push(next.duration_since(now).as_secs());
+            now = next;
+            assert_eq!(breaker.gate(now), Gate::Probe);
+            breaker.probing();
+            assert_eq!(breaker.gate(now), Gate::Wait(None), "one probe at a time");
+            assert!(!breaker.ended(now, false, Sign::Down), "those that were in flight change nothing");
+            assert_eq!(breaker.gate(now), Gate::Wait(None), "the probe is still under way");
+            assert!(!breaker.ended(now, true, Sign::Down), "it stays open");
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60], "seconds between probes");
+        assert!(breaker.ended(now, true, Sign::Answers), "an answer closes it");
+        assert_eq!(breaker.gate(now), Gate::Closed);
+    }
+
+    #[test]
+    fn a_probe_that_says_nothing_is_followed_by_another() {
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        let opened = (0..ROW).filter(|_| breaker.ended(now, false, Sign::Down)).count();
+        assert_eq!(opened, 1, "it opens once");
+        breaker.probing();
+        breaker.ended(now + SECOND, true, Sign::None);
+        assert_eq!(breaker.gate(now + SECOND), Gate::Wait(Some(now + 2 * SECOND)), "after the same pause");
+    }
+
+    #[test]
+    fn requests_that_were_under_way_together_halve_once() {
+        let (mut throttle, began) = (Throttle::default(), Instant::now());
+        assert_eq!(throttle.limit(50), 50);
+        let now = began + SECOND;
+        (0..50).for_each(|_| throttle.slow(began, now, 50));
+        assert_eq!(throttle.limit(50), 25, "all of them began before it was halved");
+        throttle.slow(now, now + SECOND, 50);
+        assert_eq!(throttle.limit(50), 12, "one that began after it halves again");
+        (0..5).for_each(|_| throttle.success(now + SECOND, 50));
+        assert_eq!(throttle.limit(50), 17, "each success gives one back");
+        (0..40).for_each(|_| throttle.success(now + SECOND, 50));
+        assert_eq!(throttle.limit(50), 50, "it is whole again");
+        (0..9).for_each(|n| throttle.slow(now + n * 2 * SECOND, now + n * 2 * SECOND + SECOND, 50));
+        assert_eq!(throttle.limit(50), 1, "one is always left");
+        assert_eq!(throttle.tick(now + 200 * SECOND), None);
+        assert_eq!(throttle.limit(50), 50, "whole again after a minute of peace");
+    }
+}

@@ -1,0 +1,285 @@
+//! One delivery: the request that a job becomes, and what its answer means. Knows no connection and no store.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use hyper::{Request, Uri};
+use serde_json::{Value, json};
+
+use super::breaker::Sign;
+use super::client::{Answer, Fault};
+use super::setting::{Setting, Switch};
+use super::sign::Signer;
+use crate::clock::Millis;
+use crate::job::{Job, Reason};
+use crate::name::{Queue, QueueName};
+
+/// The longest pause that an answer may ask for.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// How much of an answer is kept to be shown.
+const SHOWN: usize = 1024;
+/// What a push's reason begins with: the number of the attempt stands behind it.
+const ATTEMPT: &str = "attempt ";
+/// The largest body that is repeated to the queue of `on_dead`.
+const MAX_DATA: usize = 1 << 20;
+
+/// A setting made ready: what all deliveries of a queue have in common.
+#[derive(Debug)]
+pub struct Plan {
+    pub queue: Queue,
+    pub setting: Setting,
+    pub switch: Switch,
+    /// Of the record.
+    pub revision: u64,
+    uri: Uri,
+    headers: HeaderMap,
+    /// With the secret before, and until when that signs; and without it.
+    signers: (Option<(Signer, Millis)>, Signer),
+}
+
+impl Plan {
+    /// Errors when the record cannot be used, which its parser should have found.
+    pub fn new(queue: &Queue, record: &super::setting::Record) -> Result<Plan, String> {
+        let setting = record.setting.clone();
+        let uri = setting.url.as_str().parse().map_err(|_| "the URL cannot be called".to_owned())?;
+        let mut headers = HeaderMap::new();
+        let text = |text: &str| HeaderValue::from_str(text).map_err(|_| "a header cannot be sent".to_owned());
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("Dormouse/", env!("CARGO_PKG_VERSION"))));
+        headers.insert("dormouse-namespace", text(queue.namespace.as_str())?);
+        headers.insert("dormouse-queue", text(queue.name.as_str())?);
+        if setting.cloud_events {
+            headers.insert("ce-specversion", HeaderValue::from_static("1.0"));
+            headers.insert("ce-type", HeaderValue::from_static("dormouse.job"));
+            headers.insert("ce-source", text(&format!("/{queue}"))?);
+        }
+        for (name, value) in &setting.headers {
+            let name = HeaderName::try_from(name).map_err(|_| "a header cannot be sent".to_owned())?;
+            let mut value = text(value)?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        let wrong = || "the secret cannot be used".to_owned();
+        let old = record.old_secret.as_ref().map(|(_, until)| (record.signer(0), *until));
+        let old =
+            old.map(|(signer, until)| signer.map(|signer| (signer, until)).ok_or_else(wrong)).transpose()?;
+        let new = record.signer(Millis::MAX).ok_or_else(wrong)?;
+        Ok(Plan {
+            queue: queue.clone(),
+            setting,
+            switch: record.switch,
+            revision: record.revision,
+            uri,
+            headers,
+            signers: (old, new),
+        })
+    }
+
+    /// How long a job is consumed for.
+    pub fn ttr(&self) -> Duration {
+        self.setting.timeout + Duration::from_secs(10)
+    }
+
+    /// The request of a job, for the `attempt`-th time, at `now` by the time of day.
+    pub fn request(&self, job: &Job, attempt: u64, now: Millis) -> Request<Bytes> {
+        let id = job.id.to_string();
+        let mut request = self.signed(&id, job.body.clone(), now);
+        let headers = request.headers_mut();
+        for (name, value) in &job.attributes {
+            let name = match name.as_str() {
+                "content-type" => Ok(CONTENT_TYPE),
+                "traceparent" => Ok(HeaderName::from_static("traceparent")),
+                name => HeaderName::try_from(format!("job-attr-{name}")),
+            };
+            // A name or a value that no header can have is left out.
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
+                headers.insert(name, value);
+            }
+        }
+        let due = job.id.published_at() + u64::from(job.id.delay_seconds()) * 1000;
+        headers.insert("dormouse-attempt", attempt.into());
+        headers.insert("dormouse-remaining-tries", job.tries_left.into());
+        insert_text(headers, "dormouse-due", &time(due));
+        if self.setting.cloud_events {
+            insert_text(headers, "ce-id", &id);
+            insert_text(headers, "ce-time", &time(job.id.published_at()));
+        }
+        request
+    }
+
+    /// A request that is no job's, to see what comes back.
+    pub fn test_request(&self, id: &str, now: Millis) -> Request<Bytes> {
+        let mut request = self.signed(id, Bytes::from_static(b"{\"test\":true}"), now);
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        request.headers_mut().insert("dormouse-test", HeaderValue::from_static("true"));
+        if self.setting.cloud_events {
+            insert_text(request.headers_mut(), "ce-id", id);
+        }
+        request
+    }
+
+    fn signed(&self, id: &str, body: Bytes, now: Millis) -> Request<Bytes> {
+        let seconds = now / 1000;
+        let signer = match &self.signers {
+            (Some((both, until)), _) if now < *until => both,
+            (_, new) => new,
+        };
+        let signature = signer.sign(id, seconds, &body);
+        let mut request = Request::new(body);
+        *request.method_mut() = self.setting.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        let headers = request.headers_mut();
+        headers.reserve(self.headers.len() + 10);
+        headers.extend(self.headers.clone());
+        insert_text(headers, "webhook-id", id);
+        headers.insert("webhook-timestamp", seconds.into());
+        insert_text(headers, "webhook-signature", &signature);
+        request
+    }
+
+    /// What an answer means, at `now` by the time of day.
+    pub fn judge(&self, answer: &Result<Answer, Fault>, now: SystemTime) -> Verdict {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(fault) => {
+                return Verdict::Failed(Failed {
+                    reason: fault.to_string(),
+                    // An address that is forbidden is as good as an unknown host.
+                    sign: Sign::Down,
+                    ..Failed::default()
+                });
+            }
+        };
+        let failed = |reason: String, sign| {
+            let slow = matches!(answer.status, 429 | 502 | 503 | 504);
+            let retry_after = answer.headers.get(RETRY_AFTER).and_then(|value| retry_after(value, now));
+            let never = answer.headers.get("dormouse-retry");
+            let never = never.is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"no"));
+            Verdict::Failed(Failed { reason, sign, status: Some(answer.status), slow, retry_after, never })
+        };
+        match answer.status {
+            200..=299 => match self.not_ok(answer) {
+                None => Verdict::Delivered,
+                Some(why) => failed(format!("status {}, {why}", answer.status), Sign::Answers),
+            },
+            410 => Verdict::Gone,
+            status @ (502..=504) => failed(format!("status {status}"), Sign::Down),
+            status => failed(format!("status {status}"), Sign::Answers),
+        }
+    }
+
+    /// Why a 2xx is not good enough.
+    fn not_ok(&self, answer: &Answer) -> Option<String> {
+        let ok_when = self.setting.ok_when.as_ref()?;
+        if !answer.whole {
+            return Some("and its body is too large or did not come".into());
+        }
+        let Ok(body) = serde_json::from_slice::<Value>(&answer.body) else {
+            return Some("and its body is not JSON".into());
+        };
+        match body.pointer(&ok_when.pointer) {
+            Some(found) if same(found, &ok_when.equals) => None,
+            Some(_) => Some(format!("and {:?} of its body is another", ok_when.pointer)),
+            None => Some(format!("and there is no {:?} in its body", ok_when.pointer)),
+        }
+    }
+}
+
+/// Whether two JSON values are equal; 0 and 0.0 are.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
+        (a, b) => a == b,
+    }
+}
+
+fn insert_text(headers: &mut HeaderMap, name: &'static str, text: &str) {
+    // Ids, signatures and times are ASCII.
+    if let Ok(value) = HeaderValue::from_str(text) {
+        headers.insert(name, value);
+    }
+}
+
+/// RFC 3339, in UTC, with milliseconds; empty beyond the year 9999.
+pub fn time(millis: Millis) -> String {
+    let time = i64::try_from(millis).ok().and_then(|millis| jiff::Timestamp::from_millisecond(millis).ok());
+    time.map_or(String::new(), |time| format!("{time:.3}"))
+}
+
+/// What an answer means for the job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    Delivered,
+    Failed(Failed),
+    /// 410: the endpoint wants no more.
+    Gone,
+}
+
+/// Why an attempt has failed, and what follows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failed {
+    pub reason: String,
+    pub status: Option<u16>,
+    pub sign: Sign,
+    /// The endpoint asks for fewer requests.
+    pub slow: bool,
+    pub retry_after: Option<Duration>,
+    /// No further attempt.
+    pub never: bool,
+}
+
+impl Default for Failed {
+    fn default() -> Failed {
+        let reason = String::new();
+        Failed { reason, status: None, sign: Sign::None, slow: false, retry_after: None, never: false }
+    }
+}
+
+/// Reads seconds or a date. What has passed is now; what cannot be read is nothing.
+fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
+    let text = value.to_str().ok()?.trim();
+    let after = if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // More digits than fit are beyond the longest.
+        text.parse().map_or(LONGEST_RETRY_AFTER, Duration::from_secs)
+    } else {
+        httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()
+    };
+    Some(after.min(LONGEST_RETRY_AFTER))
+}
+
+/// The reason that a failed attempt leaves with its job.
+pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
+    let text = format!("{ATTEMPT}{attempt}: {why}");
+    Reason::new(&text[..text.floor_char_boundary(SHOWN)])
+}
+
+/// Which attempt the reason of a job tells of; 0 when it is none of ours.
+pub fn attempts_told(reason: Option<&Reason>) -> u64 {
+    let told = reason.and_then(|reason| reason.as_str().strip_prefix(ATTEMPT)?.split_once(':'));
+    told.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
+}
+
+/// What is shown of an answer.
+pub fn shown(answer: &Result<Answer, Fault>) -> String {
+    match answer {
+        Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(SHOWN)]).into_owned(),
+        Err(fault) => fault.to_string(),
+    }
+}
+
+/// The job that the queue of `on_dead` gets for one that has died.
+pub fn obituary(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
+    let data = (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body));
+    let text = json!({
+        "job_id": job.id.to_string(),
+        "queue": queue.as_str(),
+        "attempts": attempts,
+        "last_status": failed.status,
+        "reason": failed.reason,
+        "data": data,
+    });
+    text.to_string().into()
+}

@@ -1,0 +1,355 @@
+//! Push: a queue's jobs are sent to a URL. One [`worker`] for each pushed queue consumes them over the dispatcher, as any
+//! consumer does, and only into free slots. What is set, and what was seen, is in the store of tokens and limits, so
+//! that all servers share it. Knows the engine's verbs and an HTTP client, and nothing of the HTTP server.
+//!
+//! ```text
+//! Push ── every half second, or at once after a change here ──> PushStore::records
+//!   └── worker of each queue ── setting ── client: address, TLS, connections
+//!         ├── breaker, throttle, window: what may be begun now
+//!         └── delivery: what is sent, and what an answer means
+//! ```
+
+pub mod address;
+mod breaker;
+pub mod client;
+mod delivery;
+mod limits;
+pub mod setting;
+mod sign;
+pub mod worker;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use self::address::Guard;
+use self::delivery::{Plan, Verdict};
+use self::setting::{BOTH_SIGN, Record, Setting, Switch};
+use self::sign::Secret;
+use self::worker::{Shared, Target};
+use crate::admin::push::{PushKey, Records, Version};
+use crate::error::Error;
+use crate::name::PoolName;
+
+/// How often the store is asked for changes: every server knows of one within a second.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why an operator's request was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// What is wrong with it.
+    #[error("{0}")]
+    Bad(String),
+    #[error("the queue is not pushed")]
+    NotFound,
+    #[error("{0}")]
+    Store(#[from] Error),
+}
+
+type Result<T> = std::result::Result<T, PushError>;
+
+/// All pushed queues of this server.
+pub struct Push {
+    shared: Arc<Shared>,
+    guard: Arc<Guard>,
+    targets: BTreeMap<PoolName, Arc<Target>>,
+    /// What the worker of each queue goes by. One that has none ends.
+    workers: Mutex<HashMap<PushKey, Running>>,
+    /// Something was changed here.
+    changed: Notify,
+}
+
+/// A worker, and what it goes by.
+struct Running {
+    plan: watch::Sender<Option<Arc<Plan>>>,
+    /// The record that the plan was made of.
+    record: bytes::Bytes,
+    task: JoinHandle<()>,
+}
+
+impl fmt::Debug for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Push").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+impl Push {
+    /// Nothing is pushed until [`run`](Push::run).
+    pub fn new(shared: Shared, guard: Arc<Guard>, targets: impl IntoIterator<Item = Target>) -> Arc<Push> {
+        let targets = targets.into_iter().map(|target| (target.name.clone(), Arc::new(target))).collect();
+        let (workers, changed) = (Mutex::default(), Notify::new());
+        Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, changed })
+    }
+
+    /// Follows what is set until the tasks are stopped.
+    pub async fn run(self: Arc<Self>) {
+        let stop = self.shared.tasks.stopping().clone();
+        let mut known = None;
+        while !stop.is_cancelled() {
+            if self.a_worker_died() {
+                known = None; // it is started again
+            }
+            known = stop.run_until_cancelled(self.look(known)).await.flatten();
+            // Early or late, it looks again.
+            let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
+        }
+    }
+
+    /// Begins to stop: nothing is consumed any more.
+    pub fn stop(&self) {
+        self.shared.tasks.stop();
+    }
+
+    /// Returns when it was stopped, and every request has ended and its job is acked or back.
+    pub async fn ended(&self) {
+        self.shared.tasks.ended().await;
+    }
+
+    /// Cuts the requests that are still in flight. Their jobs go back, with their tries.
+    pub fn cut(&self) {
+        self.shared.cut.cancel();
+    }
+
+    /// Whether a worker has ended that should go on, which is a fault of ours. It is forgotten.
+    fn a_worker_died(&self) -> bool {
+        let mut workers = self.workers.lock();
+        let before = workers.len();
+        workers.retain(|key, running| {
+            let died = running.task.is_finished();
+            if died {
+                tracing::error!(queue = %key, "push: the worker has died; it is started again");
+            }
+            !died
+        });
+        workers.len() < before
+    }
+
+    /// Asks the store whether something has changed, and tells the workers. Answers what is known now.
+    async fn look(&self, known: Option<Version>) -> Option<Version> {
+        let records = self.shared.store.records(known).await;
+        self.shared.outage.report(&records);
+        match records {
+            Ok(None) => known,
+            Ok(Some(records)) => {
+                let version = records.version;
+                self.follow(records);
+                Some(version)
+            }
+            // What was set goes on.
+            Err(_) => known,
+        }
+    }
+
+    fn follow(&self, records: Records) {
+        let mut workers = self.workers.lock();
+        let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
+        workers.retain(|key, running| there.contains(key) || running.plan.send_replace(None).is_none());
+        for (key, bytes) in records.all {
+            // Another server may have more pools.
+            let Some(target) = self.targets.get(&key.pool) else { continue };
+            if workers.get(&key).is_some_and(|running| running.record == bytes) {
+                continue;
+            }
+            let record = Record::parse(&bytes, &key.queue.name);
+            let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
+                Ok(plan) => Some(Arc::new(plan)),
+                Err(why) => {
+                    tracing::error!(queue = %key, why, "what is set for push cannot be used; set it anew");
+                    continue;
+                }
+            };
+            match workers.get_mut(&key) {
+                Some(running) => {
+                    running.record = bytes;
+                    running.plan.send_replace(plan);
+                }
+                None => {
+                    let (plan, plans) = watch::channel(plan);
+                    let run = worker::run(self.shared.clone(), target.clone(), key.clone(), plans);
+                    let task = self.shared.tasks.spawn(run);
+                    workers.insert(key, Running { plan, record: bytes, task });
+                }
+            }
+        }
+    }
+
+    /// Sets how a queue is pushed. The secret is kept, and one that is paused stays so. Answers what is in force, with
+    /// the secret if it is new.
+    pub async fn put(&self, key: &PushKey, given: &Value) -> Result<Value> {
+        let setting = Setting::parse(given, &key.queue.name).map_err(PushError::Bad)?;
+        if let Some(why) = setting.refused(&self.guard) {
+            return Err(PushError::Bad(why));
+        }
+        let now = self.shared.now();
+        let secret = Secret::random()?;
+        let mut new = true;
+        let change = |old: Option<Record>| -> Result<Option<Record>> {
+            new = old.is_none();
+            let setting = setting.clone();
+            Ok(Some(match old {
+                None => Record {
+                    setting,
+                    secret: secret.clone(),
+                    old_secret: None,
+                    switch: Switch::On,
+                    since: now,
+                    why: "it was set".into(),
+                    revision: 1,
+                },
+                Some(old) => {
+                    let mut record = Record { setting, revision: old.revision + 1, ..old };
+                    if record.switch == Switch::Off {
+                        record =
+                            Record { switch: Switch::On, since: now, why: "it was set".into(), ..record };
+                    }
+                    record
+                }
+            }))
+        };
+        let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
+        let mut shown = show(key, &record);
+        if new {
+            shown["secret"] = json!(record.secret.reveal());
+        }
+        Ok(shown)
+    }
+
+    /// What is set, and what was seen.
+    pub async fn get(&self, key: &PushKey) -> Result<Value> {
+        let record = self.read(key).await?;
+        let seen = self.shared.store.seen(key).await?;
+        let mut shown = show(key, &record);
+        if let (Switch::On, Some(since)) = (record.switch, seen.open) {
+            shown["state"] = json!("open");
+            shown["since"] = json!(delivery::time(since));
+            shown["why"] = json!("the endpoint is down; nothing but probes is sent until it answers");
+        }
+        let report = &seen.report;
+        shown["counts"] = json!({
+            "delivered": report.delivered,
+            "failed": report.failed,
+            "dead": report.dead,
+            "in_flight": seen.in_flight,
+        });
+        let attempts = report.attempts.iter().rev().map(|attempt| {
+            json!({
+                "job_id": attempt.job_id,
+                "time": delivery::time(attempt.time),
+                "status": attempt.status,
+                "milliseconds": attempt.milliseconds,
+                "answer": attempt.answer,
+            })
+        });
+        shown["attempts"] = attempts.collect();
+        Ok(shown)
+    }
+
+    /// Forgets what is set, and the secret. Jobs stay. Forgetting what is not there is fine.
+    pub async fn delete(&self, key: &PushKey) -> Result<()> {
+        while let Some(old) = self.shared.store.record(key).await? {
+            if self.shared.store.swap(key, Some(old), None).await? {
+                self.changed.notify_one();
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends nothing until it is resumed.
+    pub async fn pause(&self, key: &PushKey) -> Result<Value> {
+        self.switch(key, Switch::Paused, "an operator paused it").await
+    }
+
+    /// Ends a pause, and what a 410 has begun.
+    pub async fn resume(&self, key: &PushKey) -> Result<Value> {
+        self.switch(key, Switch::On, "an operator resumed it").await
+    }
+
+    async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
+        let now = self.shared.now();
+        let mut as_it_is = None;
+        let change = |old: Option<Record>| -> Result<Option<Record>> {
+            let old = old.ok_or(PushError::NotFound)?;
+            if old.switch == switch {
+                as_it_is = Some(old);
+                return Ok(None);
+            }
+            Ok(Some(Record { switch, since: now, why: why.into(), revision: old.revision + 1, ..old }))
+        };
+        let record = self.change(key, change).await?;
+        let record = record.or(as_it_is).ok_or(PushError::NotFound)?;
+        Ok(show(key, &record))
+    }
+
+    /// Makes a new secret. The one before signs too, for a day.
+    pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
+        let (now, secret) = (self.shared.now(), Secret::random()?);
+        let until = now + BOTH_SIGN.as_millis() as u64;
+        let change = |old: Option<Record>| -> Result<Option<Record>> {
+            let old = old.ok_or(PushError::NotFound)?;
+            let old_secret = Some((old.secret.clone(), until));
+            Ok(Some(Record { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
+        };
+        let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
+        Ok(json!({"secret": record.secret.reveal(), "both_sign_until": delivery::time(until)}))
+    }
+
+    /// Sends one signed request that is no job's, and answers what came back.
+    pub async fn test(&self, key: &PushKey) -> Result<Value> {
+        let record = self.read(key).await?;
+        let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
+        let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
+        let now = self.shared.now();
+        let request = plan.test_request(&format!("test_{}", ulid::Ulid::r#gen()), now);
+        let body_counts = plan.setting.ok_when.is_some();
+        let began = Instant::now();
+        let answer = self.shared.client.send(request, plan.setting.timeout, body_counts).await;
+        let reason = match plan.judge(&answer, UNIX_EPOCH + Duration::from_millis(now)) {
+            Verdict::Delivered => None,
+            Verdict::Failed(failed) => Some(failed.reason),
+            Verdict::Gone => Some("status 410".to_owned()),
+        };
+        Ok(json!({
+            "ok": reason.is_none(),
+            "status": answer.as_ref().ok().map(|answer| answer.status),
+            "reason": reason,
+            "milliseconds": began.elapsed().as_millis() as u64,
+            "answer": answer.is_ok().then(|| delivery::shown(&answer)),
+        }))
+    }
+
+    async fn read(&self, key: &PushKey) -> Result<Record> {
+        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
+        let record = Record::parse(&bytes, &key.queue.name);
+        Ok(record.map_err(|why| Error::corrupt(format!("{key}: {why}")))?)
+    }
+
+    async fn change(
+        &self,
+        key: &PushKey,
+        change: impl FnMut(Option<Record>) -> Result<Option<Record>>,
+    ) -> Result<Option<Record>> {
+        let changed = self.shared.change(key, change).await;
+        self.changed.notify_one();
+        changed
+    }
+}
+
+/// What an operator sees of a record: no value of a header, and no secret.
+fn show(key: &PushKey, record: &Record) -> Value {
+    let mut shown = record.setting.to_json(false);
+    shown["pool"] = json!(key.pool.as_str());
+    shown["namespace"] = json!(key.queue.namespace.as_str());
+    shown["queue"] = json!(key.queue.name.as_str());
+    shown["state"] = json!(record.switch);
+    shown["since"] = json!(delivery::time(record.since));
+    shown["why"] = json!(record.why);
+    shown
+}

@@ -1,0 +1,500 @@
+//! What is set of a pushed queue, as an operator writes it and as it is stored, and the record around it: secret and
+//! state. Every mistake is named by its field. Knows no store.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::Method;
+use hyper::header::{HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use url::{Host, Url};
+
+use super::address::Guard;
+use super::sign::{Secret, Signer};
+use crate::clock::Millis;
+use crate::name::QueueName;
+
+/// The largest setting, in bytes.
+pub const MAX_SETTING: usize = 64 << 10;
+/// How long the secret before still signs.
+pub const BOTH_SIGN: Duration = Duration::from_secs(24 * 3600);
+const MAX_URL: usize = 2048;
+const MAX_HEADERS: usize = 32;
+const MAX_RETRIES: usize = 256;
+/// The longest pause between two attempts, in seconds.
+const MAX_RETRY: f64 = 30.0 * 86_400.0;
+const MAX_RATE: u64 = 100_000;
+const MAX_PER: u64 = 3600;
+const DEFAULT_RETRY: [f64; 5] = [5.0, 30.0, 300.0, 1800.0, 7200.0];
+const FIELDS: [&str; 11] = [
+    "url",
+    "method",
+    "headers",
+    "timeout",
+    "concurrency",
+    "rate",
+    "per",
+    "retry",
+    "ok_when",
+    "format",
+    "on_dead",
+];
+
+/// What beside a 2xx makes a delivery good.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OkWhen {
+    pub pointer: String,
+    pub equals: Value,
+}
+
+/// How a pushed queue is delivered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    pub url: Url,
+    pub method: Method,
+    /// As they were given. Their values are secrets.
+    pub headers: BTreeMap<String, String>,
+    pub timeout: Duration,
+    pub concurrency: u32,
+    /// 0: no limit.
+    pub rate: u32,
+    pub per: Duration,
+    /// Seconds before the second attempt, the third, and so on; the last one repeats. Not empty.
+    pub retry: Vec<f64>,
+    pub ok_when: Option<OkWhen>,
+    pub cloud_events: bool,
+    pub on_dead: Option<QueueName>,
+}
+
+/// Headers that push sets itself.
+fn is_ours(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    ["webhook-", "dormouse-", "job-attr-"].iter().any(|prefix| name.starts_with(prefix))
+        || ["host", "content-length", "transfer-encoding", "connection"].contains(&name)
+}
+
+impl Setting {
+    /// Reads what an operator wrote, or what [`to_json`](Setting::to_json) did. The error names the field.
+    pub fn parse(given: &Value, queue: &QueueName) -> Result<Setting, String> {
+        let Value::Object(given) = given else { return Err("the setting should be a JSON object".into()) };
+        if let Some(unknown) = given.keys().find(|key| !FIELDS.contains(&key.as_str())) {
+            return Err(format!("unknown field {:?}", shorten(unknown)));
+        }
+        let per = integer(given, "per", 1, 1..=MAX_PER)?;
+        let on_dead = on_dead(given)?;
+        if on_dead.as_ref() == Some(queue) {
+            return Err("on_dead should name another queue".into());
+        }
+        Ok(Setting {
+            url: url(given)?,
+            method: match text(given, "method")?.as_deref() {
+                None | Some("POST") => Method::POST,
+                Some("PUT") => Method::PUT,
+                Some(_) => return Err("method should be POST or PUT".into()),
+            },
+            headers: headers(given)?,
+            timeout: Duration::from_secs(integer(given, "timeout", 15, 1..=300)?),
+            concurrency: integer(given, "concurrency", 10, 1..=1000)? as u32,
+            rate: integer(given, "rate", 0, 0..=MAX_RATE)? as u32,
+            per: Duration::from_secs(per),
+            retry: retry(given)?,
+            ok_when: ok_when(given)?,
+            cloud_events: match text(given, "format")?.as_deref() {
+                None | Some("raw") => false,
+                Some("cloudevents") => true,
+                Some(_) => return Err("format should be raw or cloudevents".into()),
+            },
+            on_dead,
+        })
+    }
+
+    /// Why this server would never call the URL; `None` when it would, or a name is judged later.
+    pub fn refused(&self, guard: &Guard) -> Option<String> {
+        if guard.https_only && self.url.scheme() != "https" {
+            return Some("url should be https: PushHttps says so".into());
+        }
+        let address = match self.url.host()? {
+            Host::Ipv4(address) => address.into(),
+            Host::Ipv6(address) => address.into(),
+            Host::Domain(_) => return None,
+        };
+        let why = guard.refuses(address)?;
+        Some(format!(
+            "url: {address} is {why}; PushAllow of the configuration says what may be called beside public addresses"
+        ))
+    }
+
+    /// Everything, with the values of headers or with null in their place.
+    pub fn to_json(&self, with_values: bool) -> Value {
+        let headers: Map<String, Value> = self
+            .headers
+            .iter()
+            .map(|(name, value)| (name.clone(), if with_values { json!(value) } else { Value::Null }))
+            .collect();
+        let mut all = json!({
+            "url": self.url.as_str(),
+            "method": self.method.as_str(),
+            "timeout": self.timeout.as_secs(),
+            "concurrency": self.concurrency,
+            "rate": self.rate,
+            "per": self.per.as_secs(),
+            "retry": self.retry.iter().copied().map(number).collect::<Vec<_>>(),
+            "format": if self.cloud_events { "cloudevents" } else { "raw" },
+        });
+        if !headers.is_empty() {
+            all["headers"] = headers.into();
+        }
+        if let Some(OkWhen { pointer, equals }) = &self.ok_when {
+            all["ok_when"] = json!({"pointer": pointer, "equals": equals});
+        }
+        if let Some(queue) = &self.on_dead {
+            all["on_dead"] = json!(queue.as_str());
+        }
+        all
+    }
+
+    /// The pause before the attempt after the `n`-th one, without jitter.
+    pub fn pause_after(&self, n: u64) -> Duration {
+        let at = usize::try_from(n.saturating_sub(1)).unwrap_or(usize::MAX).min(self.retry.len() - 1);
+        Duration::from_secs_f64(self.retry[at])
+    }
+}
+
+/// A whole number is shown as one.
+fn number(seconds: f64) -> Value {
+    if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
+}
+
+fn shorten(text: &str) -> &str {
+    &text[..text.floor_char_boundary(64)]
+}
+
+fn text(given: &Map<String, Value>, field: &str) -> Result<Option<String>, String> {
+    match given.get(field) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(format!("{field} should be a text")),
+    }
+}
+
+fn integer(
+    given: &Map<String, Value>,
+    field: &str,
+    default: u64,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<u64, String> {
+    let Some(value) = given.get(field) else { return Ok(default) };
+    value
+        .as_u64()
+        .filter(|value| range.contains(value))
+        .ok_or_else(|| format!("{field} should be a whole number from {} to {}", range.start(), range.end()))
+}
+
+fn url(given: &Map<String, Value>) -> Result<Url, String> {
+    let text = text(given, "url")?.ok_or("url is missing")?;
+    if text.len() > MAX_URL {
+        return Err(format!("url should have {MAX_URL} bytes at most"));
+    }
+    let mut url = Url::parse(&text).map_err(|error| format!("url cannot be read: {error}"))?;
+    if !["http", "https"].contains(&url.scheme()) || !url.has_host() {
+        return Err("url should begin with http:// or https://".into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("url should hold no user and password: give a header Authorization".into());
+    }
+    if url.port() == Some(0) {
+        return Err("url should not name port 0".into());
+    }
+    url.set_fragment(None);
+    Ok(url)
+}
+
+fn headers(given: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
+    let given = match given.get("headers") {
+        None => return Ok(BTreeMap::new()),
+        Some(Value::Object(given)) => given,
+        Some(_) => return Err("headers should be an object of texts".into()),
+    };
+    if given.len() > MAX_HEADERS {
+        return Err(format!("headers should be {MAX_HEADERS} at most"));
+    }
+    let mut headers = BTreeMap::new();
+    for (name, value) in given {
+        let shown = shorten(name);
+        let parsed = HeaderName::try_from(name).map_err(|_| format!("headers: {shown:?} is no name"))?;
+        if is_ours(&parsed) {
+            return Err(format!("headers may not name {shown:?}: push sets it"));
+        }
+        let value = value.as_str().filter(|value| HeaderValue::from_str(value).is_ok());
+        let value = value.ok_or_else(|| format!("headers: the value of {shown:?} cannot be sent"))?;
+        headers.insert(name.clone(), value.to_owned());
+    }
+    Ok(headers)
+}
+
+fn retry(given: &Map<String, Value>) -> Result<Vec<f64>, String> {
+    let wrong =
+        || format!("retry should be a list of 1 to {MAX_RETRIES} numbers of seconds from 0 to {MAX_RETRY}");
+    let Some(value) = given.get("retry") else { return Ok(DEFAULT_RETRY.into()) };
+    let list = value.as_array().filter(|list| (1..=MAX_RETRIES).contains(&list.len())).ok_or_else(wrong)?;
+    let seconds = |value: &Value| value.as_f64().filter(|seconds| (0.0..=MAX_RETRY).contains(seconds));
+    list.iter().map(seconds).collect::<Option<_>>().ok_or_else(wrong)
+}
+
+fn ok_when(given: &Map<String, Value>) -> Result<Option<OkWhen>, String> {
+    let Some(value) = given.get("ok_when") else { return Ok(None) };
+    let wrong = || "ok_when should be {\"pointer\": \"/a/b\", \"equals\": ..}".to_owned();
+    let fields = value.as_object().filter(|fields| fields.len() == 2).ok_or_else(wrong)?;
+    let pointer = fields.get("pointer").and_then(Value::as_str).ok_or_else(wrong)?;
+    let equals = fields.get("equals").ok_or_else(wrong)?;
+    if !(pointer.is_empty() || pointer.starts_with('/')) {
+        return Err("ok_when: the pointer should be empty or begin with /".into());
+    }
+    Ok(Some(OkWhen { pointer: pointer.to_owned(), equals: equals.clone() }))
+}
+
+fn on_dead(given: &Map<String, Value>) -> Result<Option<QueueName>, String> {
+    let queue = text(given, "on_dead")?;
+    let parse = |queue: String| QueueName::parse(&queue).map_err(|error| format!("on_dead: {error}"));
+    queue.map(parse).transpose()
+}
+
+/// Whether a queue is pushed now, as far as it is said and stored. (A breaker is each server's own.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    On,
+    /// By an operator.
+    Paused,
+    /// The endpoint said 410.
+    Off,
+}
+
+/// Everything that is stored of a pushed queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    pub setting: Setting,
+    pub secret: Secret,
+    /// The secret before, and until when it signs too.
+    pub old_secret: Option<(Secret, Millis)>,
+    pub switch: Switch,
+    pub since: Millis,
+    pub why: String,
+    /// Grows with every change.
+    pub revision: u64,
+}
+
+/// The stored form of a [`Record`].
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    setting: Value,
+    secret: Secret,
+    #[serde(default)]
+    old_secret: Option<(Secret, Millis)>,
+    state: Switch,
+    since: Millis,
+    why: String,
+    revision: u64,
+}
+
+impl Record {
+    /// The bytes that are stored.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let stored = Stored {
+            setting: self.setting.to_json(true),
+            secret: self.secret.clone(),
+            old_secret: self.old_secret.clone(),
+            state: self.switch,
+            since: self.since,
+            why: self.why.clone(),
+            revision: self.revision,
+        };
+        // Texts and numbers become JSON without fail.
+        serde_json::to_vec(&stored).unwrap_or_default()
+    }
+
+    /// Reads them. The error shows no value: there are secrets among them.
+    pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<Record, String> {
+        let stored: Stored =
+            serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
+        let record = Record {
+            setting: Setting::parse(&stored.setting, queue)?,
+            secret: stored.secret,
+            old_secret: stored.old_secret,
+            switch: stored.state,
+            since: stored.since,
+            why: stored.why,
+            revision: stored.revision,
+        };
+        record.signer(0).ok_or("the secret is not as it was written")?;
+        Ok(record)
+    }
+
+    /// What signs now.
+    pub fn signer(&self, now: Millis) -> Option<Signer> {
+        let old = self.old_secret.as_ref().filter(|(_, until)| now < *until).map(|(secret, _)| secret);
+        Signer::new([&self.secret].into_iter().chain(old))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue() -> QueueName {
+        QueueName::parse("mail").expect("a literal")
+    }
+
+    fn parse(setting: Value) -> Result<Setting, String> {
+        Setting::parse(&setting, &queue())
+    }
+
+    #[test]
+    fn only_the_url_is_required() {
+        let setting = parse(json!({"url": "https://shop.example/jobs"})).expect("a setting");
+        let expected = json!({
+            "url": "https://shop.example/jobs", "method": "POST", "timeout": 15, "concurrency": 10, "rate": 0,
+            "per": 1, "retry": [5, 30, 300, 1800, 7200], "format": "raw",
+        });
+        assert_eq!(setting.to_json(true), expected);
+    }
+
+    #[test]
+    fn a_setting_and_a_record_survive_their_text() {
+        let setting = parse(json!({
+            "url": "http://shop.example:8080/jobs?a=b#c", "method": "PUT", "headers": {"Authorization": "Bearer x"},
+            "timeout": 300, "concurrency": 1000, "rate": 5, "per": 60, "retry": [0, 0.5, 7],
+            "ok_when": {"pointer": "/code", "equals": 0}, "format": "cloudevents", "on_dead": "failed",
+        }))
+        .expect("a setting");
+        assert_eq!(parse(setting.to_json(true)).as_ref(), Ok(&setting), "read as it was written");
+        assert!(!setting.to_json(false).to_string().contains("Bearer"), "no value of a header is shown");
+        let secret = Secret::random().expect("random");
+        let record = Record {
+            setting,
+            old_secret: Some((Secret::random().expect("random"), 9)),
+            secret,
+            switch: Switch::Off,
+            since: 7,
+            why: "410".into(),
+            revision: 3,
+        };
+        assert_eq!(Record::parse(&record.to_bytes(), &queue()), Ok(record.clone()));
+        let signatures = |now| {
+            let signer = record.signer(now).expect("secrets");
+            signer.sign("id", 1, b"").split(' ').count()
+        };
+        assert_eq!((signatures(8), signatures(9)), (2, 1), "the old secret signs until its end");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let url = "https://shop.example/";
+        for (setting, names) in [
+            (json!([]), "JSON object"),
+            (json!({}), "url"),
+            (json!({"url": 5}), "url"),
+            (json!({"url": "shop.example"}), "url"),
+            (json!({"url": "ftp://shop.example"}), "url"),
+            (json!({"url": "file:///etc/passwd"}), "url"),
+            (json!({"url": "https://u:p@shop.example/"}), "Authorization"),
+            (json!({"url": "https://"}), "url"),
+            (json!({"url": url, "colour": 1}), "colour"),
+            (json!({"url": url, "method": "GET"}), "method"),
+            (json!({"url": url, "timeout": 0}), "timeout"),
+            (json!({"url": url, "timeout": 301}), "timeout"),
+            (json!({"url": url, "timeout": "15"}), "timeout"),
+            (json!({"url": url, "concurrency": 0}), "concurrency"),
+            (json!({"url": url, "concurrency": 1001}), "concurrency"),
+            (json!({"url": url, "rate": -1}), "rate"),
+            (json!({"url": url, "per": 0}), "per"),
+            (json!({"url": url, "retry": []}), "retry"),
+            (json!({"url": url, "retry": [-1]}), "retry"),
+            (json!({"url": url, "retry": ["5"]}), "retry"),
+            (json!({"url": url, "ok_when": {"pointer": "code", "equals": 0}}), "ok_when"),
+            (json!({"url": url, "ok_when": {"pointer": "/code"}}), "ok_when"),
+            (json!({"url": url, "format": "xml"}), "format"),
+            (json!({"url": url, "on_dead": "a/b"}), "on_dead"),
+            (json!({"url": url, "on_dead": "mail"}), "on_dead"),
+            (json!({"url": url, "headers": {"Webhook-Id": "1"}}), "Webhook-Id"),
+            (json!({"url": url, "headers": {"dormouse-queue": "1"}}), "dormouse-queue"),
+            (json!({"url": url, "headers": {"Job-Attr-X": "1"}}), "Job-Attr-X"),
+            (json!({"url": url, "headers": {"Host": "1"}}), "Host"),
+            (json!({"url": url, "headers": {"content-length": "1"}}), "content-length"),
+            (json!({"url": url, "headers": {"Transfer-Encoding": "1"}}), "Transfer-Encoding"),
+            (json!({"url": url, "headers": {"Connection": "close"}}), "Connection"),
+            (json!({"url": url, "headers": {"a b": "1"}}), "a b"),
+            (json!({"url": url, "headers": {"a": "1\n2"}}), "\"a\""),
+        ] {
+            let error = parse(setting.clone()).expect_err(&setting.to_string());
+            assert!(error.contains(names), "{setting}: the error should name {names}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_forbidden_address_is_known_however_it_is_written() {
+        // Decimal, octal, hexadecimal, short, mixed, full width, encoded, mapped, with a dot at the end.
+        for host in [
+            "127.0.0.1",
+            "2130706433",
+            "017700000001",
+            "0x7f000001",
+            "0x7f.0x0.0x0.0x1",
+            "0177.0.0.1",
+            "127.1",
+            "127.0.1",
+            "0x7f.1",
+            "0",
+            "0.0.0.0",
+            "127.0.0.1.",
+            "１２７.0.0.1",
+            "①②⑦.0.0.1",
+            "127。0。0。1",
+            "%31%32%37.0.0.1",
+            "[::1]",
+            "[::]",
+            "[0:0:0:0:0:0:0:1]",
+            "[::ffff:127.0.0.1]",
+            "[::ffff:7f00:1]",
+            "[::127.0.0.1]",
+            "[64:ff9b::7f00:1]",
+            "[2002:7f00:1::]",
+            "10.0.0.1",
+            "0xa.1",
+            "167772161",
+            "[::ffff:10.0.0.1]",
+            "172.16.0.1",
+            "192.168.0.1",
+            "3232235521",
+            "169.254.169.254",
+            "2852039166",
+            "0xa9fea9fe",
+            "0251.0376.0251.0376",
+            "[::ffff:169.254.169.254]",
+            "[fd00:ec2::254]",
+            "[fe80::1]",
+            "[fc00::1]",
+            "[ff02::1]",
+            "224.0.0.1",
+            "100.100.100.200",
+            "255.255.255.255",
+            "[::ffff:a9fe:a9fe]",
+        ] {
+            let setting = parse(json!({"url": format!("http://{host}:8080/x")}));
+            let setting = setting.unwrap_or_else(|error| panic!("{host}: {error}"));
+            assert!(setting.refused(&Guard::default()).is_some(), "{host} became {}", setting.url);
+        }
+        let public = parse(json!({"url": "http://1.1.1.1/"})).expect("a setting");
+        assert_eq!(public.refused(&Guard::default()), None);
+        let https = Guard::new(&[], true).expect("no entries");
+        assert!(public.refused(&https).is_some(), "http is refused");
+    }
+
+    #[test]
+    fn the_last_pause_repeats() {
+        let setting = parse(json!({"url": "http://a/", "retry": [1, 2.5]})).expect("a setting");
+        let pauses: Vec<f64> = (1..=4).map(|n| setting.pause_after(n).as_secs_f64()).collect();
+        assert_eq!(pauses, [1.0, 2.5, 2.5, 2.5]);
+    }
+}

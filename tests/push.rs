@@ -1,0 +1,410 @@
+//! What becomes of pushed jobs, in virtual time: retries, breaker, bounds, the stop.
+
+mod support;
+
+use std::time::Duration;
+
+use dormouse::engine::Engine;
+use dormouse::job::JobState;
+use serde_json::{Value, json};
+use support::push::{PushStage, answer, refused};
+use tokio::time::sleep;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn seconds(times: impl IntoIterator<Item = Duration>) -> Vec<f64> {
+    times.into_iter().map(|time| time.as_secs_f64()).collect()
+}
+
+/// The pauses between the requests that have arrived.
+fn pauses(stage: &PushStage) -> Vec<Duration> {
+    let at: Vec<Duration> = stage.endpoint.arrived().iter().map(|arrived| arrived.at).collect();
+    at.windows(2).map(|two| two[1] - two[0]).collect()
+}
+
+/// Guards against a list of retries that is used up, shifted, or begun anew after an hour, a day, a restart of a timer.
+#[tokio::test(start_paused = true)]
+async fn a_week_of_retries_after_2n_plus_1_minutes() {
+    let retry: Vec<u64> = (0..120).map(|n| (2 * n + 1) * 60).collect();
+    let stage = PushStage::new(json!({"retry": retry})).await;
+    stage.endpoint.says(500, &[], "no");
+    let job = stage.publish("x", 200).await;
+    sleep(7 * 24 * 60 * MINUTE).await;
+    let arrived = stage.endpoint.arrived();
+    // 1 + 3 + 5 … + (2n - 1) is the square of n, and a week has 10,080 minutes.
+    assert!((95..=106).contains(&arrived.len()), "about 101 attempts in a week, not {}", arrived.len());
+    for (n, pause) in pauses(&stage).into_iter().enumerate() {
+        let planned = (2 * n as u64 + 1) as f64 * 60.0;
+        let ratio = pause.as_secs_f64() / planned;
+        assert!((0.899..=1.101).contains(&ratio), "pause {n} was {pause:?}, {planned} s ± 10 % were planned");
+    }
+    for (n, arrived) in (1..).zip(&arrived) {
+        let told = (arrived.attempt(), arrived.header("dormouse-remaining-tries"));
+        assert_eq!(told, (n, &*(200 - n).to_string()), "attempt and remaining tries");
+    }
+    let exact = pauses(&stage).iter().filter(|pause| pause.as_secs() % 120 == 60).count();
+    assert!(exact < 20, "the pauses have jitter");
+    let view = stage.view(&job).await.expect("the job is there");
+    assert_eq!(view.state, Some(JobState::Delayed), "it waits for its next attempt");
+}
+
+/// Guards against a status that is taken for another one, by what became of the job.
+#[tokio::test(start_paused = true)]
+async fn each_answer_does_with_the_job_what_is_promised() {
+    type Headers = &'static [(&'static str, &'static str)];
+    /// Status, headers, body, and the job's state and tries afterwards; `None`: it is gone.
+    type Case = (u16, Headers, &'static str, Option<(JobState, u16)>);
+    let no: Headers = &[("dormouse-retry", "no")];
+    let cases: [Case; 16] = [
+        (200, &[], "", None),
+        (204, &[], "", None),
+        (299, &[], "", None),
+        (301, &[("location", "https://shop.example/")], "", Some((JobState::Delayed, 2))),
+        (304, &[], "", Some((JobState::Delayed, 2))),
+        (400, &[], "", Some((JobState::Delayed, 2))),
+        (404, &[], "", Some((JobState::Delayed, 2))),
+        (410, &[], "", Some((JobState::Ready, 3))),
+        (429, &[], "", Some((JobState::Delayed, 2))),
+        (500, &[], "", Some((JobState::Delayed, 2))),
+        (503, &[], "", Some((JobState::Delayed, 2))),
+        (400, no, "", Some((JobState::Dead, 0))),
+        (500, &[("dormouse-retry", "NO")], "", Some((JobState::Dead, 0))),
+        (500, &[("dormouse-retry", "yes")], "", Some((JobState::Delayed, 2))),
+        (200, no, "", None),
+        (410, no, "", Some((JobState::Ready, 3))),
+    ];
+    for (status, headers, body, becomes) in cases {
+        let stage = PushStage::new(json!({})).await;
+        stage.endpoint.says(status, headers, body);
+        let job = stage.publish("x", 3).await;
+        sleep(SECOND).await;
+        let view =
+            stage.view(&job).await.map(|view| (view.state.expect("known"), view.tries_left.unwrap_or(0)));
+        assert_eq!(view, becomes, "after {status} {headers:?}");
+        assert_eq!(stage.endpoint.arrived().len(), 1, "{status} was answered once");
+    }
+}
+
+/// Guards against an ok_when that is ignored, or that takes what is not JSON for success.
+#[tokio::test(start_paused = true)]
+async fn ok_when_looks_into_the_answer() {
+    for (body, good) in [
+        (r#"{"code":0}"#, true),
+        (r#"{"code":0.0,"more":1}"#, true),
+        (r#"{"code":1}"#, false),
+        (r#"{"code":"0"}"#, false),
+        (r#"{}"#, false),
+        ("", false),
+        ("ok", false),
+        (r#"{"code":0"#, false),
+    ] {
+        let stage = PushStage::new(json!({"ok_when": {"pointer": "/code", "equals": 0}})).await;
+        stage.endpoint.says(200, &[], body);
+        let job = stage.publish("x", 3).await;
+        sleep(SECOND).await;
+        assert_eq!(stage.view(&job).await.is_none(), good, "after the answer {body:?}");
+    }
+    let stage = PushStage::new(json!({"ok_when": {"pointer": "/code", "equals": 0}})).await;
+    stage.endpoint.does(|_| {
+        let mut cut = answer(200, &[], r#"{"code":0}"#);
+        if let Ok(answer) = &mut cut {
+            answer.whole = false;
+        }
+        (Duration::ZERO, cut)
+    });
+    let job = stage.publish("x", 3).await;
+    sleep(SECOND).await;
+    assert!(stage.view(&job).await.is_some(), "a body that is cut is no success");
+}
+
+/// Guards against a Retry-After that is ignored, jittered, or believed without a bound.
+#[tokio::test(start_paused = true)]
+async fn retry_after_goes_before_retry_without_jitter_and_24_hours_at_most() {
+    for (value, expected) in [("7", 7.0), ("86400", 86_400.0), ("9999999", 86_400.0), ("nonsense", 5.0)] {
+        let stage = PushStage::new(json!({})).await;
+        stage.endpoint.does(move |_| (Duration::ZERO, answer(500, &[("retry-after", value)], "")));
+        stage.publish("x", 2).await;
+        sleep(25 * 60 * MINUTE).await;
+        let pause = pauses(&stage)[0].as_secs_f64();
+        let slack = if value == "nonsense" { 0.51 } else { 0.01 };
+        assert!((pause - expected).abs() <= slack, "after Retry-After: {value} the pause was {pause} s");
+    }
+    // A date, as HTTP writes it: 2023-11-14 22:13:20 is the beginning, and 40 s later.
+    let stage = PushStage::new(json!({})).await;
+    stage.endpoint.says(503, &[("retry-after", "Tue, 14 Nov 2023 22:14:00 GMT")], "");
+    stage.publish("x", 2).await;
+    sleep(MINUTE).await;
+    let second = stage.endpoint.arrived()[1].at;
+    assert!(
+        (seconds([second])[0] - 40.0).abs() < 0.1,
+        "the second attempt came at {second:?}, not at the date"
+    );
+}
+
+/// Guards against deaths that nobody is told of, and against a death that is told twice.
+#[tokio::test(start_paused = true)]
+async fn the_queue_of_on_dead_is_told_of_each_job_that_dies() {
+    let stage = PushStage::new(json!({"retry": [1], "on_dead": "failed"})).await;
+    stage.endpoint.does(|arrived| {
+        (
+            Duration::ZERO,
+            match arrived.body.as_str() {
+                "never" => answer(422, &[("dormouse-retry", "no")], "bad order"),
+                "down" => Err(dormouse::push::client::Fault::TimeOut(SECOND)),
+                _ => answer(500, &[], ""),
+            },
+        )
+    });
+    let never = stage.publish("never", 5).await;
+    let down = stage.publish("down", 1).await;
+    let spent = stage.publish("spent", 2).await;
+    sleep(10 * SECOND).await;
+    for job in [&never, &down, &spent] {
+        let state = stage.view(job).await.expect("dead jobs stay").state;
+        assert_eq!(state, Some(JobState::Dead), "{job:?}");
+    }
+    let told = stage.take("failed").await;
+    let expected = [
+        json!({"job_id": never.id.to_string(), "queue": "q", "attempts": 1, "last_status": 422, "reason": "status 422", "data": "bmV2ZXI="}),
+        json!({"job_id": down.id.to_string(), "queue": "q", "attempts": 1, "last_status": null, "reason": "no answer within 1 seconds", "data": "ZG93bg=="}),
+        json!({"job_id": spent.id.to_string(), "queue": "q", "attempts": 2, "last_status": 500, "reason": "status 500", "data": "c3BlbnQ="}),
+    ];
+    assert_eq!(told, expected);
+    let counts = stage.shown().await["counts"].clone();
+    assert_eq!(counts, json!({"delivered": 0, "failed": 4, "dead": 3, "in_flight": 0}));
+}
+
+/// Guards against an outage that burns the tries of the jobs that come during it.
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_a_minute_kills_no_job_and_is_left_in_peace() {
+    let stage = PushStage::new(json!({})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    let mut jobs = Vec::new();
+    for n in 0..3000 {
+        jobs.push(stage.publish(&n.to_string(), 3).await);
+        sleep(Duration::from_millis(20)).await;
+    }
+    let while_down = stage.endpoint.arrived().len();
+    assert!(while_down <= 10 + 10 + 7, "{while_down} requests were sent to an endpoint that was down");
+    let shown = stage.shown().await;
+    assert_eq!(shown["state"], "open", "{shown}");
+    assert!(shown["since"].as_str().is_some_and(|since| since.starts_with("2023-11-14T22:13:2")), "{shown}");
+    stage.endpoint.says(200, &[], "");
+    sleep(3 * MINUTE).await;
+    for job in &jobs {
+        assert!(stage.view(job).await.is_none(), "{job:?} was not delivered");
+    }
+    let shown = stage.shown().await;
+    assert_eq!((&shown["state"], &shown["counts"]["dead"]), (&json!("on"), &json!(0)), "{shown}");
+    assert_eq!(shown["counts"]["delivered"], 3000, "{shown}");
+}
+
+/// Guards against one job that the endpoint does not like holding up all others behind an open breaker.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_a_probe_closes_the_breaker_also_when_it_is_no_success() {
+    let stage = PushStage::new(json!({"concurrency": 1})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    for n in 0..11 {
+        stage.publish(&n.to_string(), 3).await;
+    }
+    sleep(2 * SECOND).await;
+    assert_eq!(stage.shown().await["state"], "open");
+    let bad = stage.publish("bad", 3).await;
+    stage
+        .endpoint
+        .does(|arrived| (Duration::ZERO, answer(if arrived.body == "10" { 400 } else { 200 }, &[], "")));
+    sleep(10 * SECOND).await;
+    assert_eq!(stage.shown().await["state"], "on", "400 is an answer");
+    assert!(stage.view(&bad).await.is_none(), "those behind it are delivered");
+}
+
+/// Guards against more requests than slots, and against slots that stay unused.
+#[tokio::test(start_paused = true)]
+async fn as_many_requests_are_in_flight_as_there_are_slots() {
+    let stage = PushStage::new(json!({"concurrency": 7})).await;
+    stage.endpoint.does(|_| (SECOND, answer(200, &[], "")));
+    for n in 0..70 {
+        stage.publish(&n.to_string(), 1).await;
+    }
+    sleep(11 * SECOND).await;
+    let arrived = stage.endpoint.arrived().len();
+    assert_eq!((stage.endpoint.most(), arrived), (7, 70), "in flight at most, and delivered in 10 s");
+}
+
+/// Guards against bursts above the rate, and against a rate that is never reached.
+#[tokio::test(start_paused = true)]
+async fn no_more_than_the_rate_begin_in_any_stretch() {
+    let stage = PushStage::new(json!({"rate": 5, "per": 10, "concurrency": 100})).await;
+    for n in 0..40 {
+        stage.publish(&n.to_string(), 1).await;
+    }
+    sleep(75 * SECOND).await;
+    let at: Vec<_> = stage.endpoint.arrived().iter().map(|arrived| arrived.at).collect();
+    assert_eq!(at.len(), 40, "5 in each 10 s: at {:?}", seconds(at.clone()));
+    for six in at.windows(6) {
+        assert!(six[5] - six[0] >= 10 * SECOND, "6 began between {:?} and {:?}", six[0], six[5]);
+    }
+}
+
+/// Guards against a job that fails and is sent again before the next one had its turn.
+#[tokio::test(start_paused = true)]
+async fn with_one_slot_order_is_strict_and_a_failing_job_holds_nobody_up() {
+    for retry in [0.0, 30.0] {
+        let stage = PushStage::new(json!({"concurrency": 1, "retry": [retry]})).await;
+        stage.endpoint.does(|arrived| {
+            let bad = arrived.body == "1" && arrived.attempt() == 1;
+            (Duration::from_millis(20), answer(if bad { 500 } else { 200 }, &[], ""))
+        });
+        for n in 0..4 {
+            stage.publish(&n.to_string(), 5).await;
+        }
+        sleep(MINUTE).await;
+        let order: Vec<String> = stage.endpoint.arrived().into_iter().map(|arrived| arrived.body).collect();
+        assert_eq!(order, ["0", "1", "2", "3", "1"], "retry after {retry} s");
+    }
+}
+
+/// Guards against an endpoint that is overloaded further, and against one that stays slow for ever.
+#[tokio::test(start_paused = true)]
+async fn an_overloaded_endpoint_gets_half_and_then_more_with_each_success() {
+    let stage = PushStage::new(json!({"concurrency": 16, "retry": [1]})).await;
+    stage.endpoint.does(|arrived| {
+        let first = arrived.at < Duration::from_millis(1500);
+        (SECOND, answer(if first { 429 } else { 200 }, &[], ""))
+    });
+    for n in 0..200 {
+        stage.publish(&n.to_string(), 50).await;
+    }
+    sleep(2 * MINUTE).await;
+    let arrived = stage.endpoint.arrived();
+    let in_second = |n: u64| {
+        let (from, to) = (n * SECOND.as_millis() as u64, (n + 1) * SECOND.as_millis() as u64);
+        arrived.iter().filter(|a| (from..to).contains(&(a.at.as_millis() as u64))).count()
+    };
+    let by_second: Vec<usize> = (0..8).map(in_second).collect();
+    assert_eq!(by_second[..2], [16, 8], "the concurrency is halved: {by_second:?}");
+    assert!(by_second[2..].contains(&16), "and grows again: {by_second:?}");
+    assert_eq!(stage.shown().await["counts"]["delivered"], 200);
+}
+
+/// Guards against a push that goes on after it was told not to, and jobs lost or burned meanwhile.
+#[tokio::test(start_paused = true)]
+async fn pause_resume_410_and_delete_keep_the_jobs() {
+    let stage = PushStage::new(json!({})).await;
+    let state = async |stage: &PushStage| stage.shown().await["state"].clone();
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    sleep(SECOND).await;
+    let job = stage.publish("x", 1).await;
+    sleep(MINUTE).await;
+    assert_eq!((stage.endpoint.arrived().len(), state(&stage).await), (0, json!("paused")));
+    stage.endpoint.says(410, &[], "gone");
+    stage.push.resume(&stage.key).await.expect("it resumes");
+    sleep(MINUTE).await;
+    assert_eq!((stage.endpoint.arrived().len(), state(&stage).await), (1, json!("off")));
+    let view = stage.view(&job).await.expect("it stays");
+    assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "410 costs no try");
+    stage.endpoint.says(200, &[], "");
+    stage.set(json!({})).await;
+    sleep(SECOND).await;
+    assert_eq!((stage.endpoint.arrived().len(), state(&stage).await), (2, json!("on")), "a PUT turns it on");
+    assert!(stage.view(&job).await.is_none(), "it is delivered");
+    stage.push.delete(&stage.key).await.expect("it is deleted");
+    sleep(SECOND).await;
+    let job = stage.publish("y", 1).await;
+    sleep(MINUTE).await;
+    assert!(
+        stage.view(&job).await.is_some_and(|view| view.state == Some(JobState::Ready)),
+        "nobody takes it"
+    );
+    assert_eq!(stage.endpoint.arrived().len(), 2);
+}
+
+/// Guards against a stop that loses a try, cuts what could end, or takes new jobs.
+#[tokio::test(start_paused = true)]
+async fn at_the_stop_requests_may_end_and_those_that_do_not_give_their_tries_back() {
+    let stage = PushStage::new(json!({"concurrency": 2})).await;
+    stage.endpoint.does(|arrived| {
+        (if arrived.body == "slow" { 10 * SECOND } else { 2 * SECOND }, answer(200, &[], ""))
+    });
+    let quick = stage.publish("quick", 1).await;
+    let slow = stage.publish("slow", 1).await;
+    let waits = stage.publish("waits", 1).await;
+    sleep(SECOND).await;
+    stage.push.stop();
+    sleep(3 * SECOND).await;
+    assert!(stage.view(&quick).await.is_none(), "it has ended, and is acked");
+    assert_eq!(stage.endpoint.arrived().len(), 2, "nothing is taken after the stop");
+    stage.push.cut();
+    stage.push.ended().await;
+    for job in [&slow, &waits] {
+        let view = stage.view(job).await.expect("it is there");
+        assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "{job:?}");
+    }
+}
+
+/// Guards against a request that says too little, or what it must not.
+#[tokio::test(start_paused = true)]
+async fn a_request_says_what_is_promised() {
+    let setting =
+        json!({"headers": {"Authorization": "Bearer secret", "X-Shop": "1"}, "format": "cloudevents"});
+    let stage = PushStage::new(setting).await;
+    let job = stage.publish("hello", 4).await;
+    sleep(SECOND).await;
+    let arrived = stage.endpoint.arrived().remove(0);
+    let id = job.id.to_string();
+    for (header, value) in [
+        ("webhook-id", &*id),
+        ("webhook-timestamp", "1700000000"),
+        ("dormouse-namespace", "ns"),
+        ("dormouse-queue", "q"),
+        ("dormouse-attempt", "1"),
+        ("dormouse-remaining-tries", "3"),
+        ("dormouse-due", "2023-11-14T22:13:20.000Z"),
+        ("content-type", "application/octet-stream"),
+        ("authorization", "Bearer secret"),
+        ("x-shop", "1"),
+        ("ce-id", &*id),
+        ("ce-source", "/ns/q"),
+        ("ce-specversion", "1.0"),
+    ] {
+        assert_eq!(arrived.header(header), value, "{header}");
+    }
+    assert_eq!(arrived.body, "hello");
+    assert!(arrived.header("user-agent").starts_with("Dormouse/"), "{arrived:?}");
+    assert!(arrived.header("webhook-signature").starts_with("v1,"), "{arrived:?}");
+    let shown = stage.shown().await.to_string();
+    assert!(!shown.contains("Bearer"), "a header's value is shown: {shown}");
+    stage.push.new_secret(&stage.key).await.expect("a new secret");
+    sleep(SECOND).await;
+    stage.publish("again", 1).await;
+    sleep(SECOND).await;
+    let signatures = |n: usize| stage.endpoint.arrived()[n].header("webhook-signature").split(' ').count();
+    assert_eq!(signatures(1), 2, "both secrets sign");
+    sleep(24 * 60 * MINUTE).await;
+    stage.publish("later", 1).await;
+    sleep(SECOND).await;
+    assert_eq!(signatures(2), 1, "after a day the new one alone");
+}
+
+/// Guards against attempts that are forgotten, or shown in another order.
+#[tokio::test(start_paused = true)]
+async fn the_last_20_attempts_are_shown_the_newest_first() {
+    let stage = PushStage::new(json!({"concurrency": 1})).await;
+    let long = "é".repeat(2000);
+    stage.endpoint.does(move |_| (Duration::from_millis(3), answer(200, &[], &long)));
+    for n in 0..25 {
+        stage.publish(&n.to_string(), 1).await;
+    }
+    let last = stage.publish("last", 1).await;
+    sleep(5 * SECOND).await;
+    let shown = stage.shown().await;
+    let attempts = shown["attempts"].as_array().expect("a list");
+    assert_eq!((attempts.len(), &attempts[0]["job_id"]), (20, &json!(last.id.to_string())));
+    let Value::Object(first) = &attempts[0] else { panic!("an object was expected, not {}", attempts[0]) };
+    assert_eq!((&first["status"], &first["milliseconds"]), (&json!(200), &json!(3)));
+    let answer = first["answer"].as_str().expect("a text");
+    assert!((1000..=1027).contains(&answer.len()), "the first KiB of the answer, not {} bytes", answer.len());
+    assert!(stage.engine.check().await.is_ok());
+    assert!(stage.elapsed() < MINUTE, "shown at most 5 s late");
+}

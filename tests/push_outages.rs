@@ -1,0 +1,308 @@
+//! Push when something is down: the endpoint, one server of two, the only one. And what a fleet shares.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::client::{create_token, request, send, until};
+use support::process::Process;
+use support::pushed::{LOCAL, Pushed, seconds_until};
+use support::receiver::{Answer, Arrived, Receiver};
+use support::redis_server::RedisServer;
+use support::servers::{Store, TestServer, on_each_store, redis_toml};
+use tempfile::TempDir;
+
+/// How many tries the jobs of a queue have spent together, and how many jobs are dead.
+async fn spent(pushed: &Pushed, queue: &str, ids: &[String], tries: i64) -> (i64, usize) {
+    let (mut spent, mut dead) = (0, 0);
+    for id in ids {
+        let Some(job) = pushed.job(queue, id).await else { continue };
+        // A job in a worker's hands has one less until that is given back.
+        let running = i64::from(job["state"] == "running");
+        spent += tries - job["remain_tries"].as_i64().unwrap_or_default() - running;
+        dead += usize::from(job["state"] == "dead");
+    }
+    (spent, dead)
+}
+
+/// The breaker: an outage costs no tries beyond the first ten and those in flight, and when the endpoint is back
+/// everything is delivered.
+async fn an_outage_costs_few_tries(store: Store) {
+    const TRIES: i64 = 3;
+    const CONCURRENCY: i64 = 5;
+    let pushed = Pushed::on(store).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(|_| Answer::status(503));
+    let setting = json!({"concurrency": CONCURRENCY, "retry": [0], "timeout": 5});
+    pushed.push_to(&receiver, "q", setting).await;
+    let mut ids = Vec::new();
+    for n in 0..40 {
+        ids.push(pushed.publish("q", &format!("tries={TRIES}"), &n.to_string()).await);
+    }
+    pushed.until_state("q", "open").await;
+    // The first pause of a second divides those that opened it from the probes.
+    const PAUSE: Duration = Duration::from_millis(800);
+    let pauses = |arrived: &[Arrived]| -> Vec<Duration> {
+        arrived.windows(2).map(|two| two[1].at - two[0].at).collect()
+    };
+    receiver
+        .until_so("three probes", |receiver| {
+            pauses(&receiver.arrived()).iter().filter(|pause| **pause >= PAUSE).count() >= 3
+        })
+        .await;
+    let pauses = pauses(&receiver.arrived());
+    let sent = 1 + pauses.iter().take_while(|pause| **pause < PAUSE).count();
+    assert!((10..10 + CONCURRENCY as usize).contains(&sent), "{sent} requests until it opened: {pauses:?}");
+    let probes = &pauses[sent - 1..];
+    assert!(
+        probes.iter().all(|pause| *pause >= PAUSE),
+        "one probe at a time, a second apart or more: {probes:?}"
+    );
+    let grows = probes.windows(2).all(|two| two[1] > two[0].mul_f64(1.5));
+    assert!(grows, "each pause is longer than the one before: {probes:?}");
+    let (tries, dead) = spent(&pushed, "q", &ids, TRIES).await;
+    assert!(tries < 10 + CONCURRENCY, "{tries} tries were spent");
+    assert!(dead <= (10 + CONCURRENCY as usize) / TRIES as usize, "{dead} jobs died of {tries} tries");
+    let metric = r#"dormouse_push_breaker_open{namespace="ns",pool="default",queue="q"} 1"#;
+    assert!(pushed.metrics().await.contains(metric), "{metric}");
+
+    receiver.answer(|_| Answer::status(200));
+    for id in &ids {
+        until(&format!("{id} is delivered or dead"), async || {
+            pushed.job("q", id).await.is_none_or(|job| job["state"] == "dead")
+        })
+        .await;
+    }
+    pushed.until_state("q", "on").await;
+}
+
+/// The same where nobody listens, and with tries enough that no job dies.
+async fn an_endpoint_that_is_down_loses_nothing(store: Store) {
+    let pushed = Pushed::on(store).await;
+    let mut receiver = Receiver::start().await;
+    receiver.down().await;
+    pushed.push_to(&receiver, "q", json!({"concurrency": 2, "retry": [1], "timeout": 5})).await;
+    let mut ids = Vec::new();
+    for n in 0..30 {
+        ids.push(pushed.publish("q", "tries=20", &n.to_string()).await);
+    }
+    pushed.until_state("q", "open").await;
+    let shown = pushed.shown("q").await;
+    assert!((0.0..60.0).contains(&-seconds_until(&shown["since"])), "since when: {shown}");
+    assert!(shown["why"].as_str().is_some_and(|why| why.contains("down")), "why: {shown}");
+    receiver.up().await;
+    for id in &ids {
+        pushed.until_gone("q", id).await;
+    }
+    pushed.until_state("q", "on").await;
+    let mut bodies: Vec<u32> =
+        receiver.arrived().iter().map(|one| one.text().parse().expect("a number")).collect();
+    bodies.sort_unstable();
+    assert_eq!(bodies, (0..30).collect::<Vec<u32>>(), "each came once");
+    assert_eq!(pushed.size("q/deadletter").await, 0);
+}
+
+/// Answers of the receiver itself say nothing of its health: 500 and 404 open no breaker.
+async fn answers_of_the_receiver_open_no_breaker(store: Store) {
+    let pushed = Pushed::on(store).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(|request| Answer::status(request.text().parse().expect("a status")));
+    pushed.push_to(&receiver, "q", json!({"concurrency": 1})).await;
+    let mut last = String::new();
+    for _ in 0..6 {
+        for status in [500, 404, 400, 302] {
+            last = pushed.publish("q", "", &status.to_string()).await;
+        }
+    }
+    pushed.until_job("q", &last, "dead").await;
+    assert_eq!((pushed.state("q").await.as_str(), receiver.count()), ("on", 24));
+    // Nine bad ones, a good one, nine bad ones: not ten in a row.
+    for status in [[503; 9].as_slice(), &[200], &[503; 9], &[200]].concat() {
+        last = pushed.publish("q", "", &status.to_string()).await;
+    }
+    pushed.until_gone("q", &last).await;
+    let text = pushed.metrics().await;
+    let opened =
+        text.lines().any(|line| line.starts_with("dormouse_push_breaker_open") && line.ends_with(" 1"));
+    assert!(!opened, "{text}");
+}
+
+on_each_store!(
+    an_outage_costs_few_tries,
+    an_endpoint_that_is_down_loses_nothing,
+    answers_of_the_receiver_open_no_breaker,
+);
+
+/// A server process on a Redis, which may push to this machine.
+async fn server(dir: &TempDir, redis: &RedisServer) -> (Process, String) {
+    std::fs::write(dir.path().join("c.toml"), format!("{LOCAL}{}", redis_toml(redis))).expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let admin = process.address("admin");
+    (process, admin)
+}
+
+/// How often each job was delivered, by its body.
+fn deliveries(receiver: &Receiver) -> BTreeMap<String, usize> {
+    let mut times = BTreeMap::new();
+    for request in receiver.arrived() {
+        *times.entry(request.text()).or_default() += 1;
+    }
+    times
+}
+
+/// How many requests this server has begun, by its metrics.
+async fn begun(admin: &str) -> u64 {
+    let text = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
+    let attempts = text.lines().filter(|line| line.starts_with("dormouse_push_attempts{"));
+    attempts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+/// Two servers share four slots; one dies by kill -9 with requests in flight. The other one gets its slots within
+/// 15 seconds, and every job is delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_dies_gives_its_slots_back_and_loses_no_job() {
+    let redis = RedisServer::start();
+    let (dir_a, dir_b) = (TempDir::new().expect("a directory"), TempDir::new().expect("a directory"));
+    let ((mut a, admin_a), (b, admin_b)) = (server(&dir_a, &redis).await, server(&dir_b, &redis).await);
+    let pushed = Pushed::process(&mut a).await;
+    let receiver = Receiver::start().await;
+    let gate = receiver.answer_when_told();
+    pushed.push_to(&receiver, "q", json!({"concurrency": 4, "timeout": 20, "retry": [0]})).await;
+    let mut ids = Vec::new();
+    let mut publish = async || {
+        let body = ids.len().to_string();
+        ids.push(pushed.publish("q", "tries=20&ttl=0", &body).await);
+    };
+    until("both servers push", async || {
+        publish().await;
+        begun(&admin_a).await > 20 && begun(&admin_b).await > 20
+    })
+    .await;
+    gate.close();
+    for _ in 0..40 {
+        publish().await;
+    }
+    receiver.until_so("four in flight", |receiver| receiver.in_flight() == 4).await;
+    b.kill();
+    let died = Instant::now();
+    receiver.until_so("fewer in flight without B", |receiver| receiver.in_flight() < 4).await;
+    let left = receiver.in_flight();
+    receiver.until_so("four in flight from one server", |receiver| receiver.in_flight() == 4).await;
+    let back = died.elapsed();
+    println!("{} of 4 slots of a killed server came back after {back:?}", 4 - left);
+    assert!(back < Duration::from_secs(17), "they came back after {back:?}, not 15 s");
+    gate.open();
+    for _ in 0..20 {
+        publish().await;
+    }
+    // What the dead server had in flight comes again when its ttr has ended: thirty seconds after it was sent.
+    let all = ids.len();
+    for id in ids {
+        pushed.until_gone("q", &id).await;
+    }
+    assert_eq!(deliveries(&receiver).len(), all, "every job was delivered");
+    assert_eq!(receiver.most_in_flight(), 4, "the most ever in flight at the receiver");
+    assert_eq!(pushed.size("q/deadletter").await, 0, "no job died");
+    let twice = deliveries(&receiver).values().filter(|times| **times > 1).count();
+    println!("of {all} jobs {twice} were sent more than once");
+    assert_eq!(twice, 4 - left, "those in flight at the kill are sent again, and no others");
+}
+
+/// Each server has a part of the rate, and gives it to the other one while it has nothing to send.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rate_holds_over_two_servers() {
+    const RATE: usize = 6;
+    let redis = RedisServer::start();
+    let toml = format!("{LOCAL}{}", redis_toml(&redis));
+    let (a, b) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
+    let (a, b) = (Pushed::by(a).await, Pushed::by(b).await);
+    let receiver = Receiver::start().await;
+    a.push_to(&receiver, "q", json!({"rate": RATE, "per": 2, "concurrency": 100})).await;
+    for n in 0..15 {
+        a.publish("q", "", &n.to_string()).await;
+        b.publish("q", "", &n.to_string()).await;
+    }
+    let arrived = receiver.until(30).await;
+    for some in arrived.windows(RATE + 1) {
+        let took = some[RATE].at - some[0].at;
+        // They are begun at most six in two seconds; on their way they may come closer by a little.
+        assert!(took > Duration::from_millis(1700), "{} requests came within {took:?}", RATE + 1);
+    }
+}
+
+/// Without the store of the settings no slot is renewed: what is leased goes on until its end, and all goes on when
+/// the store is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_go_on_when_the_store_of_settings_is_back() {
+    let (store, mut redis) = (Store::disk(), RedisServer::start());
+    let toml = format!("{LOCAL}[Pool.default]\n{}[AdminRedis]\n{}", store.keys(), redis.keys());
+    let pushed = Pushed::by(TestServer::start(&toml, store).await).await;
+    let receiver = Receiver::start().await;
+    pushed.push_to(&receiver, "q", json!({"concurrency": 3})).await;
+    let first = pushed.publish("q", "", "before").await;
+    pushed.until_gone("q", &first).await;
+    redis.kill();
+    let second = pushed.publish("q", "", "while it is away").await;
+    pushed.until_gone("q", &second).await;
+    pushed.admin("GET", "/push/ns/q", "").await.expect(500);
+    redis.restart();
+    let third = pushed.publish("q", "", "after").await;
+    pushed.until_gone("q", &third).await;
+    until("the setting is shown again", async || pushed.admin("GET", "/push/ns/q", "").await.status == 200)
+        .await;
+    let bodies: Vec<String> = receiver.arrived().iter().map(Arrived::text).collect();
+    assert_eq!(bodies, ["before", "while it is away", "after"]);
+}
+
+/// Between the answer and the ack a server dies: the job is sent again, with the same id, after its ttr.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_whose_ack_was_lost_is_sent_again_with_its_id() {
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), format!("{LOCAL}[Pool.default]\nPath = \"jobs\"\n"))
+        .expect("a file");
+    let mut first = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let receiver = Receiver::start().await;
+    receiver.answer_in_turn([Answer::Hang, Answer::status(200)]);
+    let pushed = Pushed::process(&mut first).await;
+    pushed.push_to(&receiver, "q", json!({"timeout": 1})).await;
+    let id = pushed.publish("q", "tries=2", "x").await;
+    receiver.until(1).await;
+    first.kill();
+    let mut second = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let pushed = Pushed::process(&mut second).await;
+    let arrived = receiver.until(2).await;
+    pushed.until_gone("q", &id).await;
+    let pause = arrived[1].at - arrived[0].at;
+    assert!(pause >= Duration::from_millis(10_900), "its ttr is the timeout and ten seconds, not {pause:?}");
+    assert_eq!((arrived[0].job_id(), arrived[1].job_id()), (id.as_str(), id.as_str()));
+}
+
+/// A stop in order waits for requests under way as long as it may, and gives back what it cannot end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_in_order_sends_nothing_twice() {
+    let store = Store::redis();
+    let toml = format!("{LOCAL}{}", store.toml());
+    let receiver = Receiver::start().await;
+    receiver.answer(|_| Answer::status(200).held());
+    let server = TestServer::start(&toml, ()).await;
+    let (api, admin) = (server.api_addr, server.admin_addr);
+    let token = create_token(admin, "ns").await;
+    let setting: Value = json!({"url": receiver.url("/"), "concurrency": 3, "timeout": 2});
+    let put = server.admin("PUT", "/push/ns/q").body(setting.to_string());
+    send(put).await.expect(200);
+    for n in 0..3 {
+        let put = request("PUT", &format!("http://{api}/api/ns/q?tries=5"), &token);
+        send(put.body(n.to_string())).await.expect(201);
+    }
+    receiver.until(3).await;
+    let stopping = tokio::spawn(server.stop());
+    receiver.release(3);
+    stopping.await.expect("it stops");
+    receiver.answer(|_| Answer::status(200));
+    let pushed = Pushed::with(LOCAL, store).await;
+    let marker = pushed.publish("q", "", "marker").await;
+    pushed.until_gone("q", &marker).await;
+    assert_eq!(deliveries(&receiver), ["0", "1", "2", "marker"].map(|body| (body.to_owned(), 1)).into());
+}

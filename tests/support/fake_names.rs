@@ -1,0 +1,27 @@
+//! Host names of a child process that lead where a test wants: to several addresses, or to another one at each
+//! question, as the names of somebody who attacks it.
+
+use super::shim::Shim;
+
+/// What names lead to, in one child process or in several.
+pub struct FakeNames {
+    shim: Shim,
+    names: String,
+}
+
+impl FakeNames {
+    /// Each name with its answers, one for each question in turn; an answer is a list of addresses. The reason when
+    /// this machine cannot do it.
+    pub fn new(names: &[(&str, &[&str])]) -> Result<FakeNames, String> {
+        let shim = Shim::compile("tests/support/fake_names.c")?;
+        assert!(names.len() <= 64, "fake_names.c knows 64 names at most");
+        let names: Vec<String> =
+            names.iter().map(|(name, answers)| format!("{name}={}", answers.join("/"))).collect();
+        Ok(FakeNames { shim, names: names.join(" ") })
+    }
+
+    /// The environment of the process.
+    pub fn env(&self) -> Vec<(&'static str, String)> {
+        vec![("LD_PRELOAD", self.shim.library().display().to_string()), ("NAMES", self.names.clone())]
+    }
+}

@@ -1,0 +1,74 @@
+//! A real nginx with a configuration of a test's own. Debian's package nginx-light has it.
+
+// Benchmarks include this file too.
+#![allow(dead_code)]
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long it may take until it listens.
+const START: Duration = Duration::from_secs(20);
+
+/// A running nginx.
+#[derive(Debug)]
+pub struct Nginx {
+    master: Child,
+    addr: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Nginx {
+    /// Starts it on a free port. `http` makes the inside of its `http` block from the address that it listens on.
+    pub fn start(dir: TempDir, http: impl Fn(SocketAddr) -> String) -> Result<Nginx, String> {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let addr = free.map_err(|e| format!("no free port: {e}"))?;
+        let at = dir.path().display();
+        let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {at}/{name};"))
+            .join(" ");
+        let text = format!(
+            "daemon off; worker_processes auto; pid {at}/pid; error_log stderr crit;\n\
+             events {{ worker_connections 20000; }}\n\
+             http {{ access_log off; {paths}\n{} }}\n",
+            http(addr)
+        );
+        let file = dir.path().join("nginx.conf");
+        std::fs::write(&file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let mut command = Command::new("nginx");
+        command.arg("-p").arg(dir.path()).arg("-c").arg(&file).stdin(Stdio::null());
+        let master = command.spawn().map_err(|e| format!("nginx (Debian's nginx-light): {e}"))?;
+        let nginx = Nginx { master, addr, _dir: dir };
+        let end = Instant::now() + START;
+        while TcpStream::connect(addr).is_err() {
+            if Instant::now() > end {
+                return Err("nginx does not listen".to_owned());
+            }
+            // Nothing tells when a process has begun to listen.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(nginx)
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Its master process.
+    pub fn pid(&self) -> u32 {
+        self.master.id()
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // SIGTERM ends the workers too; SIGKILL would leave them behind.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.master.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.master.wait();
+    }
+}

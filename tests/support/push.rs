@@ -1,0 +1,357 @@
+//! Push in virtual time: jobs of the model, an endpoint that answers as it is told, and what push shares in memory.
+
+use std::collections::HashMap;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dormouse::admin::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
+use dormouse::clock::{Clock, Micros};
+use dormouse::dispatch::{Dispatcher, ParkedPolls};
+use dormouse::engine::Engine;
+use dormouse::error::Result;
+use dormouse::job::{JobId, JobIds, JobRef, JobView, NewJob};
+use dormouse::metrics::Metrics;
+use dormouse::name::{PoolName, QueueName};
+use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
+use dormouse::push::Push;
+use dormouse::push::address::Guard;
+use dormouse::push::client::{Answer, Fault, Send};
+use dormouse::push::worker::{Shared, Target};
+use hyper::Request;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::jobs::queue;
+use super::model::ModelEngine;
+
+/// The runtime's clock, which stands still while something is to be done when it is paused.
+#[derive(Debug)]
+struct RuntimeClock(Instant);
+
+impl Clock for RuntimeClock {
+    fn wall_micros(&self) -> Micros {
+        self.now_micros()
+    }
+
+    fn now_micros(&self) -> Micros {
+        // Any time of day will do.
+        1_700_000_000_000_000 + self.0.elapsed().as_micros() as Micros
+    }
+}
+
+/// What push shares, in maps, for one server.
+#[derive(Debug, Default)]
+pub struct MemoryPush(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    version: Version,
+    records: HashMap<PushKey, Bytes>,
+    seen: HashMap<PushKey, Seen>,
+}
+
+#[async_trait]
+impl PushStore for MemoryPush {
+    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+        let kept = self.0.lock();
+        let all = || kept.records.iter().map(|(key, record)| (key.clone(), record.clone())).collect();
+        Ok((known != Some(kept.version)).then(|| Records { version: kept.version, all: all() }))
+    }
+
+    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
+        Ok(self.0.lock().records.get(key).cloned())
+    }
+
+    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
+        let mut kept = self.0.lock();
+        if kept.records.get(key) != old.as_ref() {
+            return Ok(false);
+        }
+        kept.version += 1;
+        match new {
+            Some(new) => drop(kept.records.insert(key.clone(), new)),
+            None => drop((kept.records.remove(key), kept.seen.remove(key))),
+        }
+        Ok(true)
+    }
+
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+        let mut kept = self.0.lock();
+        let seen = kept.seen.entry(key.clone()).or_default();
+        (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
+        Ok(Share { slots: lease.slots, rate: lease.rate, failed: seen.report.failed })
+    }
+
+    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+        self.0.lock().seen.entry(key.clone()).or_default().report.add(report);
+        Ok(())
+    }
+
+    async fn seen(&self, key: &PushKey) -> Result<Seen> {
+        Ok(self.0.lock().seen.get(key).cloned().unwrap_or_default())
+    }
+}
+
+/// A request that has arrived.
+#[derive(Clone, Debug)]
+pub struct Arrived {
+    /// Since the beginning of the test.
+    pub at: Duration,
+    pub headers: HeaderMap,
+    pub body: String,
+}
+
+impl Arrived {
+    /// A header's text; empty where there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    pub fn attempt(&self) -> u64 {
+        self.header("dormouse-attempt").parse().expect("a number")
+    }
+}
+
+/// What an endpoint does with a request: how long it takes, and what it says.
+pub type Script =
+    Box<dyn Fn(&Arrived) -> (Duration, std::result::Result<Answer, Fault>) + std::marker::Send + Sync>;
+
+/// An answer.
+pub fn answer(
+    status: u16,
+    headers: &[(&'static str, &str)],
+    body: &str,
+) -> std::result::Result<Answer, Fault> {
+    let pair = |(name, value): &(&'static str, &str)| {
+        (HeaderName::from_static(name), HeaderValue::from_str(value).expect("a value"))
+    };
+    let headers = headers.iter().map(pair).collect();
+    Ok(Answer { status, headers, body: Bytes::copy_from_slice(body.as_bytes()), whole: true })
+}
+
+/// No answer: nobody listens.
+pub fn refused() -> std::result::Result<Answer, Fault> {
+    Err(Fault::Connect("refused".into()))
+}
+
+/// An endpoint without a network.
+pub struct Endpoint {
+    script: Mutex<Arc<Script>>,
+    arrived: Mutex<Vec<Arrived>>,
+    in_flight: Mutex<(usize, usize)>,
+    began: Instant,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Endpoint(..)")
+    }
+}
+
+impl Endpoint {
+    /// From now on it does this.
+    pub fn does(
+        &self,
+        script: impl Fn(&Arrived) -> (Duration, std::result::Result<Answer, Fault>)
+        + std::marker::Send
+        + Sync
+        + 'static,
+    ) {
+        *self.script.lock() = Arc::new(Box::new(script));
+    }
+
+    /// From now on it says this at once.
+    pub fn says(&self, status: u16, headers: &'static [(&'static str, &'static str)], body: &'static str) {
+        self.does(move |_| (Duration::ZERO, answer(status, headers, body)));
+    }
+
+    /// What has arrived so far.
+    pub fn arrived(&self) -> Vec<Arrived> {
+        self.arrived.lock().clone()
+    }
+
+    /// How many requests were in flight at most.
+    pub fn most(&self) -> usize {
+        self.in_flight.lock().1
+    }
+}
+
+/// Counts a request as long as it is in flight.
+struct InFlight<'a>(&'a Endpoint);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.lock().0 -= 1;
+    }
+}
+
+#[async_trait]
+impl Send for Endpoint {
+    async fn send(
+        &self,
+        request: Request<Bytes>,
+        time: Duration,
+        _: bool,
+    ) -> std::result::Result<Answer, Fault> {
+        let (parts, body) = request.into_parts();
+        let body = String::from_utf8_lossy(&body).into_owned();
+        let arrived = Arrived { at: self.began.elapsed(), headers: parts.headers, body };
+        self.arrived.lock().push(arrived.clone());
+        {
+            let mut in_flight = self.in_flight.lock();
+            in_flight.0 += 1;
+            in_flight.1 = in_flight.1.max(in_flight.0);
+        }
+        let _in_flight = InFlight(self);
+        let script = self.script.lock().clone();
+        let (takes, answer) = script(&arrived);
+        if takes > time {
+            sleep(time).await;
+            return Err(Fault::TimeOut(time));
+        }
+        sleep(takes).await;
+        answer
+    }
+}
+
+/// The queue `ns/q` of the model, pushed to an endpoint.
+pub struct PushStage {
+    pub push: Arc<Push>,
+    pub engine: Arc<ModelEngine>,
+    pub endpoint: Arc<Endpoint>,
+    pub key: PushKey,
+    ids: Arc<JobIds>,
+    tasks: Tasks,
+    began: Instant,
+}
+
+impl PushStage {
+    /// With this setting beside the URL. The endpoint says 200.
+    pub async fn new(setting: Value) -> PushStage {
+        let began = Instant::now();
+        let clock: Arc<dyn Clock> = Arc::new(RuntimeClock(began));
+        let engine = Arc::new(ModelEngine::new(clock.clone()));
+        let tasks = Tasks::new(Failure::default());
+        let parked = Arc::new(ParkedPolls::new(1, 1));
+        let dispatcher = Dispatcher::start(engine.clone(), parked, Failure::default());
+        let pumped = engine.clone();
+        tasks.spawn(async move {
+            loop {
+                let next = pumped.pump(100).await.map_or(Duration::from_secs(1), |pumped| pumped.next);
+                // The model's clock is the runtime's, which counts whole milliseconds.
+                let next = next.max(Duration::from_millis(1));
+                tokio::select! {
+                    () = sleep(next) => {}
+                    () = pumped.due_earlier() => {}
+                }
+            }
+        });
+        let script: Script = Box::new(|_| (Duration::ZERO, answer(200, &[], "")));
+        let endpoint = Arc::new(Endpoint {
+            script: Mutex::new(Arc::new(script)),
+            arrived: Mutex::default(),
+            in_flight: Mutex::default(),
+            began,
+        });
+        let (ids, pool) = (Arc::new(JobIds::default()), PoolName::default_pool());
+        let shared = Shared {
+            store: Arc::new(MemoryPush::default()),
+            outage: Outage::new("tokens and limits"),
+            client: endpoint.clone(),
+            clock,
+            server: "one".into(),
+            tasks: Tasks::new(Failure::default()),
+            cut: CancellationToken::new(),
+            connections: Arc::new(Semaphore::new(1000)),
+        };
+        let target = Target {
+            name: pool.clone(),
+            engine: engine.clone(),
+            dispatcher,
+            ids: ids.clone(),
+            metrics: Metrics::default().engine.pool(&pool),
+            outage: Outage::new("pool default"),
+        };
+        let push = Push::new(shared, Arc::new(Guard::default()), [target]);
+        tasks.spawn(push.clone().run());
+        let key = PushKey { pool, queue: queue("q") };
+        let stage = PushStage { push, engine, endpoint, key, ids, tasks, began };
+        stage.set(setting).await;
+        stage
+    }
+
+    /// Sets it anew.
+    pub async fn set(&self, mut setting: Value) -> Value {
+        setting["url"] = json!("https://shop.example/jobs");
+        self.push.put(&self.key, &setting).await.expect("a setting")
+    }
+
+    /// Publishes a job that lives forever.
+    pub async fn publish(&self, body: &str, tries: u16) -> JobRef {
+        let (id, queue) = (self.ids.make(self.engine.now(), 0, false), self.key.queue.clone());
+        let job = NewJob {
+            queue: queue.clone(),
+            id,
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            attributes: Default::default(),
+            ttl: None,
+            delay: Duration::ZERO,
+            tries: NonZeroU16::new(tries).expect("not zero"),
+        };
+        self.engine.publish(vec![job]).await.expect("it is published");
+        JobRef { queue, id }
+    }
+
+    /// What is known of a job.
+    pub async fn view(&self, job: &JobRef) -> Option<JobView> {
+        self.engine.inspect(job).await.expect("the model answers")
+    }
+
+    /// The jobs of another queue of the namespace, as JSON, the oldest first. Takes them out.
+    pub async fn take(&self, name: &str) -> Vec<Value> {
+        let queue = super::jobs::queue(name);
+        let taken = self.engine.consume(&queue.into(), &[Duration::from_secs(3600); 100]).await;
+        let jobs = taken.expect("the model answers").jobs;
+        jobs.iter().map(|job| serde_json::from_slice(&job.body).expect("JSON")).collect()
+    }
+
+    /// What an operator sees.
+    pub async fn shown(&self) -> Value {
+        self.push.get(&self.key).await.expect("it is pushed")
+    }
+
+    /// Since the beginning.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+impl Drop for PushStage {
+    fn drop(&mut self) {
+        self.push.stop();
+        self.tasks.stop();
+    }
+}
+
+/// A pushed queue of the default pool.
+pub fn pushed(name: &str) -> PushKey {
+    PushKey { pool: PoolName::default_pool(), queue: queue(name) }
+}
+
+/// The id that a request names.
+pub fn id_of(arrived: &Arrived) -> JobId {
+    JobId::parse(arrived.header("webhook-id")).expect("an id")
+}
+
+/// A queue's name.
+pub fn name(text: &str) -> QueueName {
+    QueueName::parse(text).expect("a name")
+}

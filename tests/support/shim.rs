@@ -1,0 +1,29 @@
+//! Libraries of our own that are loaded before the C library of a child process. A test compiles them when it needs them.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// A compiled library. Its file goes when this is dropped.
+pub struct Shim {
+    dir: TempDir,
+}
+
+impl Shim {
+    /// Compiles a file of this repository; the reason when there is no compiler.
+    pub fn compile(source: &str) -> Result<Shim, String> {
+        let shim = Shim { dir: TempDir::new().expect("a temporary directory") };
+        let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(shim.library()).arg(&source).arg("-ldl");
+        let ended = cc.output().map_err(|e| format!("there is no C compiler: {e}"))?;
+        assert!(ended.status.success(), "{source}: {}", String::from_utf8_lossy(&ended.stderr));
+        Ok(shim)
+    }
+
+    /// The file for `LD_PRELOAD`.
+    pub fn library(&self) -> PathBuf {
+        self.dir.path().join("shim.so")
+    }
+}

@@ -1,0 +1,340 @@
+//! Where push may call: forbidden addresses however they are written and whatever names lead to them, certificates,
+//! and a proxy. nginx speaks TLS here, tinyproxy is the proxy.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::client::until;
+use support::fake_names::FakeNames;
+use support::process::Process;
+use support::pushed::{LOCAL, Pushed, verifies};
+use support::receiver::{Answer, Receiver};
+use support::servers::Store;
+use support::tinyproxy::Tinyproxy;
+use support::tls::Authority;
+use tempfile::TempDir;
+
+/// Hosts that a URL may name and that are none of the public network. A PUT refuses each with 400.
+const WRITTEN: [&str; 48] = [
+    "127.0.0.1",
+    "127.0.0.1.",
+    "127.1",
+    "127.0.1",
+    "127.255.255.254",
+    "2130706433",
+    "017700000001",
+    "0x7f000001",
+    "0x7f.1",
+    "0x7f.0x0.0x0.0x1",
+    "0177.0.0.1",
+    "0177.0x0.0.01",
+    "127.000.000.001",
+    "%31%32%37.0.0.1",
+    "127%2e0%2e0%2e1",
+    "１２７.0.0.1",
+    "127。0。0。1",
+    "①②⑦.0.0.1",
+    "0",
+    "0.0.0.0",
+    "0x0",
+    "10.1.2.3",
+    "167838211",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.168.0.1",
+    "0300.0250.0.1",
+    "169.254.169.254",
+    "2852039166",
+    "0xa9fea9fe",
+    "0251.0376.0251.0376",
+    "100.64.0.1",
+    "224.0.0.1",
+    "255.255.255.255",
+    "[::1]",
+    "[::]",
+    "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "[::127.0.0.1]",
+    "[::ffff:169.254.169.254]",
+    "[64:ff9b::127.0.0.1]",
+    "[64:ff9b::a9fe:a9fe]",
+    "[2002:7f00:1::1]",
+    "[fc00::1]",
+    "[fd00:ec2::254]",
+    "[fe80::1]",
+    "[ff02::1]",
+];
+
+/// Whatever is written into the URL, and whatever a name leads to: nobody on this machine is called.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forbidden_address_is_never_called() {
+    let forbidden = Receiver::start_at("[::]:0").await; // every address of this machine, of both families
+    let port = forbidden.addr().port();
+    let (four, six) = ("127.0.0.1", "::1");
+    let answers: Vec<(&str, &[&str])> = vec![
+        ("loopback.test", &["127.0.0.1"]),
+        ("six.test", &["::1"]),
+        ("mapped.test", &["::ffff:127.0.0.1"]),
+        ("nothing.test", &["0.0.0.0"]),
+        ("nothing-six.test", &["::"]),
+        ("short.test", &["127.8.8.8"]),
+        ("nat64.test", &["64:ff9b::7f00:1"]),
+        ("both.test", &["127.0.0.1,::1"]),
+        ("private.test", &["10.0.0.1"]),
+        ("metadata.test", &["169.254.169.254"]),
+        ("unique-local.test", &["fd00::2"]),
+    ];
+    let names = match FakeNames::new(&answers) {
+        Ok(names) => names,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let (dir, env) = (TempDir::new().expect("a temporary directory"), names.env());
+    std::fs::write(dir.path().join("c.toml"), "[Pool.default]\nPath = \"jobs\"\n").expect("a file");
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+    let pushed = Pushed::process(&mut process).await;
+
+    let mut urls: Vec<String> = WRITTEN.iter().map(|host| format!("http://{host}:{port}/")).collect();
+    urls.extend([
+        format!("http:{four}:{port}/"),
+        format!("http:\\\\{four}:{port}\\"),
+        format!("http://{four}:{port}#@shop.example/"),
+        format!("http://{four}:{port}\\@shop.example/"),
+        format!("http://\t{four}:{port}/"),
+        format!("https://{four}:{port}/"),
+        format!("HTTP://[{six}]:{port}/"),
+    ]);
+    for url in &urls {
+        let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": url})).await;
+        assert_eq!(refused.status, 400, "{url} should be refused: {refused:?}");
+    }
+    // Names of whoever is in the URL are refused, whatever follows.
+    for url in [format!("http://shop.example@{four}:{port}/"), format!("http://a:b@{four}:{port}/")] {
+        let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": url})).await;
+        assert_eq!(refused.status, 400, "{url} should be refused: {refused:?}");
+    }
+    pushed.admin("GET", "/push/ns/q", "").await.expect(404);
+
+    // Names are judged when they are called.
+    let mut named: Vec<String> = answers.iter().map(|(name, _)| (*name).to_owned()).collect();
+    named.extend(["localhost", "LOCALHOST", "localhost.", "Loopback.TEST"].map(str::to_owned));
+    let mut jobs = Vec::new();
+    for (i, name) in named.iter().enumerate() {
+        let (queue, url) = (format!("q{i}"), format!("http://{name}:{port}/"));
+        let put = pushed.admin("PUT", &format!("/push/ns/{queue}"), json!({"url": url, "timeout": 5})).await;
+        // One may know more of a name than that it is one.
+        if put.status == 400 {
+            continue;
+        }
+        put.expect(200);
+        let told = pushed.admin("POST", &format!("/push/ns/{queue}/test"), "").await.expect(200);
+        assert!(told.json["status"].is_null(), "a test is no way around it: {name}: {}", told.text);
+        jobs.push((name, queue.clone(), pushed.publish(&queue, "", "x").await));
+    }
+    assert!(jobs.len() >= 11, "names are judged at each connection");
+    for (name, queue, id) in &jobs {
+        let job = pushed.until_job(queue, id, "dead").await;
+        let why = job["reason"].as_str().unwrap_or_default();
+        // A system may know no `localhost.`.
+        let unknown = name.ends_with('.') && why.contains("unknown host");
+        assert!(why.contains("PushAllow") || unknown, "{name}: the attempt says why: {job}");
+    }
+    assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
+}
+
+/// A name whose owner answers with a good address first, and with another one when it is called.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
+    // Allowed: 127.0.0.2. Forbidden: 127.0.0.1, at the same port.
+    let allowed = Receiver::start_at("127.0.0.2:0").await;
+    let port = allowed.addr().port();
+    let forbidden = Receiver::start_at(&format!("127.0.0.1:{port}")).await;
+    // The connection is closed after each answer, so that the name is asked for again.
+    allowed.answer(|_| Answer::with(200, &[("Connection", "close")], ""));
+    let names: [(&str, &[&str]); 4] = [
+        ("rebind.test", &["127.0.0.2", "127.0.0.1"]),
+        ("rebind-late.test", &["127.0.0.2", "127.0.0.2", "127.0.0.1"]),
+        ("first-bad.test", &["127.0.0.1,127.0.0.2"]),
+        ("last-bad.test", &["127.0.0.2,127.0.0.1"]),
+    ];
+    let faked = match FakeNames::new(&names) {
+        Ok(names) => names,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let (dir, env) = (TempDir::new().expect("a temporary directory"), faked.env());
+    let config = "PushAllow = [\"127.0.0.2/32\"]\n[Pool.default]\nPath = \"jobs\"\n";
+    std::fs::write(dir.path().join("c.toml"), config).expect("a file");
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+    let pushed = Pushed::process(&mut process).await;
+    for (i, (name, _)) in names.iter().enumerate() {
+        let queue = format!("q{i}");
+        let url = format!("http://{name}:{port}/");
+        pushed.set(&queue, json!({"url": url, "concurrency": 1, "timeout": 5, "retry": [0]})).await;
+        for _ in 0..6 {
+            let id = pushed.publish(&queue, "tries=1", "x").await;
+            let done = async || pushed.job(&queue, &id).await.is_none_or(|job| job["state"] == "dead");
+            until(&format!("a job to {name} is done"), done).await;
+        }
+    }
+    assert!(allowed.count() >= 6, "the allowed address is called: {}", allowed.count());
+    assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
+
+    // When the allowed address does not answer, the other one is not tried in its place.
+    drop(allowed);
+    for i in 0..names.len() {
+        let queue = format!("q{i}");
+        let id = pushed.publish(&queue, "tries=1", "x").await;
+        pushed.until_job(&queue, &id, "dead").await;
+    }
+    assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
+}
+
+/// An endpoint that may be called sends push to one that may not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redirect_leads_nowhere() {
+    let pushed = Pushed::with("PushAllow = [\"127.0.0.2/32\"]\n", Store::disk()).await;
+    let (allowed, forbidden) = (Receiver::start_at("127.0.0.2:0").await, Receiver::start().await);
+    let (there, back) = (forbidden.url("/there"), allowed.url("/back"));
+    let statuses = [301, 302, 303, 307, 308];
+    allowed.answer(move |request| {
+        let (status, target) = (request.text().parse().expect("a status"), request.target.as_str());
+        Answer::with(status, &[("Location", if target == "/far" { &there } else { &back })], "")
+    });
+    let mut jobs = Vec::new();
+    for queue in ["far", "near"] {
+        pushed.push_to(&allowed, queue, json!({})).await;
+        for status in statuses {
+            jobs.push((queue, pushed.publish(queue, "", &status.to_string()).await));
+        }
+    }
+    for (queue, id) in &jobs {
+        pushed.until_job(queue, id, "dead").await;
+    }
+    assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "a redirect was followed");
+    let targets: Vec<String> = allowed.arrived().into_iter().map(|request| request.target).collect();
+    assert!(!targets.contains(&"/back".to_owned()), "not even to where it may call: {targets:?}");
+}
+
+/// Names in `PushAllow` are allowed by themselves, not their neighbours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_allowed_name_is_called_and_no_other() {
+    let pushed = Pushed::with("PushAllow = [\"localhost\"]\n", Store::disk()).await;
+    let receiver = Receiver::start().await;
+    let port = receiver.addr().port();
+    pushed.admin("PUT", "/push/ns/q", json!({"url": receiver.url("/")})).await.expect(400);
+    pushed.set("q", json!({"url": format!("http://LocalHost:{port}/")})).await;
+    let id = pushed.publish("q", "", "x").await;
+    pushed.until_gone("q", &id).await;
+    assert_eq!(receiver.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn https_only_refuses_http() {
+    let pushed = Pushed::with(&format!("{LOCAL}PushHttps = \"only\"\n"), Store::disk()).await;
+    let receiver = Receiver::start().await;
+    let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": receiver.url("/")})).await.expect(400);
+    assert!(refused.says().contains("https"), "{refused:?}");
+    pushed.set("q", json!({"url": "https://shop.example/"})).await;
+}
+
+/// What became of a job of one try: `acked`, or why it died.
+async fn outcome(pushed: &Pushed, url: &str) -> Result<(), String> {
+    let queue = "tls";
+    pushed.set(queue, json!({"url": url, "timeout": 5})).await;
+    let id = pushed.publish(queue, "tries=1", "secret things").await;
+    let mut why = None;
+    until(&format!("a job to {url} is done"), async || match pushed.job(queue, &id).await {
+        None => true,
+        Some(job) if job["state"] == "dead" => {
+            why = Some(job["reason"].as_str().unwrap_or_default().to_owned());
+            true
+        }
+        Some(_) => false,
+    })
+    .await;
+    why.map_or(Ok(()), Err)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_are_verified() {
+    let receiver = Receiver::start().await;
+    let (known, unknown) = (Authority::new(), Authority::new());
+    let good = known.nginx_before(receiver.addr(), "DNS:localhost,IP:127.0.0.1");
+    let other_name = known.nginx_before(receiver.addr(), "DNS:other.example");
+    let strange = unknown.nginx_before(receiver.addr(), "DNS:localhost,IP:127.0.0.1");
+    let keys = format!("PushAllow = [\"127.0.0.0/8\", \"localhost\"]\nPushCA = {:?}\n", known.certificate());
+    let pushed = Pushed::with(&keys, Store::disk()).await;
+
+    let by_name = format!("https://localhost:{}/x?y=1", good.addr().port());
+    outcome(&pushed, &by_name).await.unwrap_or_else(|why| panic!("by its name: {why}"));
+    outcome(&pushed, &format!("https://{}/", good.addr()))
+        .await
+        .unwrap_or_else(|why| panic!("by its address: {why}"));
+    assert_eq!(receiver.count(), 2);
+    assert_eq!(receiver.arrived()[0].target, "/x?y=1");
+
+    for (what, url) in [
+        ("another name", format!("https://localhost:{}/", other_name.addr().port())),
+        ("an authority that nobody knows", format!("https://localhost:{}/", strange.addr().port())),
+        ("TLS to a port without", format!("https://{}/", receiver.addr())),
+        ("no TLS to a port with", format!("http://{}/", good.addr())),
+    ] {
+        let why = outcome(&pushed, &url).await.expect_err(what);
+        assert!(!why.is_empty(), "{what}: it says why");
+    }
+    assert_eq!(receiver.count(), 2, "no job was sent to a server that is another one");
+
+    // Without PushCA the system's roots alone count.
+    let plain = Pushed::with("PushAllow = [\"localhost\"]\n", Store::disk()).await;
+    outcome(&plain, &by_name).await.expect_err("an authority of a test is not the system's");
+    assert_eq!(receiver.count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_carries_http_and_tls() {
+    let (receiver, proxy, authority) = (Receiver::start().await, Tinyproxy::start(), Authority::new());
+    let nginx = authority.nginx_before(receiver.addr(), "IP:127.0.0.1");
+    let keys = format!("{LOCAL}PushProxy = {:?}\nPushCA = {:?}\n", proxy.url(), authority.certificate());
+    let pushed = Pushed::with(&keys, Store::disk()).await;
+    let set = pushed.push_to(&receiver, "q", json!({})).await;
+    let id = pushed.publish("q", "", "by the proxy").await;
+    pushed.until_gone("q", &id).await;
+    let arrived = receiver.arrived();
+    verifies(set["secret"].as_str().expect("a secret"), &arrived[0]).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((arrived[0].target.as_str(), arrived[0].text().as_str()), ("/q", "by the proxy"));
+    let log = proxy.log();
+    assert!(log.contains(&receiver.addr().port().to_string()), "it went through the proxy: {log}");
+
+    outcome(&pushed, &format!("https://{}/", nginx.addr())).await.unwrap_or_else(|why| panic!("TLS: {why}"));
+    assert_eq!(receiver.count(), 2);
+    let connect = format!("CONNECT {}", nginx.addr());
+    assert!(proxy.log().contains(&connect), "TLS goes through a tunnel: {}", proxy.log());
+
+    // What is forbidden without a proxy is forbidden with it.
+    let refused = pushed.admin("PUT", "/push/ns/q", json!({"url": "http://169.254.169.254/"})).await;
+    assert_eq!(refused.status, 400, "{refused:?}");
+
+    // When the proxy is gone nothing goes past it.
+    drop(proxy);
+    outcome(&pushed, &receiver.url("/")).await.expect_err("the proxy is gone");
+    assert_eq!(receiver.count(), 2);
+}
+
+/// The setting of a queue stays when the configuration forbids its address later: each attempt says why it failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_was_allowed_once_is_judged_again() {
+    let store = Store::redis();
+    let receiver = Receiver::start().await;
+    let toml = store.toml();
+    let before = support::servers::TestServer::start(&format!("{LOCAL}{toml}"), ()).await;
+    let body: Value = json!({"url": receiver.url("/")});
+    let put = before.admin("PUT", "/push/ns/q").body(body.to_string());
+    support::client::send(put).await.expect(200);
+    before.stop().await;
+    let pushed = Pushed::with("", store).await;
+    let id = pushed.publish("q", "", "x").await;
+    pushed.until_job("q", &id, "dead").await;
+    assert_eq!((receiver.count(), receiver.connections()), (0, 0));
+}
