@@ -24,6 +24,9 @@ pub struct Bench {
 /// Runs `body` with what the command line says: `--quick`, and words that sections are picked by.
 pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "--list") {
+        return ExitCode::SUCCESS; // a test runner asks for tests, and there are none
+    }
     let bench = Bench {
         quick: args.iter().any(|arg| arg == "--quick"),
         // cargo adds flags of its own.
