@@ -12,10 +12,12 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local me, stands, slots, wants = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local holds, rate, per, rate_held = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 
--- An even part of `total` for the server `me`; nobody gets more than it wants.
+-- An even part of `total` for the server `me`; nobody gets more than it wants. Where there is less than one for each,
+-- those whose breaker is open go without: what they hold would do nothing.
 local function part(total, all)
   table.sort(all, function(a, b)
     if a.wants ~= b.wants then return a.wants < b.wants end
+    if a.open ~= b.open then return a.open end
     return a.name < b.name
   end)
   for i, one in ipairs(all) do
@@ -26,7 +28,9 @@ local function part(total, all)
   return 0
 end
 
-local want_slots, want_rate = {{name = me, wants = wants}}, {{name = me, wants = math.min(rate, wants * rate)}}
+local open = ARGV[10] ~= '0'
+local want_slots = {{name = me, wants = wants, open = open}}
+local want_rate = {{name = me, wants = math.min(rate, wants * rate), open = open}}
 local other_slots, other_rate, mine = 0, 0, {lent = 0, lent_until = 0}
 local entries = call('HGETALL', KEYS[1])
 for i = 1, #entries, 2 do
@@ -40,8 +44,8 @@ for i = 1, #entries, 2 do
     if s.expires > now then
       other_slots = other_slots + s.holds
       other_rate = other_rate + s.rate + lent
-      want_slots[#want_slots + 1] = {name = name, wants = s.wants}
-      want_rate[#want_rate + 1] = {name = name, wants = math.min(rate, s.wants * rate)}
+      want_slots[#want_slots + 1] = {name = name, wants = s.wants, open = s.open ~= 0}
+      want_rate[#want_rate + 1] = {name = name, wants = math.min(rate, s.wants * rate), open = s.open ~= 0}
     elseif s.expires + per > now and s.rate > 0 then
       other_rate = other_rate + s.rate + lent
     elseif s.lent_until > now then

@@ -282,6 +282,38 @@ async fn leases_never_hold_more_than_there_is() {
     .await;
 }
 
+/// Guards against a server that cannot reach the endpoint and keeps the only slot from those that can.
+#[tokio::test]
+async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
+    let redis = RedisServer::start();
+    let store = support::stores::open_admin_redis(&redis).await;
+    let lease = async |server: &'static str, holds: u32, open: Option<u64>| {
+        // Two queues, since names decide between equals.
+        let key = pushed(if ["a", "b"].contains(&server) { "q1" } else { "q2" });
+        let lease = Lease {
+            server,
+            time: Duration::from_secs(60),
+            slots: 1,
+            wants: 1,
+            holds,
+            rate: 0,
+            per: Duration::from_secs(1),
+            rate_held: 0,
+            in_flight: 0,
+            open,
+        };
+        store.lease(&key, lease).await.expect("the Redis answers").slots
+    };
+    for (broken, healthy) in [("a", "b"), ("d", "c")] {
+        assert_eq!(lease(broken, 0, None).await, 1, "{broken} is alone");
+        assert_eq!(lease(healthy, 0, None).await, 0, "{broken} holds the only slot");
+        assert_eq!(lease(broken, 1, Some(1)).await, 0, "{broken} cannot use it, {healthy} could");
+        lease(broken, 0, Some(1)).await;
+        assert_eq!(lease(healthy, 0, None).await, 1, "{broken} has said that it let go");
+        assert_eq!(lease(broken, 0, Some(1)).await, 0, "its breaker is still open");
+    }
+}
+
 /// Guards against changes that are lost or not seen, on both stores.
 async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     let (key, other) = (pushed("q"), pushed("q2"));
@@ -437,6 +469,32 @@ async fn connections_are_kept_and_one_that_was_closed_meanwhile_costs_no_attempt
         6,
         "three on the first connection, and the end"
     );
+}
+
+/// Guards against a job that crashes its receiver and is sent to one worker after the other in a single attempt.
+#[tokio::test]
+async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
+    let receiver = Receiver::start().await;
+    let client = client(&["127.0.0.1"], vec![vec![receiver.addr()]]);
+    // So many connections are kept.
+    let url = receiver.url("/");
+    let calls =
+        tokio::join!(call(&client, &url, false), call(&client, &url, false), call(&client, &url, false));
+    for answer in [calls.0, calls.1, calls.2] {
+        assert_eq!(answer.expect("an answer").status, 200);
+    }
+    let before = receiver.count();
+    receiver.answer(|_| Scripted::Close);
+    call(&client, &receiver.url("/"), false).await.expect_err("nobody answers");
+    let sent = receiver.count() - before;
+    assert!((1..=2).contains(&sent), "sent {sent} times in one attempt");
+    // What is no HTTP is an answer: it is not asked for again.
+    receiver.answer(|_| Scripted::status(200));
+    call(&client, &receiver.url("/"), false).await.expect("an answer");
+    let before = receiver.count();
+    receiver.answer(|_| Scripted::Bytes(b"no HTTP at all\r\n\r\n".to_vec()));
+    call(&client, &receiver.url("/"), false).await.expect_err("no answer");
+    assert_eq!(receiver.count() - before, 1, "garbage was asked for again");
 }
 
 /// Guards against an answer that fills the memory, and against one that never ends.

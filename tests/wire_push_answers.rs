@@ -350,6 +350,18 @@ async fn a_410_turns_push_off_and_gives_the_try_back(store: Store) {
     pushed.until_gone("q", &id).await;
 }
 
+async fn a_status_that_is_no_2xx_decides_also_when_its_body_never_comes(store: Store) {
+    let pushed = Pushed::on(store).await;
+    let receiver = Receiver::start().await;
+    receiver.answer(|_| Answer::Part(b"HTTP/1.1 410 Gone\r\nContent-Length: 9\r\n\r\nx".to_vec()));
+    let ok_when = json!({"pointer": "/code", "equals": 0});
+    pushed.push_to(&receiver, "q", json!({"ok_when": ok_when, "timeout": 2})).await;
+    let id = pushed.publish("q", "tries=2", "a").await;
+    pushed.until_state("q", "off").await;
+    let job = pushed.until_job("q", &id, "ready").await;
+    assert_eq!(job["remain_tries"], json!(2), "a 410 gives the try back: {job}");
+}
+
 async fn a_cloudevent_is_the_same_body_with_its_headers(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
@@ -568,6 +580,7 @@ on_each_store!(
     dormouse_retry_no_is_dead_at_once,
     without_tries_left_it_is_dead_and_on_dead_is_told,
     a_410_turns_push_off_and_gives_the_try_back,
+    a_status_that_is_no_2xx_decides_also_when_its_body_never_comes,
     a_cloudevent_is_the_same_body_with_its_headers,
     nothing_is_taken_that_cannot_be_sent_now,
     one_at_a_time_is_strictly_in_order,

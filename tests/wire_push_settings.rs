@@ -132,6 +132,15 @@ async fn a_bad_setting_is_named_and_changes_nothing(store: Store) {
     ] {
         bad.push(("headers".to_owned(), with("headers", json!({name: "x"}))));
     }
+    // What passes at first sight, and could not be called, stored or read back.
+    bad.push(("url".to_owned(), with("url", json!("http://{host}/"))));
+    bad.push(("url".to_owned(), with("url", json!(format!("http://h/{}", "\u{44f}".repeat(700))))));
+    let deep = format!(
+        r#"{{"url":"{url}","ok_when":{{"pointer":"/a","equals":{}{}}}}}"#,
+        "[".repeat(124),
+        "]".repeat(124)
+    );
+    bad.push(("ok_when".to_owned(), deep));
     for (field, body) in bad {
         let refused = pushed.admin("PUT", "/push/ns/q", &body).await;
         assert_eq!(refused.status, 400, "{body}: {refused:?}");

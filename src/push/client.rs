@@ -20,7 +20,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
 use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper::{Request, Response, Uri};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, capture_connection};
 use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
@@ -45,8 +45,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(4);
 /// How many of them are kept for one endpoint.
 const MOST_IDLE: usize = 1000;
-/// How many connections that the endpoint has closed meanwhile one request may meet.
-const MOST_STALE: usize = 3;
+/// How much of an answer whose body does not count is kept, to be shown.
+const KEPT: usize = 1024;
 
 /// Why there was no answer. Its text is shown to operators, and holds no header.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub enum Fault {
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
-    /// [`MAX_ANSWER`] bytes at most.
+    /// [`MAX_ANSWER`] bytes at most, and the first [`KEPT`] where the body does not count.
     pub body: Bytes,
     /// Whether that is all of it.
     pub whole: bool,
@@ -181,8 +181,9 @@ impl Client {
         if self.guard.https_only && request.uri().scheme_str() != Some("https") {
             return Err(Fault::Forbidden("PushHttps allows https only".into()));
         }
+        let secure = request.uri().scheme_str() == Some("https");
         let (parts, body) = request.into_parts();
-        let mut stale = 0;
+        let mut again = false;
         let response = loop {
             let mut request = Request::from_parts(parts.clone(), Full::new(body.clone()));
             if let (Some(Proxy { auth: Some(auth), .. }), Some("http")) =
@@ -194,18 +195,23 @@ impl Client {
             match self.pool.request(request).await {
                 Ok(response) => break response,
                 Err(error) => {
-                    // A connection that was kept may be closed by the other side at the moment of its use.
+                    // A connection that was kept may be closed by the other side at the moment of its use. Once
+                    // only: it may also have taken the request and died of it.
                     let kept = used.connection_metadata().as_ref().is_some_and(was_used);
-                    if !kept || stale == MOST_STALE {
+                    if !kept || again || !was_closed(&error) {
                         return Err(fault(&error));
                     }
-                    stale += 1;
+                    again = true;
                 }
             }
         };
         if let Some(connected) = used_mark(response.extensions()) {
             connected.0.store(true, Ordering::Relaxed);
         }
+        if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+            return Err(Fault::Proxy("it asks for a password".into()));
+        }
+        let body_counts = body_counts && response.status().is_success();
         read(response, deadline, body_counts).await
     }
 }
@@ -228,7 +234,8 @@ impl Send for Client {
 async fn read(response: Response<Incoming>, deadline: Instant, body_counts: bool) -> Result<Answer, Fault> {
     let (parts, mut body) = response.into_parts();
     let mut bytes = Vec::new();
-    let mut whole = false;
+    let (mut whole, mut came) = (false, 0);
+    let most = if body_counts { MAX_ANSWER } else { KEPT };
     // Where the body does not count, the answer must be there before the caller's own time-out. Where it does, that one
     // ends it.
     let until = deadline - Duration::from_millis(5);
@@ -247,9 +254,9 @@ async fn read(response: Response<Incoming>, deadline: Instant, body_counts: bool
             Ok(Some(Err(_))) | Err(_) => break,
         };
         if let Some(data) = frame.data_ref() {
-            let room = MAX_ANSWER - bytes.len();
-            bytes.extend_from_slice(&data[..data.len().min(room)]);
-            if data.len() > room {
+            came += data.len();
+            bytes.extend_from_slice(&data[..data.len().min(most - bytes.len())]);
+            if came > MAX_ANSWER {
                 break;
             }
         }
@@ -269,6 +276,24 @@ fn was_used(connected: &Connected) -> bool {
 
 fn used_mark(extensions: &hyper::http::Extensions) -> Option<&Used> {
     extensions.get::<Used>()
+}
+
+/// Whether the connection was closed before the first byte of an answer.
+fn was_closed(error: &PoolError) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<hyper::Error>()
+            && (error.is_incomplete_message() || error.is_canceled() || error.is_closed())
+        {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+            return matches!(error.kind(), ConnectionReset | BrokenPipe | ConnectionAborted);
+        }
+        source = error.source();
+    }
+    false
 }
 
 /// What an error of the pool means: the connector's own fault, or that of a connection.

@@ -44,7 +44,7 @@ impl Plan {
     /// Errors when the record cannot be used, which its parser should have found.
     pub fn new(queue: &Queue, record: &super::setting::Record) -> Result<Plan, String> {
         let setting = record.setting.clone();
-        let uri = setting.url.as_str().parse().map_err(|_| "the URL cannot be called".to_owned())?;
+        let uri = setting.url.as_str().parse().map_err(|_| "url cannot be called".to_owned())?;
         let mut headers = HeaderMap::new();
         let text = |text: &str| HeaderValue::from_str(text).map_err(|_| "a header cannot be sent".to_owned());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));

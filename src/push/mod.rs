@@ -190,10 +190,12 @@ impl Push {
         let now = self.shared.now();
         let secret = Secret::random()?;
         let mut new = true;
-        let change = |old: Option<Record>| -> Result<Option<Record>> {
+        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+            // One that cannot be read is replaced, with its secret.
+            let old = old.inspect_err(|error| tracing::warn!(%error, "push: set anew")).unwrap_or_default();
             new = old.is_none();
             let setting = setting.clone();
-            Ok(Some(match old {
+            let record = match old {
                 None => Record {
                     setting,
                     secret: secret.clone(),
@@ -201,7 +203,8 @@ impl Push {
                     switch: Switch::On,
                     since: now,
                     why: "it was set".into(),
-                    revision: 1,
+                    // Not one that an earlier record had: its requests may still be in flight.
+                    revision: self.shared.clock.wall_micros(),
                 },
                 Some(old) => {
                     let mut record = Record { setting, revision: old.revision + 1, ..old };
@@ -211,7 +214,15 @@ impl Push {
                     }
                     record
                 }
-            }))
+            };
+            // What could not be used again must not be stored.
+            Record::parse(&record.to_bytes(), &key.queue.name)
+                .map_err(|_| {
+                    "the setting could not be read back: ok_when may be nested too deeply".to_owned()
+                })
+                .and_then(|record| Plan::new(&key.queue, &record))
+                .map_err(PushError::Bad)?;
+            Ok(Some(record))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
         let mut shown = show(key, &record);
@@ -275,8 +286,8 @@ impl Push {
     async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
         let now = self.shared.now();
         let mut as_it_is = None;
-        let change = |old: Option<Record>| -> Result<Option<Record>> {
-            let old = old.ok_or(PushError::NotFound)?;
+        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+            let old = old?.ok_or(PushError::NotFound)?;
             if old.switch == switch {
                 as_it_is = Some(old);
                 return Ok(None);
@@ -292,8 +303,8 @@ impl Push {
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
         let (now, secret) = (self.shared.now(), Secret::random()?);
         let until = now + BOTH_SIGN.as_millis() as u64;
-        let change = |old: Option<Record>| -> Result<Option<Record>> {
-            let old = old.ok_or(PushError::NotFound)?;
+        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+            let old = old?.ok_or(PushError::NotFound)?;
             let old_secret = Some((old.secret.clone(), until));
             Ok(Some(Record { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
         };
@@ -334,7 +345,7 @@ impl Push {
     async fn change(
         &self,
         key: &PushKey,
-        change: impl FnMut(Option<Record>) -> Result<Option<Record>>,
+        change: impl FnMut(crate::error::Result<Option<Record>>) -> Result<Option<Record>>,
     ) -> Result<Option<Record>> {
         let changed = self.shared.change(key, change).await;
         self.changed.notify_one();

@@ -207,6 +207,10 @@ fn url(given: &Map<String, Value>) -> Result<Url, String> {
         return Err("url should not name port 0".into());
     }
     url.set_fragment(None);
+    // What is stored is longer where something had to be encoded.
+    if url.as_str().len() > MAX_URL {
+        return Err(format!("url should have {MAX_URL} bytes at most, percent-encoded"));
+    }
     Ok(url)
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::breaker::{Breaker, Gate, Sign, Throttle};
@@ -52,6 +52,8 @@ const MOST_UNACKED: usize = 2000;
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 /// The pause before a store that failed is asked again.
 const AGAIN: Duration = Duration::from_millis(250);
+/// How long the number of an attempt is looked for: the ttr runs meanwhile.
+const NUMBER: Duration = Duration::from_secs(2);
 /// How many times the job of an `on_dead` may be handed out. It lives forever.
 const TRIES_OF_DEAD: std::num::NonZeroU16 = std::num::NonZeroU16::new(10).expect("ten is not zero");
 
@@ -80,18 +82,18 @@ impl Shared {
     }
 
     /// Changes a record by `change`, which may be asked more than once, and answers what was stored. `change` answers
-    /// nothing when there is nothing to change.
+    /// nothing when there is nothing to change. It is given a record that cannot be read as an error.
     pub async fn change<E: From<Error>>(
         &self,
         key: &PushKey,
-        mut change: impl FnMut(Option<Record>) -> std::result::Result<Option<Record>, E>,
+        mut change: impl FnMut(Result<Option<Record>>) -> std::result::Result<Option<Record>, E>,
     ) -> std::result::Result<Option<Record>, E> {
         loop {
             let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
             let read = |bytes: &bytes::Bytes| {
                 Record::parse(bytes, &key.queue.name).map_err(|why| Error::corrupt(format!("{key}: {why}")))
             };
-            let record = old.as_ref().map(read).transpose()?;
+            let record = old.as_ref().map(read).transpose();
             let Some(new) = change(record)? else { return Ok(None) };
             if self.store.swap(key, old, Some(new.to_bytes().into())).await? {
                 return Ok(Some(new));
@@ -240,6 +242,10 @@ pub async fn run(
     let mut ending = false;
     loop {
         let now = Instant::now();
+        if worker.acks.is_closed() && !ending {
+            tracing::error!(queue = %worker.queued.key, "push: the task that acks has died");
+            (ending, consuming) = (true, None);
+        }
         if ending && worker.in_flight == 0 {
             break;
         }
@@ -262,7 +268,10 @@ pub async fn run(
         if consuming.is_none() && room > 0 {
             consuming = Some(Consuming { count: room, probe, delivery: worker.consume(room) });
         }
-        let wake = wake.into_iter().chain([lease_at, report_at]).min().unwrap_or(lease_at);
+        // A call that is under way ends by itself: its next time may have passed already.
+        let next_lease = leasing.is_none().then_some(lease_at);
+        let next_report = reporting.is_none().then_some(report_at);
+        let wake = wake.into_iter().chain(next_lease).chain(next_report).min().unwrap_or(now + RENEW);
         tokio::select! {
             biased;
             () = stop.cancelled(), if !ending => {
@@ -445,7 +454,9 @@ impl Worker {
     fn adopt(&mut self, plan: Arc<Plan>) {
         let turned_on = plan.switch == Switch::On && self.plan.switch != Switch::On;
         if (turned_on || plan.setting != self.plan.setting) && self.breaker.reset() {
-            self.breaker_changed();
+            // Nobody knows yet whether the endpoint answers.
+            self.open_since = None;
+            self.queued.metrics.breaker_open.dec();
         }
         if plan.setting != self.plan.setting {
             self.throttle = Throttle::default();
@@ -544,8 +555,8 @@ impl Queued {
     async fn turn_off(&self, revision: u64) {
         loop {
             let now = self.shared.now();
-            let change = |record: Option<Record>| -> Result<Option<Record>> {
-                Ok(record.filter(|record| record.revision == revision && record.switch == Switch::On).map(
+            let change = |record: Result<Option<Record>>| -> Result<Option<Record>> {
+                Ok(record?.filter(|record| record.revision == revision && record.switch == Switch::On).map(
                     |record| Record {
                         switch: Switch::Off,
                         since: now,
@@ -684,10 +695,10 @@ impl Sending {
             return 1;
         }
         let job = self.job_ref();
-        match self.queued.target.engine.inspect(&job).await {
-            Ok(Some(view)) => delivery::attempts_told(view.reason.as_ref()) + 1,
+        match timeout(NUMBER, self.queued.target.engine.inspect(&job)).await {
+            Ok(Ok(Some(view))) => delivery::attempts_told(view.reason.as_ref()) + 1,
             // Better sent with a wrong number than not at all.
-            Ok(None) | Err(_) => 1,
+            Ok(Ok(None) | Err(_)) | Err(_) => 1,
         }
     }
 
@@ -767,7 +778,7 @@ impl Sending {
             self.queued.target.outage.report(&done);
             let over = Instant::now() + AGAIN >= self.began + self.plan.ttr();
             match done {
-                Err(Error::Away(_) | Error::Overloaded | Error::Refused(_))
+                Err(Error::Away(_) | Error::Overloaded | Error::Refused(_) | Error::Full { .. })
                     if !over && !self.queued.shared.cut.is_cancelled() =>
                 {
                     sleep(AGAIN).await;

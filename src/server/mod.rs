@@ -241,6 +241,8 @@ impl Server {
         if tokio::time::timeout(GRACE, under_way).await.is_err() {
             tracing::warn!("some requests did not end in time and are cut off");
             self.state.push.cut();
+            // Their last words go to the store of tokens, whose connection ends with the tasks.
+            let _ = tokio::time::timeout(TIDY / 2, self.state.push.ended()).await;
         }
         self.admin_tasks.stop();
         self.tasks.stop();
