@@ -137,8 +137,8 @@ async fn a_bad_setting_is_named_and_changes_nothing(store: Store) {
     bad.push(("url".to_owned(), with("url", json!(format!("http://h/{}", "\u{44f}".repeat(700))))));
     let deep = format!(
         r#"{{"url":"{url}","ok_when":{{"pointer":"/a","equals":{}{}}}}}"#,
-        "[".repeat(124),
-        "]".repeat(124)
+        "[".repeat(125),
+        "]".repeat(125)
     );
     bad.push(("ok_when".to_owned(), deep));
     for (field, body) in bad {
