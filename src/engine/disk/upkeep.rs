@@ -34,13 +34,15 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 const COMPACTION_REST: u32 = 19;
 
 /// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
-/// when it comes to it, and may wait for it for ever; and looks at the room on the disk.
+/// when it comes to it, and may wait for it for ever; sees to the second names of journals; and looks at the room on the disk.
 pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: &Stop, poison: &Poison) {
     let mut journal = None;
     while !stop.told_within(SECOND) {
         room.look();
         let work = pulse.work();
         let done = if sync { store.sync(&mut journal) } else { store.to_system() };
+        // Not by the writer: a full journal is read, and deleting one takes the system a tenth of a second.
+        let done = done.and_then(|()| store.keep_journals());
         drop(work);
         if let Err(Fatal(reason)) = done {
             poison.set(reason);

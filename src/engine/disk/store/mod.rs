@@ -346,8 +346,6 @@ pub struct Txn {
     bytes: usize,
     /// The same of all batches, this one not yet.
     written: u64,
-    /// Of `written`, what was when the journals' second names were last seen to.
-    kept: u64,
     /// Whether something was committed since the last `settle`.
     unsettled: bool,
     /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
@@ -364,8 +362,6 @@ pub struct Txn {
 const BATCH_BYTES: usize = 8 << 20;
 /// Beyond this the recent records are forgotten, between batches.
 const RECENT_BYTES: usize = 4 << 20;
-/// A journal is full after 64 MB: after so many bytes it is seen long before that.
-const KEEP_BYTES: u64 = 16 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
 
@@ -388,7 +384,6 @@ impl Txn {
             recent_bytes: 0,
             bytes: 0,
             written: 0,
-            kept: 0,
             unsettled: false,
             rows: HashMap::new(),
             deleted: [0; SPACES],
@@ -514,10 +509,6 @@ impl Txn {
             } else {
                 self.store.to_system()?;
             }
-        }
-        if self.written - self.kept > KEEP_BYTES {
-            self.kept = self.written;
-            self.store.keep_journals()?;
         }
         Ok(())
     }
