@@ -46,7 +46,7 @@ const IDLE: Duration = Duration::from_secs(4);
 /// How many of them are kept for one endpoint.
 const MOST_IDLE: usize = 1000;
 /// How much of an answer whose body does not count is kept, to be shown.
-const KEPT: usize = 1024;
+pub const KEPT: usize = 1024;
 
 /// Why there was no answer. Its text is shown to operators, and holds no header.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -178,17 +178,15 @@ impl Client {
         deadline: Instant,
         body_counts: bool,
     ) -> Result<Answer, Fault> {
-        if self.guard.https_only && request.uri().scheme_str() != Some("https") {
+        let secure = request.uri().scheme_str() == Some("https");
+        if self.guard.https_only && !secure {
             return Err(Fault::Forbidden("PushHttps allows https only".into()));
         }
-        let secure = request.uri().scheme_str() == Some("https");
         let (parts, body) = request.into_parts();
         let mut again = false;
         let response = loop {
             let mut request = Request::from_parts(parts.clone(), Full::new(body.clone()));
-            if let (Some(Proxy { auth: Some(auth), .. }), Some("http")) =
-                (&self.proxy, parts.uri.scheme_str())
-            {
+            if let (Some(Proxy { auth: Some(auth), .. }), false) = (&self.proxy, secure) {
                 request.headers_mut().insert(PROXY_AUTHORIZATION, auth.clone());
             }
             let used = capture_connection(&mut request);

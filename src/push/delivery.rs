@@ -10,7 +10,7 @@ use hyper::{Request, Uri};
 use serde_json::{Value, json};
 
 use super::breaker::Sign;
-use super::client::{Answer, Fault};
+use super::client::{Answer, Fault, KEPT};
 use super::setting::{Setting, Switch};
 use super::sign::Signer;
 use crate::clock::Millis;
@@ -19,8 +19,6 @@ use crate::name::{Queue, QueueName};
 
 /// The longest pause that an answer may ask for.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// How much of an answer is kept to be shown.
-const SHOWN: usize = 1024;
 /// What a push's reason begins with: the number of the attempt stands behind it.
 const ATTEMPT: &str = "attempt ";
 /// The largest body that is repeated to the queue of `on_dead`.
@@ -253,7 +251,7 @@ fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
 /// The reason that a failed attempt leaves with its job.
 pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
     let text = format!("{ATTEMPT}{attempt}: {why}");
-    Reason::new(&text[..text.floor_char_boundary(SHOWN)])
+    Reason::new(&text[..text.floor_char_boundary(KEPT)])
 }
 
 /// Which attempt the reason of a job tells of; 0 when it is none of ours.
@@ -265,7 +263,7 @@ pub fn attempts_told(reason: Option<&Reason>) -> u64 {
 /// What is shown of an answer.
 pub fn shown(answer: &Result<Answer, Fault>) -> String {
     match answer {
-        Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(SHOWN)]).into_owned(),
+        Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(KEPT)]).into_owned(),
         Err(fault) => fault.to_string(),
     }
 }

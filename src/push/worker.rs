@@ -450,13 +450,20 @@ impl Worker {
         }
     }
 
+    /// What was counted so far does not count any more.
+    fn reset_breaker(&mut self) {
+        if self.breaker.reset() {
+            self.open_since = None;
+            self.queued.metrics.breaker_open.dec();
+        }
+    }
+
     /// The record has changed.
     fn adopt(&mut self, plan: Arc<Plan>) {
         let turned_on = plan.switch == Switch::On && self.plan.switch != Switch::On;
-        if (turned_on || plan.setting != self.plan.setting) && self.breaker.reset() {
+        if turned_on || plan.setting != self.plan.setting {
             // Nobody knows yet whether the endpoint answers.
-            self.open_since = None;
-            self.queued.metrics.breaker_open.dec();
+            self.reset_breaker();
         }
         if plan.setting != self.plan.setting {
             self.throttle = Throttle::default();
@@ -524,9 +531,7 @@ impl Worker {
 
     /// The last words: slots are free for others, and nothing is forgotten.
     async fn leave(mut self) {
-        if self.breaker.reset() {
-            self.queued.metrics.breaker_open.dec();
-        }
+        self.reset_breaker();
         let queued = self.queued.clone();
         if let Some(report) = self.report() {
             report.await;

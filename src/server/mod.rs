@@ -52,7 +52,7 @@ const STOP: Duration = Duration::from_millis(4800);
 /// How long a server whose last pool has failed still answers, and says why: somebody may want to read it.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How long the requests that are under way may take to end, once the server is told to stop. Together with
-/// twice [`TIDY`] it is below [`STOP`].
+/// two and a half times [`TIDY`] it is below [`STOP`]: what push was doing gets a half more.
 const GRACE: Duration = Duration::from_millis(3500);
 /// How long the other tasks may take to end after that. The stores get what is left of [`STOP`], and this at least.
 const TIDY: Duration = Duration::from_millis(500);

@@ -34,7 +34,8 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 const COMPACTION_REST: u32 = 19;
 
 /// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
-/// when it comes to it, and may wait for it for ever; sees to the second names of journals; and looks at the room on the disk.
+/// when it comes to it, and may wait for it for ever; sees to the second names of journals; and looks at the room on the
+/// disk.
 pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: &Stop, poison: &Poison) {
     let mut journal = None;
     while !stop.told_within(SECOND) {
@@ -221,7 +222,6 @@ impl Sweeper {
     /// Does what the writer asks for. Answers what was compacted, and `None` when the disk was full.
     fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
-        store.keep_journals()?;
         // What is not in tables is not compacted: if the disk is slow, another time.
         if upkeep.write_out && !store.write_out(WRITE_OUT)? {
             return Ok(Some(Vec::new()));
