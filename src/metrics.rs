@@ -3,10 +3,10 @@
 //! `infra_lmstfy_*` have the names, labels and buckets that dashboards of lmstfy read; `dormouse_*` are our own.
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ahash::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use prometheus::core::Collector;
 use prometheus::{

@@ -14,11 +14,11 @@
 //! second ([`STALE`]), and a store that hangs delays nobody whose token was good lately by more than [`PATIENCE`].
 //! A token that is not there is not kept, so guesses use no memory.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::sync::watch;
@@ -160,7 +160,7 @@ impl TokenCache {
     }
 
     /// Asks the store, and keeps its answer unless the token was changed here meanwhile.
-    async fn ask_store(self: &Arc<Self>, key: &TokenKey, question: &Question) -> Result<TokenRecord> {
+    async fn ask_store(&self, key: &TokenKey, question: &Question) -> Result<TokenRecord> {
         let asked = self.clock.now();
         let answer = self.store.look_up(key).await;
         self.outage.report(&answer);

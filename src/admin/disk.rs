@@ -2,9 +2,10 @@
 //! is on disk before it is answered. Counters are in memory only and begin anew with the process. Knows the
 //! bytes of a token and of a limit (docs/disk-format.md draws them); where they lie is the disk engine's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;

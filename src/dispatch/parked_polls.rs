@@ -1,7 +1,6 @@
 //! How many consumers wait in long polls: the two bounds that all pools' dispatchers share.
 
-use std::collections::HashMap;
-
+use ahash::HashMap;
 use parking_lot::Mutex;
 
 use super::ConsumeError;

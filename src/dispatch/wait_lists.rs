@@ -1,9 +1,10 @@
 //! The wait lists: who waits for which queues, and which wait list a notification concerns. Plain data under the
 //! dispatcher's lock. Knows no engine and starts no task.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use ahash::{HashMap, HashSet};
 use tokio::sync::oneshot;
 
 use super::weights::Weights;

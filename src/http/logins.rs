@@ -1,10 +1,10 @@
 //! How often an address may fail to log in. Guesses at a password are slowed to one a second for each address, in
 //! bounded memory. Knows no password.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 

@@ -1,10 +1,10 @@
 //! The tokens of the polls that are parked. A poll may wait for hours, so its token is checked again while it
 //! waits: once a second for each token, however many polls wait with it.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};

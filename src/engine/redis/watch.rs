@@ -7,11 +7,11 @@
 //! the work is in proportion to the changes, not to the queues waited for. A slow sweep stands behind that. Where
 //! tracking is refused, a fast sweep does the work alone.
 
-use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::HashSet;
 use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::Notify;

@@ -1,10 +1,11 @@
 //! Counts the entries of the lists, the keys and the remembered requests, on all of the machine's cores: after an unclean end nothing else knows how many
 //! there are. Reads keys and prefixes, and no record.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 
 use crate::engine::disk::store::codec;

@@ -1,8 +1,8 @@
 //! Rebuilds the writer's state from the disk: by the summary of an orderly close, or else by one walk over each list.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use ahash::HashMap;
 use parking_lot::Mutex;
 
 use super::clock::PoolClock;
@@ -130,7 +130,7 @@ fn load_lists(state: &mut WriterState, store: &Store, closed: Option<u64>) -> Re
 /// Takes the running jobs into memory, and counts them if nobody else has.
 fn load_running(state: &mut WriterState, store: &Store, count: bool) -> Result<(), Fatal> {
     // By prefix: nothing is allocated for a timer of a queue that was met before.
-    let mut queues: HashMap<Vec<u8>, Queue> = HashMap::new();
+    let mut queues: HashMap<Vec<u8>, Queue> = HashMap::default();
     for item in store.all(Space::Running) {
         let (key, value) = item?;
         let (prefix, entry) = codec::split_timer_value(&value)?;

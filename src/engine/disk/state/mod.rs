@@ -12,10 +12,11 @@ pub mod summary;
 pub mod tables;
 pub mod timers;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::HashSet;
 use bytes::Bytes;
 use parking_lot::Mutex;
 

@@ -2,11 +2,12 @@
 //! holds all of them; this is a window on it. The disk is read onwards from the window's end, so that nobody
 //! scans through the remains of what was deleted. Changes memory only: the steps write the same change to the disk.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ahash::HashMap;
 use bytes::Bytes;
 
 use crate::clock::Micros;
@@ -300,7 +301,7 @@ impl Queues {
     pub fn new(budget: usize) -> Queues {
         let held = Arc::new(Held { entries: AtomicUsize::new(0), budget });
         Queues {
-            all: HashMap::new(),
+            all: HashMap::default(),
             names: BTreeSet::new(),
             held,
             sweeps: BTreeSet::new(),

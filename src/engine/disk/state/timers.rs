@@ -1,7 +1,9 @@
 //! What the writer keeps in memory of timers: the earliest delayed jobs, and all running ones, which must be
 //! found by job when they are acked. Changes memory only: the steps write the same change to the disk.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use ahash::HashMap;
 
 use crate::engine::disk::store::codec::{Entry, TimerKey};
 use crate::job::JobRef;
