@@ -10,17 +10,17 @@ pub mod open;
 pub mod repair;
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use ahash::HashMap;
 
 pub use fjall::Slice;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 use self::codec::{META_GROUP, Malformed, Record};
 use self::guard::DATABASE;
@@ -339,7 +339,7 @@ pub struct Txn {
     /// Job records written or deleted lately, by this batch or those before it. What it has is what a read of
     /// the database will find once the batch is committed, since nobody else writes. A job that is consumed
     /// soon after its publish is read from here.
-    recent: HashMap<Slice, Option<Slice>, Xxh3DefaultBuilder>,
+    recent: HashMap<Slice, Option<Slice>>,
     /// Bytes in `recent`, deleted ones included.
     recent_bytes: usize,
     /// Bytes of keys and values in `batch`.
@@ -354,6 +354,8 @@ pub struct Txn {
     deleted: PerSpace,
     /// What was synced last.
     journal: Option<Journal>,
+    /// Bytes that went into journals since then.
+    journaled: u64,
     /// Records in a row that could not be read.
     unreadable: Cell<u32>,
 }
@@ -364,6 +366,11 @@ const BATCH_BYTES: usize = 8 << 20;
 const RECENT_BYTES: usize = 4 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
+
+/// What a journal has beside the bytes of a batch and of each key and value; with the group's record, which each batch
+/// has as its last item.
+const JOURNAL_BATCH: usize = 80;
+const JOURNAL_ITEM: usize = 22;
 
 struct Batch(OwnedWriteBatch);
 
@@ -385,9 +392,10 @@ impl Txn {
             bytes: 0,
             written: 0,
             unsettled: false,
-            rows: HashMap::new(),
+            rows: HashMap::default(),
             deleted: [0; SPACES],
             journal: None,
+            journaled: 0,
             unreadable: Cell::new(0),
         }
     }
@@ -483,6 +491,7 @@ impl Txn {
         self.written += bytes as u64;
         self.unsettled = true;
         let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        self.journaled += (bytes + JOURNAL_BATCH + batch.len() * JOURNAL_ITEM) as u64;
         let record = self.store.groups.next(batch.len(), bytes);
         batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
         batch.commit()?;
@@ -506,6 +515,9 @@ impl Txn {
         if std::mem::take(&mut self.unsettled) {
             if sync {
                 self.store.sync(&mut self.journal)?;
+                if let Some(journal) = &mut self.journal {
+                    journal.prepare(std::mem::take(&mut self.journaled));
+                }
             } else {
                 self.store.to_system()?;
             }
