@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use serde::{Serialize, Serializer};
 use ulid::Ulid;
 
 use crate::clock::Millis;
@@ -78,14 +79,27 @@ impl JobId {
     }
 }
 
+impl JobId {
+    /// Writes the text into `room`.
+    fn text(self, room: &mut [u8; 27]) -> &str {
+        room[0] = VERSION_WITH_ATTRIBUTES;
+        // A ULID takes 26 bytes, so this cannot fail.
+        Ulid(self.ulid).array_to_str((&mut room[1..]).try_into().expect("26 bytes"));
+        let from = usize::from(!self.versioned);
+        std::str::from_utf8(&room[from..]).expect("base 32 is ASCII")
+    }
+}
+
 impl fmt::Display for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [0u8; 27];
-        text[0] = VERSION_WITH_ATTRIBUTES;
-        // A ULID takes 26 bytes, so this cannot fail.
-        Ulid(self.ulid).array_to_str((&mut text[1..]).try_into().expect("26 bytes"));
-        let from = usize::from(!self.versioned);
-        f.write_str(std::str::from_utf8(&text[from..]).expect("base 32 is ASCII"))
+        f.write_str(self.text(&mut [0; 27]))
+    }
+}
+
+/// As its text.
+impl Serialize for JobId {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(self.text(&mut [0; 27]))
     }
 }
 

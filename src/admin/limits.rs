@@ -81,8 +81,19 @@ impl Throttle {
     /// Admits a request or refuses it. Errors when the store fails: without a count nothing is admitted. If the
     /// future is dropped, the request may stay counted until the interval ends.
     pub async fn admit(self: &Arc<Self>, key: &TokenKey, direction: Direction) -> Result<Admission> {
+        let limit = self.cache.get(key).await?.limit;
+        self.admit_within(limit, key, direction).await
+    }
+
+    /// The same for a token whose limit is known.
+    pub async fn admit_within(
+        self: &Arc<Self>,
+        limit: Option<Limit>,
+        key: &TokenKey,
+        direction: Direction,
+    ) -> Result<Admission> {
         let free = Ok(Admission::Admitted(Pass { counted: None }));
-        let Some(limit) = self.cache.get(key).await?.limit else { return free };
+        let Some(limit) = limit else { return free };
         let most = match direction {
             Direction::Read => limit.read,
             Direction::Write => limit.write,

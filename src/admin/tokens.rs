@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ulid::Ulid;
 
 use super::cache::TokenCache;
-use super::{AdminStore, Scope, TokenKey};
+use super::{AdminStore, Scope, TokenKey, TokenRecord};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
 
@@ -94,7 +94,12 @@ impl TokenManager {
     /// Whether the token opens its scope. While the store is away, a token that was accepted within
     /// [`GRACE`](super::cache::GRACE) still does, and others get the error.
     pub async fn check(&self, key: &TokenKey) -> Result<bool> {
-        Ok(self.cache.get(key).await?.exists)
+        Ok(self.look_up(key).await?.exists)
+    }
+
+    /// The same, with the token's limit.
+    pub async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
+        self.cache.get(key).await
     }
 }
 

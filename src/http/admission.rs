@@ -3,12 +3,22 @@
 use super::AppState;
 use super::error::ApiError;
 use crate::admin::limits::{Admission, Pass};
-use crate::admin::{Direction, TokenKey};
+use crate::admin::{Direction, TokenKey, TokenRecord};
 use crate::process::tasks::Tasks;
 
-/// Counts the request against its token's limit. 429 when it is over.
-pub async fn admitted(state: &AppState, key: &TokenKey, direction: Direction) -> Result<Counted, ApiError> {
-    let wait = match state.throttle.admit(key, direction).await.map_err(ApiError::reported)? {
+/// Counts the request against its token's limit. 429 when it is over. `record` is what was said of the token when it
+/// was checked, if it was.
+pub async fn admitted(
+    state: &AppState,
+    key: &TokenKey,
+    record: Option<TokenRecord>,
+    direction: Direction,
+) -> Result<Counted, ApiError> {
+    let admission = match record {
+        Some(record) => state.throttle.admit_within(record.limit, key, direction).await,
+        None => state.throttle.admit(key, direction).await,
+    };
+    let wait = match admission.map_err(ApiError::reported)? {
         Admission::Admitted(pass) if pass.counts() => {
             return Ok(Counted(Some((pass, state.tasks.clone()))));
         }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
 
 use super::error::ApiError;
 use crate::job::Attributes;
 
+/// Asks for versioned jobs.
+const VERSIONED: HeaderName = HeaderName::from_static("enable-job-version");
 /// The most attributes of a job; and how many bytes of an attribute's name and value are kept.
 const MAX_ATTRIBUTES: usize = 16;
 const MAX_NAME: usize = 32;
@@ -14,8 +16,7 @@ const MAX_VALUE: usize = 128;
 
 /// The `Job-Attr-*` headers, when the client asks for versioned jobs.
 pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
-    let versioned =
-        headers.get("enable-job-version").is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
+    let versioned = headers.get(VERSIONED).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
     if !versioned {
         return Ok(None);
     }

@@ -1,8 +1,11 @@
 //! Reading a request's body, bounded in size and in time. Knows nothing of what is in it.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -30,21 +33,28 @@ pub async fn read_body(
     too_large: &'static str,
     mut room: Option<&mut RequestRoom<'_>>,
 ) -> Result<Bytes, ApiError> {
-    let declared = hyper::body::Body::size_hint(&body).exact();
+    let declared = body.size_hint().exact();
     if declared.is_some_and(|size| size > most as u64) {
         return Err(ApiError::too_large(too_large));
     }
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
-    let end = Instant::now() + BODY_TIME;
+    // Known from the first wait on. Most bodies have come with their head, and nobody waits.
+    let mut end = None;
     // While the body takes room: until when how much must have come.
     let mut due: Option<(Instant, usize)> = None;
     loop {
-        let mut deadline = end.min(Instant::now() + BODY_PAUSE);
-        if let Some((by, _)) = due {
-            deadline = deadline.min(by);
-        }
-        let frame = timeout_at(deadline, body.frame()).await.map_err(|_| BODY_STALLED)?;
+        let frame = match poll_fn(|cx| Poll::Ready(Pin::new(&mut body).poll_frame(cx))).await {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => {
+                let now = Instant::now();
+                let mut deadline = (now + BODY_PAUSE).min(*end.get_or_insert(now + BODY_TIME));
+                if let Some((by, _)) = due {
+                    deadline = deadline.min(by);
+                }
+                timeout_at(deadline, body.frame()).await.map_err(|_| BODY_STALLED)?
+            }
+        };
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|_| ApiError::bad("failed to read body"))?;
         let Ok(data) = frame.into_data() else { continue };
@@ -77,10 +87,8 @@ pub async fn read_body(
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
-    use std::task::{Context, Poll, ready};
+    use std::task::{Context, ready};
 
-    use axum::body::HttpBody;
     use hyper::body::Frame;
     use tokio::time::{Sleep, sleep};
 

@@ -23,10 +23,9 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use crate::process::tasks::Tasks;
+use crate::process::tasks::{StopSignal, Tasks};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -131,7 +130,7 @@ pub async fn serve(port: &'static str, listener: TcpListener, routes: Router, mo
     let stop = tasks.stopping();
     let mut trouble = AcceptTrouble { port, failing: None };
     let begin = |stream, addr, permit| {
-        tasks.spawn(connection(stream, addr, routes.clone(), stop.clone(), permit));
+        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
     };
     let accept = async || {
         // Nobody closes the semaphore.
@@ -199,7 +198,7 @@ fn connection(
     stream: TcpStream,
     addr: SocketAddr,
     routes: Router,
-    stop: CancellationToken,
+    stop: StopSignal,
     permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = ()> {
     // Answers are small and waited for.
@@ -222,9 +221,8 @@ fn connection(
     async move {
         let _permit = permit;
         // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
-        tokio::select! {
-            _ = connection.as_mut() => return,
-            () = stop.cancelled() => {}
+        if stop.run_until(&mut connection).await.is_some() {
+            return;
         }
         let last = async move {
             // One that has just connected is about to send its first request. hyper would close it.

@@ -41,7 +41,7 @@ pub struct Details {
     /// Which element of the request's list, counted from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
-    #[serde(serialize_with = "reply::some_text", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub job_id: Option<JobId>,
 }
 

@@ -4,17 +4,18 @@
 use std::sync::{Arc, OnceLock};
 
 use axum::extract::{FromRequestParts, RawPathParams};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode};
 
 use super::error::{ApiError, NameIn};
 use super::params::Query;
 use super::{AppState, PoolState};
 use crate::admin::tokens as token;
-use crate::admin::{Scope, TokenKey};
+use crate::admin::{Scope, TokenKey, TokenRecord};
 use crate::job::{JobId, JobRef};
 use crate::name::{JobKey, NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 
+const X_TOKEN: HeaderName = HeaderName::from_static("x-token");
 /// The most queues that one consume may name, repeated ones counted each time.
 const MAX_QUEUES: usize = 100;
 
@@ -47,6 +48,8 @@ impl Labels {
 pub struct Authorized {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
+    /// What was said of the token, if it was checked.
+    pub record: Option<TokenRecord>,
     pub queue: Queue,
     /// What stands after `/job/`; `None` when it is no id that was ever given out.
     pub job_id: Option<JobId>,
@@ -77,6 +80,8 @@ pub struct AuthorizedNamespace {
 pub struct AuthorizedConsume {
     pub pool: Arc<PoolState>,
     pub key: TokenKey,
+    /// As of [`Authorized`].
+    pub record: Option<TokenRecord>,
     pub queues: QueueList,
 }
 
@@ -92,8 +97,8 @@ impl FromRequestParts<Arc<AppState>> for Authorized {
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Authorized, ApiError> {
         let path = Path::read(parts).await?;
         let queue = path.queue()?;
-        let (pool, key) = authenticate(parts, state, &queue.namespace).await?;
-        Ok(Authorized { pool, key, queue, job_id: JobId::parse(&path.job_id) })
+        let (pool, key, record) = authenticate(parts, state, &queue.namespace).await?;
+        Ok(Authorized { pool, key, record, queue, job_id: JobId::parse(path.part("job_id")) })
     }
 }
 
@@ -103,8 +108,8 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedKey {
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<AuthorizedKey, ApiError> {
         let path = Path::read(parts).await?;
         let queue = path.queue()?;
-        let (pool, _) = authenticate(parts, state, &queue.namespace).await?;
-        let key = JobKey::parse(&path.key).ok_or(ApiError::bad("invalid key"))?;
+        let (pool, ..) = authenticate(parts, state, &queue.namespace).await?;
+        let key = JobKey::parse(path.part("key")).ok_or(ApiError::bad("invalid key"))?;
         Ok(AuthorizedKey { pool, queue, key })
     }
 }
@@ -117,7 +122,7 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
         state: &Arc<AppState>,
     ) -> Result<AuthorizedNamespace, ApiError> {
         let namespace = Path::read(parts).await?.namespace()?;
-        let (pool, _) = authenticate(parts, state, &namespace).await?;
+        let (pool, ..) = authenticate(parts, state, &namespace).await?;
         Ok(AuthorizedNamespace { pool, namespace })
     }
 }
@@ -131,12 +136,12 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
     ) -> Result<AuthorizedConsume, ApiError> {
         let path = Path::read(parts).await?;
         let (namespace, names) = path.queues()?;
-        let (pool, key) = authenticate(parts, state, &namespace).await?;
+        let (pool, key, record) = authenticate(parts, state, &namespace).await?;
         if names.len() > MAX_QUEUES {
             return Err(ApiError::bad("too many queues"));
         }
         let queues = QueueList::new(namespace, names).ok_or(NO_QUEUE)?;
-        Ok(AuthorizedConsume { pool, key, queues })
+        Ok(AuthorizedConsume { pool, key, record, queues })
     }
 }
 
@@ -151,39 +156,26 @@ impl FromRequestParts<Arc<AppState>> for Anonymous {
 }
 
 /// The path's parts, percent-decoded.
-#[derive(Default)]
-struct Path {
-    namespace: String,
-    queue: String,
-    job_id: String,
-    key: String,
-}
+struct Path(RawPathParams);
 
 impl Path {
     async fn read(parts: &mut Parts) -> Result<Path, ApiError> {
         // Refuses what is not UTF-8 once decoded, and so no name.
-        let params = RawPathParams::from_request_parts(parts, &())
-            .await
-            .map_err(|_| bad_queue(NameError::Forbidden))?;
-        let mut path = Path::default();
-        for (name, value) in &params {
-            match name {
-                "namespace" => path.namespace = value.to_owned(),
-                "queue" => path.queue = value.to_owned(),
-                "job_id" => path.job_id = value.to_owned(),
-                "key" => path.key = value.to_owned(),
-                _ => {}
-            }
-        }
-        Ok(path)
+        let params = RawPathParams::from_request_parts(parts, &()).await;
+        params.map(Path).map_err(|_| bad_queue(NameError::Forbidden))
+    }
+
+    /// A part by the name that the route gives it; empty on a route without it.
+    fn part(&self, name: &str) -> &str {
+        self.0.iter().find(|(part, _)| *part == name).map_or("", |(_, value)| value)
     }
 
     fn namespace(&self) -> Result<Namespace, ApiError> {
-        Namespace::parse(&self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
+        Namespace::parse(self.part("namespace")).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
     }
 
     fn queue(&self) -> Result<Queue, ApiError> {
-        let name = QueueName::parse(&self.queue);
+        let name = QueueName::parse(self.part("queue"));
         // Both lengths are checked before any characters.
         if name == Err(NameError::TooLong) {
             return Err(bad_queue(NameError::TooLong));
@@ -195,7 +187,7 @@ impl Path {
     /// been looked at yet, so a stranger's long list must cost little.
     fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
         let namespace = self.namespace()?;
-        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
+        let names = self.part("queue").split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
         let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
         let names = names.map_err(bad_queue)?;
         if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
@@ -208,7 +200,7 @@ const fn bad_queue(error: NameError) -> ApiError {
 
 /// The pool that the token names, and the token's secret part, which may be missing.
 fn pool_and_token(parts: &Parts, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
-    let header = parts.headers.get("x-token").and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
+    let header = parts.headers.get(X_TOKEN).and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
     let in_query;
     let raw = match header {
         Some(token) => token,
@@ -229,21 +221,22 @@ async fn authenticate(
     parts: &Parts,
     state: &AppState,
     namespace: &Namespace,
-) -> Result<(Arc<PoolState>, TokenKey), ApiError> {
+) -> Result<(Arc<PoolState>, TokenKey, Option<TokenRecord>), ApiError> {
     let (pool, token) = pool_and_token(parts, state)?;
     let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
-    let key = if state.skip_verification {
+    let (key, record) = if state.skip_verification {
         // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
-        TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }
+        (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
     } else {
         let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
-        if !state.tokens.check(&key).await.map_err(ApiError::reported)? {
+        let record = state.tokens.look_up(&key).await.map_err(ApiError::reported)?;
+        if !record.exists {
             return Err(BAD_TOKEN);
         }
-        key
+        (key, Some(record))
     };
     if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
         let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
     }
-    Ok((pool, key))
+    Ok((pool, key, record))
 }

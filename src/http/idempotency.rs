@@ -1,9 +1,10 @@
 //! `Idempotency-Key`: a publish that is safe to repeat. The store knows what was done already, and replays it. Here is
 //! what the store cannot know: which requests are under way in this process, and whether two requests are equal.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
+use ahash::HashSet;
+use axum::http::HeaderName;
 use axum::http::request::Parts;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -12,7 +13,7 @@ use super::error::ApiError;
 use crate::engine::Once;
 use crate::name::{IdempotencyKey, PoolName, Queue};
 
-const HEADER: &str = "idempotency-key";
+const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Keys are apart per pool, namespace and queue.
 type Entry = (PoolName, Queue, IdempotencyKey);

@@ -44,7 +44,7 @@ pub async fn consume(
     Extension(peer): Extension<Peer>,
     RawQuery(query): RawQuery,
 ) -> HandlerResult {
-    let counted = admitted(&state, &auth.key, Direction::Read).await?;
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Read).await?;
     let query = Query(query.as_deref().unwrap_or_default());
     let (request, receipts) = params::consume(query, auth.queues, &state.defaults)?;
     let (form, patient) = (Form { array: request.count > 1, receipts }, !request.timeout.is_zero());

@@ -70,7 +70,6 @@ struct JobsReply<'a> {
 /// A job as a list shows it.
 #[derive(Serialize)]
 struct ListedJob<'a> {
-    #[serde(serialize_with = "reply::text")]
     job_id: JobId,
     state: Option<&'static str>,
     due_at: Option<Instant>,
@@ -113,7 +112,6 @@ struct VerboseJob<'a> {
     data: &'a [u8],
     due_at: Option<Instant>,
     elapsed_ms: u64,
-    #[serde(serialize_with = "reply::text")]
     job_id: JobId,
     key: Option<&'a str>,
     namespace: &'a str,

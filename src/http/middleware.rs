@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -32,6 +32,7 @@ use super::reply;
 use super::{App, AppState};
 use crate::metrics::pattern;
 
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
 const DRAIN_BYTES: usize = 8 << 20;
@@ -191,7 +192,8 @@ impl<F> Observation<F> {
         if let Some(api) = api.get() {
             state.metrics.request(labels.accepted(), method_label(method), api, status.as_str(), took);
         }
-        let id = Ulid::r#gen().to_string();
+        let mut id = [0; ulid::ULID_LEN];
+        let id = Ulid::r#gen().array_to_str(&mut id);
         if let Some((ip, path)) = self.log.as_deref() {
             tracing::info!(
                 target: crate::process::log::ACCESS,
@@ -205,8 +207,8 @@ impl<F> Observation<F> {
                 "request"
             );
         }
-        if let Ok(id) = HeaderValue::from_str(&id) {
-            response.headers_mut().insert("x-request-id", id);
+        if let Ok(id) = HeaderValue::from_str(id) {
+            response.headers_mut().insert(X_REQUEST_ID, id);
         }
         response
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header};
 
 use super::error::ApiError;
 
@@ -25,6 +25,8 @@ const OTHER_HOST: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
     "the Host of the request is not this machine: ask localhost or 127.0.0.1",
 );
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The one GET of the public port that changes something: it consumes.
 pub const CONSUME: &str = "/api/{namespace}/{queue}";
@@ -69,12 +71,15 @@ fn is_read(request: &Request) -> bool {
 }
 
 fn from_other_site(request: &Request) -> bool {
-    let mut sites = request.headers().get_all("sec-fetch-site").iter().peekable();
+    let mut sites = request.headers().get_all(SEC_FETCH_SITE).iter().peekable();
     if sites.peek().is_some() {
         return !sites.all(|site| site == "same-origin" || site == "none");
     }
+    let mut origins = request.headers().get_all(header::ORIGIN).iter().peekable();
+    if origins.peek().is_none() {
+        return false;
+    }
     let host = host(request.uri(), request.headers());
-    let mut origins = request.headers().get_all(header::ORIGIN).iter();
     !origins.all(|origin| origin.to_str().is_ok_and(|origin| is_origin(origin, host.as_ref())))
 }
 

@@ -27,14 +27,13 @@ const PUBLISHED: &str = "published";
 
 #[derive(Serialize)]
 struct PublishReply {
-    #[serde(serialize_with = "reply::text")]
     job_id: JobId,
     msg: &'static str,
 }
 
 #[derive(Serialize)]
 struct BulkReply {
-    job_ids: Vec<String>,
+    job_ids: Vec<JobId>,
     msg: &'static str,
 }
 
@@ -43,12 +42,11 @@ struct BulkReply {
 struct PlacedReply {
     #[serde(skip_serializing_if = "Option::is_none")]
     msg: Option<&'static str>,
-    #[serde(serialize_with = "reply::text")]
     job_id: JobId,
     due_at: Option<Instant>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     duplicate: bool,
-    #[serde(serialize_with = "reply::some_text", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     replaced: Option<JobId>,
 }
 
@@ -75,7 +73,7 @@ struct BatchReply {
 
 /// `PUT /api/:namespace/:queue`
 pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
-    let counted = admitted(&state, &auth.key, Direction::Write).await?;
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let mut room = state.body_room.for_request();
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, None, repeatable).await?;
@@ -93,7 +91,7 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
 
 /// `PUT /api/:namespace/:queue/bulk`
 pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
-    let counted = admitted(&state, &auth.key, Direction::Write).await?;
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let life = params::life(query(request.uri().query()), &state.defaults)?;
     let attributes = attributes::from_headers(request.headers())?;
     let (head, body) = request.into_parts();
@@ -104,10 +102,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
         .into_iter()
         .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
         .collect();
-    let answer = |ids: &mut dyn Iterator<Item = JobId>| BulkReply {
-        job_ids: ids.map(|id| id.to_string()).collect(),
-        msg: PUBLISHED,
-    };
+    let answer = |ids: &mut dyn Iterator<Item = JobId>| BulkReply { job_ids: ids.collect(), msg: PUBLISHED };
     let response = match &repeatable {
         None => {
             let answer = answer(&mut new.iter().map(|job| job.id));
@@ -127,7 +122,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
 
 /// `POST /api/:namespace/:queue/jobs`
 pub async fn publish_one(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
-    let counted = admitted(&state, &auth.key, Direction::Write).await?;
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let given = Given::from_query(query(head.uri.query()));
     let placement = given.placement(auth.pool.engine.now(), &state.defaults)?;
@@ -146,7 +141,7 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
 
 /// `POST /api/:namespace/:queue/jobs/batch`
 pub async fn publish_batch(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
-    let counted = admitted(&state, &auth.key, Direction::Write).await?;
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let (head, body) = request.into_parts();
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;

@@ -114,7 +114,6 @@ pub struct JobReply<'a> {
     #[serde(serialize_with = "as_base64")]
     data: &'a [u8],
     elapsed_ms: u64,
-    #[serde(serialize_with = "text")]
     job_id: JobId,
     #[serde(skip_serializing_if = "Option::is_none")]
     msg: Option<&'static str>,

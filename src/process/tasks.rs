@@ -1,7 +1,10 @@
 //! The background tasks of the process. Every task is tracked, can be stopped and waited for, and a task that
 //! must not end is noticed when it does. Knows nothing of what the tasks do.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
@@ -31,11 +34,38 @@ impl Failure {
     }
 }
 
+/// Tells a task that its group is to end. A look at it takes no lock, where a look at a [`CancellationToken`] takes one
+/// that all tasks share.
+#[derive(Debug, Clone)]
+pub struct StopSignal {
+    stop: CancellationToken,
+    told: Arc<AtomicBool>,
+}
+
+impl StopSignal {
+    /// Runs `work` to its end, or until the group is told to end. `None` then; `work` goes on where it is polled again.
+    pub async fn run_until<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
+        let mut cancelled = std::pin::pin!(self.stop.cancelled());
+        let mut registered = false;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(done) = Pin::new(&mut *work).poll(cx) {
+                return Poll::Ready(Some(done));
+            }
+            // Once registered it wakes this task, and `told` is set by then.
+            let asks = !std::mem::replace(&mut registered, true) || self.told.load(Ordering::Acquire);
+            if asks && cancelled.as_mut().poll(cx).is_ready() { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
 /// A group of tasks that are stopped together. Clones are the same group.
 #[derive(Debug, Clone)]
 pub struct Tasks {
     tracker: TaskTracker,
     stop: CancellationToken,
+    /// Set before `stop` is cancelled.
+    told: Arc<AtomicBool>,
     failure: Failure,
     /// Threads of their own may start tasks too.
     runtime: Handle,
@@ -46,7 +76,13 @@ impl Tasks {
     /// reported to `failure`.
     pub fn new(failure: Failure) -> Tasks {
         let runtime = Handle::current();
-        Tasks { tracker: TaskTracker::new(), stop: CancellationToken::new(), failure, runtime }
+        Tasks {
+            tracker: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            told: Arc::default(),
+            failure,
+            runtime,
+        }
     }
 
     /// Starts a task that may end at any time. It should end soon after [`stop`](Tasks::stop).
@@ -77,6 +113,7 @@ impl Tasks {
 
     /// Tells the tasks of this group to end. Does not wait for them.
     pub fn stop(&self) {
+        self.told.store(true, Ordering::Release);
         self.stop.cancel();
         self.tracker.close();
     }
@@ -84,6 +121,11 @@ impl Tasks {
     /// Cancelled when the group is told to end.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stop
+    }
+
+    /// For a task that is polled often.
+    pub fn stop_signal(&self) -> StopSignal {
+        StopSignal { stop: self.stop.clone(), told: self.told.clone() }
     }
 
     /// Returns when the group was told to end and all of its tasks have ended.
@@ -126,6 +168,34 @@ mod tests {
         tasks.stop();
         tasks.ended().await;
         assert_eq!(failure.reason(), Some("a task panicked"), "the first failure stays the reason");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_or_is_left_when_its_group_is_told_to_end() {
+        let tasks = Tasks::new(Failure::default());
+        let mut work = Box::pin(async { 7 });
+        assert_eq!(tasks.stop_signal().run_until(&mut work).await, Some(7), "work that ends");
+        let (done, mut more) = tokio::sync::mpsc::channel::<()>(1);
+        let signal = tasks.stop_signal();
+        let task = tasks.spawn(async move {
+            // Is polled again and again before the stop.
+            let mut work = Box::pin(async move { while more.recv().await.is_some() {} });
+            let left = signal.run_until(&mut work).await.is_none();
+            work.await;
+            left
+        });
+        for _ in 0..10 {
+            done.send(()).await.expect("the task reads");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!task.is_finished(), "nobody told it to end");
+        tasks.stop();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(!task.is_finished(), "what it left can go on");
+        drop(done);
+        assert!(task.await.expect("it does not panic"), "it was told to end while it worked");
+        let mut never = Box::pin(std::future::pending::<()>());
+        assert_eq!(tasks.stop_signal().run_until(&mut never).await, None, "told to end before it began");
     }
 
     #[tokio::test(start_paused = true)]
