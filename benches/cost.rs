@@ -1,6 +1,7 @@
 //! What an operation costs, in processor time of each process, beside what a request costs at all: nginx's constant
 //! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
-//! the table shows medians. And what a server does at half of its top rate, and over many minutes (`SOAK=20`).
+//! the table shows medians. And how the cost grows with connections, queues and a backlog; what a server does at half
+//! of its top rate, and over many minutes (`SOAK=20`).
 //! docs/performance.md says how to run it.
 
 mod support;
@@ -36,6 +37,10 @@ fn main() -> ExitCode {
             bench.section(&name, table(bench, connections)).await;
         }
         for store in [Store::Disk, Store::Redis] {
+            let name = format!("growth {store}: connections, queues, backlog");
+            bench.long_section(&name, Duration::from_secs(400), growth(bench, store)).await;
+        }
+        for store in [Store::Disk, Store::Redis] {
             bench.section(&format!("half {store}: at half of the top rate"), half(bench, store)).await;
         }
         for store in [Store::Disk, Store::Redis] {
@@ -53,6 +58,8 @@ enum Step {
     Publish,
     Cycle,
     Bulk,
+    /// A bulk that is due tomorrow.
+    Backlog,
     /// Takes a batch, and acks its jobs one by one.
     Batch,
     /// nginx's answer.
@@ -63,7 +70,7 @@ impl Step {
     /// How many jobs one turn of it moves.
     fn jobs(self) -> usize {
         match self {
-            Step::Bulk => BULK,
+            Step::Bulk | Step::Backlog => BULK,
             Step::Batch => BATCH,
             Step::Publish | Step::Cycle | Step::Constant => 1,
         }
@@ -74,8 +81,33 @@ impl Step {
             Step::Publish => "publish",
             Step::Cycle => "publish, consume, ack",
             Step::Bulk => "bulk of 64, a job",
+            Step::Backlog => "bulk of 64 with a delay, a job",
             Step::Batch => "100 consumed, acked singly, a job",
             Step::Constant => "constant 201",
+        }
+    }
+}
+
+/// A step, and over how many queues it goes.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    step: Step,
+    queues: usize,
+}
+
+impl Load {
+    fn of(step: Step) -> Load {
+        Load { step, queues: 1 }
+    }
+
+    /// The queue of a connection's n-th turn. Connections begin far from each other.
+    fn queue(self, connection: usize, n: usize) -> String {
+        // A batch takes what the publishes left. Each connection takes one for one that it put into a queue of
+        // its own, so there is one for everybody.
+        let name = if self.step == Step::Cycle { "cycle" } else { "queue" };
+        match self.queues {
+            1 => name.to_owned(),
+            queues => format!("{name}-{}", (connection * 7919 + n) % queues),
         }
     }
 }
@@ -101,14 +133,14 @@ async fn table(bench: &Bench, connections: usize) -> Outcome {
     let mut units = Vec::new();
     let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for _ in 0..rounds {
-        let floor = measure(nginx.processes()?, &mut constant, Step::Constant, time).await?;
+        let floor = measure(nginx.processes()?, &mut constant, Load::of(Step::Constant), time).await?;
         let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
         units.push(unit);
         note(&mut costs, "nginx", Step::Constant, &floor, unit);
         for (store, setup, clients) in &mut stores {
             // The batch takes what the publishes left.
             for step in [Step::Publish, Step::Cycle, Step::Bulk, Step::Batch] {
-                let cost = measure(setup.processes(), clients, step, time).await?;
+                let cost = measure(setup.processes(), clients, Load::of(step), time).await?;
                 note(&mut costs, &store.to_string(), step, &cost, unit);
             }
         }
@@ -149,21 +181,20 @@ async fn connect(target: &Target, connections: usize) -> Outcome<Vec<Client>> {
 async fn measure(
     processes: Vec<(&'static str, u32)>,
     clients: &mut Vec<Client>,
-    step: Step,
+    load: Load,
     time: Duration,
 ) -> Outcome<Cost> {
     let meter = Meter::start(processes)?;
     let (began, done) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
-    for mut client in clients.drain(..) {
+    for (connection, mut client) in clients.drain(..).enumerate() {
         let done = done.clone();
         tasks.spawn(async move {
-            let mut spread = Spread::default();
+            let (mut spread, mut turns) = (Spread::default(), 0..);
             while began.elapsed() < time {
-                let at = Instant::now();
-                once(&mut client, step).await?;
-                spread.add(at.elapsed());
-                done.fetch_add(step.jobs(), Ordering::Relaxed);
+                let queue = load.queue(connection, turns.next().unwrap_or_default());
+                once(&mut client, load.step, &queue, &mut spread).await?;
+                done.fetch_add(load.step.jobs(), Ordering::Relaxed);
             }
             Outcome::Ok((client, spread))
         });
@@ -192,44 +223,129 @@ async fn gather(mut tasks: JoinSet<Outcome<(Client, Spread)>>, clients: &mut Vec
     Ok(spread)
 }
 
-async fn once(client: &mut Client, step: Step) -> Outcome {
+/// One turn of a step. Adds the time of each request, of a batch as a whole.
+async fn once(client: &mut Client, step: Step, queue: &str, spread: &mut Spread) -> Outcome {
+    let mut at = Instant::now();
     match step {
-        Step::Publish => client.publish("queue", "tries=3", BODY).await.map(drop),
+        Step::Publish => client.publish(queue, "tries=3", BODY).await.map(drop)?,
         Step::Constant => {
             let request = client.target.put("/api/bench/queue?tries=3", BODY);
-            client.expect(201, &request).await.map(drop)
+            client.expect(201, &request).await.map(drop)?;
         }
         Step::Cycle => {
-            // A queue of its own. Each connection takes one for one that it put, so there is one for everybody.
-            client.publish("cycle", "tries=3", BODY).await?;
-            let job = client.consume("cycle", TTR).await?.ok_or("a published job is gone")?;
-            client.ack("cycle", &job.job_id).await
+            client.publish(queue, "tries=3", BODY).await?;
+            spread.add(at.elapsed());
+            at = Instant::now();
+            let job = client.consume(queue, TTR).await?.ok_or("a published job is gone")?;
+            spread.add(at.elapsed());
+            at = Instant::now();
+            client.ack(queue, &job.job_id).await?;
         }
-        Step::Bulk => {
+        Step::Bulk | Step::Backlog => {
+            let delay = if step == Step::Backlog { "&delay=86400" } else { "" };
             let body = serde_json::to_vec(&vec![std::str::from_utf8(BODY)?; BULK])?;
-            let request = client.target.put("/api/bench/queue/bulk?tries=3", &body);
-            client.expect(201, &request).await.map(drop)
+            let request = client.target.put(&format!("/api/bench/{queue}/bulk?tries=3{delay}"), &body);
+            client.expect(201, &request).await.map(drop)?;
         }
         Step::Batch => {
-            let jobs = client.consume_many("queue", &format!("count={BATCH}&{TTR}")).await?;
+            let jobs = client.consume_many(queue, &format!("count={BATCH}&{TTR}")).await?;
             if jobs.len() < BATCH {
                 return Err("the backlog is used up".into());
             }
             for job in jobs {
-                client.ack("queue", &job.job_id).await?;
+                client.ack(queue, &job.job_id).await?;
             }
-            Ok(())
         }
     }
+    spread.add(at.elapsed());
+    Ok(())
 }
 
-/// How late answers are at half of the rate that the same connections reach at most.
+/// What a publish and a cycle cost with more connections, over more queues, and beside a backlog of delayed jobs.
+async fn growth(bench: &Bench, store: Store) -> Outcome {
+    let nginx = Nginx::start()?;
+    let few = bench.size(1000, 40);
+    for (connections, queues) in [
+        (CONNECTIONS[0], 1),
+        (few, 1),
+        (bench.size(10_000, 80), 1),
+        (CONNECTIONS[0], few),
+        (CONNECTIONS[0], bench.size(100_000, 80)),
+    ] {
+        let setup = Setup::one(store).await?;
+        let mut clients = connect(&setup.first().api, connections).await?;
+        if queues > 1 {
+            // None is new when it is measured.
+            for step in [Step::Publish, Step::Cycle] {
+                turns(&mut clients, Load { step, queues }, queues).await?;
+            }
+        }
+        let name = format!("{connections} connections, {queues} queues");
+        grown(bench, &name, &nginx, &setup, &mut clients, queues).await?;
+    }
+    let setup = Setup::one(store).await?;
+    let mut clients = connect(&setup.first().api, CONNECTIONS[0]).await?;
+    let backlog = bench.size(10_000_000, 6_400);
+    turns(&mut clients, Load::of(Step::Backlog), backlog / BULK).await?;
+    let name = format!("{} connections, 1 queue, {backlog} delayed jobs", CONNECTIONS[0]);
+    grown(bench, &name, &nginx, &setup, &mut clients, 1).await
+}
+
+/// So many turns in all, one after the other's queue.
+async fn turns(clients: &mut Vec<Client>, load: Load, turns: usize) -> Outcome {
+    let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+    for mut client in clients.drain(..) {
+        let next = next.clone();
+        tasks.spawn(async move {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= turns {
+                    return Outcome::Ok((client, Spread::default()));
+                }
+                once(&mut client, load.step, &load.queue(0, n), &mut Spread::default()).await?;
+            }
+        });
+    }
+    gather(tasks, clients).await.map(drop)
+}
+
+/// Medians of three rounds, with nginx's constant 201 on 32 connections beside each.
+async fn grown(
+    bench: &Bench,
+    name: &str,
+    nginx: &Nginx,
+    setup: &Setup,
+    clients: &mut Vec<Client>,
+    queues: usize,
+) -> Outcome {
+    let time = bench.seconds(2.0, 0.2);
+    // New ones: nginx closes what is idle for long.
+    let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
+    let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for _ in 0..bench.size(3, 1) {
+        let floor = measure(nginx.processes()?, &mut constant, Load::of(Step::Constant), time / 2).await?;
+        let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
+        for step in [Step::Publish, Step::Cycle] {
+            let cost = measure(setup.processes(), clients, Load { step, queues }, time).await?;
+            note(&mut costs, name, step, &cost, unit);
+        }
+    }
+    for (name, mut values) in costs {
+        let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
+        bench.figure(name, median(&mut values), unit);
+    }
+    let (memory, _) = support::proc::memory(setup.first().pid())?;
+    bench.figure(&format!("{name}: memory"), memory / 1024.0, "MB");
+    Ok(())
+}
+
+/// How long a request takes at half of the rate that the same connections reach at most.
 async fn half(bench: &Bench, store: Store) -> Outcome {
     let setup = Setup::one(store).await?;
     let connections = CONNECTIONS[0];
     let mut clients = connect(&setup.first().api, connections).await?;
     for step in [Step::Publish, Step::Cycle] {
-        let top = measure(setup.processes(), &mut clients, step, bench.seconds(3.0, 0.2)).await?;
+        let top = measure(setup.processes(), &mut clients, Load::of(step), bench.seconds(3.0, 0.2)).await?;
         let (time, began) = (bench.seconds(5.0, 0.3), Instant::now());
         // Each connection has a beat of its own, and the beats are spread evenly.
         let beat = Duration::from_secs_f64(2.0 * connections as f64 / top.rate);
@@ -243,9 +359,7 @@ async fn half(bench: &Bench, store: Store) -> Outcome {
                     if !wait.is_zero() {
                         async_io::Timer::after(wait).await;
                     }
-                    let at = Instant::now();
-                    once(&mut client, step).await?;
-                    spread.add(at.elapsed());
+                    once(&mut client, step, &Load::of(step).queue(i, 0), &mut spread).await?;
                     due += beat;
                 }
                 Outcome::Ok((client, spread))
