@@ -102,8 +102,8 @@ impl Load {
 
     /// The queue of a connection's n-th turn. Connections begin far from each other.
     fn queue(self, connection: usize, n: usize) -> String {
-        // A batch takes what the publishes left. Each connection takes one for one that it put into a queue of
-        // its own, so there is one for everybody.
+        // Cycles have queues of their own: each connection takes one job for one that it put, so there is one for
+        // everybody.
         let name = if self.step == Step::Cycle { "cycle" } else { "queue" };
         match self.queues {
             1 => name.to_owned(),
@@ -133,8 +133,7 @@ async fn table(bench: &Bench, connections: usize) -> Outcome {
     let mut units = Vec::new();
     let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for _ in 0..rounds {
-        let floor = measure(nginx.processes()?, &mut constant, Load::of(Step::Constant), time).await?;
-        let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
+        let (floor, unit) = floor(&nginx, &mut constant, time).await?;
         units.push(unit);
         note(&mut costs, "nginx", Step::Constant, &floor, unit);
         for (store, setup, clients) in &mut stores {
@@ -146,11 +145,15 @@ async fn table(bench: &Bench, connections: usize) -> Outcome {
         }
     }
     bench.figure("nginx's constant 201: the unit", median(&mut units), "us");
-    for (name, mut values) in costs {
-        let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
-        bench.figure(name, median(&mut values), unit);
-    }
+    medians(bench, costs);
     Ok(())
+}
+
+/// nginx's constant 201, and its microseconds: the unit.
+async fn floor(nginx: &Nginx, clients: &mut Vec<Client>, time: Duration) -> Outcome<(Cost, f64)> {
+    let floor = measure(nginx.processes()?, clients, Load::of(Step::Constant), time).await?;
+    let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
+    Ok((floor, unit))
 }
 
 /// Adds a round's figures to the table. The client's own time is left out.
@@ -161,6 +164,14 @@ fn note(costs: &mut BTreeMap<String, Vec<f64>>, store: &str, step: Step, cost: &
     for (process, us) in cost.processor.iter().filter(|(process, _)| *process != "client") {
         add(format!("{store}: {name}: {process}|us"), *us);
         add(format!("{store}: {name}: {process}|units"), us / unit.max(f64::MIN_POSITIVE));
+    }
+}
+
+/// Prints what [`note`] has gathered.
+fn medians(bench: &Bench, costs: BTreeMap<String, Vec<f64>>) {
+    for (name, mut values) in costs {
+        let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
+        bench.figure(name, median(&mut values), unit);
     }
 }
 
@@ -190,10 +201,10 @@ async fn measure(
     for (connection, mut client) in clients.drain(..).enumerate() {
         let done = done.clone();
         tasks.spawn(async move {
-            let (mut spread, mut turns) = (Spread::default(), 0..);
+            let (mut spread, mut turn) = (Spread::default(), 0);
             while began.elapsed() < time {
-                let queue = load.queue(connection, turns.next().unwrap_or_default());
-                once(&mut client, load.step, &queue, &mut spread).await?;
+                once(&mut client, load.step, &load.queue(connection, turn), &mut spread).await?;
+                turn += 1;
                 done.fetch_add(load.step.jobs(), Ordering::Relaxed);
             }
             Outcome::Ok((client, spread))
@@ -291,7 +302,7 @@ async fn growth(bench: &Bench, store: Store) -> Outcome {
     grown(bench, &name, &nginx, &setup, &mut clients, 1).await
 }
 
-/// So many turns in all, one after the other's queue.
+/// So many turns in all, divided among the connections; each turn goes to the next queue.
 async fn turns(clients: &mut Vec<Client>, load: Load, turns: usize) -> Outcome {
     let (next, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     for mut client in clients.drain(..) {
@@ -323,17 +334,13 @@ async fn grown(
     let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
     let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for _ in 0..bench.size(3, 1) {
-        let floor = measure(nginx.processes()?, &mut constant, Load::of(Step::Constant), time / 2).await?;
-        let unit = floor.processor.iter().find(|(name, _)| *name == "nginx").map_or(0.0, |(_, us)| *us);
+        let (_, unit) = floor(nginx, &mut constant, time / 2).await?;
         for step in [Step::Publish, Step::Cycle] {
             let cost = measure(setup.processes(), clients, Load { step, queues }, time).await?;
             note(&mut costs, name, step, &cost, unit);
         }
     }
-    for (name, mut values) in costs {
-        let (name, unit) = name.rsplit_once('|').unwrap_or((&name, ""));
-        bench.figure(name, median(&mut values), unit);
-    }
+    medians(bench, costs);
     let (memory, _) = support::proc::memory(setup.first().pid())?;
     bench.figure(&format!("{name}: memory"), memory / 1024.0, "MB");
     Ok(())

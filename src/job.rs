@@ -219,6 +219,13 @@ impl fmt::Display for Receipt {
     }
 }
 
+/// As its text.
+impl Serialize for Receipt {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
 /// What a job is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JobState {

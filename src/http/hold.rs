@@ -23,7 +23,6 @@ const NO_RECEIPT: ApiError = ApiError::bad("invalid receipt");
 #[derive(Serialize)]
 struct TouchedReply {
     msg: &'static str,
-    #[serde(serialize_with = "reply::text")]
     receipt: Receipt,
     until: Instant,
 }

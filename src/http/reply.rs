@@ -1,6 +1,5 @@
 //! Responses: JSON as lmstfy writes it, and the JSON of a job.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -119,7 +118,7 @@ pub struct JobReply<'a> {
     msg: Option<&'static str>,
     namespace: &'a str,
     queue: &'a str,
-    #[serde(serialize_with = "some_text", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<Receipt>,
     remain_tries: u16,
     ttl: u64,
@@ -187,18 +186,5 @@ pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
     } else {
         // Piece by piece, without a copy of the whole.
         s.collect_str(&Base64Display::new(data, &STANDARD))
-    }
-}
-
-/// As a string.
-pub fn text<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
-    s.collect_str(value)
-}
-
-/// As a string, or `null`.
-pub fn some_text<T: Display, S: Serializer>(value: &Option<T>, s: S) -> Result<S::Ok, S::Error> {
-    match value {
-        Some(value) => s.collect_str(value),
-        None => s.serialize_none(),
     }
 }

@@ -36,16 +36,17 @@ impl Failure {
 
 /// Tells a task that its group is to end. A look at it takes no lock, where a look at a [`CancellationToken`] takes one
 /// that all tasks share.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct StopSignal {
-    stop: CancellationToken,
+    token: CancellationToken,
+    /// Set before `token` is cancelled.
     told: Arc<AtomicBool>,
 }
 
 impl StopSignal {
     /// Runs `work` to its end, or until the group is told to end. `None` then; `work` goes on where it is polled again.
     pub async fn run_until<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
-        let mut cancelled = std::pin::pin!(self.stop.cancelled());
+        let mut cancelled = std::pin::pin!(self.token.cancelled());
         let mut registered = false;
         std::future::poll_fn(|cx| {
             if let Poll::Ready(done) = Pin::new(&mut *work).poll(cx) {
@@ -63,9 +64,7 @@ impl StopSignal {
 #[derive(Debug, Clone)]
 pub struct Tasks {
     tracker: TaskTracker,
-    stop: CancellationToken,
-    /// Set before `stop` is cancelled.
-    told: Arc<AtomicBool>,
+    stop: StopSignal,
     failure: Failure,
     /// Threads of their own may start tasks too.
     runtime: Handle,
@@ -76,13 +75,7 @@ impl Tasks {
     /// reported to `failure`.
     pub fn new(failure: Failure) -> Tasks {
         let runtime = Handle::current();
-        Tasks {
-            tracker: TaskTracker::new(),
-            stop: CancellationToken::new(),
-            told: Arc::default(),
-            failure,
-            runtime,
-        }
+        Tasks { tracker: TaskTracker::new(), stop: StopSignal::default(), failure, runtime }
     }
 
     /// Starts a task that may end at any time. It should end soon after [`stop`](Tasks::stop).
@@ -94,7 +87,7 @@ impl Tasks {
     /// Starts a task that must run until [`stop`](Tasks::stop). If it ends or panics before, that is logged and
     /// reported as a [`Failure`] under its `name`.
     pub fn spawn_essential(&self, name: impl Into<String>, work: impl Future<Output = ()> + Send + 'static) {
-        let (name, stop, failure) = (name.into(), self.stop.clone(), self.failure.clone());
+        let (name, stop, failure) = (name.into(), self.stop.token.clone(), self.failure.clone());
         let task = self.tracker.spawn_on(work, &self.runtime);
         let watch = async move {
             let how = if task.await.is_err() { "panicked" } else { "ended" };
@@ -113,19 +106,19 @@ impl Tasks {
 
     /// Tells the tasks of this group to end. Does not wait for them.
     pub fn stop(&self) {
-        self.told.store(true, Ordering::Release);
-        self.stop.cancel();
+        self.stop.told.store(true, Ordering::Release);
+        self.stop.token.cancel();
         self.tracker.close();
     }
 
     /// Cancelled when the group is told to end.
     pub fn stopping(&self) -> &CancellationToken {
-        &self.stop
+        &self.stop.token
     }
 
     /// For a task that is polled often.
     pub fn stop_signal(&self) -> StopSignal {
-        StopSignal { stop: self.stop.clone(), told: self.told.clone() }
+        self.stop.clone()
     }
 
     /// Returns when the group was told to end and all of its tasks have ended.

@@ -12,11 +12,10 @@ use rustix::fs::{SeekFrom, seek};
 
 use super::guard::names;
 
-/// How many bytes get their blocks at a time. A sync of them takes a millisecond or two more than others.
+/// How many bytes get their blocks at a time. The next sync writes them too, in some tenths of a millisecond.
 const AHEAD: u64 = 256 << 10;
 /// Who writes more between two syncs gains nothing by it: the blocks of a large write are found once.
 const LARGE: u64 = 64 << 10;
-static ZEROS: [u8; AHEAD as usize] = [0; AHEAD as usize];
 
 /// The journal that is written now, or an older one until the next sync.
 #[derive(Debug)]
@@ -71,7 +70,7 @@ impl Journal {
     pub fn prepare(&mut self, written: u64) {
         let blocks = match &mut self.blocks {
             Some(blocks) => {
-                blocks.at = blocks.at.saturating_add(written);
+                blocks.at += written;
                 blocks
             }
             new => match Blocks::of(&path(&self.database, self.number)) {
@@ -90,8 +89,8 @@ impl Blocks {
     fn of(journal: &Path) -> Result<Blocks> {
         let file = OpenOptions::new().read(true).write(true).open(journal)?;
         let len = file.metadata()?.len();
-        // None but the one at the end of each file: this one grows with what is written, as one that was there when the
-        // database was opened does.
+        // Every file has a hole at its end. A journal that was there when the database was opened has no other: it
+        // grows with what is written.
         let hole = seek(&file, SeekFrom::Hole(0)).unwrap_or(len);
         Ok(Blocks { file, at: hole, end: hole, len })
     }
@@ -101,13 +100,12 @@ impl Blocks {
         let from = self.end.max(self.at.next_multiple_of(PAGE));
         let to = (from + AHEAD).min(self.len);
         if from >= to {
-            self.end = u64::MAX;
             return Ok(());
         }
         // The place is a guess.
         let mut there = vec![0; (to - from) as usize];
         self.file.read_exact_at(&mut there, from)?;
-        if there == ZEROS[..there.len()] {
+        if there.iter().all(|byte| *byte == 0) {
             self.file.write_all_at(&there, from)?;
         }
         self.end = to;
