@@ -1,6 +1,6 @@
 //! Gathers concurrent calls into batches: while one batch is on its way to the store, the next gathers, and
-//! nobody waits for a timer. Both engines stand behind it: on Redis a batch is one script call, on disk one
-//! commit. Knows nothing of what a call does.
+//! nobody waits for a timer. On Redis a batch is one script call. The writer of a disk pool is a thread, whose calls
+//! wait in a mailbox of their own; it shares the bounds of this file. Knows nothing of what a call does.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -104,7 +104,7 @@ impl<Req, Rep> Caller<Req, Rep> {
 #[derive(Debug)]
 pub struct BatchReceiver<T> {
     calls: mpsc::Receiver<T>,
-    /// Did not fit into the last batch, so it opens the next.
+    /// Opens the next batch: it did not fit into the last one, or has just come.
     held: Option<T>,
     limit: BatchLimit,
 }
@@ -119,22 +119,15 @@ pub fn channel<T: BatchSize>(capacity: usize, limit: BatchLimit) -> (BatchSender
 }
 
 impl<T: BatchSize> BatchReceiver<T> {
-    /// Waits for a call, and takes with it all that wait already, up to the limit. `None` when every caller
-    /// is gone. Cancel-safe: a call taken is a call returned.
+    /// Waits for a call, and takes with it those of the tasks that are ready now, up to the limit. `None` when every
+    /// caller is gone. Cancel-safe: no call is lost.
     pub async fn next(&mut self) -> Option<Vec<T>> {
-        let first = match self.held.take() {
-            Some(call) => call,
-            None => self.calls.recv().await?,
-        };
-        Some(self.gather(first))
-    }
-
-    /// The same, for a thread of its own.
-    pub fn blocking_next(&mut self) -> Option<Vec<T>> {
-        let first = match self.held.take() {
-            Some(call) => call,
-            None => self.calls.blocking_recv()?,
-        };
+        if self.held.is_none() {
+            self.held = Some(self.calls.recv().await?);
+            // The first caller would be served alone, before the tasks that are ready with it have run.
+            tokio::task::yield_now().await;
+        }
+        let first = self.held.take()?;
         Some(self.gather(first))
     }
 

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
+use super::mailbox;
 use super::op::{Call, Op};
 use super::poison::Poison;
 use super::state::WriterState;
 use super::state::clock::PoolClock;
 use super::step::{Outcome, Step};
 use crate::clock::Micros;
-use crate::engine::batch;
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    pub ops: batch::BatchSender<Op>,
+    pub ops: mailbox::Sender<Op>,
     pub poison: Arc<Poison>,
     pub clock: PoolClock,
 }
@@ -55,8 +55,9 @@ impl Handle {
 
     /// As [`ask`](Handle::ask), for a thread that may block.
     pub fn ask_blocking<S: Step>(&self, step: S) -> Result<S::Reply> {
-        let answer = self.send(boxed, step)?.blocking_recv();
-        self.received(answer)
+        let answer = self.send(boxed, step)?;
+        self.ops.wake();
+        self.received(answer.blocking_recv())
     }
 
     /// Answers when the writer is alive.
@@ -68,6 +69,8 @@ impl Handle {
     /// is awake.
     pub fn wake(&self) {
         let _ = self.ops.send(boxed(Call::new(Check).0));
+        // Who ends the engine may block this thread until the writer has ended.
+        self.ops.wake();
     }
 
     fn send<S: Step>(

@@ -24,6 +24,7 @@ mod handle;
 mod inspect;
 mod keys;
 mod lists;
+mod mailbox;
 mod op;
 mod pause;
 mod peek;
@@ -91,7 +92,7 @@ use self::sweep::Lend;
 use self::threads::Stop;
 use self::upkeep::Sweeper;
 use self::writer::Writer;
-use super::batch::{self, BatchLimit};
+use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
@@ -247,7 +248,7 @@ impl DiskEngine {
         };
         let state = load::load(store.clone(), options.clock, windows, closed)
             .map_err(|e| OpenError::Damaged(options.path.clone(), e.0))?;
-        let (ops, calls) = batch::channel(options.waiting, GROUP);
+        let (ops, calls) = mailbox::mailbox(options.waiting, GROUP);
         let handle = Handle { ops, poison: Arc::default(), clock: state.clock.clone() };
         // From here on whoever returns early drops the engine, and that ends the threads.
         let engine = DiskEngine {

@@ -250,7 +250,8 @@ impl Sweeper {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
-    use crate::engine::batch::{self, BatchLimit};
+    use crate::engine::batch::BatchLimit;
+    use crate::engine::disk::mailbox;
     use crate::engine::disk::op::Op;
     use crate::engine::disk::state::clock::PoolClock;
     use crate::engine::disk::store::{Limits, open};
@@ -260,7 +261,7 @@ mod tests {
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
         let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
-        let (ops, calls) = batch::channel::<Op>(1, BatchLimit { items: 1, bytes: 1 });
+        let (ops, calls) = mailbox::mailbox::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };
         let (stop, poison) = (Arc::<Stop>::default(), handle.poison.clone());

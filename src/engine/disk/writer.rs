@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::mailbox;
 use super::op::Op;
 use super::poison::Poison;
 use super::pulse::Pulse;
@@ -12,7 +13,6 @@ use super::state::WriterState;
 use super::store::codec::META_CLOSED;
 use super::store::{Fatal, Space};
 use super::threads::Stop;
-use crate::engine::batch::BatchReceiver;
 use crate::engine::notifier::Notifiers;
 
 /// How long a close waits for memory to be written out. The next start replays what is not.
@@ -21,7 +21,7 @@ const LAST_WRITE_OUT: Duration = Duration::from_secs(1);
 /// What the thread works with.
 pub struct Writer {
     pub state: WriterState,
-    pub calls: BatchReceiver<Op>,
+    pub calls: mailbox::Receiver<Op>,
     /// The calls that are served together. It belongs to the writer, so that the callers of a group whose step
     /// panics are told of it after the store was poisoned.
     pub group: Vec<Op>,
@@ -38,8 +38,7 @@ impl Writer {
     /// Serves until it is told to end, and then what waits already. Answers the number that the last commit left
     /// in `meta`, if the store is in order.
     pub fn run(&mut self) -> Option<u64> {
-        while let Some(group) = self.calls.blocking_next() {
-            self.group = group;
+        while self.calls.next(&mut self.group) {
             let work = self.pulse.clone();
             let work = work.work();
             self.serve();

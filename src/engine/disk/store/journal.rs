@@ -4,11 +4,12 @@
 //! what is in them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Result, Write};
+use std::io::{Read, Result, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, SeekFrom, accessat, openat, seek};
+use rustix::io::Errno;
 
 use super::guard::names;
 
@@ -20,10 +21,13 @@ const LARGE: u64 = 64 << 10;
 /// The journal that is written now, or an older one until the next sync.
 #[derive(Debug)]
 pub struct Journal {
-    database: PathBuf,
+    /// The database's directory.
+    database: File,
     number: u64,
     /// Kept open, so that no failed write goes unnoticed: the system tells each open file of it once.
     file: File,
+    /// The name of the one after it.
+    next: String,
     /// What [`prepare`](Journal::prepare) knows of this journal.
     blocks: Option<Blocks>,
 }
@@ -32,6 +36,7 @@ pub struct Journal {
 #[derive(Debug)]
 struct Blocks {
     file: File,
+    zeros: Box<[u8]>,
     /// Where the next batch will be written, about.
     at: u64,
     /// Up to here, there are blocks.
@@ -43,20 +48,26 @@ struct Blocks {
 impl Journal {
     /// The current journal of an open database.
     pub fn of(database: &Path) -> Result<Journal> {
-        let number = names::journals(database)?.pop_last().ok_or(ErrorKind::NotFound)?;
-        let file = File::open(path(database, number))?;
-        Ok(Journal { database: database.to_owned(), number, file, blocks: None })
+        let number = names::journals(database)?.pop_last().ok_or(std::io::ErrorKind::NotFound)?;
+        let database = File::open(database)?;
+        let file = open(&database, &names::name(number), OFlags::RDONLY)?;
+        Ok(Journal { database, number, file, next: names::name(number + 1), blocks: None })
     }
 
     /// Makes everything last that was given to the system before. fjall syncs a journal before it makes the next one, so
     /// the newest is enough.
     pub fn sync(&mut self) -> Result<()> {
         loop {
-            match File::open(path(&self.database, self.number + 1)) {
-                Ok(next) => (self.file, self.number, self.blocks) = (next, self.number + 1, None),
-                Err(e) if e.kind() == ErrorKind::NotFound => break,
-                Err(e) => return Err(e),
+            // Most syncs find none: this asks for less than an open that fails.
+            match accessat(&self.database, &self.next, Access::EXISTS, AtFlags::empty()) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => break,
+                Err(e) => return Err(e.into()),
             }
+            self.file = open(&self.database, &self.next, OFlags::RDONLY)?;
+            self.number += 1;
+            self.next = names::name(self.number + 1);
+            self.blocks = None;
         }
         self.file.sync_data()
     }
@@ -65,15 +76,15 @@ impl Journal {
     /// written into a hole has to write where they are besides, one after the other; with blocks it takes two thirds of
     /// the time. `written` is how much was written since the last call, about.
     ///
-    /// Writes zeros where there are zeros, and nothing else: whatever goes wrong, the journal holds the same bytes
-    /// as before. Only for the thread that commits, and between two commits.
+    /// Writes zeros where nothing was ever written, and nothing else: whatever goes wrong, the journal holds the same
+    /// bytes as before. Only for the thread that commits, and between two commits.
     pub fn prepare(&mut self, written: u64) {
         let blocks = match &mut self.blocks {
             Some(blocks) => {
                 blocks.at += written;
                 blocks
             }
-            new => match Blocks::of(&path(&self.database, self.number)) {
+            new => match Blocks::of(&self.database, self.number) {
                 Ok(blocks) => new.insert(blocks),
                 Err(_) => return,
             },
@@ -86,13 +97,13 @@ impl Journal {
 }
 
 impl Blocks {
-    fn of(journal: &Path) -> Result<Blocks> {
-        let file = OpenOptions::new().read(true).write(true).open(journal)?;
+    fn of(database: &File, number: u64) -> Result<Blocks> {
+        let file = open(database, &names::name(number), OFlags::RDWR)?;
         let len = file.metadata()?.len();
         // Every file has a hole at its end. A journal that was there when the database was opened has no other: it
         // grows with what is written.
         let hole = seek(&file, SeekFrom::Hole(0)).unwrap_or(len);
-        Ok(Blocks { file, at: hole, end: hole, len })
+        Ok(Blocks { file, zeros: vec![0; AHEAD as usize].into(), at: hole, end: hole, len })
     }
 
     fn add(&mut self) -> Result<()> {
@@ -102,15 +113,26 @@ impl Blocks {
         if from >= to {
             return Ok(());
         }
-        // The place is a guess.
-        let mut there = vec![0; (to - from) as usize];
-        self.file.read_exact_at(&mut there, from)?;
-        if there.iter().all(|byte| *byte == 0) {
-            self.file.write_all_at(&there, from)?;
+        // The place is a guess. What is there already has its blocks.
+        if data_after(&self.file, from)?.is_none_or(|data| data >= to) {
+            self.file.write_all_at(&self.zeros[..(to - from) as usize], from)?;
         }
         self.end = to;
         Ok(())
     }
+}
+
+/// Where the first byte stands, from there on, that is in no hole.
+fn data_after(file: &File, from: u64) -> Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(from)) {
+        Ok(data) => Ok(Some(data)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn open(database: &File, name: &str, how: OFlags) -> std::result::Result<File, Errno> {
+    openat(database, name, how | OFlags::CLOEXEC, Mode::empty()).map(File::from)
 }
 
 fn path(database: &Path, number: u64) -> PathBuf {
