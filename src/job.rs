@@ -81,7 +81,7 @@ impl JobId {
 
 impl JobId {
     /// Writes the text into `room`.
-    fn text(self, room: &mut [u8; 27]) -> &str {
+    pub fn text(self, room: &mut [u8; 27]) -> &str {
         room[0] = VERSION_WITH_ATTRIBUTES;
         // A ULID takes 26 bytes, so this cannot fail.
         Ulid(self.ulid).array_to_str((&mut room[1..]).try_into().expect("26 bytes"));

@@ -105,11 +105,8 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
         return Ok(reply::json_stream(StatusCode::OK, body));
     }
     let answer = match delivery.jobs() {
-        [job] if !form.array => reply::json(StatusCode::OK, &JobReply::consumed(job, form.receipts)),
-        jobs => {
-            let jobs = jobs.iter().map(|job| JobReply::consumed(job, form.receipts));
-            reply::json(StatusCode::OK, &jobs.collect::<Vec<_>>())
-        }
+        [job] if !form.array => reply::job(&JobReply::consumed(job, form.receipts)),
+        jobs => reply::jobs(jobs.iter().map(|job| JobReply::consumed(job, form.receipts))),
     };
     Ok(answer.map(|body| delivered::until_sent(body, delivery)))
 }
@@ -117,7 +114,7 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
 /// `GET /api/:namespace/:queue/peek`
 pub async fn peek(auth: Authorized) -> HandlerResult {
     Ok(match auth.pool.engine.peek(&auth.queue).await? {
-        Some(job) => reply::json(StatusCode::OK, &JobReply::peeked(&job)),
+        Some(job) => reply::job(&JobReply::peeked(&job)),
         None => reply::error(StatusCode::NOT_FOUND, "the queue is empty"),
     })
 }

@@ -215,7 +215,7 @@ pub async fn job(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
         return Ok(reply::json(StatusCode::OK, &verbose_job(&queue, &view)));
     }
     let job = auth.pool.engine.peek_job(&JobRef { queue, id }).await?.ok_or(ApiError::NO_JOB)?;
-    Ok(reply::json(StatusCode::OK, &JobReply::peeked(&job)))
+    Ok(reply::job(&JobReply::peeked(&job)))
 }
 
 /// `GET /api/:namespace/:queue/key/:key`
@@ -225,7 +225,7 @@ pub async fn job_of_key(auth: AuthorizedKey, RawQuery(query): RawQuery) -> Handl
     Ok(if verbose {
         reply::json(StatusCode::OK, &verbose_job(&auth.queue, &view))
     } else {
-        reply::json(StatusCode::OK, &JobReply::viewed(&auth.queue, &view))
+        reply::job(&JobReply::viewed(&auth.queue, &view))
     })
 }
 

@@ -26,12 +26,6 @@ const TOO_LARGE: &str = "body too large";
 const PUBLISHED: &str = "published";
 
 #[derive(Serialize)]
-struct PublishReply {
-    job_id: JobId,
-    msg: &'static str,
-}
-
-#[derive(Serialize)]
 struct BulkReply {
     job_ids: Vec<JobId>,
     msg: &'static str,
@@ -168,7 +162,11 @@ struct Done {
 
 impl Done {
     fn answer(&self, body: &impl Serialize) -> Response {
-        let mut response = reply::json(StatusCode::CREATED, body);
+        self.mark(reply::json(StatusCode::CREATED, body))
+    }
+
+    /// Says of an answer whether it is a repeated one.
+    fn mark(&self, mut response: Response) -> Response {
         if self.replayed {
             response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
         }
@@ -195,17 +193,17 @@ async fn store_job(
     replaces: Option<JobRef>,
     repeatable: Option<Box<Repeatable>>,
 ) -> HandlerResult {
-    let answer = |job_id| PublishReply { job_id, msg: PUBLISHED };
     let (id, once) = (new.id, once(&repeatable, &new.body));
     match (once, replaces) {
         (None, None) => pool.engine.publish(vec![new]).await?,
         (None, Some(old)) => pool.engine.republish(old, new).await?,
         (once, replaces) => {
             let done = place(pool, Publication { jobs: vec![plainly(new)], replaces, once }).await?;
-            return Ok(done.answer(&done.placed.first().map(|placed| answer(placed.id))));
+            let answer = reply::published(done.placed.first().map_or(id, |placed| placed.id));
+            return Ok(done.mark(answer));
         }
     }
-    Ok(reply::json(StatusCode::CREATED, &answer(id)))
+    Ok(reply::published(id))
 }
 
 /// Reads a publish: parameters first, then attributes, then the idempotency key, then the body.

@@ -106,19 +106,14 @@ pub async fn not_found() -> Response {
 }
 
 /// A job in an answer. Fields in the order of their names, as lmstfy writes them.
-#[derive(Serialize)]
 pub struct JobReply<'a> {
-    #[serde(serialize_with = "null_when_empty")]
     attributes: &'a Attributes,
-    #[serde(serialize_with = "as_base64")]
     data: &'a [u8],
     elapsed_ms: u64,
     job_id: JobId,
-    #[serde(skip_serializing_if = "Option::is_none")]
     msg: Option<&'static str>,
     namespace: &'a str,
     queue: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     receipt: Option<Receipt>,
     remain_tries: u16,
     ttl: u64,
@@ -167,6 +162,86 @@ impl<'a> JobReply<'a> {
     pub fn consumed(job: &'a Job, receipt: bool) -> JobReply<'a> {
         JobReply { msg: Some("new job"), receipt: receipt.then(|| job.proof()), ..JobReply::peeked(job) }
     }
+
+    /// Appends its JSON. Not by serde, which looks at each byte of the base64 for what must be escaped.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.reserve(SHELL + self.data.len().div_ceil(3) * 4);
+        out.extend_from_slice(b"{\"attributes\":");
+        if self.attributes.is_empty() {
+            out.extend_from_slice(b"null");
+        } else {
+            value(out, self.attributes);
+        }
+        out.extend_from_slice(b",\"data\":\"");
+        base64(out, self.data);
+        out.extend_from_slice(b"\",\"elapsed_ms\":");
+        value(out, &self.elapsed_ms);
+        out.extend_from_slice(b",\"job_id\":\"");
+        out.extend_from_slice(self.job_id.text(&mut [0; 27]).as_bytes());
+        if let Some(msg) = self.msg {
+            out.extend_from_slice(b"\",\"msg\":\"");
+            out.extend_from_slice(msg.as_bytes());
+        }
+        out.extend_from_slice(b"\",\"namespace\":");
+        value(out, self.namespace);
+        out.extend_from_slice(b",\"queue\":");
+        value(out, self.queue);
+        if let Some(receipt) = &self.receipt {
+            out.extend_from_slice(b",\"receipt\":");
+            value(out, receipt);
+        }
+        out.extend_from_slice(b",\"remain_tries\":");
+        value(out, &self.remain_tries);
+        out.extend_from_slice(b",\"ttl\":");
+        value(out, &self.ttl);
+        out.push(b'}');
+    }
+}
+
+/// About as many bytes as a job's JSON has beside its body.
+const SHELL: usize = 256;
+
+/// Appends a value's JSON.
+fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    // Writing to memory does not fail, and as in `json`.
+    let _ = serde_json::to_writer(out, value);
+}
+
+/// Appends the base64 of `data`.
+fn base64(out: &mut Vec<u8>, data: &[u8]) {
+    let at = out.len();
+    out.resize(at + data.len().div_ceil(3) * 4, 0);
+    // There is as much room as the text is long.
+    let _ = STANDARD.encode_slice(data, &mut out[at..]);
+}
+
+/// One job.
+pub fn job(job: &JobReply<'_>) -> Response {
+    let mut text = Vec::new();
+    job.write(&mut text);
+    raw_json(StatusCode::OK, text)
+}
+
+/// An array of jobs.
+pub fn jobs<'a>(jobs: impl Iterator<Item = JobReply<'a>>) -> Response {
+    let mut text = vec![b'['];
+    for job in jobs {
+        if text.len() > 1 {
+            text.push(b',');
+        }
+        job.write(&mut text);
+    }
+    text.push(b']');
+    raw_json(StatusCode::OK, text)
+}
+
+/// The answer to a publish.
+pub fn published(id: JobId) -> Response {
+    let mut text = Vec::with_capacity(64);
+    text.extend_from_slice(b"{\"job_id\":\"");
+    text.extend_from_slice(id.text(&mut [0; 27]).as_bytes());
+    text.extend_from_slice(b"\",\"msg\":\"published\"}");
+    raw_json(StatusCode::CREATED, text)
 }
 
 /// What is left of a job's life, rounded, but never to 0: that reads as forever.
@@ -186,5 +261,41 @@ pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
     } else {
         // Piece by piece, without a copy of the whole.
         s.collect_str(&Base64Display::new(data, &STANDARD))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_the_json_that_serde_reads() {
+        let attributes: Attributes = [("a".to_owned(), "\"quoted\"".to_owned())].into_iter().collect();
+        for (attributes, body) in [(Attributes::default(), &b""[..]), (attributes, &[255, 0, 1, 2][..])] {
+            let job = JobReply {
+                attributes: &attributes,
+                data: body,
+                elapsed_ms: 17,
+                job_id: JobId::parse("01ARZ3NDEKTSV4RRFFQ69G5FAV").expect("it is one"),
+                msg: Some("new job"),
+                namespace: "ns",
+                queue: "q\"",
+                receipt: None,
+                remain_tries: 3,
+                ttl: 0,
+            };
+            let mut text = Vec::new();
+            job.write(&mut text);
+            let read: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+            let shown =
+                if attributes.is_empty() { serde_json::Value::Null } else { serde_json::json!(attributes) };
+            let expected = serde_json::json!({
+                "attributes": shown, "data": STANDARD.encode(body), "elapsed_ms": 17,
+                "job_id": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "msg": "new job", "namespace": "ns", "queue": "q\"",
+                "remain_tries": 3, "ttl": 0,
+            });
+            assert_eq!(read, expected, "what the text says");
+            assert_eq!(text, serde_json::to_vec(&expected).expect("it is JSON"), "the order of the fields");
+        }
     }
 }
