@@ -250,19 +250,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A request was answered. `accepted` are its pool and namespace if its token was accepted; `api` is its route as
-    /// [`pattern`] shows it.
-    pub fn request(
-        &self,
-        accepted: Option<&(PoolName, Namespace)>,
-        method: &str,
-        api: &str,
-        status: &str,
-        took: Duration,
-    ) {
-        let (pool, namespace) = accepted.map_or(("", ""), |(pool, ns)| (pool.as_str(), ns.as_str()));
-        self.http.latency.with_label_values(&[pool, namespace, api, method]).observe(ms(took));
-        self.http.codes.with_label_values(&[pool, namespace, api, method, status]).inc();
+    /// Counts the requests of a route.
+    pub fn route(&self, route: &str) -> RouteMetrics {
+        let (latency, codes) = (self.http.latency.clone(), self.http.codes.clone());
+        RouteMetrics { api: pattern(route), latency, codes, series: RwLock::default() }
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
@@ -346,6 +337,59 @@ fn is_job_id(queue: &Queue) -> bool {
 /// `/api/{namespace}/{queue}` as lmstfy's dashboards know it: `/api/:namespace/:queue`.
 pub fn pattern(route: &str) -> String {
     route.replace('{', ":").replace('}', "")
+}
+
+/// The requests of one route. A time series is looked up by its labels once, and kept.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    api: String,
+    latency: HistogramVec,
+    codes: IntCounterVec,
+    /// Of the namespaces that requests with an accepted token have named.
+    series: RwLock<HashMap<(PoolName, Namespace), Vec<RouteSeries>>>,
+}
+
+/// Those of one method and status.
+#[derive(Debug)]
+struct RouteSeries {
+    method: &'static str,
+    status: u16,
+    latency: Histogram,
+    codes: IntCounter,
+}
+
+impl RouteMetrics {
+    /// A request was answered. `accepted` are its pool and namespace if its token was accepted.
+    pub fn request(
+        &self,
+        accepted: Option<&(PoolName, Namespace)>,
+        method: &'static str,
+        status: u16,
+        took: Duration,
+    ) {
+        let count = |series: &RouteSeries| {
+            series.latency.observe(ms(took));
+            series.codes.inc();
+        };
+        let Some(accepted) = accepted else { return count(&self.of("", "", method, status)) };
+        let is_it = |series: &&RouteSeries| series.method == method && series.status == status;
+        if let Some(series) = self.series.read().get(accepted).and_then(|all| all.iter().find(is_it)) {
+            return count(series);
+        }
+        let series = self.of(accepted.0.as_str(), accepted.1.as_str(), method, status);
+        count(&series);
+        let mut all = self.series.write();
+        let all = all.entry(accepted.clone()).or_default();
+        if !all.iter().any(|series| is_it(&series)) {
+            all.push(series);
+        }
+    }
+
+    fn of(&self, pool: &str, namespace: &str, method: &'static str, status: u16) -> RouteSeries {
+        let (labels, code) = ([pool, namespace, &self.api, method], status.to_string());
+        let codes = self.codes.with_label_values(&[pool, namespace, &self.api, method, &code]);
+        RouteSeries { method, status, latency: self.latency.with_label_values(&labels), codes }
+    }
 }
 
 /// What [`Metered`](crate::engine::metered::Metered) records.
@@ -512,8 +556,17 @@ mod tests {
     fn families_keep_the_names_that_dashboards_read() {
         let metrics = Metrics::default();
         let pool = PoolName::default_pool();
-        let api = pattern("/api/{namespace}/{queue}/job/{job_id}");
-        metrics.request(None, "GET", &api, "200", Duration::from_millis(3));
+        let route = metrics.route("/api/{namespace}/{queue}/job/{job_id}");
+        let accepted = (pool.clone(), queue("q").namespace);
+        for (accepted, method, status) in [
+            (None, "GET", 200),
+            (Some(&accepted), "GET", 200),
+            (Some(&accepted), "GET", 404),
+            (Some(&accepted), "PUT", 200),
+            (Some(&accepted), "GET", 200),
+        ] {
+            route.request(accepted, method, status, Duration::from_millis(3));
+        }
         let engine = metrics.engine.pool(&pool);
         engine.counters.publish_jobs.inc();
         engine.published(&queue("q"), 2);
@@ -522,6 +575,10 @@ mod tests {
         let text = String::from_utf8(metrics.text()).expect("it is text");
         for line in [
             r#"infra_lmstfy_http_http_codes{api="/api/:namespace/:queue/job/:job_id",code="200",method="GET",namespace="",pool=""} 1"#,
+            r#"infra_lmstfy_http_http_codes{api="/api/:namespace/:queue/job/:job_id",code="200",method="GET",namespace="ns",pool="default"} 2"#,
+            r#"infra_lmstfy_http_http_codes{api="/api/:namespace/:queue/job/:job_id",code="404",method="GET",namespace="ns",pool="default"} 1"#,
+            r#"infra_lmstfy_http_http_codes{api="/api/:namespace/:queue/job/:job_id",code="200",method="PUT",namespace="ns",pool="default"} 1"#,
+            r#"infra_lmstfy_http_latency_milliseconds_count{api="/api/:namespace/:queue/job/:job_id",method="GET",namespace="ns",pool="default"} 3"#,
             r#"infra_lmstfy_redis_publish_jobs{pool="default"} 1"#,
             r#"infra_lmstfy_redis_publish_queue_jobs{namespace="ns",pool="default",queue="q"} 2"#,
             r#"infra_lmstfy_redis_timer_sizes{pool="default"} 3"#,

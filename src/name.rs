@@ -1,6 +1,7 @@
 //! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey` or `Token` that
 //! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -134,6 +135,13 @@ impl IdempotencyKey {
 
 /// The name of the pool of every token without a `pool:` prefix.
 pub const DEFAULT_POOL: &str = "default";
+
+/// A map of pools is asked with a text.
+impl Borrow<str> for PoolName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
 
 impl PoolName {
     /// The pool of every token without a `pool:` prefix.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::Request;
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
@@ -25,6 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 use tower::Service;
 
+use super::head_timer::HeadTimer;
 use crate::process::tasks::{StopSignal, Tasks};
 
 /// How many connections may wait to be accepted.
@@ -210,7 +211,7 @@ fn connection(
         routes.clone().call(request)
     });
     let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
+        .timer(HeadTimer::default())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.

@@ -210,7 +210,7 @@ fn pool_and_token(parts: &Parts, state: &AppState) -> Result<(Arc<PoolState>, Op
         }
     };
     let (pool, token) = token::split(raw);
-    let pool = PoolName::parse(pool).ok().and_then(|name| state.pools.get(&name)).ok_or(NO_POOL)?;
+    let pool = state.pools.get(pool).ok_or(NO_POOL)?;
     if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
         let _ = labels.pool.set(pool.name.clone());
     }

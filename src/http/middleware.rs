@@ -30,7 +30,7 @@ use super::extract::Labels;
 use super::origin::Guard;
 use super::reply;
 use super::{App, AppState};
-use crate::metrics::pattern;
+use crate::metrics::RouteMetrics;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
@@ -52,7 +52,7 @@ impl<S> Layer<S> for Observe {
     type Service = Observed<S>;
 
     fn layer(&self, routes: S) -> Observed<S> {
-        Observed { routes, observe: self.clone(), api: Arc::default() }
+        Observed { routes, observe: self.clone(), counts: Arc::default() }
     }
 }
 
@@ -61,8 +61,8 @@ impl<S> Layer<S> for Observe {
 pub struct Observed<S> {
     routes: S,
     observe: Observe,
-    /// What the metrics call the route, once it has been asked for.
-    api: Arc<OnceLock<String>>,
+    /// Counts the route's requests, once it has been asked for.
+    counts: Arc<OnceLock<RouteMetrics>>,
 }
 
 impl<S> Service<Request> for Observed<S>
@@ -96,14 +96,14 @@ where
             request = request.map(|body| unread.watch(body));
         }
         if let Some(route) = &route {
-            self.api.get_or_init(|| pattern(route.as_str()));
+            self.counts.get_or_init(|| state.metrics.route(route.as_str()));
         }
-        let api = self.api.clone();
+        let counts = self.counts.clone();
         let step = match route.as_ref().and_then(|_| self.observe.guard.refusal(&request)) {
             Some(refusal) => Step::Answered(refusal.into_response()),
             None => Step::Handling(self.routes.call(request)),
         };
-        Observation { began: Instant::now(), state, labels, method, api, log, unread, holds_back, step }
+        Observation { began: Instant::now(), state, labels, method, counts, log, unread, holds_back, step }
     }
 }
 
@@ -114,7 +114,7 @@ pub struct Observation<F> {
     labels: Arc<Labels>,
     method: Method,
     /// Empty when there is no route.
-    api: Arc<OnceLock<String>>,
+    counts: Arc<OnceLock<RouteMetrics>>,
     /// From where, and what the log says of the path, if requests are logged.
     log: Option<Box<(Option<IpAddr>, String)>>,
     unread: Option<UnreadBody>,
@@ -168,7 +168,7 @@ impl<F: Future<Output = Result<Response, Infallible>> + Unpin> Future for Observ
 
 impl<F> Observation<F> {
     fn finish(&self, mut response: Response, all_read: bool) -> Response {
-        let Observation { state, labels, method, api, .. } = self;
+        let Observation { state, labels, method, counts, .. } = self;
         // hyper closes the connection after a body that was not read, and a server that stops closes all. A client
         // that is not told sends its next request into a closed connection.
         if !all_read || state.readiness.is_draining() {
@@ -189,8 +189,8 @@ impl<F> Observation<F> {
         }
         let took = self.began.elapsed();
         let status = response.status();
-        if let Some(api) = api.get() {
-            state.metrics.request(labels.accepted(), method_label(method), api, status.as_str(), took);
+        if let Some(counts) = counts.get() {
+            counts.request(labels.accepted(), method_label(method), status.as_u16(), took);
         }
         let mut id = [0; ulid::ULID_LEN];
         let id = Ulid::r#gen().array_to_str(&mut id);
@@ -237,11 +237,14 @@ fn loggable(route: Option<&MatchedPath>, path: &str) -> String {
 }
 
 /// A method as a label. Clients can invent methods, and each label is a time series for ever, so those share one.
-fn method_label(method: &Method) -> &str {
+fn method_label(method: &Method) -> &'static str {
     match *method {
-        Method::GET | Method::PUT | Method::POST | Method::DELETE | Method::HEAD | Method::OPTIONS => {
-            method.as_str()
-        }
+        Method::GET => "GET",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
         _ => "other",
     }
 }

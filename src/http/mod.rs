@@ -12,6 +12,7 @@ mod dead_letter;
 mod delivered;
 mod error;
 mod extract;
+mod head_timer;
 mod hold;
 mod idempotency;
 mod jobs;
