@@ -25,10 +25,25 @@ use crate::job::Attributes;
 pub const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
 /// The largest batch: the same with the jobs in base64.
 pub const MAX_BATCH: usize = MAX_PUBLISH * (MAX_JOB.div_ceil(3) * 4) + (1 << 20);
+/// A larger body is read beside the runtime: its thread would serve nobody else for so long, up to a tenth of a second.
+const LARGE: usize = 256 << 10;
 /// How much is said of an element that cannot be read, in bytes: a name in it may be a megabyte long.
 const MAX_COMPLAINT: usize = 200;
 
 const TOO_LARGE: ApiError = ApiError::too_large("job too large");
+
+/// Does `read`, which reads a body of `len` bytes: here, or on a thread for what takes long.
+pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + Send + 'static) -> T {
+    if len <= LARGE {
+        return read();
+    }
+    match tokio::task::spawn_blocking(read).await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and this with it.
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
 
 /// The jobs of a bulk, each as its raw JSON text.
 pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
@@ -185,7 +200,18 @@ impl<'de> Deserialize<'de> for Elements<'de> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_large_body_is_read_while_the_runtime_goes_on() {
+        let (go, wait) = std::sync::mpsc::channel();
+        let read = reading(LARGE + 1, move || wait.recv_timeout(Duration::from_secs(10)));
+        // Polled in this order, on one thread.
+        let (read, sent) = tokio::join!(read, async { go.send(()) });
+        assert_eq!((read, sent), (Ok(()), Ok(())), "what ran beside the reading");
+    }
 
     #[test]
     fn of_a_bulk_with_far_too_many_jobs_few_are_kept() {

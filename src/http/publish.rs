@@ -92,7 +92,9 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
     let mut room = state.body_room.for_request();
     let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
-    let new: Vec<NewJob> = batch::split_bulk(&body)?
+    let all = body.clone();
+    let new: Vec<NewJob> = batch::reading(body.len(), move || batch::split_bulk(&all))
+        .await?
         .into_iter()
         .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
         .collect();
@@ -143,7 +145,9 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
     // The jobs are copied out of the base64.
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
-    let jobs = batch::read_batch(&body, auth.pool.engine.now(), &state.defaults)?.into_iter().map(|job| {
+    let (all, now, defaults) = (body.clone(), auth.pool.engine.now(), state.defaults);
+    let jobs = batch::reading(body.len(), move || batch::read_batch(&all, now, &defaults)).await?;
+    let jobs = jobs.into_iter().map(|job| {
         let attributes = job.attributes.or_else(|| attributes.clone());
         placing(&auth.pool, auth.queue.clone(), job.body, job.placement, attributes)
     });
