@@ -15,6 +15,13 @@ pub struct BatchLimit {
     pub bytes: usize,
 }
 
+impl BatchLimit {
+    /// Whether a batch of so much is within it.
+    pub fn holds(self, items: usize, bytes: usize) -> bool {
+        items <= self.items && bytes <= self.bytes
+    }
+}
+
 /// What a call weighs against a [`BatchLimit`].
 pub trait BatchSize {
     /// How many jobs it moves.
@@ -137,7 +144,7 @@ impl<T: BatchSize> BatchReceiver<T> {
         while let Ok(call) = self.calls.try_recv() {
             items += call.items();
             bytes += call.bytes();
-            if items > self.limit.items || bytes > self.limit.bytes {
+            if !self.limit.holds(items, bytes) {
                 self.held = Some(call);
                 break;
             }

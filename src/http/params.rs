@@ -22,27 +22,19 @@ pub struct Query<'a>(pub &'a str);
 impl<'a> Query<'a> {
     /// The first value of `key`.
     pub fn get(self, key: &str) -> Option<Cow<'a, str>> {
-        let mut rest = self.0;
-        while !rest.is_empty() {
-            let end = rest.bytes().position(|byte| byte == b'&');
-            let (pair, after) = end.map_or((rest, ""), |end| (&rest[..end], &rest[end + 1..]));
-            rest = after;
+        let found = |pair: &'a str| {
             let equals = pair.bytes().position(|byte| byte == b'=');
             let (name, value) = equals.map_or((pair, ""), |at| (&pair[..at], &pair[at + 1..]));
-            // Decoding makes no name longer, and does nothing to most: so hardly anything is decoded.
-            let encoded = |text: &str| text.bytes().any(|byte| byte == b'%' || byte == b'+');
-            let found = name == key && !pair.is_empty() && !encoded(key);
-            if found && !encoded(value) {
-                return Some(Cow::Borrowed(value));
+            // Decoding makes no name longer.
+            if pair.is_empty() || name.len() < key.len() {
+                return None;
             }
-            if found || (name.len() >= key.len() && encoded(name)) {
-                let decoded = form_urlencoded::parse(pair.as_bytes()).find(|(k, _)| k == key);
-                if let Some((_, value)) = decoded {
-                    return Some(value);
-                }
+            if !pair.bytes().any(|byte| byte == b'%' || byte == b'+') {
+                return (name == key).then_some(Cow::Borrowed(value));
             }
-        }
-        None
+            form_urlencoded::parse(pair.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value)
+        };
+        self.0.split('&').find_map(found)
     }
 
     fn number<T: FromStr>(self, key: &str, or: T, error: &'static str) -> Result<T, ApiError> {

@@ -167,11 +167,7 @@ impl<'a> JobReply<'a> {
     pub fn write(&self, out: &mut Vec<u8>) {
         out.reserve(SHELL + self.data.len().div_ceil(3) * 4);
         out.extend_from_slice(b"{\"attributes\":");
-        if self.attributes.is_empty() {
-            out.extend_from_slice(b"null");
-        } else {
-            value(out, self.attributes);
-        }
+        value(out, &unless_empty(self.attributes));
         out.extend_from_slice(b",\"data\":\"");
         base64(out, self.data);
         out.extend_from_slice(b"\",\"elapsed_ms\":");
@@ -251,7 +247,11 @@ pub fn seconds_left(ttl: Option<Duration>) -> u64 {
 
 /// `null` in place of an empty object.
 pub fn null_when_empty<S: Serializer>(attributes: &Attributes, s: S) -> Result<S::Ok, S::Error> {
-    if attributes.is_empty() { s.serialize_none() } else { attributes.serialize(s) }
+    unless_empty(attributes).serialize(s)
+}
+
+fn unless_empty(attributes: &Attributes) -> Option<&Attributes> {
+    Some(attributes).filter(|attributes| !attributes.is_empty())
 }
 
 /// A job's body.

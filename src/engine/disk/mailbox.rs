@@ -44,9 +44,6 @@ struct Mailbox<T> {
 #[derive(Debug)]
 struct Inner<T> {
     calls: Vec<T>,
-    /// What all of them weigh.
-    items: usize,
-    bytes: usize,
     capacity: usize,
     closed: bool,
     /// Whether the receiver sleeps.
@@ -72,7 +69,7 @@ pub fn mailbox<T: BatchSize + Send + 'static>(
     capacity: usize,
     limit: BatchLimit,
 ) -> (Sender<T>, Receiver<T>) {
-    let inner = Inner { calls: Vec::new(), items: 0, bytes: 0, capacity, closed: false, asleep: false };
+    let inner = Inner { calls: Vec::new(), capacity, closed: false, asleep: false };
     let mailbox = Arc::new(Mailbox { inner: Mutex::new(inner), arrived: Condvar::new() });
     let waker = Waker::from(mailbox.clone());
     (Sender { mailbox: mailbox.clone(), waker }, Receiver { mailbox, limit })
@@ -82,7 +79,6 @@ impl<T: BatchSize> Sender<T> {
     /// Queues a call, which carries its own reply. [`Error::Overloaded`] when the queue is full, [`Error::Closed`] when
     /// nobody serves it any more. Who blocks the thread then must [`wake`](Sender::wake) the receiver.
     pub fn send(&self, call: T) -> Result<()> {
-        let (items, bytes) = (call.items(), call.bytes());
         let mut inner = self.mailbox.inner.lock();
         if inner.closed {
             return Err(Error::Closed);
@@ -90,8 +86,6 @@ impl<T: BatchSize> Sender<T> {
         if inner.calls.len() >= inner.capacity {
             return Err(Error::Overloaded);
         }
-        inner.items += items;
-        inner.bytes += bytes;
         inner.calls.push(call);
         if inner.asleep {
             drop(inner);
@@ -123,23 +117,20 @@ impl<T: BatchSize> Receiver<T> {
             self.mailbox.arrived.wait(&mut inner);
             inner.asleep = false;
         }
-        if inner.items <= self.limit.items && inner.bytes <= self.limit.bytes {
+        let (mut count, mut items, mut bytes) = (0, 0, 0);
+        for call in &inner.calls {
+            items += call.items();
+            bytes += call.bytes();
+            if count > 0 && !self.limit.holds(items, bytes) {
+                break;
+            }
+            count += 1;
+        }
+        if count == inner.calls.len() {
             std::mem::swap(&mut inner.calls, group);
             inner.calls.shrink_to(KEPT);
-            (inner.items, inner.bytes) = (0, 0);
         } else {
-            let (mut count, mut items, mut bytes) = (0, 0, 0);
-            for call in &inner.calls {
-                let with = (items + call.items(), bytes + call.bytes());
-                if count > 0 && (with.0 > self.limit.items || with.1 > self.limit.bytes) {
-                    break;
-                }
-                count += 1;
-                (items, bytes) = with;
-            }
             group.extend(inner.calls.drain(..count));
-            inner.items -= items;
-            inner.bytes -= bytes;
         }
         true
     }

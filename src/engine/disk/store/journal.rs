@@ -8,7 +8,7 @@ use std::io::{Read, Result, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, Mode, OFlags, SeekFrom, accessat, openat, seek};
+use rustix::fs::{Mode, OFlags, SeekFrom, openat, seek};
 use rustix::io::Errno;
 
 use super::guard::names;
@@ -58,13 +58,11 @@ impl Journal {
     /// the newest is enough.
     pub fn sync(&mut self) -> Result<()> {
         loop {
-            // Most syncs find none: this asks for less than an open that fails.
-            match accessat(&self.database, &self.next, Access::EXISTS, AtFlags::empty()) {
-                Ok(()) => {}
+            self.file = match open(&self.database, &self.next, OFlags::RDONLY) {
+                Ok(next) => next,
                 Err(Errno::NOENT) => break,
                 Err(e) => return Err(e.into()),
-            }
-            self.file = open(&self.database, &self.next, OFlags::RDONLY)?;
+            };
             self.number += 1;
             self.next = names::name(self.number + 1);
             self.blocks = None;
