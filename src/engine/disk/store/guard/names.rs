@@ -57,15 +57,8 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
     let mut is_new = false;
     for id in needed.clone() {
         let (from, to) = (database.join(name(id)), second.join(name(id)));
-        let same = |a: &Metadata, b: &Metadata| a.ino() == b.ino() && a.dev() == b.dev();
-        match (fs::metadata(&from), fs::metadata(&to)) {
-            (Ok(a), Ok(b)) if same(&a, &b) => continue,
-            // A copy of the directory has two files.
-            (Ok(_), Ok(_)) => fs::remove_file(&to)?,
-            _ => {}
-        }
-        match fs::hard_link(&from, &to) {
-            Ok(()) => is_new = true,
+        match give(&from, &to) {
+            Ok(is_given) => is_new |= is_given,
             // fjall was faster.
             Err(e) if e.kind() == ErrorKind::NotFound => drop(needed.remove(&id)),
             // A file system without second names, or a full one: from now on nothing is said of old journals.
@@ -92,6 +85,26 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
         fs::remove_file(second.join(name(*id)))?;
     }
     Ok(())
+}
+
+/// Gives a file a second name, if it does not have that already: `to` may be a file of its own, in a copy of the
+/// directory or because the journals were written anew. At each moment `to` is one of the two, or what there was: `from`
+/// may be deleted meanwhile.
+fn give(from: &Path, to: &Path) -> Result<bool> {
+    let same = |a: &Metadata, b: &Metadata| a.ino() == b.ino() && a.dev() == b.dev();
+    if let (Ok(a), Ok(b)) = (fs::metadata(from), fs::metadata(to))
+        && same(&a, &b)
+    {
+        return Ok(false);
+    }
+    let new = to.with_extension("new");
+    match fs::remove_file(&new) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        // A kill in between left it.
+        _ => fs::hard_link(from, &new)?,
+    }
+    fs::rename(&new, to)?;
+    Ok(true)
 }
 
 /// The record of the first batch in a journal that has one, as far as it is written.
@@ -178,5 +191,50 @@ impl Aside {
     /// What was set aside, and where it is.
     pub fn moved(&self) -> impl Iterator<Item = (&Path, &Path)> {
         self.moved.iter().map(|(from, to)| (from.as_path(), to.as_path()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::{Duration, Instant};
+
+    use super::super::groups::State;
+    use super::*;
+
+    /// After an unclean end each journal is a file anew, and fjall deletes the old ones as soon as it is open.
+    #[test]
+    fn a_journal_that_is_deleted_meanwhile_has_a_name_or_is_not_needed() {
+        for n in 0..400 {
+            let pool = tempfile::tempdir().unwrap(); // the temporary directory can be written
+            let (database, second) = (pool.path().join("db"), pool.path().join(SECOND));
+            for dir in [&database, &second] {
+                fs::create_dir(dir).unwrap(); // it is empty
+                for id in 0..3 {
+                    fs::write(dir.join(name(id)), []).unwrap(); // as above
+                }
+            }
+            let state = State { oldest: Some(0), ..State::new() };
+            let groups = Groups::open(pool.path(), state, Record::default()).unwrap(); // as above
+            let barrier = Barrier::new(2);
+            let kept = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let began = Instant::now();
+                    while began.elapsed() < Duration::from_micros(n) {
+                        std::hint::spin_loop();
+                    }
+                    fs::remove_file(database.join(name(0))).unwrap(); // nobody else deletes it
+                });
+                barrier.wait();
+                keep(pool.path(), &database, &groups)
+            });
+            assert!(kept.is_ok(), "deleted after {n} microseconds: {kept:?}");
+            let oldest = groups.state().oldest.expect("the file system has second names");
+            assert!(
+                second.join(name(oldest)).exists(),
+                "deleted after {n} microseconds: journal {oldest} counts as needed and has no name"
+            );
+        }
     }
 }
