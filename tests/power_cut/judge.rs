@@ -7,6 +7,7 @@
 //! happened or not, but never half.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 
 use super::load::{Act, NAMESPACE, What};
 
-/// What `"everysec"` may lose. The store syncs a second after it has ended the last sync; the half second is
-/// for that sync and for a machine that is busy with strace.
+/// What `"everysec"` may lose. The store begins a sync each second; the half second is for that sync and for a machine
+/// that is busy with strace.
 const A_SECOND: u64 = 1_500_000_000;
 /// Beyond every delay and ttr of the recorded requests.
 const LATER: Duration = Duration::from_secs(7200);
@@ -77,6 +78,8 @@ pub struct Account {
     lives: BTreeMap<String, Life>,
     /// Whether each sync is before an answer.
     always: bool,
+    /// From a kill to the next start, in nanoseconds since 1970.
+    down: Range<u64>,
 }
 
 /// Where a job was found.
@@ -97,8 +100,8 @@ struct Found {
 }
 
 impl Account {
-    /// Of these acts.
-    pub fn new(mut acts: Vec<Act>, always: bool) -> Account {
+    /// Of these acts, while the server was killed and not yet started again in `down`.
+    pub fn new(mut acts: Vec<Act>, always: bool, down: Range<u64>) -> Account {
         acts.sort_by_key(|act| act.began);
         let mut lives = BTreeMap::new();
         for (n, act) in acts.iter().enumerate() {
@@ -138,7 +141,7 @@ impl Account {
                 What::Publish(_) | What::Token { .. } => {}
             }
         }
-        Account { acts, lives, always }
+        Account { acts, lives, always, down }
     }
 
     /// How many jobs it knows.
@@ -259,7 +262,12 @@ impl Account {
 
     /// Whether an act that must last, or one that need not, is firm when it was answered before this time.
     fn firm_until(&self, cut: u64) -> impl Fn(bool) -> u64 {
-        let second_ago = cut.saturating_sub(A_SECOND);
+        let second_ago = match cut {
+            // Nobody syncs what a killed server has written, before the next one opens it.
+            _ if self.down.contains(&cut) => self.down.start - A_SECOND,
+            _ if cut >= self.down.end => self.down.start.max(cut.saturating_sub(A_SECOND)),
+            _ => cut.saturating_sub(A_SECOND),
+        };
         let lasting = if self.always { cut } else { second_ago };
         let acts = self.acts.iter().filter(|act| act.what.must_last() && act.answered < lasting);
         let last_synced = acts.map(|act| act.began).max().unwrap_or(0);
@@ -483,7 +491,7 @@ mod tests {
         }
         engine.close().await;
         drop(engine);
-        let verdict = Account::new(acts, true).judge(dir.path(), CUT * 1_000_000).await;
+        let verdict = Account::new(acts, true, 0..0).judge(dir.path(), CUT * 1_000_000).await;
         let Verdict::Opened(findings) = verdict else { panic!("the store opens: {verdict:?}") };
         let mut kinds: Vec<Kind> = findings.into_iter().map(|(kind, _)| kind).collect();
         kinds.sort_unstable();

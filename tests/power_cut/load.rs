@@ -63,7 +63,8 @@ pub struct Act {
     pub what: What,
 }
 
-fn nanoseconds() -> u64 {
+/// Since 1970.
+pub fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
     u64::try_from(since.as_nanos()).expect("it is before 2554")
 }

@@ -79,11 +79,13 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let everyday = tokio::spawn(driver.other(30).everyday(40));
     driver.empty(&mass, 60).await;
     everyday.await.expect("the client is answered");
+    let killed = load::nanoseconds();
     recording.add(&root, &server.kill().await)?;
 
     // The third reads the journal again, finds garbage, and compacts as long as it has little to do; a job now and then is little.
     let before = tables(&root);
     let server = Server::start(&root, &work, sync);
+    let down = killed..load::nanoseconds();
     let mut driver = Driver::new(&server, acts.clone(), 3).await;
     driver.make_token("other").await;
     let began = Instant::now();
@@ -99,7 +101,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     last.advance(recording.moments.len());
     last.living().expect_same(&root);
     let acts = std::mem::take(&mut *acts.lock().expect("no client died"));
-    Ok(Recorded { recording, account: Account::new(acts, sync == "always") })
+    Ok(Recorded { recording, account: Account::new(acts, sync == "always", down) })
 }
 
 /// How long a recording waits for a compaction.

@@ -1,5 +1,5 @@
-//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, one
-//! sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
+//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, and frees
+//! memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use super::poison::Poison;
 use super::pulse::Pulse;
 use super::room::Room;
 use super::state::garbage::Upkeep;
+use super::store::memtables::Memtables;
 use super::store::merge::{Merged, Shape};
 use super::store::{Fatal, Space, Store};
 use super::sweep::{Forget, Next, Report, Scan};
@@ -34,12 +35,14 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 const COMPACTION_REST: u32 = 19;
 
 /// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
-/// when it comes to it, and may wait for it for ever; sees to the second names of journals; and looks at the room on the
-/// disk.
+/// when it comes to it, and may wait for it for ever; sees to the second names of journals; looks at the room on the disk;
+/// and frees memory that fjall has let go of.
 pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: &Stop, poison: &Poison) {
-    let mut journal = None;
-    while !stop.told_within(SECOND) {
-        room.look();
+    let (mut journal, mut memtables) = (None, Memtables::default());
+    memtables.look(store);
+    let mut pause = SECOND;
+    while !stop.told_within(pause) {
+        let began = Instant::now();
         let work = pulse.work();
         let done = if sync { store.sync(&mut journal) } else { store.to_system() };
         // Not by the writer: a full journal is read, and deleting one takes the system a tenth of a second.
@@ -49,6 +52,10 @@ pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: 
             poison.set(reason);
             return;
         }
+        room.look();
+        memtables.look(store);
+        // From begin to begin: what a power cut takes is what came since the begin of the last sync.
+        pause = SECOND.saturating_sub(began.elapsed());
     }
 }
 

@@ -5,6 +5,7 @@ pub mod codec;
 mod files;
 pub mod guard;
 pub mod journal;
+pub mod memtables;
 pub mod merge;
 pub mod open;
 pub mod repair;
