@@ -45,7 +45,7 @@ pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: 
         let began = Instant::now();
         let work = pulse.work();
         let done = if sync { store.sync(&mut journal) } else { store.to_system() };
-        // Not by the writer: a full journal is read, and deleting one takes the system a tenth of a second.
+        // Not by the writer: a full journal is read, and one that nobody needs is deleted in parts, with pauses.
         let done = done.and_then(|()| store.keep_journals());
         drop(work);
         if let Err(Fatal(reason)) = done {
