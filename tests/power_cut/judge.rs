@@ -262,12 +262,10 @@ impl Account {
 
     /// Whether an act that must last, or one that need not, is firm when it was answered before this time.
     fn firm_until(&self, cut: u64) -> impl Fn(bool) -> u64 {
-        let second_ago = match cut {
-            // Nobody syncs what a killed server has written, before the next one opens it.
-            _ if self.down.contains(&cut) => self.down.start - A_SECOND,
-            _ if cut >= self.down.end => self.down.start.max(cut.saturating_sub(A_SECOND)),
-            _ => cut.saturating_sub(A_SECOND),
-        };
+        // Nobody syncs what a killed server has written, before the next one opens it.
+        let served = if self.down.contains(&cut) { self.down.start } else { cut };
+        let opened = if cut >= self.down.end { self.down.start } else { 0 };
+        let second_ago = served.saturating_sub(A_SECOND).max(opened);
         let lasting = if self.always { cut } else { second_ago };
         let acts = self.acts.iter().filter(|act| act.what.must_last() && act.answered < lasting);
         let last_synced = acts.map(|act| act.began).max().unwrap_or(0);

@@ -6,7 +6,7 @@
 //! in order, up to where it was.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -58,8 +58,8 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
     let mut is_new = false;
     for id in needed.clone() {
         let (from, to) = (database.join(name(id)), second.join(name(id)));
-        match give(&from, &to) {
-            Ok(is_given) => is_new |= is_given,
+        match link(&from, &to) {
+            Ok(is_linked) => is_new |= is_linked,
             // fjall was faster.
             Err(e) if e.kind() == ErrorKind::NotFound => drop(needed.remove(&id)),
             // A file system without second names, or a full one: from now on nothing is said of old journals.
@@ -83,7 +83,7 @@ pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
         groups.change(|state| (state.oldest, state.first) = (Some(oldest), begins))?;
     }
     for id in known.range(..oldest) {
-        remove(&second.join(name(*id)))?;
+        remove_in_parts(&second.join(name(*id)))?;
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Removes a file. If this is its only name its bytes are given back in parts: a file system that tells the disk of each
 /// freed block (mounted with `discard`) does 64 MiB in 30 ms, and a sync waits for that.
-fn remove(path: &Path) -> Result<()> {
+fn remove_in_parts(path: &Path) -> Result<()> {
     let parts = |file: File| -> Result<()> {
         let metadata = file.metadata()?;
         let mut len = metadata.len();
@@ -113,10 +113,9 @@ fn remove(path: &Path) -> Result<()> {
 /// Gives a file a second name, if it does not have that already: `to` may be a file of its own, in a copy of the
 /// directory or because the journals were written anew. At each moment `to` is one of the two, or what there was: `from`
 /// may be deleted meanwhile.
-fn give(from: &Path, to: &Path) -> Result<bool> {
-    let same = |a: &Metadata, b: &Metadata| a.ino() == b.ino() && a.dev() == b.dev();
+fn link(from: &Path, to: &Path) -> Result<bool> {
     if let (Ok(a), Ok(b)) = (fs::metadata(from), fs::metadata(to))
-        && same(&a, &b)
+        && (a.dev(), a.ino()) == (b.dev(), b.ino())
     {
         return Ok(false);
     }
@@ -268,11 +267,11 @@ mod tests {
         let bytes = vec![7; 2 * PART as usize + 1];
         fs::write(&one, &bytes).unwrap(); // it is empty
         fs::hard_link(&one, &other).unwrap(); // as above
-        remove(&one).unwrap(); // it is there
+        remove_in_parts(&one).unwrap(); // it is there
         assert!(!one.exists(), "the name is gone");
         assert!(fs::read(&other).unwrap() == bytes, "the bytes are as they were"); // it is there
-        remove(&other).unwrap(); // it is there
+        remove_in_parts(&other).unwrap(); // it is there
         assert!(!other.exists(), "the last name is gone");
-        assert!(remove(&one).is_err(), "there is nothing to remove");
+        assert!(remove_in_parts(&one).is_err(), "there is nothing to remove");
     }
 }
