@@ -283,3 +283,41 @@ async fn every_answer_has_an_id_of_its_own() {
     }
     assert_eq!(ids.len(), many, "ids repeat: {ids:?}");
 }
+
+/// A path with an escape in it takes another way through the server.
+#[tokio::test]
+async fn an_escape_in_a_path_changes_no_answer() {
+    let server = TestServer::on_disk().await;
+    let token = server.token("ns").await;
+    let mut answers = Vec::new();
+    for queue in ["/api/ns/plain", "/api/n%73/escape%64"] {
+        let ask = async |method: &str, rest: &str, token: &str, body: &'static str| {
+            send(server.api(method, &format!("{queue}{rest}"), token).body(body)).await
+        };
+        let published = ask("PUT", "?ttl=9", &token, "one").await.expect(201);
+        let id = published.job_id();
+        let consumed = ask("GET", "?timeout=1", &token, "").await.expect(200);
+        assert_eq!((consumed.job_id(), consumed.data()), (id.clone(), b"one".to_vec()), "{queue}");
+        let all = [
+            published,
+            consumed,
+            ask("DELETE", &format!("/job/{id}"), &token, "").await.expect(204),
+            ask("GET", "", &token, "").await.expect(404),
+            ask("PUT", "?ttl=x", &token, "x").await.expect(400),
+            ask("PUT", "", "wrong", "x").await.expect(401),
+            ask("GET", "?ttr=x", &token, "").await.expect(400),
+            ask("GET", "", "", "").await.expect(401),
+            ask("DELETE", "/job/none", &token, "a body that nobody reads").await.expect(204),
+            ask("DELETE", "/job/none?receipt=bad", &token, "").await.expect(400),
+        ];
+        answers.push(all.map(|answer| {
+            let length =
+                answer.headers.get("content-length").map(|length| length.to_str().unwrap().to_owned()); // digits
+            let whole = length.is_none_or(|length| length == answer.text.len().to_string());
+            let names: BTreeSet<String> = answer.headers.keys().map(ToString::to_string).collect();
+            (answer.status, answer.says().to_owned(), names, whole)
+        }));
+    }
+    assert_eq!(answers[0], answers[1], "without an escape, and with one");
+    assert!(answers[0].iter().all(|(.., whole)| *whole), "a wrong Content-Length: {:?}", answers[0]);
+}

@@ -4,6 +4,7 @@
 //! A peer is *gone* when it has closed its connection, or only its writing side: the kernel tells both by the same
 //! packet, and nearly everybody who sends it has left. Bytes that it sent before do not hide that.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -13,10 +14,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::response::Response;
+use axum::routing::future::RouteFuture;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -123,10 +126,36 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Who answers the requests of a port.
+pub trait Routes: Clone + Send + Sync + 'static {
+    /// What becomes an answer.
+    type Answer: Future<Output = Result<Response, Infallible>> + Send + 'static;
+
+    /// Answers a request that came from `peer`.
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer;
+}
+
+/// Handlers find the [`Peer`] in the request's extensions.
+impl Routes for Router {
+    type Answer = RouteFuture<Infallible>;
+
+    fn answer(&self, mut request: hyper::Request<Incoming>, peer: &Peer) -> RouteFuture<Infallible> {
+        request.extensions_mut().insert(peer.clone());
+        // A router is always ready.
+        self.clone().call(request)
+    }
+}
+
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
 /// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue.
 /// `port` is what the log calls it.
-pub async fn serve(port: &'static str, listener: TcpListener, routes: Router, most: usize, tasks: Tasks) {
+pub async fn serve(
+    port: &'static str,
+    listener: TcpListener,
+    routes: impl Routes,
+    most: usize,
+    tasks: Tasks,
+) {
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
     let mut trouble = AcceptTrouble { port, failing: None };
@@ -198,7 +227,7 @@ impl AcceptTrouble {
 fn connection(
     stream: TcpStream,
     addr: SocketAddr,
-    routes: Router,
+    routes: impl Routes,
     stop: StopSignal,
     permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = ()> {
@@ -206,17 +235,14 @@ fn connection(
     let _ = stream.set_nodelay(true);
     let socket = Arc::new(Socket::new(stream));
     let peer = Peer { socket: socket.clone(), addr };
-    let service = tower::service_fn(move |mut request: Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(peer.clone());
-        routes.clone().call(request)
-    });
+    let service = service_fn(move |request| routes.answer(request, &peer));
     let connection = http1::Builder::new()
         .timer(HeadTimer::default())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.
         .half_close(true)
-        .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), TowerToHyperService::new(service));
+        .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), service);
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {

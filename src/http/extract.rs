@@ -91,14 +91,21 @@ pub struct Anonymous {
     pub queue: Queue,
 }
 
+impl Authorized {
+    /// Of a request whose path was taken apart already.
+    pub async fn read(path: Path<'_>, head: Head<'_>, state: &AppState) -> Result<Authorized, ApiError> {
+        let queue = path.queue()?;
+        let (pool, key, record) = authenticate(head, state, &queue.namespace).await?;
+        Ok(Authorized { pool, key, record, queue, job_id: JobId::parse(path.job_id) })
+    }
+}
+
 impl FromRequestParts<Arc<AppState>> for Authorized {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Authorized, ApiError> {
-        let path = Path::read(parts).await?;
-        let queue = path.queue()?;
-        let (pool, key, record) = authenticate(parts, state, &queue.namespace).await?;
-        Ok(Authorized { pool, key, record, queue, job_id: JobId::parse(path.part("job_id")) })
+        let params = params(parts).await?;
+        Authorized::read(Path::of(&params), Head::of(parts), state).await
     }
 }
 
@@ -106,10 +113,11 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedKey {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<AuthorizedKey, ApiError> {
-        let path = Path::read(parts).await?;
+        let params = params(parts).await?;
+        let path = Path::of(&params);
         let queue = path.queue()?;
-        let (pool, ..) = authenticate(parts, state, &queue.namespace).await?;
-        let key = JobKey::parse(path.part("key")).ok_or(ApiError::bad("invalid key"))?;
+        let (pool, ..) = authenticate(Head::of(parts), state, &queue.namespace).await?;
+        let key = JobKey::parse(path.key).ok_or(ApiError::bad("invalid key"))?;
         Ok(AuthorizedKey { pool, queue, key })
     }
 }
@@ -121,9 +129,26 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
         parts: &mut Parts,
         state: &Arc<AppState>,
     ) -> Result<AuthorizedNamespace, ApiError> {
-        let namespace = Path::read(parts).await?.namespace()?;
-        let (pool, ..) = authenticate(parts, state, &namespace).await?;
+        let namespace = Path::of(&params(parts).await?).namespace()?;
+        let (pool, ..) = authenticate(Head::of(parts), state, &namespace).await?;
         Ok(AuthorizedNamespace { pool, namespace })
+    }
+}
+
+impl AuthorizedConsume {
+    /// As [`Authorized::read`].
+    pub async fn read(
+        path: Path<'_>,
+        head: Head<'_>,
+        state: &AppState,
+    ) -> Result<AuthorizedConsume, ApiError> {
+        let (namespace, names) = path.queues()?;
+        let (pool, key, record) = authenticate(head, state, &namespace).await?;
+        if names.len() > MAX_QUEUES {
+            return Err(ApiError::bad("too many queues"));
+        }
+        let queues = QueueList::new(namespace, names).ok_or(NO_QUEUE)?;
+        Ok(AuthorizedConsume { pool, key, record, queues })
     }
 }
 
@@ -134,14 +159,8 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
         parts: &mut Parts,
         state: &Arc<AppState>,
     ) -> Result<AuthorizedConsume, ApiError> {
-        let path = Path::read(parts).await?;
-        let (namespace, names) = path.queues()?;
-        let (pool, key, record) = authenticate(parts, state, &namespace).await?;
-        if names.len() > MAX_QUEUES {
-            return Err(ApiError::bad("too many queues"));
-        }
-        let queues = QueueList::new(namespace, names).ok_or(NO_QUEUE)?;
-        Ok(AuthorizedConsume { pool, key, record, queues })
+        let params = params(parts).await?;
+        AuthorizedConsume::read(Path::of(&params), Head::of(parts), state).await
     }
 }
 
@@ -149,33 +168,39 @@ impl FromRequestParts<Arc<AppState>> for Anonymous {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Anonymous, ApiError> {
-        let queue = Path::read(parts).await?.queue()?;
-        let (pool, _) = pool_and_token(parts, state)?;
+        let queue = Path::of(&params(parts).await?).queue()?;
+        let (pool, _) = pool_and_token(Head::of(parts), state)?;
         Ok(Anonymous { pool, queue })
     }
 }
 
-/// The path's parts, percent-decoded.
-struct Path(RawPathParams);
+/// What a route's pattern names, percent-decoded.
+async fn params(parts: &mut Parts) -> Result<RawPathParams, ApiError> {
+    // Refuses what is not UTF-8 once decoded, and so no name.
+    RawPathParams::from_request_parts(parts, &()).await.map_err(|_| bad_queue(NameError::Forbidden))
+}
 
-impl Path {
-    async fn read(parts: &mut Parts) -> Result<Path, ApiError> {
-        // Refuses what is not UTF-8 once decoded, and so no name.
-        let params = RawPathParams::from_request_parts(parts, &()).await;
-        params.map(Path).map_err(|_| bad_queue(NameError::Forbidden))
-    }
+/// The path's parts, percent-decoded. Empty are those that the route does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path<'a> {
+    pub namespace: &'a str,
+    pub queue: &'a str,
+    pub job_id: &'a str,
+    pub key: &'a str,
+}
 
-    /// A part by the name that the route gives it; empty on a route without it.
-    fn part(&self, name: &str) -> &str {
-        self.0.iter().find(|(part, _)| *part == name).map_or("", |(_, value)| value)
+impl<'a> Path<'a> {
+    fn of(params: &'a RawPathParams) -> Path<'a> {
+        let part = |name: &str| params.iter().find(|(part, _)| *part == name).map_or("", |(_, value)| value);
+        Path { namespace: part("namespace"), queue: part("queue"), job_id: part("job_id"), key: part("key") }
     }
 
     fn namespace(&self) -> Result<Namespace, ApiError> {
-        Namespace::parse(self.part("namespace")).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
+        Namespace::parse(self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
     }
 
     fn queue(&self) -> Result<Queue, ApiError> {
-        let name = QueueName::parse(self.part("queue"));
+        let name = QueueName::parse(self.queue);
         // Both lengths are checked before any characters.
         if name == Err(NameError::TooLong) {
             return Err(bad_queue(NameError::TooLong));
@@ -187,7 +212,7 @@ impl Path {
     /// been looked at yet, so a stranger's long list must cost little.
     fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
         let namespace = self.namespace()?;
-        let names = self.part("queue").split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
+        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
         let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
         let names = names.map_err(bad_queue)?;
         if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
@@ -198,31 +223,44 @@ const fn bad_queue(error: NameError) -> ApiError {
     ApiError::bad_name(NameIn::Queue, error)
 }
 
+/// A request's head, and what is told of the request.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    pub parts: &'a Parts,
+    pub labels: Option<&'a Labels>,
+}
+
+impl<'a> Head<'a> {
+    fn of(parts: &'a Parts) -> Head<'a> {
+        Head { parts, labels: parts.extensions.get::<Arc<Labels>>().map(|labels| &**labels) }
+    }
+}
+
 /// The pool that the token names, and the token's secret part, which may be missing.
-fn pool_and_token(parts: &Parts, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
-    let header = parts.headers.get(X_TOKEN).and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
+fn pool_and_token(head: Head<'_>, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
+    let header = head.parts.headers.get(X_TOKEN).and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
     let in_query;
     let raw = match header {
         Some(token) => token,
         None => {
-            in_query = Query(parts.uri.query().unwrap_or_default()).get("token").unwrap_or_default();
+            in_query = Query(head.parts.uri.query().unwrap_or_default()).get("token").unwrap_or_default();
             &in_query
         }
     };
     let (pool, token) = token::split(raw);
     let pool = state.pools.get(pool).ok_or(NO_POOL)?;
-    if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
+    if let Some(labels) = head.labels {
         let _ = labels.pool.set(pool.name.clone());
     }
     Ok((pool.clone(), Token::new(token)))
 }
 
 async fn authenticate(
-    parts: &Parts,
+    head: Head<'_>,
     state: &AppState,
     namespace: &Namespace,
 ) -> Result<(Arc<PoolState>, TokenKey, Option<TokenRecord>), ApiError> {
-    let (pool, token) = pool_and_token(parts, state)?;
+    let (pool, token) = pool_and_token(head, state)?;
     let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
     let (key, record) = if state.skip_verification {
         // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
@@ -235,7 +273,7 @@ async fn authenticate(
         }
         (key, Some(record))
     };
-    if let Some(labels) = parts.extensions.get::<Arc<Labels>>() {
+    if let Some(labels) = head.labels {
         let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
     }
     Ok((pool, key, record))

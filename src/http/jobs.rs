@@ -135,20 +135,3 @@ pub fn size_answer(queue: &Queue, size: u64) -> Response {
     let (namespace, queue) = (queue.namespace.as_str(), queue.name.as_str());
     reply::json(StatusCode::OK, &Size { namespace, queue, size })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// How many bytes the future of a handler takes.
-    fn size_of_future<A, B, C, D, F>(_handler: impl Fn(A, B, C, D) -> F) -> usize {
-        size_of::<F>()
-    }
-
-    /// Guards against bytes that every parked poll would keep. The allocator's next size is 1,280.
-    #[test]
-    fn a_parked_poll_keeps_little() {
-        let size = size_of_future(consume);
-        assert!(size <= 1280, "a waiting consume takes {size} bytes, and what it waits for");
-    }
-}

@@ -78,30 +78,51 @@ where
         self.routes.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request) -> Observation<S::Future> {
-        let state = self.observe.state.clone();
-        let labels = Arc::new(Labels::default());
-        request.extensions_mut().insert(labels.clone());
+    fn call(&mut self, request: Request) -> Observation<S::Future> {
         let route = request.extensions().get::<MatchedPath>().cloned();
-        let log = state.access_log.load(Ordering::Relaxed).then(|| {
-            let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
-            Box::new((peer, loggable(route.as_ref(), request.uri().path())))
-        });
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        self.observe.watch(
+            request,
+            route.as_ref().map(MatchedPath::as_str),
+            peer,
+            &self.counts,
+            |mut request, labels| {
+                request.extensions_mut().insert(labels);
+                self.routes.call(request)
+            },
+        )
+    }
+}
+
+impl Observe {
+    /// Has `handle` answer a request that a route was found for, or none, and watches it.
+    pub fn watch<F>(
+        &self,
+        mut request: Request,
+        route: Option<&str>,
+        peer: Option<IpAddr>,
+        counts: &Arc<OnceLock<RouteMetrics>>,
+        handle: impl FnOnce(Request, Arc<Labels>) -> F,
+    ) -> Observation<F> {
+        let state = self.state.clone();
+        let labels = Arc::new(Labels::default());
+        let log = state.access_log.load(Ordering::Relaxed);
+        let log = log.then(|| Box::new((peer, loggable(route, request.uri().path()))));
         let method = request.method().clone();
         // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
         // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
-        let holds_back = request.headers().get(header::EXPECT).is_some();
         let unread = (!request.body().is_end_stream()).then(UnreadBody::default);
+        let holds_back = unread.is_some() && request.headers().contains_key(header::EXPECT);
         if let Some(unread) = &unread {
             request = request.map(|body| unread.watch(body));
         }
-        if let Some(route) = &route {
-            self.counts.get_or_init(|| state.metrics.route(route.as_str()));
+        if let Some(route) = route {
+            counts.get_or_init(|| state.metrics.route(route));
         }
-        let counts = self.counts.clone();
-        let step = match route.as_ref().and_then(|_| self.observe.guard.refusal(&request)) {
+        let counts = counts.clone();
+        let step = match route.and_then(|route| self.guard.refusal(&request, route)) {
             Some(refusal) => Step::Answered(refusal.into_response()),
-            None => Step::Handling(self.routes.call(request)),
+            None => Step::Handling(handle(request, labels.clone())),
         };
         Observation { began: Instant::now(), state, labels, method, counts, log, unread, holds_back, step }
     }
@@ -130,7 +151,11 @@ enum Step<F> {
     Done,
 }
 
-impl<F: Future<Output = Result<Response, Infallible>> + Unpin> Future for Observation<F> {
+impl<F, E> Future for Observation<F>
+where
+    F: Future<Output = Result<Response, E>> + Unpin,
+    E: IntoResponse,
+{
     type Output = Result<Response, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -216,20 +241,20 @@ impl<F> Observation<F> {
 
 /// A panic in a handler is a bug of ours. The client gets an error, and the connection stays usable.
 fn poll_and_catch(
-    response: &mut (impl Future<Output = Result<Response, Infallible>> + Unpin),
+    response: &mut (impl Future<Output = Result<Response, impl IntoResponse>> + Unpin),
     cx: &mut Context<'_>,
 ) -> Poll<Response> {
     // Unwind safe: after a panic the handler's future is dropped and never polled again.
     match catch_unwind(AssertUnwindSafe(|| Pin::new(response).poll(cx))) {
-        Ok(polled) => polled.map(|Ok(response)| response),
+        Ok(polled) => polled.map(|response| response.unwrap_or_else(IntoResponse::into_response)),
         Err(_) => Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")),
     }
 }
 
 /// A path as the log may show it. Those of jobs hold no secret. Others may hold a token, in any spelling, so the
 /// log shows their route; and a path without a route may have been meant for the other port.
-fn loggable(route: Option<&MatchedPath>, path: &str) -> String {
-    match route.map(MatchedPath::as_str) {
+fn loggable(route: Option<&str>, path: &str) -> String {
+    match route {
         Some(route) if route.starts_with("/api/") => path.to_owned(),
         Some(route) => route.replace('{', ":").replace('}', ""),
         None => "(no route)".to_owned(),
@@ -388,7 +413,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_in_a_handler_is_answered() {
-        let mut handler = Box::pin(async { panic!("the test says so") });
+        let panics = || -> Result<Response, Infallible> { panic!("the test says so") };
+        let mut handler = Box::pin(async { panics() });
         let response = std::future::poll_fn(|cx| poll_and_catch(&mut handler, cx)).await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "the status of the response");
     }

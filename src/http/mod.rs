@@ -12,6 +12,7 @@ mod dead_letter;
 mod delivered;
 mod error;
 mod extract;
+mod fast_path;
 mod head_timer;
 mod hold;
 mod idempotency;
@@ -43,6 +44,8 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
 use self::error::ApiError;
+pub use self::fast_path::Api;
+use self::fast_path::JOB;
 pub use self::idempotency::UnderWay;
 pub use self::logins::FailedLogins;
 use self::middleware::Observe;
@@ -167,8 +170,9 @@ pub struct AppState {
 }
 
 /// The public port.
-pub fn api(state: Arc<AppState>) -> Router {
-    finish(routes_of_lmstfy().merge(our_routes()), state, Guard::Public)
+pub fn api(state: Arc<AppState>) -> Api {
+    let observe = Observe { state, guard: Guard::Public };
+    Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
 }
 
 /// The routes that lmstfy has, with its methods.
@@ -176,10 +180,7 @@ fn routes_of_lmstfy() -> Router<Arc<AppState>> {
     Router::new()
         .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(publish::publish_bulk)))
-        .route(
-            "/api/{namespace}/{queue}/job/{job_id}",
-            only(put(publish::republish).get(lists::job).delete(hold::ack)),
-        )
+        .route(JOB, only(put(publish::republish).get(lists::job).delete(hold::ack)))
         .route("/api/{namespace}/{queue}/peek", only(get(jobs::peek)))
         .route("/api/{namespace}/{queue}/size", only(get(jobs::size)))
         .route(
@@ -237,7 +238,7 @@ pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    finish(guarded.merge(open), state, Guard::Admin(Arc::new(name)))
+    finish(guarded.merge(open), Observe { state, guard: Guard::Admin(Arc::new(name)) })
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET
@@ -246,7 +247,7 @@ fn only(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
     methods.head(reply::not_found).fallback(reply::not_found)
 }
 
-fn finish(routes: Router<Arc<AppState>>, state: Arc<AppState>, guard: Guard) -> Router {
-    let observe = Observe { state: state.clone(), guard };
+fn finish(routes: Router<Arc<AppState>>, observe: Observe) -> Router {
+    let state = observe.state.clone();
     routes.fallback(reply::not_found).layer(observe).with_state(state)
 }

@@ -13,7 +13,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use axum::extract::{MatchedPath, Request};
+use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header};
 
@@ -50,10 +50,10 @@ pub struct AdminName {
 }
 
 impl Guard {
-    /// Why this request is refused, if it is.
-    pub fn refusal(&self, request: &Request) -> Option<ApiError> {
+    /// Why this request of a route is refused, if it is.
+    pub fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
         let guarded = match self {
-            Guard::Public => !is_read(request),
+            Guard::Public => !is_read(request.method(), route),
             Guard::Admin(name) if name.loopback && !names_this_machine(&name.configured, request) => {
                 return Some(OTHER_HOST);
             }
@@ -64,21 +64,20 @@ impl Guard {
 }
 
 /// Whether a request of the public port changes nothing.
-fn is_read(request: &Request) -> bool {
-    let consumes =
-        || request.extensions().get::<MatchedPath>().is_some_and(|route| route.as_str() == CONSUME);
-    [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method()) && !consumes()
+fn is_read(method: &Method, route: &str) -> bool {
+    [Method::GET, Method::HEAD, Method::OPTIONS].contains(method) && route != CONSUME
 }
 
 fn from_other_site(request: &Request) -> bool {
+    // One look at each header of a program's request, in place of a search for either.
+    if !request.headers().keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN) {
+        return false;
+    }
     let mut sites = request.headers().get_all(SEC_FETCH_SITE).iter().peekable();
     if sites.peek().is_some() {
         return !sites.all(|site| site == "same-origin" || site == "none");
     }
-    let mut origins = request.headers().get_all(header::ORIGIN).iter().peekable();
-    if origins.peek().is_none() {
-        return false;
-    }
+    let mut origins = request.headers().get_all(header::ORIGIN).iter();
     let host = host(request.uri(), request.headers());
     !origins.all(|origin| origin.to_str().is_ok_and(|origin| is_origin(origin, host.as_ref())))
 }

@@ -193,14 +193,14 @@ impl Server {
         tasks.spawn_essential("the checks of parked polls' tokens", async move {
             stop.run_until_cancelled(http::parked_tokens::keep_checked(parked)).await;
         });
-        let serve = http::connection::serve;
         let routes = http::api(state.clone());
-        let port = serve("public", api_listener, routes, files.connections, api_tasks.clone());
+        let port =
+            http::connection::serve("public", api_listener, routes, files.connections, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
         let loopback = admin.ip().to_canonical().is_loopback();
         let name = AdminName { loopback, configured: config.admin_host.clone() };
         let (routes, most) = (http::admin(state.clone(), name), files.admin_connections);
-        let port = serve("admin", admin_listener, routes, most, admin_tasks.clone());
+        let port = http::connection::serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         let engines = stores.engines.into_values().collect();
