@@ -12,6 +12,7 @@ use dormouse::process::files;
 use dormouse::process::log;
 use dormouse::process::version::Version;
 use dormouse::server::{self, Options, ServerError};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Each connection has buffers that a waiting consumer hardly touches. This allocator lays them out so that the
@@ -101,10 +102,17 @@ fn main() -> ExitCode {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
     }
     let options = Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file };
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    if let Some(threads) = threads(&config) {
-        runtime.worker_threads(threads);
-    }
+    let mut runtime = match threads(&config) {
+        // The scheduler of one thread does less than one whose threads may take each other's tasks.
+        Some(1) => Builder::new_current_thread(),
+        threads => {
+            let mut runtime = Builder::new_multi_thread();
+            if let Some(threads) = threads {
+                runtime.worker_threads(threads);
+            }
+            runtime
+        }
+    };
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),

@@ -15,6 +15,7 @@
 //!   [`rebuild`] makes lists anew that cannot.
 
 mod ack;
+mod answers;
 mod consume;
 mod dead_letter;
 mod destroy;
@@ -57,6 +58,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use self::ack::{Ack, AckMany};
+use self::answers::Answers;
 use self::consume::Consume;
 use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
 use self::destroy::Destroy;
@@ -267,6 +269,7 @@ impl DiskEngine {
             group: Vec::new(),
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
+            answers: Answers::of_this_runtime(),
             notifiers: engine.notifiers.clone(),
             pulse: Arc::default(),
             sync: options.sync == Sync::Always,
