@@ -121,8 +121,9 @@ fn main() -> ExitCode {
         let stop = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
         server::run(config, options, stop).await
     });
-    // Whatever still runs has had its grace period.
-    runtime.shutdown_background();
+    // Whatever still runs has had its grace period. Dropped, a runtime of one thread would drop its tasks here, and one
+    // of them may hold a store that waits for its disk.
+    std::mem::forget(runtime);
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ ServerError::Configuration(_)) => fail(2, &error),
@@ -134,10 +135,12 @@ fn main() -> ExitCode {
 /// threads that displace each other cost a tenth of a request. `None` where the runtime's own rule holds: one for each
 /// core, or `TOKIO_WORKER_THREADS`.
 fn threads(config: &Config) -> Option<usize> {
-    let given = std::env::var_os("TOKIO_WORKER_THREADS").is_some();
+    if let Some(given) = std::env::var_os("TOKIO_WORKER_THREADS") {
+        return (given == "1").then_some(1);
+    }
     let on_disk = config.pool.values().any(|pool| pool.path.is_some());
     let cores = std::thread::available_parallelism().ok()?.get();
-    (on_disk && !given).then(|| (cores - 1).max(1))
+    on_disk.then(|| (cores - 1).max(1))
 }
 
 /// Exit code 0 if the directory opens, 1 if it does not.

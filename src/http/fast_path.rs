@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// The public port's patterns, with a handler that tells the pattern and what it names.
+    /// Patterns as the public port has them, with a handler that tells the pattern and what it names.
     fn telling() -> Router {
         let tell = axum::routing::any(async |pattern: MatchedPath, params: RawPathParams| {
             let params = params.iter().map(|(name, value)| format!(" {name}={value}")).collect::<String>();
@@ -203,7 +203,11 @@ mod tests {
             "/api/{namespace}",
             "/api/{namespace}/{queue}/bulk",
             "/api/{namespace}/{queue}/peek",
+            "/api/{namespace}/{queue}/size",
+            "/api/{namespace}/{queue}/ack",
+            "/api/{namespace}/{queue}/pause",
             "/api/{namespace}/{queue}/jobs",
+            "/api/{namespace}/{queue}/jobs/batch",
             "/api/{namespace}/{queue}/key/{key}",
             "/api/{namespace}/{queue}/job/{job_id}/touch",
             "/api/{namespace}/{queue}/deadletter",

@@ -245,8 +245,10 @@ fn poll_and_catch(
     cx: &mut Context<'_>,
 ) -> Poll<Response> {
     // Unwind safe: after a panic the handler's future is dropped and never polled again.
-    match catch_unwind(AssertUnwindSafe(|| Pin::new(response).poll(cx))) {
-        Ok(polled) => polled.map(|response| response.unwrap_or_else(IntoResponse::into_response)),
+    let poll =
+        || Pin::new(response).poll(cx).map(|response| response.unwrap_or_else(IntoResponse::into_response));
+    match catch_unwind(AssertUnwindSafe(poll)) {
+        Ok(polled) => polled,
         Err(_) => Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")),
     }
 }

@@ -175,7 +175,8 @@ pub fn api(state: Arc<AppState>) -> Api {
     Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
 }
 
-/// The routes that lmstfy has, with its methods.
+/// The routes that lmstfy has, with its methods. The fast path goes before all routes of the public port: it answers
+/// publish, consume and ack by the same handlers, and no other route may be among what it finds.
 fn routes_of_lmstfy() -> Router<Arc<AppState>> {
     Router::new()
         .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))

@@ -466,6 +466,31 @@ fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
     with_faults("child_hangs");
 }
 
+/// The time that a stop has is for the disk too, with whichever scheduler the process serves.
+#[test]
+fn a_stop_does_not_wait_for_a_disk_that_hangs() {
+    let library = match shim() {
+        Ok(library) => library,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    for threads in ["1", "2"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let faults = dir.path().join("faults");
+        let [library, faults] = [&library, &faults].map(|path| path.to_str().expect("it is text"));
+        let env = [("LD_PRELOAD", library), ("FAULTS", faults), ("TOKIO_WORKER_THREADS", threads)];
+        let mut server = Process::start(dir.path(), &[], &env);
+        server.line_with("curl");
+        fail(dir.path(), "sync", HANGS, "dormouse-data", None);
+        server.signal("TERM");
+        // It panics if the process does not end.
+        let support::process::Ended { said, status, .. } = server.ended();
+        assert!(
+            said.contains("did not close in time"),
+            "with {threads} threads the close should hang: {status}\n{said}"
+        );
+    }
+}
+
 /// fjall's own thread fails while it writes a table out: nobody will write out any more.
 #[tokio::test]
 async fn child_flush() {

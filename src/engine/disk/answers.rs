@@ -13,7 +13,8 @@ use super::poison::Poison;
 use crate::engine::notifier::Notifiers;
 use crate::name::Queue;
 
-/// A group that was served and committed. It is answered when this is dropped, wherever that is.
+/// A group that was served and committed. It is answered when this is dropped, wherever that is. Where the store has been
+/// poisoned by then, its calls are told so, as those under way are.
 pub struct Served {
     pub ops: Vec<Op>,
     /// Their consumers are told that there may be jobs.
@@ -24,11 +25,24 @@ pub struct Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        let _whole = Whole(&self.poison);
         for op in &mut self.ops {
             op.answer(&self.poison);
         }
         for queue in &self.queues {
             self.notifiers.notify(queue);
+        }
+    }
+}
+
+/// A group is answered until this goes. A panic poisons the store, as one of the writer's thread does: consumers may not
+/// have been told of jobs.
+struct Whole<'a>(&'a Poison);
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.set("a panic while a group was answered");
         }
     }
 }
@@ -49,7 +63,7 @@ impl Answers {
 
     /// Answers a group.
     pub fn send(&self, mut served: Served) {
-        // The other verbs are asked by threads too, for which the runtime's thread may wait at the end of an engine.
+        // The thread that sweeps asks some of the other verbs, and the runtime's thread may wait for it when an engine ends.
         for mut op in served.ops.extract_if(.., |op| matches!(op, Op::Other(_))) {
             op.answer(&served.poison);
         }
@@ -70,15 +84,19 @@ mod tests {
     use super::super::ack::Ack;
     use super::super::op::Call;
     use super::*;
+    use crate::engine::notifier::Notifier;
     use crate::job::{JobId, JobRef};
     use crate::name::{Namespace, QueueName};
 
     type Answer = tokio::sync::oneshot::Receiver<crate::error::Result<()>>;
 
-    fn ack() -> (Call<Ack>, Answer) {
+    fn queue() -> Queue {
         let (namespace, name) = (Namespace::parse("ns"), QueueName::parse("q"));
-        let queue = Queue { namespace: namespace.unwrap(), name: name.unwrap() }; // literals
-        Call::new(Ack(JobRef { queue, id: JobId::from_parts(1, 1, 0, false) }))
+        Queue { namespace: namespace.unwrap(), name: name.unwrap() } // literals
+    }
+
+    fn ack() -> (Call<Ack>, Answer) {
+        Call::new(Ack(JobRef { queue: queue(), id: JobId::from_parts(1, 1, 0, false) }))
     }
 
     /// Two calls of a hot verb, and one of another.
@@ -126,6 +144,30 @@ mod tests {
         let (served, mut waiting) = self::served();
         send(&runtime.block_on(async { Answers::of_this_runtime() }), served);
         assert_eq!(answered(&mut waiting), [true; 3], "with a runtime of two threads");
+    }
+
+    #[test]
+    fn a_panic_while_a_group_is_answered_poisons_the_store() {
+        #[derive(Debug)]
+        struct Panics;
+        impl Notifier for Panics {
+            fn notify(&self, _: &Queue) {
+                panic!("on purpose");
+            }
+            fn notify_all(&self) {}
+            fn waits_for(&self, _: &Queue) -> bool {
+                false
+            }
+            fn waited_for(&self) -> Vec<Queue> {
+                Vec::new()
+            }
+        }
+        let (mut served, _waiting) = served();
+        let (notifier, poison): (Arc<dyn Notifier>, _) = (Arc::new(Panics), served.poison.clone());
+        served.notifiers.attach(Arc::downgrade(&notifier));
+        served.queues.push(queue());
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(served)));
+        assert!(dropped.is_err() && poison.error().is_some(), "{dropped:?}, and then {:?}", poison.error());
     }
 
     #[test]
