@@ -102,17 +102,15 @@ fn main() -> ExitCode {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
     }
     let options = Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file };
-    let mut runtime = match threads(&config) {
+    let threads = threads(&config);
+    let mut runtime = match threads {
         // The scheduler of one thread does less than one whose threads may take each other's tasks.
         Some(1) => Builder::new_current_thread(),
-        threads => {
-            let mut runtime = Builder::new_multi_thread();
-            if let Some(threads) = threads {
-                runtime.worker_threads(threads);
-            }
-            runtime
-        }
+        _ => Builder::new_multi_thread(),
     };
+    if let Some(threads) = threads {
+        runtime.worker_threads(threads);
+    }
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
@@ -133,7 +131,7 @@ fn main() -> ExitCode {
 
 /// How many threads serve requests. The writer of a pool on disk is a thread of its own, which they leave a core to:
 /// threads that displace each other cost a tenth of a request. `None` where the runtime's own rule holds: one for each
-/// core, or `TOKIO_WORKER_THREADS`.
+/// core, or `TOKIO_WORKER_THREADS` if that is more than one.
 fn threads(config: &Config) -> Option<usize> {
     if let Some(given) = std::env::var_os("TOKIO_WORKER_THREADS") {
         return (given == "1").then_some(1);

@@ -25,7 +25,7 @@ pub struct Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let _whole = Whole(&self.poison);
+        let _guard = PoisonOnPanic(&self.poison);
         for op in &mut self.ops {
             op.answer(&self.poison);
         }
@@ -35,11 +35,11 @@ impl Drop for Served {
     }
 }
 
-/// A group is answered until this goes. A panic poisons the store, as one of the writer's thread does: consumers may not
-/// have been told of jobs.
-struct Whole<'a>(&'a Poison);
+/// Lives while a group is answered. A panic meanwhile poisons the store, as one of the writer's thread does: consumers
+/// may not have been told of jobs.
+struct PoisonOnPanic<'a>(&'a Poison);
 
-impl Drop for Whole<'_> {
+impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.set("a panic while a group was answered");
@@ -121,8 +121,8 @@ mod tests {
 
     #[test]
     fn a_runtime_of_one_thread_answers_a_group_itself_but_for_calls_that_block() {
-        Builder::new_current_thread().build().unwrap().block_on(async {
-            // there are descriptors for one
+        let runtime = Builder::new_current_thread().build().unwrap(); // there are descriptors for one
+        runtime.block_on(async {
             let answers = Answers::of_this_runtime();
             let (served, mut waiting) = served();
             send(&answers, served);
