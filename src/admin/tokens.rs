@@ -18,10 +18,11 @@ pub const MIN_CHOSEN: usize = 20;
 /// to be none. What stands before the first colon is the pool; without one, or with nothing before it, it is
 /// the default pool.
 pub fn split(text: &str) -> (&str, &str) {
-    match text.split_once(':') {
-        Some((pool, token)) if !pool.is_empty() => (pool, token),
-        Some((_, token)) => (DEFAULT_POOL, token),
+    // Byte by byte: a token is short, and every request has one.
+    match text.bytes().position(|byte| byte == b':') {
         None => (DEFAULT_POOL, text),
+        Some(0) => (DEFAULT_POOL, &text[1..]),
+        Some(colon) => (&text[..colon], &text[colon + 1..]),
     }
 }
 

@@ -74,61 +74,48 @@ impl<Req: BatchSize, Rep> BatchSize for Call<Req, Rep> {
 
 /// The side that calls.
 #[derive(Debug)]
-pub struct BatchSender<T> {
-    calls: mpsc::Sender<T>,
+pub struct Caller<Req, Rep> {
+    calls: mpsc::Sender<Call<Req, Rep>>,
 }
 
-/// A [`BatchSender`] of calls that all have the same type of reply.
-pub type Caller<Req, Rep> = BatchSender<Call<Req, Rep>>;
-
-impl<T> Clone for BatchSender<T> {
+impl<Req, Rep> Clone for Caller<Req, Rep> {
     fn clone(&self) -> Self {
-        BatchSender { calls: self.calls.clone() }
-    }
-}
-
-impl<T> BatchSender<T> {
-    /// Queues a call that carries its own reply. [`Error::Overloaded`] when the queue is full,
-    /// [`Error::Closed`] when nobody serves it any more.
-    pub fn send(&self, call: T) -> Result<()> {
-        self.calls.try_send(call).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Error::Closed,
-        })
+        Caller { calls: self.calls.clone() }
     }
 }
 
 impl<Req, Rep> Caller<Req, Rep> {
-    /// Queues the call as [`send`](BatchSender::send) does, and waits for its answer.
+    /// Queues a call and waits for its answer. [`Error::Overloaded`] when the queue is full, [`Error::Closed`] when
+    /// nobody serves it any more.
     pub async fn call(&self, request: Req) -> Result<Rep> {
         let (reply, answer) = oneshot::channel();
-        self.send(Call { request, reply })?;
+        self.calls.try_send(Call { request, reply }).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Error::Closed,
+        })?;
         answer.await.unwrap_or(Err(Error::Closed))
     }
 }
 
 /// The side that serves.
 #[derive(Debug)]
-pub struct BatchReceiver<T> {
-    calls: mpsc::Receiver<T>,
+pub struct Calls<Req, Rep> {
+    calls: mpsc::Receiver<Call<Req, Rep>>,
     /// Opens the next batch: it did not fit into the last one, or has just come.
-    held: Option<T>,
+    held: Option<Call<Req, Rep>>,
     limit: BatchLimit,
 }
 
-/// [`BatchReceiver`] of calls that all have the same type of reply.
-pub type Calls<Req, Rep> = BatchReceiver<Call<Req, Rep>>;
-
 /// Both sides. `capacity` calls may wait; the next gets [`Error::Overloaded`].
-pub fn channel<T: BatchSize>(capacity: usize, limit: BatchLimit) -> (BatchSender<T>, BatchReceiver<T>) {
+pub fn channel<Req, Rep>(capacity: usize, limit: BatchLimit) -> (Caller<Req, Rep>, Calls<Req, Rep>) {
     let (tx, rx) = mpsc::channel(capacity);
-    (BatchSender { calls: tx }, BatchReceiver { calls: rx, held: None, limit })
+    (Caller { calls: tx }, Calls { calls: rx, held: None, limit })
 }
 
-impl<T: BatchSize> BatchReceiver<T> {
+impl<Req: BatchSize, Rep> Calls<Req, Rep> {
     /// Waits for a call, and takes with it those of the tasks that are ready now, up to the limit. `None` when every
     /// caller is gone. Cancel-safe: no call is lost.
-    pub async fn next(&mut self) -> Option<Vec<T>> {
+    pub async fn next(&mut self) -> Option<Vec<Call<Req, Rep>>> {
         if self.held.is_none() {
             self.held = Some(self.calls.recv().await?);
             // The first caller would be served alone, before the tasks that are ready with it have run.
@@ -138,7 +125,7 @@ impl<T: BatchSize> BatchReceiver<T> {
         Some(self.gather(first))
     }
 
-    fn gather(&mut self, first: T) -> Vec<T> {
+    fn gather(&mut self, first: Call<Req, Rep>) -> Vec<Call<Req, Rep>> {
         let (mut items, mut bytes) = (first.items(), first.bytes());
         let mut batch = vec![first];
         while let Ok(call) = self.calls.try_recv() {
@@ -176,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn calls_that_wait_go_together_up_to_the_bound() {
-        let (caller, mut calls) = channel::<Call<Jobs, ()>>(16, LIMIT);
+        let (caller, mut calls) = channel::<Jobs, ()>(16, LIMIT);
         let waiting: Vec<_> = [1, 2, 3, 9]
             .map(|n| {
                 let caller = caller.clone();
@@ -200,7 +187,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_a_closed_one_says_so() {
-        let (caller, mut calls) = channel::<Call<Jobs, ()>>(1, LIMIT);
+        let (caller, mut calls) = channel::<Jobs, ()>(1, LIMIT);
         let first = tokio::spawn({
             let caller = caller.clone();
             async move { caller.call(Jobs(1)).await }

@@ -22,19 +22,24 @@ pub struct Query<'a>(pub &'a str);
 impl<'a> Query<'a> {
     /// The first value of `key`.
     pub fn get(self, key: &str) -> Option<Cow<'a, str>> {
-        let found = |pair: &'a str| {
-            let equals = pair.bytes().position(|byte| byte == b'=');
-            let (name, value) = equals.map_or((pair, ""), |at| (&pair[..at], &pair[at + 1..]));
-            // Decoding makes no name longer.
-            if pair.is_empty() || name.len() < key.len() {
-                return None;
+        if self.0.bytes().any(|byte| byte == b'%' || byte == b'+') {
+            return form_urlencoded::parse(self.0.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value);
+        }
+        // Most queries need no decoding, and are short: they are looked through byte by byte.
+        let mut rest = self.0;
+        while rest.len() >= key.len() && !rest.is_empty() {
+            let end = rest.bytes().position(|byte| byte == b'&').unwrap_or(rest.len());
+            let (pair, after) = rest.split_at(end);
+            if let Some(value) = pair.strip_prefix(key).filter(|_| !pair.is_empty()) {
+                match value.as_bytes() {
+                    [] => return Some(Cow::Borrowed("")),
+                    [b'=', ..] => return Some(Cow::Borrowed(&value[1..])),
+                    _ => {}
+                }
             }
-            if !pair.bytes().any(|byte| byte == b'%' || byte == b'+') {
-                return (name == key).then_some(Cow::Borrowed(value));
-            }
-            form_urlencoded::parse(pair.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value)
-        };
-        self.0.split('&').find_map(found)
+            rest = after.get(1..).unwrap_or_default();
+        }
+        None
     }
 
     fn number<T: FromStr>(self, key: &str, or: T, error: &'static str) -> Result<T, ApiError> {

@@ -14,16 +14,16 @@ use super::error::{ApiError, Details};
 use super::extract::Authorized;
 use super::idempotency::Repeatable;
 use super::params::{self, Given, Life, Placement, Query};
+use super::reply::{self, PUBLISHED};
 use super::room::RequestRoom;
 use super::time::Instant;
-use super::{App, AppState, HandlerResult, MAX_JOB, PoolState, attributes, reply};
+use super::{App, AppState, HandlerResult, MAX_JOB, PoolState, attributes};
 use crate::admin::Direction;
 use crate::engine::{How, Once, Placed, Placing, Publication, Published};
 use crate::job::{Attributes, JobId, JobRef, NewJob};
 use crate::name::Queue;
 
 const TOO_LARGE: &str = "body too large";
-const PUBLISHED: &str = "published";
 
 #[derive(Serialize)]
 struct BulkReply {
@@ -219,29 +219,29 @@ async fn read_job(
     room: &mut RequestRoom<'_>,
 ) -> Result<(NewJob, Option<Box<Repeatable>>), ApiError> {
     let (head, body) = request.into_parts();
-    let Head { life, attributes, repeatable } = read_head(state, pool, &queue, head)?;
+    let Terms { life, attributes, repeatable } = read_terms(state, pool, &queue, head)?;
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(room)).await?;
     Ok((new_job(pool, queue, body, life, attributes), repeatable))
 }
 
-/// What the head of a publish says.
-struct Head {
+/// What the head of a publish says of its job.
+struct Terms {
     life: Life,
     attributes: Option<Attributes>,
     repeatable: Option<Box<Repeatable>>,
 }
 
 /// Takes the head, so that it is not kept while the body comes.
-fn read_head(
+fn read_terms(
     state: &AppState,
     pool: &PoolState,
     queue: &Queue,
     head: request::Parts,
-) -> Result<Head, ApiError> {
+) -> Result<Terms, ApiError> {
     let life = params::life(query(head.uri.query()), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&pool.name, queue, &head)?;
-    Ok(Head { life, attributes, repeatable })
+    Ok(Terms { life, attributes, repeatable })
 }
 
 fn once(repeatable: &Option<Box<Repeatable>>, body: &[u8]) -> Option<Once> {

@@ -15,6 +15,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::job::{Attributes, Job, JobId, JobView, Receipt};
 use crate::name::Queue;
 
+/// What an answer to a publish says.
+pub const PUBLISHED: &str = "published";
 /// The type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
@@ -236,7 +238,9 @@ pub fn published(id: JobId) -> Response {
     let mut text = Vec::with_capacity(64);
     text.extend_from_slice(b"{\"job_id\":\"");
     text.extend_from_slice(id.text(&mut [0; 27]).as_bytes());
-    text.extend_from_slice(b"\",\"msg\":\"published\"}");
+    text.extend_from_slice(b"\",\"msg\":\"");
+    text.extend_from_slice(PUBLISHED.as_bytes());
+    text.extend_from_slice(b"\"}");
     raw_json(StatusCode::CREATED, text)
 }
 

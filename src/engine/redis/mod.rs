@@ -48,7 +48,7 @@ pub use connection::connector::RedisAddress;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
-use crate::engine::batch::{self, BatchLimit, BatchSender, Call};
+use crate::engine::batch::{self, BatchLimit, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
@@ -122,8 +122,8 @@ pub(crate) struct RedisCore {
 #[derive(Debug)]
 pub struct RedisEngine {
     core: Arc<RedisCore>,
-    publishes: BatchSender<Call<publish::Publish, ()>>,
-    acks: BatchSender<Call<JobRef, ()>>,
+    publishes: Caller<publish::Publish, ()>,
+    acks: Caller<JobRef, ()>,
     /// Ends the tasks of an engine that is dropped without `close`.
     _closing: [DropGuard; 2],
 }
@@ -216,7 +216,7 @@ fn spawn_workers<H: Handler>(
     count: usize,
     limit: BatchLimit,
     handler: impl Fn() -> H,
-) -> BatchSender<Call<H::Request, H::Reply>> {
+) -> Caller<H::Request, H::Reply> {
     let (sender, receiver) = batch::channel(MAX_WAITING, limit);
     let queue = WorkQueue::new(receiver);
     for _ in 0..count {

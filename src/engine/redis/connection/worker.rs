@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use super::connector::Connection;
 use super::fault::{Fault, Outcome};
 use super::status::{Backoff, ConnectionStatus, Connections, Group};
-use crate::engine::batch::{BatchReceiver, BatchSize, Call};
+use crate::engine::batch::{BatchSize, Call, Calls};
 
 /// How long calls wait for the first attempt to connect again. A server that is gone refuses at once, and one
 /// that is there takes a millisecond; but more when the machine is busy or another Redis becomes the master.
@@ -35,17 +35,17 @@ pub trait Handler: Send + 'static {
 }
 
 /// Where a handler's calls wait.
-type Calls<H> = BatchReceiver<Call<<H as Handler>::Request, <H as Handler>::Reply>>;
+type CallsOf<H> = Calls<<H as Handler>::Request, <H as Handler>::Reply>;
 
 /// A queue of calls, for the workers that serve it together.
 pub struct WorkQueue<H: Handler> {
-    calls: Arc<Mutex<Calls<H>>>,
+    calls: Arc<Mutex<CallsOf<H>>>,
     group: Group,
 }
 
 impl<H: Handler> WorkQueue<H> {
     /// No workers yet.
-    pub fn new(calls: Calls<H>) -> WorkQueue<H> {
+    pub fn new(calls: CallsOf<H>) -> WorkQueue<H> {
         WorkQueue { calls: Arc::new(Mutex::new(calls)), group: Group::default() }
     }
 
@@ -59,7 +59,7 @@ impl<H: Handler> WorkQueue<H> {
 /// One worker.
 pub struct Worker<H: Handler> {
     connections: Arc<Connections>,
-    calls: Arc<Mutex<Calls<H>>>,
+    calls: Arc<Mutex<CallsOf<H>>>,
     status: ConnectionStatus,
     handler: H,
     /// The queue takes no more calls, since the engine closes.
@@ -163,16 +163,14 @@ impl<H: Handler> Worker<H> {
 }
 
 /// The next batch of a shared queue. Cancel-safe, as both awaits are.
-async fn take<Req: BatchSize, Rep>(
-    calls: &Mutex<BatchReceiver<Call<Req, Rep>>>,
-) -> Option<Vec<Call<Req, Rep>>> {
+async fn take<Req: BatchSize, Rep>(calls: &Mutex<Calls<Req, Rep>>) -> Option<Vec<Call<Req, Rep>>> {
     calls.lock().await.next().await
 }
 
 /// The same for a worker that can only refuse calls: none is taken while another of its group is up. Cancel-safe
 /// too.
 async fn take_unserved<Req: BatchSize, Rep>(
-    calls: &Mutex<BatchReceiver<Call<Req, Rep>>>,
+    calls: &Mutex<Calls<Req, Rep>>,
     status: &ConnectionStatus,
 ) -> Option<Vec<Call<Req, Rep>>> {
     loop {
