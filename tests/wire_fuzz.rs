@@ -226,19 +226,52 @@ fn answers(mut read: &[u8]) -> Result<Vec<Answer<'_>>, String> {
             read = rest;
             continue;
         }
-        let length = head
-            .lines()
-            .filter_map(|line| line.split_once(": "))
-            .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
-            .map_or(Ok(0), |(_, length)| length.parse::<usize>().map_err(|_| wrong("of no length")))?;
+        let header = |wanted: &str| {
+            let mut headers = head.lines().filter_map(|line| line.split_once(": "));
+            headers.find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value)
+        };
+        let last = head.starts_with("HTTP/1.0") || head.to_ascii_lowercase().contains("\nconnection: close");
+        let length = match (header("content-length"), header("transfer-encoding")) {
+            (Some(length), _) => length.parse::<usize>().map_err(|_| wrong("of no length"))?,
+            // A large answer is made while it is sent.
+            (None, Some("chunked")) => chunks(rest).ok_or_else(|| wrong("whose chunks have no length"))?,
+            (None, _) if head.starts_with("HTTP/1.0 200") => rest.len(),
+            (None, _) => 0,
+        };
         // The answer to a HEAD has a length and no body. No body of ours looks like an answer.
         let length = if rest.starts_with(b"HTTP/1.") { 0 } else { length };
         let (body, after) = rest.split_at(length.min(rest.len()));
-        let last = head.starts_with("HTTP/1.0") || head.to_ascii_lowercase().contains("\nconnection: close");
         answers.push(Answer { status, last, body });
         read = after;
     }
     Ok(answers)
+}
+
+/// How many bytes a body in chunks takes: all that there are, if it is cut off.
+fn chunks(text: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        let rest = &text[at.min(text.len())..];
+        let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else { return Some(text.len()) };
+        let size =
+            std::str::from_utf8(&rest[..end]).ok().and_then(|hex| usize::from_str_radix(hex, 16).ok())?;
+        at = at.saturating_add(end + 4).saturating_add(size);
+        if size == 0 {
+            return Some(at);
+        }
+    }
+}
+
+#[test]
+fn answers_are_told_apart_by_length_and_by_chunks() {
+    let read = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n{\r\n\r\n1\r\n}\r\n0\r\n\r\n\
+        HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno\
+        HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ncut off";
+    let all: Vec<_> =
+        answers(read).expect("all are answers").iter().map(|a| (a.status, a.body.len())).collect();
+    assert_eq!(all, [(200, 19), (404, 2), (200, 11)], "status and bytes of each");
+    let bad = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n{}\r\n";
+    assert!(answers(bad).is_err(), "a chunk without a length is no answer of ours");
 }
 
 /// Says it all and reads what comes, and whether that ended without a reset. Errors when the server does not end the connection in time.
