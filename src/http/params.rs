@@ -25,21 +25,12 @@ impl<'a> Query<'a> {
         if self.0.bytes().any(|byte| byte == b'%' || byte == b'+') {
             return form_urlencoded::parse(self.0.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value);
         }
-        // Most queries need no decoding, and are short: they are looked through byte by byte.
-        let mut rest = self.0;
-        while rest.len() >= key.len() && !rest.is_empty() {
-            let end = rest.bytes().position(|byte| byte == b'&').unwrap_or(rest.len());
-            let (pair, after) = rest.split_at(end);
-            if let Some(value) = pair.strip_prefix(key).filter(|_| !pair.is_empty()) {
-                match value.as_bytes() {
-                    [] => return Some(Cow::Borrowed("")),
-                    [b'=', ..] => return Some(Cow::Borrowed(&value[1..])),
-                    _ => {}
-                }
-            }
-            rest = after.get(1..).unwrap_or_default();
-        }
-        None
+        let mut pairs = self.0.split('&').filter(|pair| !pair.is_empty());
+        let value = pairs.find_map(|pair| {
+            let rest = pair.strip_prefix(key)?;
+            if rest.is_empty() { Some(rest) } else { rest.strip_prefix('=') }
+        });
+        value.map(Cow::Borrowed)
     }
 
     fn number<T: FromStr>(self, key: &str, or: T, error: &'static str) -> Result<T, ApiError> {
