@@ -32,12 +32,24 @@ pub enum Error {
     /// The store was closed: the server is going down. Nothing happened.
     #[error("the store is closed")]
     Closed,
+    /// A call of several steps has ended early: so many jobs were dealt with before.
+    #[error("after {done} jobs: {why}")]
+    Partly { done: u64, why: Arc<Error> },
 }
 
 impl Error {
     /// The store is away, because of `source`.
     pub fn away(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Away(source.into().into())
+    }
+
+    /// The same, of a call that had dealt with so many jobs before.
+    pub fn after(self, done: u64) -> Error {
+        match self {
+            why if done == 0 => why,
+            Error::Partly { done: before, why } => Error::Partly { done: before + done, why },
+            why => Error::Partly { done, why: Arc::new(why) },
+        }
     }
 
     /// The store refused, because of `source`.

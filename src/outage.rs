@@ -86,6 +86,7 @@ impl Outage {
         match result {
             Ok(_) => self.works(),
             Err(Error::Overloaded | Error::Closed | Error::Full { .. }) => {}
+            Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),
         }
     }

@@ -7,12 +7,38 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use disk_common::*;
+use dormouse::engine::disk::{DiskEngine, Sync};
 use dormouse::engine::{
     Engine, Held, JobList, OnConflict, Once, Pause, Placing, Publication, Published, REMEMBERED, Release,
     Released,
 };
+use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob, Reason};
 use dormouse::name::{IdempotencyKey, JobKey, Queue};
+
+/// Guards against an answer that says that nothing has happened after some steps of a destroy were done.
+#[tokio::test]
+async fn what_was_done_before_the_store_closed_is_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut options = options(dir.path(), &clock());
+    options.sync = Sync::EverySecond;
+    let engine = DiskEngine::open(options).expect("it opens");
+    let q = queue("q");
+    for part in 0..800 {
+        engine.publish((0..50).map(|n| job(&q, part * 50 + n)).collect()).await.expect("published");
+    }
+    let call = tokio::spawn({
+        let (engine, q) = (engine.clone(), q.clone());
+        async move { engine.destroy(&q).await }
+    });
+    while engine.size(&q).await.expect("size") == 40_000 {}
+    engine.close().await;
+    let answer = call.await.expect("it does not panic");
+    let Err(Error::Partly { done, why }) = answer else { panic!("some are gone, and not all: {answer:?}") };
+    assert!((1000..40_000).contains(&done) && matches!(*why, Error::Closed), "{done}: {why}");
+    let left = open(dir.path(), &clock()).size(&q).await.expect("size");
+    assert_eq!(left, 40_000 - done, "as many as was told");
+}
 
 /// The directory was written and closed by the last version of format 2, through its HTTP API: seven queues of
 /// namespace `ns`, each with a job that is named as its queue and tells by that where it was left. (Its journal is cut

@@ -11,7 +11,7 @@ use super::{
     QueuePage, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::Millis;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::metrics::{Metrics, PoolMetrics};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
@@ -194,9 +194,10 @@ impl Engine for Metered {
     }
 
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        let count = self.step("respawn", self.inner.respawn(queue, limit, ttl)).await?;
-        self.metrics.counters.deadletter_respawn_jobs.inc_by(count);
-        Ok(count)
+        let count = self.step("respawn", self.inner.respawn(queue, limit, ttl)).await;
+        let (Ok(done) | Err(Error::Partly { done, .. })) = count else { return count };
+        self.metrics.counters.deadletter_respawn_jobs.inc_by(done);
+        count
     }
 
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {

@@ -32,6 +32,8 @@ pub enum ApiError {
     Limited(String, Duration),
     /// Our own fault, with the error unless it was reported already.
     Ours(StatusCode, &'static str, Option<Error>),
+    /// The same, after so many jobs: `{"error": .., "done": ..}`.
+    Partly(u64, StatusCode, &'static str, Option<Error>),
 }
 
 /// An error that says which part of the request it is about, or which job is in the way.
@@ -153,6 +155,10 @@ impl From<Error> for ApiError {
             Error::Away(_) | Error::Refused(_) | Error::Corrupt(_) => {
                 ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", Some(error))
             }
+            Error::Partly { done, why } => match ApiError::from((*why).clone()) {
+                ApiError::Ours(status, text, failure) => ApiError::Partly(done, status, text, failure),
+                other => other,
+            },
         }
     }
 }
@@ -192,12 +198,14 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self {
             ApiError::Refused(status, text) => reply::error(status, text),
-            ApiError::Ours(status, text, failure) => {
-                let mut response = reply::error(status, text);
-                if let Some(error) = failure {
-                    response.extensions_mut().insert(StoreFailure(error));
+            ApiError::Ours(status, text, failure) => with_failure(reply::error(status, text), failure),
+            ApiError::Partly(done, status, error, failure) => {
+                #[derive(Serialize)]
+                struct Partly {
+                    error: &'static str,
+                    done: u64,
                 }
-                response
+                with_failure(reply::json(status, &Partly { error, done }), failure)
             }
             ApiError::Detailed(status, details) => reply::json(status, &details),
             ApiError::Busy(text) => {
@@ -206,6 +214,47 @@ impl IntoResponse for ApiError {
             ApiError::Limited(text, wait) => {
                 reply::retry_after(reply::message(StatusCode::TOO_MANY_REQUESTS, &text), wait)
             }
+        }
+    }
+}
+
+fn with_failure(mut response: Response, failure: Option<Error>) -> Response {
+    if let Some(error) = failure {
+        response.extensions_mut().insert(StoreFailure(error));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against an answer that says that nothing has happened after some steps were done.
+    #[tokio::test]
+    async fn what_was_done_before_an_error_is_told() {
+        let away = || Error::away("gone");
+        for (error, status, text) in [
+            (Error::Overloaded, 503, r#"{"error":"too many requests wait for the store"}"#),
+            (Error::Overloaded.after(0), 503, r#"{"error":"too many requests wait for the store"}"#),
+            (Error::Closed.after(7).after(250), 503, r#"{"error":"the server is shutting down","done":257}"#),
+            (
+                Error::Poisoned("x".into()).after(1),
+                503,
+                r#"{"error":"the store of this pool has failed","done":1}"#,
+            ),
+            (away().after(2), 500, r#"{"error":"internal error","done":2}"#),
+        ] {
+            let what = error.to_string();
+            let response = ApiError::from(error).into_response();
+            let reported = response.extensions().get::<StoreFailure>().is_some();
+            assert_eq!(
+                reported,
+                what.contains("gone") || what.contains("failed"),
+                "{what}: is the store to blame?"
+            );
+            assert_eq!(response.status(), status, "{what}");
+            let body = axum::body::to_bytes(response.into_body(), 1000).await.expect("a short body");
+            assert_eq!(String::from_utf8_lossy(&body), text, "{what}");
         }
     }
 }

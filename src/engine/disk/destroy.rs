@@ -20,6 +20,8 @@ pub struct Rest {
     after: u64,
     /// Jobs that became ready later have larger numbers.
     last: u64,
+    /// How many entries are done with.
+    pub done: u64,
 }
 
 impl Step for Destroy {
@@ -34,7 +36,7 @@ impl Step for Destroy {
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Rest>> {
         let Destroy { queue, from } = self;
         let Some(key) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(None) };
-        let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1 });
+        let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1, done: 0 });
         state.txn.flush()?;
         let run = state.read_list(Space::Ready, &key, from.after + 1, from.last, STEP_ENTRIES)?;
         let Some((after, _)) = run.last().copied() else { return Ok(None) };
@@ -50,6 +52,6 @@ impl Step for Destroy {
             q.remove_run(from.after, after, run.len() as u64);
         }
         state.queues.note_idle(&queue, now);
-        Ok((run.len() == STEP_ENTRIES).then_some(Rest { after, ..from }))
+        Ok((run.len() == STEP_ENTRIES).then_some(Rest { after, done: from.done + run.len() as u64, ..from }))
     }
 }

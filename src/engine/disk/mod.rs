@@ -61,7 +61,7 @@ use self::ack::{Ack, AckMany};
 use self::answers::Answers;
 use self::consume::Consume;
 use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
-use self::destroy::Destroy;
+use self::destroy::{Destroy, Rest};
 use self::give_back::GiveBack;
 use self::hand_over::{Bury, GiveUp, Touch};
 use self::handle::Handle;
@@ -347,7 +347,7 @@ impl DiskEngine {
     async fn in_steps<S: Step<Reply = Taken>>(&self, limit: u64, step: impl Fn(u64) -> S) -> Result<u64> {
         let mut done = 0;
         while done < limit {
-            let taken = self.handle.ask(step(limit - done)).await?;
+            let taken = self.handle.ask(step(limit - done)).await.map_err(|e| e.after(done))?;
             done += taken.jobs;
             if !taken.more {
                 break;
@@ -460,9 +460,11 @@ impl Engine for DiskEngine {
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        let mut from = None;
+        let mut from: Option<Rest> = None;
         loop {
-            from = self.handle.ask(Destroy { queue: queue.clone(), from }).await?;
+            let done = from.map_or(0, |rest| rest.done);
+            from =
+                self.handle.ask(Destroy { queue: queue.clone(), from }).await.map_err(|e| e.after(done))?;
             if from.is_none() {
                 return Ok(());
             }
@@ -483,7 +485,8 @@ impl Engine for DiskEngine {
         let mut answers = Vec::with_capacity(jobs.len());
         while let rest @ [_, ..] = &jobs[answers.len()..] {
             let step = RespawnJobs { queue: queue.clone(), jobs: rest.to_vec(), revival };
-            answers.extend(self.handle.ask(step).await?);
+            let some = self.handle.ask(step).await.map_err(|e| e.after(answers.len() as u64))?;
+            answers.extend(some);
         }
         Ok(answers)
     }
