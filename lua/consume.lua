@@ -64,6 +64,11 @@ for list = 1, lists do
               timers[t + 2] = member .. struct.pack('<HH', tries - 1, #id) .. id
               jobs[n + 1], jobs[n + 2], jobs[n + 3], jobs[n + 4] = list, id, tries - 1, due
               jobs[n + 5], jobs[n + 6] = call('PTTL', keys[i]), value
+              if tries > 1024 then
+                -- See find_timer of details.lua.
+                local details = 'dormouse/details/' .. string.sub(keys[i], 3)
+                if redis.pcall('HEXISTS', details, 'tries') == 1 then redis.pcall('HSET', details, 'tries', tries - 1) end
+              end
               bytes = bytes + #value
               wanted, left_in_run = wanted - 1, left_in_run - 1
               if left_in_run == 0 and wanted > 0 then

@@ -9,8 +9,7 @@ for job = 1, #ARGV do
   if bytes >= 2097152 then break end
   local key, n = KEYS[2 * job - 1], 5 * job - 3
   jobs[n], jobs[n + 1] = call('PTTL', key), call('STRLEN', key)
-  local details = call('HMGET', KEYS[2 * job], 'key', 'reason')
-  jobs[n + 2], jobs[n + 3] = details[1], details[2]
+  jobs[n + 2], jobs[n + 3] = key_of(key, KEYS[2 * job]), call('HGET', KEYS[2 * job], 'reason')
   jobs[n + 4] = ARGV[job] == '1' and call('GET', key)
   if jobs[n + 4] then bytes = bytes + #jobs[n + 4] end
 end

@@ -21,7 +21,8 @@ end
 local left = call('LLEN', KEYS[2])
 if left == 0 then
   call('SREM', KEYS[3], ARGV[1])
-elseif moved == 1 then
+else
+  -- A full Redis refuses it until some of the jobs are gone.
   redis.pcall('SADD', KEYS[3], ARGV[1])
 end
 return {moved, left}

@@ -1,6 +1,7 @@
 -- Stands between lua/clock.lua and each script that knows what is kept of a job beside lmstfy's keys: its details, a
--- hash of `key` and `tries` (of a job that was published with a key) and `reason`. A list names every job with
--- details as ns/queue/id. Acks, the end of a ttl and lmstfy's servers leave details behind: who adds details to the list
+-- hash of `key`, `tries` and `until` (of a job that was published with a key) and `reason`. `tries` is how many it has
+-- at most; when there are many, how many its last hand-over left. `until` is the millisecond at which its ttl ends. A
+-- list names every job with details as ns/queue/id. Acks, the end of a ttl and lmstfy's servers leave details behind: who adds details to the list
 -- looks at the two jobs that were looked at longest ago, and drops what is left of those that are gone.
 --
 -- Delayed jobs are due at even microseconds and running ones at odd ones, which tells them apart in timer_set. A
@@ -18,13 +19,15 @@ local function read_score(text)
   return second * 1000000 + part, part % 2 == 1
 end
 
--- Looks for the timer of a job with so many tries at most, by the names that it can have: 1,280 at most, so that of a
--- job with very many tries it may stay unknown. Answers the score, the tries and the member, or nothing.
+-- Looks for the timer of a job by the names that it can have with `tries` of its details: 1,281 at most. Of a job with
+-- more than 1,023 tries a timer stays unknown that lmstfy's servers have set 255 times since we handed it out. Answers
+-- the score, the tries and the member, or nothing.
 local function find_timer(timer_set, prefix, id, most)
   local tail = struct.pack('<H', #id) .. id
-  for _, range in ipairs({{0, 31}, {32, 1023}, {math.max(1024, most - 255), most}}) do
+  -- A hand-over that is undone gives one back.
+  for _, range in ipairs({{0, math.min(31, most)}, {32, math.min(1023, most)}, {math.max(1024, most - 255), math.min(most + 1, 65535)}}) do
     local members = {}
-    for tries = range[1], math.min(range[2], most) do
+    for tries = range[1], range[2] do
       members[#members + 1] = prefix .. struct.pack('<H', tries) .. tail
     end
     if #members > 0 then
@@ -36,8 +39,34 @@ local function find_timer(timer_set, prefix, id, most)
   end
 end
 
--- Writes details of the job `name`, ns/queue/id, and looks after older ones. `bases` are what the keys of jobs, of
--- details and of producers' keys begin with.
+-- The key that a job has, or false. Whoever died has none: death takes the expiry away, and a respawn, by lmstfy's
+-- servers too, sets another one or none.
+local function key_of(job, details)
+  local known = call('HMGET', details, 'key', 'until')
+  if not known[1] then return false end
+  local ends, at = redis.pcall('PEXPIRETIME', job), tonumber(known[2])
+  if type(ends) == 'number' then return ends == at and known[1] end
+  -- Redis 6.2 says only how much is left, some time after `now` and before `time`.
+  local left, time = call('PTTL', job), call('TIME')
+  local first, last = math.floor(now / 1000) + left, time[1] * 1000 + math.floor(time[2] / 1000) + left
+  return left >= 0 and at and first <= at and at <= last and known[1]
+end
+
+-- Whether a destroy has set jobs of a queue aside: one that has no timer may be among them, and then it has no key.
+local function has_set_aside(group) return call('EXISTS', 'dormouse/dropped/' .. group) == 1 end
+
+-- Ends what binds a job, by its ns/queue and id, to its key. `bases` are what the keys of jobs, of details and of
+-- producers' keys begin with.
+local function drop_key(bases, group, id)
+  local details = bases[2] .. group .. '/' .. id
+  local key = call('HGET', details, 'key')
+  if not key then return end
+  local record = bases[3] .. group .. '/' .. key
+  if call('GET', record) == id then call('DEL', record) end
+  call('HDEL', details, 'key', 'tries', 'until')
+end
+
+-- Writes details of the job `name`, ns/queue/id, and looks after older ones. `bases` as for drop_key.
 local function add_details(list, bases, name, ...)
   local details = bases[2] .. name
   local known = call('EXISTS', details) == 1
@@ -50,11 +79,7 @@ local function add_details(list, bases, name, ...)
     if call('EXISTS', bases[1] .. old) == 1 then
       call('LPUSH', list, old)
     else
-      local key = call('HGET', bases[2] .. old, 'key')
-      if key then
-        local queue, id = string.match(old, '^(.*/)(.*)$')
-        if call('GET', bases[3] .. queue .. key) == id then call('DEL', bases[3] .. queue .. key) end
-      end
+      drop_key(bases, string.match(old, '^(.*)/(.*)$'))
       call('UNLINK', bases[2] .. old)
     end
   end

@@ -3,16 +3,16 @@
 -- ARGV    prefix of the queue's timer members, id
 -- returns {now}: there is no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score},
 --         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} in place of 'timer' and what follows
--- bound   1,280 names of timers, 2,000 elements of the ready list, 20,000 of the dead letter
+-- bound   1,281 names of timers, 2,000 elements of the ready list, 20,000 of the dead letter
 local id, value = ARGV[2], call('GET', KEYS[2])
 if not value then return {now} end
-local ttl, details = call('PTTL', KEYS[2]), call('HMGET', KEYS[5], 'key', 'reason', 'tries')
-local job = {now, ttl, value, details[1], details[2]}
+local ttl, details = call('PTTL', KEYS[2]), call('HMGET', KEYS[5], 'reason', 'tries')
+local job = {now, ttl, value, key_of(KEYS[2], KEYS[5]), details[1]}
 local function answer(...)
   for i = 1, select('#', ...) do job[5 + i] = select(i, ...) end
   return job
 end
-local found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[3] or 1023))
+local found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[2] or 1023))
 if found then return answer('timer', tries, found) end
 -- A dead job lives forever.
 if ttl == -1 then

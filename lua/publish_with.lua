@@ -1,7 +1,7 @@
 -- Stores jobs with keys, jobs that are due at an instant, and publishes that are safe to repeat: everything, or
--- nothing. A key is taken while the job that it names has an expiry: a dead job has none, and a job with a key that
--- lives forever gets one that is very far away. So a key is free in the step in which its job goes or dies, whoever
--- does that.
+-- nothing. A key is taken while the job that it names has the expiry that it was published with: a dead job has none, a
+-- respawned one has another, and a job with a key that lives forever gets one that is very far away. So a key is free in
+-- the step in which its job goes or dies, whoever does that.
 -- KEYS    timer_set | list of jobs with details | ready lists | job keys | key of the job that is replaced, if there
 --         is one | record of the publish, if it is safe to repeat | per new queue: hash of namespaces, hash of queues,
 --         their index
@@ -15,8 +15,9 @@
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
 --         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
---         before has ended; {now, 'type'}: a key is not of the type that it must be. Nothing has changed but for
---         'done'.
+--         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}: what
+--         a destroy has set aside of its queue must be deleted first, and values that were stored before stay. Nothing has
+--         changed but for 'done'.
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local fingerprint, bases = ARGV[6], {ARGV[9], ARGV[10], ARGV[11]}
@@ -66,10 +67,11 @@ for i = 1, job_count do
       job.holder = holder
       job.holder_key = bases[1] .. job.group .. '/' .. holder
       job.holder_details = bases[2] .. job.group .. '/' .. holder
-      if job.holder_key ~= replaced_key and call('PTTL', job.holder_key) >= 0 then
-        if job.conflict == 'fail' then return answer('conflict', i - 1, holder) end
+      if job.holder_key ~= replaced_key and key_of(job.holder_key, job.holder_details) then
         local tries = tonumber(call('HGET', job.holder_details, 'tries') or 1023)
         local found, _, member = find_timer(KEYS[1], job.member, holder, tries)
+        if not found and has_set_aside(job.group) then return {now, 'set_aside', i - 1} end
+        if job.conflict == 'fail' then return answer('conflict', i - 1, holder) end
         local due, running
         if found then due, running = read_score(found) end
         if job.conflict == 'keep' then
@@ -125,9 +127,11 @@ for i = 1, job_count do
       if job.holder_timer then call('ZREM', KEYS[1], job.holder_timer) end
     end
     -- Whoever had the key before and is there still has it no more.
-    if job.holder then call('HDEL', job.holder_details, 'key', 'tries') end
+    if job.holder then call('HDEL', job.holder_details, 'key', 'tries', 'until') end
     call('SET', job.record, job.id)
-    add_details(KEYS[2], bases, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries)
+    local ends = string.format('%.0f', math.floor(now / 1000) + job.ttl)
+    call('PEXPIREAT', job_keys[i], ends)
+    add_details(KEYS[2], bases, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries, 'until', ends)
   end
 end
 if replaced_key then

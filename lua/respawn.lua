@@ -1,20 +1,20 @@
 -- Makes the oldest dead jobs ready again, each with one try.
 -- KEYS    dead letter | ready list
--- ARGV    prefix of its job keys, how many to look at, how many to respawn, new ttl in ms (0 = forever), prefix of its
---         jobs' details
+-- ARGV    ns/queue, how many to look at, how many to respawn, new ttl in ms (0 = forever), what the keys of jobs, of
+--         details and of producers' keys begin with
 -- returns {how many were looked at, how many are ready again}
 -- bound   250 looked at (the caller's)
-local look, most = tonumber(ARGV[2]), tonumber(ARGV[3])
+local group, look, most, bases = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), {ARGV[5], ARGV[6], ARGV[7]}
 local dead = call('LRANGE', KEYS[1], -look, -1)
-local keys, ready, details, seen = {}, {}, {}, 0
+local keys, ready, ids, seen = {}, {}, {}, 0
 for i = #dead, 1, -1 do
   if #ready == most then break end
   seen = seen + 1
   local id = string.sub(dead[i], 5)
-  local key = ARGV[1] .. id
+  local key = bases[1] .. group .. '/' .. id
   if id ~= '' and call('EXISTS', key) == 1 then
     keys[#keys + 1] = key
-    details[#details + 1] = ARGV[5] .. id
+    ids[#ids + 1] = id
     ready[#ready + 1] = struct.pack('<HH', 1, #id) .. id
   end
 end
@@ -24,6 +24,6 @@ if seen > 0 then call('RPOP', KEYS[1], seen) end
 for i = 1, #keys do
   if ARGV[4] == '0' then call('PERSIST', keys[i]) else call('PEXPIRE', keys[i], ARGV[4]) end
   -- The job has lost its key when it died.
-  call('HDEL', details[i], 'key', 'tries')
+  drop_key(bases, group, ids[i])
 end
 return {seen, #ready}

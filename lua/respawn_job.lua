@@ -1,27 +1,24 @@
--- Makes one dead job ready or delayed again. Its place in the dead letter comes from a look at it before; others may have
--- taken older jobs out since. A job that is far from both ends of a long dead letter leaves an element there that
--- names no job, for what is in the middle of a list can be replaced cheaply, and not removed.
--- KEYS    dead letter | ready list | timer_set | job key | details
--- ARGV    id, how many elements older than it there were (-1 = it is not there), tries, delay in us, new ttl in ms (0 =
---         forever), prefix of the queue's timer members
--- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'moved'}: look again, or
---         {now, 'type'}: a key is not of the type that it must be. Nothing has changed but for 'done'.
--- bound   one job, 2,000 elements around it, 1,000 to either end
-local id, older, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+-- Makes one dead job ready or delayed again.
+-- KEYS    dead letter | ready list | timer_set | job key
+-- ARGV    id, how many elements to look at from either end, tries, delay in us, new ttl in ms (0 = forever), prefix of
+--         the queue's timer members, ns/queue, what the keys of jobs, of details and of producers' keys begin with
+-- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: no dead job, which took
+--         a look at all of them; {now, 'far'}: not near either end, or {now, 'type'}: a key is not of the type that it
+--         must be. Nothing has changed but for 'done'.
+-- bound   one job, 20,000 elements (the caller's)
+local id, look, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl = call('PTTL', KEYS[4])
 if ttl == -2 then return {now, 'gone'} end
-if ttl ~= -1 or older < 0 then return {now, 'alive'} end
+-- What has an expiry lives.
+if ttl ~= -1 then return {now, 'alive'} end
 local ready, timer_set = call('TYPE', KEYS[2]).ok, call('TYPE', KEYS[3]).ok
 if ready ~= 'none' and ready ~= 'list' or timer_set ~= 'none' and timer_set ~= 'zset' then return {now, 'type'} end
-local element = struct.pack('<HH', 1, #id) .. id
-if call('LINDEX', KEYS[1], -older - 1) ~= element then
-  local at
-  local near = call('LRANGE', KEYS[1], -older - 1, -math.max(older - 1000, 0) - 1)
-  for i = 1, #near do
-    if near[i] == element then at = older + 1 - i end
+local element, from = struct.pack('<HH', 1, #id) .. id, -1
+if not call('LPOS', KEYS[1], element, 'RANK', -1, 'MAXLEN', look) then
+  if not call('LPOS', KEYS[1], element, 'MAXLEN', look) then
+    return {now, call('LLEN', KEYS[1]) <= 2 * look and 'absent' or 'far'}
   end
-  if not at then return {now, 'moved'} end
-  older = at
+  from = 1
 end
 local due = now
 if delay > 0 then
@@ -31,10 +28,7 @@ if delay > 0 then
 else
   call('LPUSH', KEYS[2], struct.pack('<HH', tries, #id) .. id)
 end
-local newer = call('LLEN', KEYS[1]) - older - 1
-if older < 1000 then call('LREM', KEYS[1], -1, element)
-elseif newer < 1000 then call('LREM', KEYS[1], 1, element)
-else call('LSET', KEYS[1], -older - 1, struct.pack('<HH', 1, #id) .. '~' .. string.sub(id, 2)) end
+call('LREM', KEYS[1], from, element)
 if ARGV[5] == '0' then call('PERSIST', KEYS[4]) else call('PEXPIRE', KEYS[4], ARGV[5]) end
-call('HDEL', KEYS[5], 'key', 'tries')
+drop_key({ARGV[8], ARGV[9], ARGV[10]}, ARGV[7], id)
 return {now, 'done', due, delay > 0 and 0 or 1}

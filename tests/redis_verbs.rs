@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use dormouse::engine::redis::RedisEngine;
 use dormouse::engine::{
-    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
-    Revived,
+    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,
+    Release, Revival, Revived,
 };
+use dormouse::error::Error;
 use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
 use dormouse::name::{IdempotencyKey, JobKey, Queue};
 use redis::{Commands, Connection};
@@ -120,7 +121,8 @@ async fn a_key_leaves_two_records_and_what_is_left_of_old_jobs_goes() {
     assert_eq!(keys_like(conn, "dormouse/*"), BTreeSet::from(expected));
     assert_eq!(conn.get::<_, String>("dormouse/key/shop/q/a:b"), Ok(id(0).to_string()));
     let details: Vec<String> = conn.hgetall(format!("dormouse/details/{}", name_of(0))).expect("a hash");
-    assert_eq!(details, ["key", "a:b", "tries", "1"]);
+    let ends: u64 = redis::cmd("PEXPIRETIME").arg(format!("j/{}", name_of(0))).query(conn).expect("Redis 7");
+    assert_eq!(details, ["key", "a:b", "tries", "1", "until", &ends.to_string()]);
     assert_eq!(first.how, How::New);
     // Acks know nothing of keys.
     for n in 1..500 {
@@ -153,6 +155,150 @@ async fn a_job_that_lmstfy_lets_die_has_no_key() {
         let again = place(&engine, keyed(job(&q, id(10 + n), "x"), &key, OnConflict::Keep)).await;
         assert_eq!(again.how, How::New, "the key of a dead job is free");
     }
+}
+
+/// Guards against a job that takes its key back since a lmstfy server has respawned it, also where Redis 6.2 cannot say
+/// when a ttl ends.
+#[tokio::test]
+async fn a_job_that_lmstfy_respawns_has_no_key() {
+    for args in [&[][..], &["--rename-command", "PEXPIRETIME", ""]] {
+        let server = RedisServer::start_with(None, args);
+        let engine = engine(&server).await;
+        let q = queue("q");
+        let conn = &mut server.connection();
+        for n in 0..4 {
+            place(&engine, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
+            let held = consume(&engine, &q, 1, TTR).await.expect("consumed");
+            let buried = engine.bury(&name(&q, id(n)), held[0].proof(), None).await;
+            assert_eq!(buried.expect("answered"), Held::Done(()));
+        }
+        for n in 0..4 {
+            // What its respawn does.
+            let element: Vec<u8> = conn.rpop("d/shop/q", None).expect("RPOP");
+            let _: u64 = conn.lpush("q/shop/q", element).expect("LPUSH");
+            let _: bool = conn.expire(format!("j/shop/q/{}", id(n)), 99).expect("EXPIRE");
+        }
+        assert_eq!(engine.find_key(&q, &JobKey::parse("k0").expect("a key")).await.expect("find_key"), None);
+        let page = engine.list_jobs(&q, list(JobState::Ready, 9)).await.expect("listed").expect("no cursor");
+        let shown: Vec<_> = page.jobs.into_iter().map(|view| (view.id, view.key)).collect();
+        assert_eq!(shown, (0..4).map(|n| (id(n), None)).collect::<Vec<_>>(), "{args:?}: a list says so too");
+        let cancelled = engine.cancel_key(&q, &JobKey::parse("k0").expect("a key")).await;
+        assert!(!cancelled.expect("cancel_key"), "{args:?}: nobody has it");
+        for (n, conflict) in [(1, OnConflict::Keep), (2, OnConflict::Fail), (3, OnConflict::Replace)] {
+            let new = NewJob { delay: TTR, ..job(&q, id(10 + n), "x") };
+            let new = place(&engine, keyed(new, &format!("k{n}"), conflict)).await;
+            assert_eq!(new.how, How::New, "{args:?}, {conflict:?}: it is free");
+        }
+        assert_eq!(consume(&engine, &q, 9, TTR).await.expect("consumed").len(), 4, "{args:?}: all are there");
+        // What comes and goes keeps its key.
+        let tries = NonZeroU16::new(9).expect("nine");
+        place(&engine, keyed(NewJob { tries, ..job(&q, id(20), "x") }, "k", OnConflict::Keep)).await;
+        let held = consume(&engine, &q, 1, TTR).await.expect("consumed");
+        engine.release(&name(&q, id(20)), held[0].proof(), Release::default()).await.expect("released");
+        let again = place(&engine, keyed(job(&q, id(21), "x"), "k", OnConflict::Keep)).await;
+        assert_eq!((again.how, again.id), (How::Duplicate, id(20)), "{args:?}");
+    }
+}
+
+/// Sets the ready list of a queue aside, as a server does that is killed in the first step of a destroy.
+fn set_aside(conn: &mut Connection, queue: &str) {
+    let _: () =
+        conn.rename(format!("q/shop/{queue}"), format!("dormouse/dropped/shop/{queue}")).expect("RENAME");
+    let _: u64 = conn.sadd("dormouse/dropped", format!("shop/{queue}")).expect("SADD");
+}
+
+/// Guards against publishes that vanish: answered as duplicates of jobs that a destroy deletes, whose server was killed or
+/// is not done yet.
+#[tokio::test]
+async fn what_a_destroy_has_set_aside_holds_no_key() {
+    let server = RedisServer::start();
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    let conn = &mut server.connection();
+    let key = |n| JobKey::parse(&format!("k{n}")).expect("a key");
+    for what in ["keep", "fail", "replace", "find", "cancel", "large"] {
+        let q = queue(what);
+        for n in 0..600 {
+            place(&one, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
+        }
+        // What is not ready stays, with its key.
+        let later = NewJob { delay: TTR, ..job(&q, id(900), "later") };
+        place(&one, keyed(later, "later", OnConflict::Keep)).await;
+        set_aside(conn, what);
+        let new = job(&q, id(1000), if what == "large" { vec![b'x'; 2 << 20] } else { vec![b'x'] });
+        let conflict = match what {
+            "fail" => OnConflict::Fail,
+            "replace" => OnConflict::Replace,
+            _ => OnConflict::Keep,
+        };
+        match what {
+            "find" => assert_eq!(two.find_key(&q, &key(0)).await.expect("find_key"), None),
+            "cancel" => assert!(!two.cancel_key(&q, &key(0)).await.expect("cancel_key"), "nobody has it"),
+            _ => {
+                let placed = place(&two, keyed(new, "k0", conflict)).await;
+                assert_eq!((placed.how, placed.id), (How::New, id(1000)), "{what}: it is free");
+                let found = consume(&two, &q, 9, TTR).await.expect("consumed");
+                assert_eq!(
+                    found.iter().map(|job| job.id).collect::<Vec<_>>(),
+                    [id(1000)],
+                    "{what}: and stored"
+                );
+            }
+        }
+        let again = place(&two, keyed(job(&q, id(1001), "x"), "later", OnConflict::Keep)).await;
+        assert_eq!(again.id, id(900), "{what}: what is not ready stays");
+        assert_eq!(two.peek_job(&name(&q, id(599))).await.expect("peek_job"), None, "{what}: all are gone");
+    }
+}
+
+/// Guards against jobs that stay for ever since the server was killed that destroyed them, and no other is started.
+#[tokio::test]
+async fn any_pump_finishes_what_a_destroy_has_set_aside() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("q"), &mut server.connection());
+    until("the look of the start is over", async || {
+        engine.pump(1).await.expect("pumped");
+        engine.publish(vec![job(&q, id(1), "x")]).await.is_ok()
+    })
+    .await;
+    for round in 0..2 {
+        for part in 0..12 {
+            let jobs = (0..50).map(|n| job(&q, id(100 + round * 1000 + part * 50 + n), "x")).collect();
+            engine.publish(jobs).await.expect("published");
+        }
+        set_aside(conn, "q");
+        until("a pump finishes it", async || {
+            engine.pump(10).await.expect("pumped");
+            keys_like(conn, "dormouse/*").is_empty()
+        })
+        .await;
+        assert_eq!(keys_like(conn, "j/*").len(), 0, "round {round}: no job is left");
+    }
+}
+
+/// Guards against an answer that says that nothing has happened after some steps of a delete were done.
+#[tokio::test]
+async fn what_was_done_before_the_redis_went_is_told() {
+    let mut server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("q"), &mut server.connection());
+    let fill = "for i = 1, 100000 do local id = string.format('01HF7YAT00%016d', i) \
+        redis.call('SET', 'j/shop/q/' .. id, 'x') \
+        redis.call('LPUSH', 'd/shop/q', struct.pack('<HH', 1, #id) .. id) end";
+    redis::cmd("EVAL").arg(fill).arg(0).exec(conn).expect("EVAL");
+    let call = tokio::spawn({
+        let (engine, q) = (engine.clone(), q.clone());
+        async move { engine.delete_dead(&q, u64::MAX).await }
+    });
+    while conn.llen::<_, u64>("d/shop/q").expect("LLEN") > 99_000 {
+        tokio::task::yield_now().await;
+    }
+    server.kill();
+    let answer = call.await.expect("it does not panic");
+    let Err(Error::Partly { done, why }) = answer else {
+        panic!("some were deleted, and not all: {answer:?}")
+    };
+    assert!((1000..100_000).contains(&done) && matches!(*why, Error::Away(_)), "{done}: {why}");
 }
 
 /// Guards against a running job that is taken for a delayed one: lmstfy has handed it out.
@@ -259,14 +405,49 @@ async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
     .await;
     assert_eq!(shown, all, "each once, in order");
     assert!(scanned <= 5000, "one call looked at {scanned}");
-    let left: u64 = server.connection().llen("d/shop/q").expect("LLEN");
     let ready = engine.size(&q).await.expect("size");
     let (still_dead, _) = walk(&engine, &q, list(JobState::Dead, 100), async |_| {}).await;
     assert_eq!(still_dead.len() as u64 + ready + 300, 5000, "dead, ready again, or deleted");
+    let dead = engine.dead_letter(&q).await.expect("dead_letter");
+    let expected = DeadLetter { size: still_dead.len() as u64, head: still_dead.first().copied() };
+    assert_eq!(dead, expected, "nothing is left of jobs that were respawned from the middle");
+}
+
+/// Guards against work for one call that grows with the dead letter, and against an answer that says what nobody has looked
+/// for.
+#[tokio::test]
+async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let conn = &mut server.connection();
+    dead(conn, "q", (0..21_000).map(id));
+    let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
+    let revive = async |ids: &[JobId]| engine.respawn_jobs(&q, ids, revival).await.expect("answered");
+    let alive = NewJob { ttl: None, ..job(&q, id(30_000), "x") };
+    engine.publish(vec![alive]).await.expect("published");
+    let answers = revive(&[9_999, 11_000, 10_500, 30_000, 40_000].map(id)).await;
     assert!(
-        left >= still_dead.len() as u64,
-        "elements of jobs that were respawned from the middle may be left"
+        matches!(answers[..2], [Revived::Done { .. }, Revived::Done { .. }]),
+        "near the ends: {answers:?}"
     );
+    let expected = [Revived::OutOfReach, Revived::OutOfReach, Revived::NotFound];
+    assert_eq!(answers[2..], expected, "far from both ends, alive, and not there");
+    let named: Vec<JobId> = std::iter::repeat_n(id(30_000), 99).chain([id(999)]).collect();
+    let commands = |conn: &mut Connection| -> u64 {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+        let lpos = info.lines().find_map(|line| line.strip_prefix("cmdstat_lpos:")).expect("LPOS was called");
+        let usec = lpos.split(',').find_map(|part| part.strip_prefix("usec=")).expect("usec");
+        usec.parse().expect("a number")
+    };
+    let before = commands(conn);
+    let answers = revive(&named).await;
+    println!("100 jobs, of which 99 live: {} us of LPOS", commands(conn) - before);
+    assert!(answers[..99].iter().all(|answer| *answer == Revived::OutOfReach), "{answers:?}");
+    assert!(matches!(answers[99], Revived::Done { .. }), "one of the oldest thousand: {:?}", answers[99]);
+    assert_eq!(engine.delete_dead(&q, 10_000).await.expect("deleted"), 10_000);
+    let answers = revive(&[10_500, 30_000].map(id)).await;
+    assert!(matches!(answers[..], [Revived::Done { .. }, Revived::NotDead]), "now it is near: {answers:?}");
 }
 
 /// Guards against jobs that a list of timers leaves out or shows twice: lmstfy gives thousands the same score, and the

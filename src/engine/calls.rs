@@ -191,6 +191,8 @@ pub enum Revived {
     },
     /// It is delayed, ready or running. Nothing has changed.
     NotDead,
+    /// It is alive, or too far from both ends of a long dead letter. Nothing has changed.
+    OutOfReach,
     /// There is no such job.
     NotFound,
 }

@@ -173,7 +173,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64>;
 
     /// Makes dead jobs ready or delayed again, by id: 1 to [`MAX_NAMED`] of one queue, each as one atomic step. Answers
-    /// what became of each, in the order given.
+    /// what became of each, in the order given. The work for each is bounded, however many dead jobs there are.
     async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>>;
 
     /// Deletes the oldest `limit` dead jobs. Answers how many. In bounded steps, each atomic.

@@ -85,6 +85,10 @@ pub async fn respawn_job(State(state): App, auth: Authorized, RawQuery(query): R
             Ok(reply::json(StatusCode::OK, &reply))
         }
         Some(Revived::NotDead) => Err(ApiError::Refused(StatusCode::CONFLICT, "the job is not dead")),
+        Some(Revived::OutOfReach) => Err(ApiError::Refused(
+            StatusCode::CONFLICT,
+            "the job is not dead, or not near an end of the dead letter",
+        )),
         Some(Revived::NotFound) | None => Err(ApiError::NO_JOB),
     }
 }

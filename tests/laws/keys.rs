@@ -1,8 +1,9 @@
 //! Laws of keys: a producer's own name for a job, taken by one job at a time and free when that job ends.
 
+use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Release, Released};
+use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Release, Released, Revival};
 use dormouse::job::{JobId, JobRef};
 use dormouse::name::Queue;
 
@@ -185,6 +186,78 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
             How::Duplicate,
             "{end}: the new one has it still"
         );
+    }
+}
+
+/// Guards against a publish that is answered as a duplicate and never stored, and against a respawned job that a producer
+/// deletes who knows nothing of it: whoever died has its key no more, also when it lives again.
+pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
+    for (n, ttl) in [Some(LONG), None, Some(LONG), None].into_iter().enumerate() {
+        let q = queue(&format!("q{n}"));
+        let keys = ["keep", "fail", "replace", "cancel"];
+        let mut old = Vec::new();
+        for key in keys {
+            old.push(named(&q, s.place(job(&q, key).key(key)).await));
+        }
+        for held in s.take(&q, 4, LONG).await {
+            assert_eq!(s.bury(&held, held.proof(), None).await, Held::Done(()));
+        }
+        if n < 2 {
+            assert_eq!(ok("respawn", s.engine().respawn(&q, 9, ttl).await), 4);
+        } else {
+            let revival = Revival { tries: NonZeroU16::MIN, delay: SHORT, ttl };
+            let old_ids: Vec<JobId> = old.iter().map(|job| job.id).collect();
+            ok("respawn_jobs", s.engine().respawn_jobs(&q, &old_ids, revival).await);
+        }
+        for (key, old) in keys.into_iter().zip(&old) {
+            assert_eq!(s.holder(&q, key).await, None, "{key}, ttl {ttl:?}: it died");
+            assert_eq!(s.view(old).await.key, None, "{key}, ttl {ttl:?}: nor does it say so");
+        }
+        assert!(
+            !ok("cancel_key", s.engine().cancel_key(&q, &job_key("cancel")).await),
+            "ttl {ttl:?}: nobody has it"
+        );
+        let conflicts = [OnConflict::Keep, OnConflict::Fail, OnConflict::Replace];
+        for (key, conflict) in keys.into_iter().zip(conflicts) {
+            let new = s.publish_with([job(&q, "new").delay(LONG).key_or(key, conflict)]).await;
+            let Published::Done(new) = new else { panic!("{key}, ttl {ttl:?}: it is free: {new:?}") };
+            assert_eq!(new[0].how, How::New, "{key}, ttl {ttl:?}: it is free");
+            assert_eq!(holder(s, &q, key).await, Some(new[0].id), "{key}, ttl {ttl:?}");
+        }
+        s.pass(SHORT).await;
+        assert_eq!(s.drain(&q).await, keys, "ttl {ttl:?}: what was respawned is there");
+        for key in &keys[..3] {
+            assert!(s.holder(&q, key).await.is_some(), "{key}, ttl {ttl:?}: the new one has it still");
+        }
+    }
+}
+
+/// Guards against work that is taken away from a worker since its job was handed out very often.
+pub async fn a_running_job_of_many_tries_runs_on_without_its_key(s: &dyn Stage) {
+    let q = queue("q");
+    for tries in [u16::MAX, 1500] {
+        let old = named(&q, s.place(job(&q, "old").tries(tries).key("k")).await);
+        for n in 0..600 {
+            let held = s.take_one(&q, LONG).await;
+            let release = Release { restore_try: n % 50 == 0, ..Release::default() };
+            let released = s.release(&held, held.proof(), release).await;
+            assert!(matches!(released, Held::Done(Released::Back { .. })), "{released:?}");
+        }
+        let running = s.take_one(&q, LONG).await;
+        let new = s.place(job(&q, "new").delay(LONG).key_or("k", OnConflict::Replace)).await;
+        assert_eq!(new.how, How::New, "a running job of {tries} tries is not replaced");
+        assert!(s.find(&old).await.is_some(), "it is there");
+        assert!(s.ack_held(&running, running.proof()).await, "and held");
+        assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await), "the new one has the key");
+        // The same, ready: it goes.
+        let old = named(&q, s.place(job(&q, "old").tries(tries).key("k")).await);
+        for _ in 0..600 {
+            let held = s.take_one(&q, LONG).await;
+            s.release(&held, held.proof(), Release::default()).await;
+        }
+        let new = s.place(job(&q, "new").delay(LONG).key_or("k", OnConflict::Replace)).await;
+        assert_eq!((new.how, s.find(&old).await), (How::Replaced(old.id), None), "{tries} tries, ready");
+        assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await), "the new one has the key");
     }
 }
 

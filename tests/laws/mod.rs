@@ -210,6 +210,8 @@ macro_rules! more_laws {
                 a_running_job_runs_on_without_its_key,
                 a_key_is_free_with_the_end_of_its_job,
                 a_key_is_free_when_its_job_dies,
+                a_respawned_job_has_no_key,
+                a_running_job_of_many_tries_runs_on_without_its_key,
                 a_key_is_free_when_its_job_expires,
                 a_key_stays_while_its_job_comes_and_goes,
                 keys_of_other_queues_do_not_mix,

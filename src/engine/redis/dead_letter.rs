@@ -7,7 +7,7 @@ use super::RedisCore;
 use super::layout::keys;
 use super::publish::ttl_millis;
 use crate::engine::DeadLetter;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::Queue;
 
 /// How many jobs one step takes.
@@ -29,10 +29,11 @@ impl RedisCore {
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {
             let mut cmd = script.call(2);
-            cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::job_prefix(queue));
+            cmd.arg(keys::dead(queue)).arg(keys::ready(queue)).arg(keys::group(queue));
             cmd.arg(STEP.min(unseen)).arg(STEP.min(limit - done)).arg(ttl.map_or(0, ttl_millis));
-            cmd.arg(keys::details_prefix(queue));
-            let (seen, respawned): (u64, u64) = self.run(&self.shared, script, cmd).await?;
+            cmd.arg(&keys::BASES);
+            let step = self.run(&self.shared, script, cmd).await;
+            let (seen, respawned): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             if respawned > 0 {
                 self.notifiers.notify(queue);
             }
@@ -52,7 +53,8 @@ impl RedisCore {
         while unseen > 0 && done < limit {
             let mut cmd = script.call(1);
             cmd.arg(keys::dead(queue)).arg(keys::job_prefix(queue)).arg(STEP.min(unseen).min(limit - done));
-            let (taken, deleted): (u64, u64) = self.run(&self.shared, script, cmd).await?;
+            let step = self.run(&self.shared, script, cmd).await;
+            let (taken, deleted): (u64, u64) = step.map_err(|e| Error::from(e).after(done))?;
             done += deleted;
             if taken == 0 {
                 break;

@@ -1,5 +1,5 @@
-//! Destroy: drops what is ready in a queue. The list is set aside in one move, and then deleted in bounded steps,
-//! which any server can finish.
+//! Destroy: drops what is ready in a queue. The list is set aside in one move, and then deleted in bounded steps. Every
+//! server's pump finishes what others have left, and so does who asks for a key that a job of such a list may have.
 
 use std::sync::Arc;
 
@@ -31,7 +31,11 @@ impl RedisCore {
             let mut cmd = script.call(3);
             cmd.arg(keys::ready(queue)).arg(keys::set_aside(queue)).arg(keys::DROPPED);
             cmd.arg(keys::group(queue)).arg(keys::job_prefix(queue)).arg(u8::from(!moved));
-            let (now, left): (u8, u64) = self.run(&self.shared, script, cmd).await?;
+            let (now, left): (u8, u64) = match self.run(&self.shared, script, cmd).await {
+                // What is set aside is nobody's any more, and pumps go on.
+                Err(_) if ready && moved => return Ok(()),
+                answer => answer?,
+            };
             moved |= now == 1;
             if moved && left == 0 {
                 return Ok(());
@@ -39,9 +43,23 @@ impl RedisCore {
         }
     }
 
+    /// Has a task [finish](RedisCore::finish_dropped) what others have left.
+    pub fn spawn_finisher(self: &Arc<RedisCore>) {
+        let core = self.clone();
+        self.tasks.spawn(async move {
+            core.connections.closing.run_until_cancelled(core.finish_dropped()).await;
+        });
+    }
+
+    /// Deletes what is set aside of a queue.
+    pub async fn finish_set_aside(&self, queue: &Queue) -> Result<()> {
+        self.drop_list(queue, false).await
+    }
+
     /// Finishes lists that servers set aside before they were killed. Each is of one destroy, so this ends. What
-    /// fails is left to the next destroy, or to the next server that starts.
+    /// fails is left to the next pump.
     pub async fn finish_dropped(&self) {
+        let Ok(_one) = self.finishing.try_lock() else { return };
         let finish = async {
             let mut cmd = redis::cmd("SRANDMEMBER");
             cmd.arg(keys::DROPPED).arg(MAX_UNFINISHED);

@@ -44,7 +44,7 @@ impl RedisCore {
             tries_left,
             ttl: job.ttl,
             elapsed: job.elapsed,
-            key: key_of(key, read(ttl)?)?,
+            key: key_of(key)?,
             reason: reason_of(reason)?,
             size: job.body.len() as u64,
             body: Some(job.body),
@@ -58,10 +58,9 @@ pub fn read<T: FromRedisValue>(value: &Value) -> Outcome<T> {
     Ok(redis::from_redis_value_ref(value)?)
 }
 
-/// The key in a job's details. A job without an expiry is dead, or has none.
-pub fn key_of(key: &Value, ttl: i64) -> Outcome<Option<JobKey>> {
-    let key: Option<String> = read(key)?;
-    Ok(key.filter(|_| ttl >= 0).and_then(|key| JobKey::parse(&key)))
+/// The key of a job.
+pub fn key_of(key: &Value) -> Outcome<Option<JobKey>> {
+    Ok(read::<Option<String>>(key)?.and_then(|key| JobKey::parse(&key)))
 }
 
 /// The reason in a job's details.

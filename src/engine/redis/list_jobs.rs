@@ -259,7 +259,7 @@ impl RedisCore {
                 tries_left: Some(entry.tries_left),
                 ttl: value::ttl(ttl),
                 elapsed: elapsed(now, entry.id.published_at()),
-                key: key_of(&cell[2], ttl)?,
+                key: key_of(&cell[2])?,
                 reason: reason_of(&cell[3])?,
                 size,
                 body,

@@ -38,6 +38,7 @@ mod safety;
 mod stats;
 mod watch;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -113,6 +114,10 @@ pub(crate) struct RedisCore {
     tries: TriesCache,
     watch: watch::Watch,
     pauses: pause::Pauses,
+    /// Held by who finishes destroys of others.
+    finishing: tokio::sync::Mutex<()>,
+    /// When a pump has begun that last, in microseconds.
+    looked_for_dropped: AtomicU64,
     tasks: Tasks,
     /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
     keepers: Tasks,
@@ -170,6 +175,8 @@ impl RedisEngine {
             tries: TriesCache::new(TRIES_CACHED),
             watch: watch::Watch::default(),
             pauses: pause::Pauses::default(),
+            finishing: tokio::sync::Mutex::default(),
+            looked_for_dropped: AtomicU64::default(),
             tasks,
             keepers,
         });
@@ -183,8 +190,7 @@ impl RedisEngine {
         core.keepers.spawn_essential("the connection of the pump", pumps.1);
         core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
         core.keepers.spawn_essential("the shared connection", shared.1);
-        let finisher = core.clone();
-        core.tasks.spawn(async move { closing.run_until_cancelled(finisher.finish_dropped()).await });
+        core.spawn_finisher();
         let publishes = spawn_workers(&core, "a publish worker", workers.publish, publish::LIMIT, || {
             publish::PublishHandler(core.clone())
         });

@@ -8,6 +8,7 @@ use redis::Cmd;
 
 use super::RedisCore;
 use super::connection::fault::{Fault, Outcome};
+use super::connection::open::Connection;
 use super::in_time::{in_time, patient};
 use super::layout::{keys, value};
 use super::publish::{Staged, id_taken, micros, ttl_millis};
@@ -48,9 +49,42 @@ impl RedisCore {
             staged => staged == Staged::Yes,
         };
         let (call, recorded) = self.publish_with_call(&publication, staged)?;
+        let (now, reply) = loop {
+            let (now, reply) = self.publish_with_once(&connection, &publication, call.clone()).await?;
+            let Reply::SetAside(index) = reply else { break (now, reply) };
+            let Placing { job, .. } = publication.jobs.get(index).ok_or_else(unreadable)?;
+            self.finish_set_aside(&job.queue).await?;
+        };
+        match reply {
+            Reply::Done(placed) => {
+                for queue in recorded {
+                    self.recorded_queues.add(queue);
+                }
+                self.tell_of_placed(&publication, &placed, now);
+                Ok(Published::Done(placed.into_iter().map(|(placed, _)| placed).collect()))
+            }
+            Reply::Replay(placed) => {
+                Ok(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect()))
+            }
+            Reply::Mismatch => Ok(Published::Mismatch),
+            Reply::Conflict { index, id } => Ok(Published::Conflict { index, id }),
+            Reply::Taken => Err(id_taken()),
+            Reply::Ended => Err(Error::away("the values were stored too slowly")),
+            Reply::SetAside(_) => Err(unreadable().into()),
+            Reply::WrongType => Err(Error::refused("a key of the queue is not of the type that it must be")),
+        }
+    }
+
+    /// One call of the script.
+    async fn publish_with_once(
+        self: &Arc<Self>,
+        connection: &Connection,
+        publication: &Publication,
+        call: Cmd,
+    ) -> Result<(Micros, Reply)> {
         let sent = self.clock.mark();
         let exchange = {
-            let (core, mut redis) = (self.clone(), patient(&connection));
+            let (core, mut redis) = (self.clone(), patient(connection));
             async move {
                 let reply = core.run_script(&mut redis, &core.scripts.publish_with, call).await?;
                 Ok(redis::from_redis_value::<Vec<redis::Value>>(reply)?)
@@ -61,10 +95,13 @@ impl RedisCore {
             Err(exchange) => {
                 let plain = publication.once.is_none() && publication.replaces.is_none();
                 if plain && publication.jobs.iter().all(|placing| placing.key.is_none()) {
-                    let jobs: Vec<(JobRef, u16)> =
-                        jobs.iter().map(|job| (name(job), job.tries.get())).collect();
+                    let jobs: Vec<(JobRef, u16)> = publication
+                        .jobs
+                        .iter()
+                        .map(|Placing { job, .. }| (name(job), job.tries.get()))
+                        .collect();
                     let core = self.clone();
-                    self.listen_on(&connection, exchange, async move |late: Vec<redis::Value>| {
+                    self.listen_on(connection, exchange, async move |late: Vec<redis::Value>| {
                         if !matches!(read_reply(&late), Ok((_, Reply::Done(_)))) {
                             return;
                         }
@@ -83,25 +120,9 @@ impl RedisCore {
                 Err(Fault::away("no answer in time"))
             }
         };
-        let (now, reply) = outcome.inspect_err(|fault| self.connections.note(&connection, fault))?;
+        let (now, reply) = outcome.inspect_err(|fault| self.connections.note(connection, fault))?;
         self.clock.learn(sent, now);
-        match reply {
-            Reply::Done(placed) => {
-                for queue in recorded {
-                    self.recorded_queues.add(queue);
-                }
-                self.tell_of_placed(&publication, &placed, now);
-                Ok(Published::Done(placed.into_iter().map(|(placed, _)| placed).collect()))
-            }
-            Reply::Replay(placed) => {
-                Ok(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect()))
-            }
-            Reply::Mismatch => Ok(Published::Mismatch),
-            Reply::Conflict { index, id } => Ok(Published::Conflict { index, id }),
-            Reply::Taken => Err(id_taken()),
-            Reply::Ended => Err(Error::away("the values were stored too slowly")),
-            Reply::WrongType => Err(Error::refused("a key of the queue is not of the type that it must be")),
-        }
+        Ok((now, reply))
     }
 
     /// Tells consumers and the pump of what was stored.
@@ -188,7 +209,15 @@ impl RedisCore {
     pub async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         let id: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(keys::job_key(queue, key))).await?;
         let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
-        let view = self.inspect(&JobRef { queue: queue.clone(), id }).await?;
+        let job = JobRef { queue: queue.clone(), id };
+        let mut view = self.inspect(&job).await?;
+        // It may be among those that a destroy has set aside.
+        if view.as_ref().is_some_and(|view| view.state.is_none())
+            && self.shared.query(redis::cmd("EXISTS").arg(keys::set_aside(queue))).await?
+        {
+            self.finish_set_aside(queue).await?;
+            view = self.inspect(&job).await?;
+        }
         Ok(view.filter(|view| view.key.as_ref() == Some(key)))
     }
 
@@ -198,7 +227,12 @@ impl RedisCore {
         let mut cmd = self.scripts.cancel_key.call(2);
         cmd.arg(keys::TIMER_SET).arg(keys::job_key(queue, key));
         cmd.arg(keys::group(queue)).arg(keys::member_prefix(queue)).arg(jobs).arg(details);
-        Ok(self.run(&self.shared, &self.scripts.cancel_key, cmd).await?)
+        loop {
+            match self.run::<i64>(&self.shared, &self.scripts.cancel_key, cmd.clone()).await? {
+                -1 => self.finish_set_aside(queue).await?,
+                cancelled => return Ok(cancelled == 1),
+            }
+        }
     }
 }
 
@@ -219,10 +253,14 @@ enum Reply {
     Taken,
     Ended,
     WrongType,
+    SetAside(usize),
+}
+
+fn unreadable() -> Fault {
+    Fault::unreadable("publish_with")
 }
 
 fn read_reply(reply: &[redis::Value]) -> Outcome<(Micros, Reply)> {
-    let unreadable = || Fault::unreadable("publish_with");
     let [now, what, rest @ ..] = reply else { return Err(unreadable()) };
     let now = redis::from_redis_value_ref(now)?;
     let what: String = redis::from_redis_value_ref(what)?;
@@ -240,6 +278,7 @@ fn read_reply(reply: &[redis::Value]) -> Outcome<(Micros, Reply)> {
         "taken" => Reply::Taken,
         "ended" => Reply::Ended,
         "type" => Reply::WrongType,
+        "set_aside" => Reply::SetAside(redis::from_redis_value_ref(rest.first().ok_or_else(unreadable)?)?),
         _ => return Err(unreadable()),
     };
     Ok((now, reply))

@@ -1,5 +1,7 @@
 //! Pump: moves due jobs in batches, each of which takes the Redis a few hundred microseconds.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::RedisCore;
@@ -14,8 +16,8 @@ const BATCH: usize = 200;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl RedisCore {
-    /// Moves up to `limit` due jobs.
-    pub async fn pump(&self, limit: usize) -> Result<Pumped> {
+    /// Moves up to `limit` due jobs. Once a second it has a look for destroys that were not finished.
+    pub async fn pump(self: &Arc<RedisCore>, limit: usize) -> Result<Pumped> {
         let mut moved = 0;
         loop {
             let batch = BATCH.min(limit - moved);
@@ -26,6 +28,10 @@ impl RedisCore {
             let (now, n, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
                 self.run(&self.pumps, &self.scripts.pump, cmd).await?;
             self.clock.learn(sent, now);
+            if self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
+                self.looked_for_dropped.store(now, Ordering::Relaxed);
+                self.spawn_finisher();
+            }
             if garbage > 0 {
                 tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");
             }

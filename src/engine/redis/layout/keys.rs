@@ -56,12 +56,7 @@ pub fn group(queue: &Queue) -> String {
 
 /// Hash of what is kept of a job beside its value: the key that its producer gave it, a worker's reason.
 pub fn details(queue: &Queue, id: &JobId) -> String {
-    format!("{}{id}", details_prefix(queue))
-}
-
-/// What the keys of the details of a queue's jobs begin with: scripts put the id behind it.
-pub fn details_prefix(queue: &Queue) -> String {
-    format!("dormouse/details/{}/{}/", queue.namespace, queue.name)
+    format!("dormouse/details/{}/{}/{id}", queue.namespace, queue.name)
 }
 
 /// The id of the job that a producer's key names.
