@@ -437,6 +437,7 @@ async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u
     }
     match rest(limit - done).await {
         Ok(more) => Ok(done + more),
+        Err(Error::Partly { done: more, .. }) if done > 0 => Ok(done + more),
         Err(_) if done > 0 => Ok(done),
         Err(error) => Err(error),
     }
@@ -668,7 +669,8 @@ impl Engine for Migration {
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.old.destroy(queue).await?;
-        self.new.destroy(queue).await
+        // Not an error that says that nothing has happened.
+        self.new.destroy(queue).await.map_err(Error::away)
     }
 
     async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
@@ -687,7 +689,9 @@ impl Engine for Migration {
         let missing: Vec<usize> = (0..jobs.len()).filter(|n| revived[*n] == Revived::NotFound).collect();
         if !missing.is_empty() {
             let ids: Vec<JobId> = missing.iter().map(|n| jobs[*n]).collect();
-            for (n, new) in missing.into_iter().zip(self.new.respawn_jobs(queue, &ids, revival).await?) {
+            let old = (jobs.len() - ids.len()) as u64;
+            let new = self.new.respawn_jobs(queue, &ids, revival).await.map_err(|e| e.after(old))?;
+            for (n, new) in missing.into_iter().zip(new) {
                 revived[n] = new;
             }
         }

@@ -162,7 +162,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn size(&self, queue: &Queue) -> Result<u64>;
 
     /// Forgets the jobs that are ready when it is called; delayed, running and dead ones stay. Done in
-    /// bounded steps, each atomic.
+    /// bounded steps, each atomic. A call of several steps that ends early, here and below, says so with
+    /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
 
     /// The dead letter's size and oldest job.
