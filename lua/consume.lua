@@ -67,7 +67,8 @@ for list = 1, lists do
               if tries > 1024 then
                 -- See find_timer of details.lua.
                 local details = 'dormouse/details/' .. string.sub(keys[i], 3)
-                if redis.pcall('HEXISTS', details, 'tries') == 1 then redis.pcall('HSET', details, 'tries', tries - 1) end
+                local keyed = redis.pcall('HEXISTS', details, 'tries') == 1
+                if keyed then redis.pcall('HSET', details, 'tries', tries - 1) end
               end
               bytes = bytes + #value
               wanted, left_in_run = wanted - 1, left_in_run - 1

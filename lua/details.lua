@@ -1,8 +1,9 @@
 -- Stands between lua/clock.lua and each script that knows what is kept of a job beside lmstfy's keys: its details, a
 -- hash of `key`, `tries` and `until` (of a job that was published with a key) and `reason`. `tries` is how many it has
 -- at most; when there are many, how many its last hand-over left. `until` is the millisecond at which its ttl ends. A
--- list names every job with details as ns/queue/id. Acks, the end of a ttl and lmstfy's servers leave details behind: who adds details to the list
--- looks at the two jobs that were looked at longest ago, and drops what is left of those that are gone.
+-- list names every job with details as ns/queue/id. Acks, the end of a ttl and lmstfy's servers leave details behind:
+-- who adds details to the list looks at the two jobs that were looked at longest ago, and drops what is left of those
+-- that are gone.
 --
 -- Delayed jobs are due at even microseconds and running ones at odd ones, which tells them apart in timer_set. A
 -- score of whole seconds is lmstfy's.
@@ -23,9 +24,9 @@ end
 -- more than 1,023 tries a timer stays unknown that lmstfy's servers have set 255 times since we handed it out. Answers
 -- the score, the tries and the member, or nothing.
 local function find_timer(timer_set, prefix, id, most)
-  local tail = struct.pack('<H', #id) .. id
+  local tail, many = struct.pack('<H', #id) .. id, math.max(1024, most - 255)
   -- A hand-over that is undone gives one back.
-  for _, range in ipairs({{0, math.min(31, most)}, {32, math.min(1023, most)}, {math.max(1024, most - 255), math.min(most + 1, 65535)}}) do
+  for _, range in ipairs({{0, math.min(31, most)}, {32, math.min(1023, most)}, {many, math.min(most + 1, 65535)}}) do
     local members = {}
     for tries = range[1], range[2] do
       members[#members + 1] = prefix .. struct.pack('<H', tries) .. tail
@@ -49,7 +50,7 @@ local function key_of(job, details)
   -- Redis 6.2 says only how much is left, some time after `now` and before `time`.
   local left, time = call('PTTL', job), call('TIME')
   local first, last = math.floor(now / 1000) + left, time[1] * 1000 + math.floor(time[2] / 1000) + left
-  return left >= 0 and at and first <= at and at <= last and known[1]
+  return left >= 0 and at ~= nil and first <= at and at <= last and known[1]
 end
 
 -- Whether a destroy has set jobs of a queue aside: one that has no timer may be among them, and then it has no key.

@@ -15,9 +15,9 @@
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
 --         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
---         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}: what
---         a destroy has set aside of its queue must be deleted first, and values that were stored before stay. Nothing has
---         changed but for 'done'.
+--         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}:
+--         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay.
+--         Nothing has changed but for 'done'.
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's)
 local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local fingerprint, bases = ARGV[6], {ARGV[9], ARGV[10], ARGV[11]}

@@ -2,9 +2,9 @@
 -- KEYS    dead letter | ready list | timer_set | job key
 -- ARGV    id, how many elements to look at from either end, tries, delay in us, new ttl in ms (0 = forever), prefix of
 --         the queue's timer members, ns/queue, what the keys of jobs, of details and of producers' keys begin with
--- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: no dead job, which took
---         a look at all of them; {now, 'far'}: not near either end, or {now, 'type'}: a key is not of the type that it
---         must be. Nothing has changed but for 'done'.
+-- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: not dead, which
+--         took a look at all that are; {now, 'far'}: not near either end; {now, 'type'}: a key is not of the type that
+--         it must be. Nothing has changed but for 'done'.
 -- bound   one job, 20,000 elements (the caller's)
 local id, look, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl = call('PTTL', KEYS[4])

@@ -4,6 +4,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::client::{Response, job_id, send, until};
+use support::redis_server::RedisServer;
 use support::servers::{Store, TestServer, on_each_store};
 
 /// Posts a body to a path.
@@ -242,6 +243,27 @@ async fn many_are_acked_each_by_itself(store: Store) {
     let acked = post(&server, &token, "/api/ns/q/ack", &hundred).await.expect(200);
     assert_eq!(acked.json, json!({"acked": 100, "stale": []}));
     server.get(&token, &format!("/api/ns/q/job/{}", b.0)).await.expect(200);
+}
+
+/// Guards against an answer that says of a job what nobody has looked for.
+#[tokio::test]
+async fn a_respawn_says_how_far_it_has_looked() {
+    let redis = RedisServer::start();
+    let mut conn = redis.connection();
+    let server = TestServer::on(Store::Redis(redis)).await;
+    let token = server.token("ns").await;
+    let alive = server.put(&token, "/api/ns/q?ttl=0", "x").await.expect(201).job_id();
+    let fill = "for i = 1, 20001 do redis.call('LPUSH', 'd/ns/q', struct.pack('<HH', 1, 5) .. i) end";
+    redis::cmd("EVAL").arg(fill).arg(0).exec(&mut conn).expect("EVAL");
+    let path = format!("/api/ns/q/job/{alive}/respawn");
+    let refused = post(&server, &token, &path, "").await.expect(409);
+    assert_eq!(refused.json["error"], "the job is not dead, or not near an end of the dead letter");
+    let up =
+        post(&server, &token, "/api/ns/q/deadletter/respawn", &json!({"jobs": [&alive]})).await.expect(200);
+    assert_eq!(up.json, json!({"respawned": 0, "missing": [&alive]}));
+    redis::cmd("RPOP").arg("d/ns/q").exec(&mut conn).expect("RPOP");
+    let refused = post(&server, &token, &path, "").await.expect(409);
+    assert_eq!(refused.json["error"], "the job is not dead", "it has looked at all");
 }
 
 async fn the_dead_are_respawned_by_id(store: Store) {
