@@ -5,21 +5,22 @@ mod redis_common;
 mod support;
 
 use std::collections::BTreeSet;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dormouse::engine::redis::RedisEngine;
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{
     DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,
     Release, Revival, Revived,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
-use dormouse::name::{IdempotencyKey, JobKey, Queue};
+use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 use redis::{Commands, Connection};
 use redis_common::{TTR, consume, engine, id, job, queue};
 use support::client::until;
+use support::proxy::Proxy;
 use support::redis_server::RedisServer;
 
 fn keys_like(conn: &mut Connection, pattern: &str) -> BTreeSet<String> {
@@ -448,6 +449,74 @@ async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     assert_eq!(engine.delete_dead(&q, 10_000).await.expect("deleted"), 10_000);
     let answers = revive(&[10_500, 30_000].map(id)).await;
     assert!(matches!(answers[..], [Revived::Done { .. }, Revived::NotDead]), "now it is near: {answers:?}");
+}
+
+/// Guards against a list that skips jobs, or shows some twice, since others worked between two commands of one call.
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {
+    for state in [JobState::Ready, JobState::Dead] {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.addr()).await;
+        let address = RedisAddress { addrs: vec![proxy.addr()], ..server.address() };
+        let engine = RedisEngine::connect(address, &PoolName::default_pool()).await.expect("connected");
+        let q = queue("q");
+        let all: Vec<JobId> = (0..3000).map(id).collect();
+        let mut conn = server.connection();
+        match state {
+            JobState::Dead => dead(&mut conn, "q", all.iter().copied()),
+            _ => {
+                for ids in all.chunks(50) {
+                    let jobs = ids.iter().map(|id| job(&q, *id, "x"));
+                    engine.publish(jobs.collect()).await.expect("published");
+                }
+            }
+        }
+        let key = if state == JobState::Dead { "d/shop/q" } else { "q/shop/q" };
+        let mut taken = 0;
+        // Jobs are taken at the head, and sometimes a few come back there.
+        proxy.before("LRANGE", move || {
+            if taken < 1500 {
+                taken += 7;
+                let some: Vec<Vec<u8>> = conn.rpop(key, NonZeroUsize::new(7)).expect("RPOP");
+                if taken % 3 == 0 && state == JobState::Ready {
+                    taken -= 2;
+                    let _: u64 = conn.rpush(key, &[&some[6], &some[5]]).expect("RPUSH");
+                }
+            }
+        });
+        let (shown, _) = walk(&engine, &q, list(state, 20), async |_| {}).await;
+        let stayed: Vec<JobId> = shown.into_iter().filter(|id| all[1507..].contains(id)).collect();
+        let missed = all[1507..].iter().filter(|id| !stayed.contains(id)).count();
+        assert!(stayed == all[1507..], "{state:?}: of 1,493 {missed} are missed, {} are shown", stayed.len());
+    }
+}
+
+/// Guards against a list that leaves out what stands before a job that has moved to the end, where it waits again.
+#[tokio::test]
+async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let all: Vec<JobId> = (0..100).map(id).collect();
+    for ids in all.chunks(50) {
+        let jobs = ids.iter().map(|id| NewJob { tries: NonZeroU16::MAX, ..job(&q, *id, "x") });
+        engine.publish(jobs.collect()).await.expect("published");
+    }
+    let mut first = true;
+    let (shown, _) = walk(&engine, &q, list(JobState::Ready, 20), async |_| {
+        if std::mem::take(&mut first) {
+            // Their ttr ends: all that the cursor knows stand at the end.
+            consume(&engine, &q, 30, Duration::from_millis(1)).await.expect("consumed");
+            until("they are back", async || {
+                engine.pump(100).await.expect("pumped");
+                engine.size(&q).await.expect("size") == 100
+            })
+            .await;
+        }
+    })
+    .await;
+    let stayed: Vec<JobId> = shown.into_iter().filter(|id| all[30..].contains(id)).collect();
+    assert_eq!(stayed, all[30..], "each that was ready all the while, once");
 }
 
 /// Guards against jobs that a list of timers leaves out or shows twice: lmstfy gives thousands the same score, and the

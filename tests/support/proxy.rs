@@ -3,6 +3,7 @@
 // Each test crate that includes this file uses another part of it.
 #![allow(dead_code)]
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -32,12 +33,25 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
+/// What is done before a command goes on to the Redis.
+struct Before {
+    command: &'static str,
+    act: Box<dyn FnMut() + Send>,
+}
+
+impl fmt::Debug for Before {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.command)
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     target: Mutex<String>,
     answers: watch::Sender<Answers>,
     /// How many bytes clients may still send before all connections are cut.
     cut_after: AtomicUsize,
+    before: Mutex<Option<Before>>,
     cut: watch::Sender<bool>,
 }
 
@@ -50,6 +64,7 @@ impl Proxy {
             target: Mutex::new(target),
             answers: watch::Sender::new(Answers::Pass),
             cut_after: AtomicUsize::new(usize::MAX),
+            before: Mutex::default(),
             cut: watch::Sender::default(),
         });
         let accepting = shared.clone();
@@ -91,6 +106,11 @@ impl Proxy {
         self.shared.answers.send_replace(answers);
     }
 
+    /// From now on does something each time that clients send this command, before it goes on.
+    pub fn before(&self, command: &'static str, act: impl FnMut() + Send + 'static) {
+        *self.shared.before.lock() = Some(Before { command, act: Box::new(act) });
+    }
+
     /// Cuts every connection once clients have sent so many bytes more, and takes none afterwards.
     pub fn cut_after(&self, bytes: usize) {
         self.shared.cut_after.store(bytes, Ordering::SeqCst);
@@ -116,6 +136,11 @@ async fn requests(
             && buffer[..n].windows(command.len()).any(|bytes| bytes == command.as_bytes())
         {
             held.send_replace(true);
+        }
+        if let Some(Before { command, act }) = &mut *shared.before.lock()
+            && buffer[..n].windows(command.len()).any(|bytes| bytes == command.as_bytes())
+        {
+            act();
         }
         let left = shared.cut_after.load(Ordering::SeqCst);
         if left != usize::MAX && left <= n {

@@ -5,8 +5,10 @@
 //!
 //! - among timers it is a place in the order of scores and members, which needs nothing to be there;
 //! - in a list it is how many elements were passed, the last one that was passed, and the next ones. Who takes jobs
-//!   out moves the others: the place is where one of those ids stands now. When none is there, consumes (or a
-//!   respawn of the oldest) have gone beyond the place, and the list goes on at its beginning.
+//!   out moves the others: the place is where the first of those elements stands now. When none is there, consumes (or
+//!   a respawn of the oldest) have gone beyond the place, and the list goes on at its beginning. A job that was
+//!   handed out and waits again at the end has fewer tries, so it is another element; a dead job that stands further
+//!   from the head than before has died again.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -128,33 +130,35 @@ impl RedisCore {
         let mut page = JobPage::default();
         for _ in 0..MAX_PIECES {
             // Begins with the element that was passed last, if nothing has moved.
-            let begin = place.passed.saturating_sub(1);
-            let mut elements = self.elements(&key, begin, begin + (PIECE + NEXT) as u64).await?;
-            let stands =
-                place.last.is_some() && elements.first().map(|e| keys::id_of_element(e)) == Some(place.last);
-            let mut passed = begin;
-            if place.passed > 0 && !stands {
-                let from = place.passed.saturating_sub(AROUND);
-                let around = self.elements(&key, from, place.passed + AROUND).await?;
-                page.scanned += around.len() as u64;
-                let ids: Vec<Option<JobId>> = around.iter().map(|e| keys::id_of_element(e)).collect();
-                let find = |id: &JobId| ids.iter().position(|other| other.as_ref() == Some(id));
-                let found = place.last.as_ref().and_then(find).map(|at| at + 1);
-                match found.or_else(|| place.next.iter().find_map(find)) {
-                    Some(at) => passed = from + at as u64,
-                    None if from > 0 => {
-                        place.passed = from;
-                        continue;
-                    }
-                    None => passed = 0,
-                }
-                elements = self.elements(&key, passed, passed + (PIECE + NEXT) as u64).await?;
-            } else if stands {
-                elements.remove(0);
-                passed += 1;
+            let mut from = place.passed.saturating_sub(1);
+            let mut to = from + (PIECE + NEXT) as u64;
+            let mut elements = self.elements(&key, from, to).await?;
+            if place.passed > 0 && elements.first().and_then(|e| Element::read(e)) != place.last {
+                from = place.passed.saturating_sub(AROUND);
+                to = place.passed + AROUND;
+                elements = self.elements(&key, from, to).await?;
             }
-            let more = elements.len() > PIECE;
-            let piece = &elements[..elements.len().min(PIECE)];
+            // The list goes on with what was read when its place was found: a moment later it may have moved again.
+            let ended = (elements.len() as u64) < to - from;
+            match place.find(&elements, from, list.state) {
+                Some(at) => {
+                    elements.drain(..at);
+                    from += at as u64;
+                }
+                None if from > 0 => {
+                    place.passed = from;
+                    continue;
+                }
+                None => {}
+            }
+            // The next ones must be known, unless there are none.
+            let whole = if ended { elements.len() } else { elements.len().saturating_sub(NEXT) };
+            let piece = &elements[..whole.min(PIECE)];
+            if piece.is_empty() && !ended {
+                place.passed = from;
+                continue;
+            }
+            let more = piece.len() < elements.len() || !ended;
             let entries: Vec<(Entry, usize)> = piece
                 .iter()
                 .enumerate()
@@ -166,9 +170,9 @@ impl RedisCore {
                 })
                 .collect();
             let place_behind = |count: usize| InList {
-                passed: passed + count as u64,
-                last: count.checked_sub(1).and_then(|at| keys::id_of_element(&elements[at])),
-                next: elements[count..].iter().take(NEXT).filter_map(|e| keys::id_of_element(e)).collect(),
+                passed: from + count as u64,
+                last: elements[..count].iter().rev().find_map(|e| Element::read(e)),
+                next: elements[count..].iter().take(NEXT).filter_map(|e| Element::read(e)).collect(),
             };
             let mut rest = entries.as_slice();
             while !rest.is_empty() && page.jobs.len() < list.limit {
@@ -180,7 +184,7 @@ impl RedisCore {
                 rest = &rest[described.len()..];
                 if cut || page.jobs.len() == list.limit {
                     page.scanned += at as u64 + 1;
-                    let end = at + 1 == elements.len();
+                    let end = ended && at + 1 == elements.len();
                     page.cursor = (!end).then(|| place_behind(at + 1).write(list.state));
                     return Ok(page);
                 }
@@ -291,9 +295,22 @@ struct InList {
     /// How many elements came before it.
     passed: u64,
     /// The last of them.
-    last: Option<JobId>,
+    last: Option<Element>,
     /// Those that come next.
-    next: Vec<JobId>,
+    next: Vec<Element>,
+}
+
+/// What an element says: which job, and with how many tries it became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Element {
+    id: JobId,
+    tries: u16,
+}
+
+impl Element {
+    fn read(element: &[u8]) -> Option<Element> {
+        Some(Element { id: keys::id_of_element(element)?, tries: keys::tries_of_element(element)? })
+    }
 }
 
 /// A cursor of this store begins so, and then says of which state it is.
@@ -318,20 +335,22 @@ impl InTimers {
     }
 }
 
-/// An id in a cursor: whether there is one and of which form, and its 16 bytes.
-const ID_BYTES: usize = 17;
+/// An element in a cursor: whether there is one and of which form, the id's 16 bytes, and the tries.
+const ELEMENT_BYTES: usize = 19;
 
-fn write_id(bytes: &mut Vec<u8>, id: Option<&JobId>) {
-    bytes.push(id.map_or(0, |id| 1 + u8::from(id.is_versioned())));
-    bytes.extend(id.map_or([0; 16], |id| id.to_bytes()));
+fn write_element(bytes: &mut Vec<u8>, element: Option<&Element>) {
+    bytes.push(element.map_or(0, |element| 1 + u8::from(element.id.is_versioned())));
+    bytes.extend(element.map_or([0; 16], |element| element.id.to_bytes()));
+    bytes.extend(element.map_or(0, |element| element.tries).to_be_bytes());
 }
 
-fn read_id(bytes: &[u8]) -> Option<Option<JobId>> {
-    let (kind, id) = bytes.split_first()?;
-    let id: [u8; 16] = id.try_into().ok()?;
+fn read_element(bytes: &[u8]) -> Option<Option<Element>> {
+    let (kind, rest) = bytes.split_first()?;
+    let (id, tries) = rest.split_first_chunk()?;
+    let tries = u16::from_be_bytes(tries.try_into().ok()?);
     match kind {
         0 => Some(None),
-        1 | 2 => Some(Some(JobId::from_bytes(id, *kind == 2))),
+        1 | 2 => Some(Some(Element { id: JobId::from_bytes(*id, *kind == 2), tries })),
         _ => None,
     }
 }
@@ -340,9 +359,24 @@ impl InList {
     fn write(&self, state: JobState) -> Cursor {
         let mut bytes = mark(state).to_vec();
         bytes.extend(self.passed.to_be_bytes());
-        write_id(&mut bytes, self.last.as_ref());
-        self.next.iter().for_each(|id| write_id(&mut bytes, Some(id)));
+        write_element(&mut bytes, self.last.as_ref());
+        self.next.iter().for_each(|element| write_element(&mut bytes, Some(element)));
         text(&bytes)
+    }
+
+    /// Where the list goes on among these elements, of which the first is number `from`.
+    fn find(&self, elements: &[Vec<u8>], from: u64, state: JobState) -> Option<usize> {
+        if self.passed == 0 {
+            return Some(0);
+        }
+        let elements: Vec<Option<Element>> = elements.iter().map(|e| Element::read(e)).collect();
+        let find = |wanted: &Element, stood: u64| {
+            let at = elements.iter().position(|other| other.as_ref() == Some(wanted))?;
+            (state == JobState::Ready || from + at as u64 <= stood).then_some(at)
+        };
+        let behind_last = self.last.iter().filter_map(|last| find(last, self.passed - 1)).map(|at| at + 1);
+        let next = (self.passed..).zip(&self.next).filter_map(|(stood, next)| find(next, stood));
+        behind_last.chain(next).min()
     }
 }
 
@@ -360,14 +394,15 @@ impl Place {
             let side = matches!(side, b'a' | b'b' | b'm').then(|| char::from(*side).to_string())?;
             return Some(Place::InTimers(InTimers { score: score.to_owned(), side, end: end.to_vec() }));
         }
-        let (passed, ids) = bytes.split_first_chunk()?;
+        let (passed, elements) = bytes.split_first_chunk()?;
         let passed = u64::from_be_bytes(*passed);
-        if ids.len() % ID_BYTES != 0 || ids.len() > ID_BYTES * (1 + NEXT) || passed > i64::MAX as u64 / 2 {
+        let most = ELEMENT_BYTES * (1 + NEXT);
+        if elements.len() % ELEMENT_BYTES != 0 || elements.len() > most || passed > i64::MAX as u64 / 2 {
             return None;
         }
-        let mut ids = ids.chunks(ID_BYTES).map(read_id);
-        let last = ids.next()??;
-        let next = ids.map(Option::flatten).collect::<Option<Vec<_>>>()?;
+        let mut elements = elements.chunks(ELEMENT_BYTES).map(read_element);
+        let last = elements.next()??;
+        let next = elements.map(Option::flatten).collect::<Option<Vec<_>>>()?;
         Some(Place::InList(InList { passed, last, next }))
     }
 }
@@ -377,14 +412,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn id() -> impl Strategy<Value = JobId> {
-        (any::<[u8; 16]>(), any::<bool>()).prop_map(|(bytes, versioned)| JobId::from_bytes(bytes, versioned))
+    fn element() -> impl Strategy<Value = Element> {
+        let id = |(bytes, versioned)| JobId::from_bytes(bytes, versioned);
+        (any::<([u8; 16], bool)>().prop_map(id), any::<u16>()).prop_map(|(id, tries)| Element { id, tries })
     }
 
     proptest! {
         #[test]
         fn a_place_survives_its_cursor(
-            passed in 0..u64::MAX / 4, last in prop::option::of(id()), next in prop::collection::vec(id(), 0..=NEXT),
+            passed in 0..u64::MAX / 4, last in prop::option::of(element()), next in prop::collection::vec(element(), 0..=NEXT),
             score in 0f64..1e10, end: [u8; 31],
         ) {
             let place = InList { passed, last, next };
