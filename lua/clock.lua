@@ -2,7 +2,7 @@
 -- integer: below 2^53 until 2255), and `score` writes such a time as a timer_set score, unix seconds with a
 -- fraction. TIME stands still while a script runs. A score without a fraction is one that lmstfy wrote, and lmstfy
 -- cuts off the fraction. So a time of whole seconds is written half a microsecond later, which keeps it before the
--- next microsecond. The last of ARGV is a deadline by the same clock: who called does
+-- next microsecond; from 2^32 seconds on, where doubles are too coarse for that, two microseconds later. The last of ARGV is a deadline by the same clock: who called does
 -- not wait for an answer any more, so a call that comes later does nothing. The script does not see this argument.
 local call, now = redis.call, redis.call('TIME')
 now = now[1] * 1000000 + now[2]
@@ -11,6 +11,6 @@ if now > tonumber(table.remove(ARGV)) then
 end
 local function score(us)
   local fraction = us % 1000000
-  if fraction == 0 then fraction = 0.5 end
+  if fraction == 0 then fraction = us < 4294967296000000 and 0.5 or 2 end
   return string.format('%.0f.%07.0f', math.floor(us / 1000000), fraction * 10)
 end

@@ -20,6 +20,17 @@ local function read_score(text)
   return second * 1000000 + part, part % 2 == 1
 end
 
+-- As Redis compares: bytes. Lua's own way depends on the language of the machine.
+local function less(a, b)
+  local from = 1
+  while from < #a and string.sub(a, from, from + 7) == string.sub(b, from, from + 7) do from = from + 8 end
+  for i = from, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
 -- Looks for the timer of a job by the names that it can have with `tries` of its details: 1,281 at most. Of a job with
 -- more than 1,023 tries a timer stays unknown that lmstfy's servers have set 255 times since we handed it out. Answers
 -- the score, the tries and the member, or nothing.

@@ -4,7 +4,7 @@
 --         of queues
 -- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
---         timer member, value
+--         timer member, value; the delays keep jobs of one call in order that would be due together
 --         per replaced job: its call, exact timer member ('' = not known)
 --         per hash and per index: the name to record; then, if there are any, #indexes
 -- (An index is there once somebody has listed the queues of a namespace.)
@@ -45,9 +45,9 @@ for job = 1, job_count do
     else call('SET', job_keys[job], ARGV[arg + 5], 'PX', ARGV[arg + 2]) end
     local list = tonumber(ARGV[arg + 1])
     if list == 0 then
-      -- Two microseconds apart, so that jobs due together keep their order, and even (see details.lua).
+      -- Even (see details.lua).
       local due = now + ARGV[arg + 3]
-      timers[timers_size + 1] = score(due + due % 2 + 2 * job)
+      timers[timers_size + 1] = score(due + due % 2)
       timers[timers_size + 2] = ARGV[arg + 4]
       timers_size = timers_size + 2
     else

@@ -10,7 +10,8 @@
 --         forever, what the keys of jobs, of details and of producers' keys begin with
 --         per ready list: ns/queue, prefix of its timer members
 --         per job: its ready list, ttl in ms (0 = forever), delay in us, due time in us ('' = after the delay), tries,
---         id, value, key ('' = none), what to do when it is taken (keep, replace or fail)
+--         id, value, key ('' = none), what to do when it is taken (keep, replace or fail); the delays, and the parts of
+--         a millisecond of the due times, keep jobs of one call in order that would be due together
 --         per new queue: its namespace, its name
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
@@ -18,7 +19,7 @@
 --         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}:
 --         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay.
 --         Nothing has changed but for 'done'.
--- bound   64 jobs, and 1 MiB of values or one value (the caller's)
+-- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time
 local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local fingerprint, bases = ARGV[6], {ARGV[9], ARGV[10], ARGV[11]}
 local at = 2 + list_count + job_count
@@ -55,6 +56,34 @@ if not staged and stored > 0 then return {now, 'taken'} end
 for i = 1, 2 + list_count do
   local type = call('TYPE', KEYS[i]).ok
   if type ~= 'none' and type ~= (i == 1 and 'zset' or 'list') then return answer('type') end
+end
+
+-- Where a job goes that is due at an instant: behind those of its queue that are due in the same millisecond, whoever
+-- published them. It shares the score of the last one if its member comes behind that one's; else it is due two
+-- microseconds later. So there is room for 500 jobs out of order; more of them come by tries and id.
+local begins = {}
+local function place(job, tail)
+  local later = job.at % 1000
+  local at = job.at - later
+  if at <= now then return now end
+  local begin = begins[job.list] or {}
+  begins[job.list] = begin
+  for _, most in ipairs({1, 32}) do
+    if begin[at] then break end
+    local found = call('ZREVRANGEBYSCORE', KEYS[1], score(at + 998), score(at), 'LIMIT', 0, most)
+    for i = 1, #found do
+      local ours = string.sub(found[i], 1, #job.member) == job.member
+      -- Behind 32 of other queues stands nothing of its own.
+      if ours or i == 32 then
+        local due = read_score(call('ZSCORE', KEYS[1], found[i]))
+        begin[at] = due + 2 - due % 2
+        if ours and due % 2 == 0 and less(string.sub(found[i], #job.member + 1), tail) then begin[at] = due end
+        break
+      end
+    end
+    if #found < most then begin[at] = begin[at] or at end
+  end
+  return math.min(begin[at] + later, at + 998)
 end
 
 -- Look at the keys before the first write.
@@ -99,17 +128,16 @@ for i = 1, job_count do
       else call('SET', job_keys[i], job.value, 'PX', job.ttl) end
     elseif job.ttl == '0' then call('PERSIST', job_keys[i])
     else call('PEXPIRE', job_keys[i], job.ttl) end
-    job.due = job.at or now + job.delay
+    local element = struct.pack('<HH', job.tries, #id) .. id
+    job.due = job.at and place(job, element) or now + job.delay
     if job.due > now then
-      -- Two microseconds apart, so that jobs due together keep their order.
-      job.due = job.due + job.due % 2 + 2 * i
+      job.due = job.due + job.due % 2
       timers[#timers + 1] = score(job.due)
-      timers[#timers + 1] = job.member .. struct.pack('<HH', job.tries, #id) .. id
+      timers[#timers + 1] = job.member .. element
     else
-      job.due = now
       local elements = elements_of[job.list]
       if not elements then elements = {}; elements_of[job.list] = elements end
-      elements[#elements + 1] = struct.pack('<HH', job.tries, #id) .. id
+      elements[#elements + 1] = element
     end
   end
   placed[i] = string.format('%s %s %s %s', job.how or 'new', id, job.due and string.format('%.0f', job.due) or '',

@@ -7,14 +7,6 @@
 --         queue: how many members were read with it, score, end of its member}}
 -- bound   500 members (the caller's)
 local t, prefix, most, from = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
--- As Redis compares: bytes. Lua's own way depends on the language of the machine.
-local function less(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
 local rank = 0
 if from ~= '' then
   rank = call('ZCOUNT', t, '-inf', from)

@@ -451,6 +451,72 @@ async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     assert!(matches!(answers[..], [Revived::Done { .. }, Revived::NotDead]), "now it is near: {answers:?}");
 }
 
+/// Guards against an order by tries and id: another server's ids may be smaller within a millisecond. And against more
+/// jobs at one instant than there are microseconds in the one after it.
+#[tokio::test]
+async fn jobs_of_one_instant_come_in_publish_order_from_several_servers() {
+    let server = RedisServer::start();
+    let engines = [engine(&server).await, engine(&server).await];
+    let q = queue("q");
+    let at = engines[0].now() + 3_600_000;
+    let mut expected = Vec::new();
+    for n in 0..450_u64 {
+        let id = JobId::from_parts(1_700_000_000_000, 1000 - n % 2 * 500 + n, 3600, false);
+        let tries = NonZeroU16::new(1 + n as u16 % 3).expect("1 to 3");
+        let placing = Placing { job: NewJob { tries, ..job(&q, id, "x") }, at: Some(at), key: None };
+        let placed = place(&engines[n as usize % 2], placing).await;
+        assert_eq!(placed.due_at, Some(at), "job {n}");
+        expected.push(placed.id);
+    }
+    // Bulks of one server: their ids grow.
+    for bulk in 0..50 {
+        let ids = (0..64).map(|n| JobId::from_parts(1_700_000_000_001 + bulk, n, 3600, false));
+        expected.extend(ids.clone());
+        let jobs = ids.map(|id| Placing { job: job(&q, id, "x"), at: Some(at), key: None }).collect();
+        publish(&engines[0], Publication { jobs, replaces: None, once: None }).await;
+    }
+    let (listed, _) = walk(&engines[0], &q, list(JobState::Delayed, 100), async |_| {}).await;
+    let wrong = listed.iter().zip(&expected).filter(|(a, b)| a != b).count();
+    assert!(listed == expected, "{wrong} of {} are out of order", expected.len());
+    let scores: Vec<(Vec<u8>, f64)> =
+        server.connection().zrange_withscores("timer_set", 0, -1).expect("a sorted set");
+    let (first, last) = (at as f64 / 1e3, (at + 1) as f64 / 1e3);
+    assert!(
+        scores.iter().all(|(_, score)| (first..last).contains(score)),
+        "due in that millisecond, not from {} to {}",
+        scores[0].1,
+        scores[scores.len() - 1].1
+    );
+}
+
+/// Guards against an instant that is cut to an earlier one, and against one of a far year that is taken for the end of
+/// a hand-over: scores have no half microseconds there.
+#[tokio::test]
+async fn jobs_of_a_far_year_are_held_until_then() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let q = queue("q");
+    let mut expected = Vec::new();
+    for (n, at) in
+        [4_294_967_296_000, 4_503_599_627_371, 5_680_281_600_000, 6_000_000_000_001].iter().enumerate()
+    {
+        let placing = Placing { job: job(&q, id(n as u64), "x"), at: Some(*at), key: None };
+        assert_eq!(
+            place(&engine, placing).await.due_at,
+            Some(*at),
+            "not earlier, and not a millisecond later"
+        );
+        expected.push((id(n as u64), Some(*at)));
+    }
+    expected.sort_by_key(|(_, at)| *at);
+    let page = engine.list_jobs(&q, list(JobState::Delayed, 100)).await.expect("a list").expect("no cursor");
+    let listed: Vec<_> = page.jobs.iter().map(|view| (view.id, view.due_at)).collect();
+    assert_eq!(listed, expected, "delayed, each until then");
+    let far = Placing { job: job(&q, id(9), "x"), at: Some(u64::MAX), key: None };
+    let refused = engine.publish_with(only(far)).await;
+    assert!(refused.is_err(), "what cannot be kept is refused: {refused:?}");
+}
+
 /// Guards against a list that skips jobs, or shows some twice, since others worked between two commands of one call.
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {

@@ -66,6 +66,17 @@ async fn a_job_is_due_after_a_delay_with_decimals_or_at_an_instant(store: Store)
         let later = post(&server, &token, &format!("/api/ns/q/jobs?{query}"), "later").await.expect(201);
         assert_eq!(later.json["due_at"], json!(in_utc), "{query}: {}", later.text);
     }
+    for far in ["2106-02-07T06:28:16.000Z", "2112-09-18T00:00:00.000Z", "2150-01-01T00:00:00.000Z"] {
+        let held = post(&server, &token, &format!("/api/ns/far/jobs?at={far}&ttl=0"), "x").await.expect(201);
+        assert_eq!(held.json["due_at"], json!(far), "not cut to an earlier instant: {}", held.text);
+    }
+    let longest = post(&server, &token, "/api/ns/far/jobs?delay=4294967295&ttl=0", "x").await.expect(201);
+    let list = server.get(&token, "/api/ns/far/jobs?state=delayed").await.expect(200);
+    let due: Vec<&str> =
+        list.json["jobs"].as_array().into_iter().flatten().filter_map(|job| job["due_at"].as_str()).collect();
+    assert_eq!(due.len(), 4, "{}", list.text);
+    assert!(due.is_sorted() && due[2] == "2150-01-01T00:00:00.000Z", "{}", list.text);
+    assert_eq!(longest.json["due_at"], json!(due[3]), "{}", list.text);
     let past = post(&server, &token, "/api/ns/q/jobs?at=2001-01-01T00:00:00+01:00", "past").await.expect(201);
     let job = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
     assert_eq!(job.job_id(), past.job_id(), "a time that has passed is now");
@@ -85,6 +96,8 @@ async fn a_publish_that_is_refused_says_why_and_stores_nothing(store: Store) {
         ("at=tomorrow", "invalid at"),
         ("at=2026-11-21T12:00:00", "invalid at"),
         ("at=9999-01-01T00:00:00Z", "at is too far away"),
+        ("at=2199-01-01T00:00:00Z", "at is too far away"),
+        ("at_ms=7226582400000", "at is too far away"),
         ("at_ms=1.5", "invalid at_ms"),
         ("delay=1&at=2", "only one of delay, at and at_ms can be given"),
         ("at_ms=1&at=2", "only one of delay, at and at_ms can be given"),

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Release, Released, Revival};
-use dormouse::job::{JobId, JobRef};
+use dormouse::job::{JobId, JobRef, JobState};
 use dormouse::name::Queue;
 
 use crate::support::stage::*;
@@ -390,6 +390,25 @@ pub async fn a_job_due_at_an_instant_is_not_early(s: &dyn Stage) {
     assert_eq!(s.take(&q, 9, LONG).await.iter().map(|job| job.id).collect::<Vec<_>>(), [past.id]);
     s.pass(LIFE).await;
     assert_eq!(s.drain(&q).await, ["later"]);
+}
+
+/// Guards against an order within one call alone.
+pub async fn jobs_due_at_one_instant_come_in_publish_order_over_calls(s: &dyn Stage) {
+    let q = queue("q");
+    let at = s.engine().now() + ms(LONG);
+    let mut expected = Vec::new();
+    for tries in [[1, 3, 2], [2, 1, 1], [1, 1, 300]] {
+        match s.publish_with(tries.map(|n| job(&q, "x").at(at).tries(n))).await {
+            Published::Done(placed) => expected.extend(placed.iter().map(|placed| placed.id)),
+            other => panic!("it should be done: {other:?}"),
+        }
+        // Another queue's, at the same instant.
+        s.place(job(&queue("p"), "x").at(at).tries(9)).await;
+    }
+    let listed = s.list(&q, JobState::Delayed, 100).await;
+    assert!(listed.iter().all(|view| view.due_at == Some(at)), "due at {at}: {listed:?}");
+    let listed: Vec<JobId> = listed.iter().map(|view| view.id).collect();
+    assert_eq!(listed, expected, "publish order");
 }
 
 /// Guards against two producers that both believe that their job is stored.

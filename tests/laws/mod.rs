@@ -220,6 +220,7 @@ macro_rules! more_laws {
                 a_keyed_call_with_a_taken_id_changes_nothing,
                 the_longest_key_works,
                 a_job_due_at_an_instant_is_not_early,
+                jobs_due_at_one_instant_come_in_publish_order_over_calls,
                 one_of_many_publishes_with_one_key_wins,
             }
             once {

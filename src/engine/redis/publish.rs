@@ -350,17 +350,19 @@ impl PublishHandler {
         }
 
         cmd.arg(lists.len()).arg(jobs.len()).arg(replaced.len()).arg(u8::from(staged));
+        let mut in_order = InOrder::default();
         for (call, list, job) in &jobs {
             let tries = job.tries.get();
             cmd.arg(call);
             let ready = job.delay.is_zero();
             cmd.arg(if ready { *list } else { 0 });
-            cmd.arg(job.ttl.map_or(0, ttl_millis)).arg(micros(job.delay));
-            cmd.arg(if ready {
-                keys::element(tries, &job.id)
+            cmd.arg(job.ttl.map_or(0, ttl_millis));
+            if ready {
+                cmd.arg(0).arg(keys::element(tries, &job.id));
             } else {
-                keys::member(&job.queue, tries, &job.id)
-            });
+                let member = keys::member(&job.queue, tries, &job.id);
+                cmd.arg(micros(job.delay) + in_order.later(*list, &member)).arg(member);
+            }
             let value =
                 if staged { Bytes::new() } else { value::encode(&job.id, &job.body, &job.attributes)? };
             cmd.arg(&value[..]);
@@ -379,6 +381,26 @@ impl PublishHandler {
             cmd.arg(new.len());
         }
         Ok((cmd, new))
+    }
+}
+
+/// Keeps delayed jobs of one call in order that would be due together: timers of one score stand in the order of their
+/// members, which begin with queue and tries.
+#[derive(Debug, Default)]
+pub struct InOrder {
+    /// The last member of each list.
+    last: HashMap<usize, Vec<u8>>,
+    later: Micros,
+}
+
+impl InOrder {
+    /// How many microseconds later than asked for the job of the next member is due.
+    pub fn later(&mut self, list: usize, member: &[u8]) -> Micros {
+        let last = self.last.insert(list, member.to_vec());
+        if last.is_some_and(|last| *member < last[..]) {
+            self.later += 2; // delayed jobs are due at even microseconds
+        }
+        self.later
     }
 }
 

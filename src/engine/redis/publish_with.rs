@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::Cmd;
 
@@ -11,15 +12,16 @@ use super::connection::fault::{Fault, Outcome};
 use super::connection::open::Connection;
 use super::in_time::{in_time, patient};
 use super::layout::{keys, value};
-use super::publish::{Staged, id_taken, micros, ttl_millis};
+use super::publish::{InOrder, Staged, id_taken, micros, ttl_millis};
 use crate::clock::{Micros, Millis};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, JobView, NewJob};
 use crate::name::{JobKey, Queue};
 
-/// No instant that somebody may ask for is later: Lua's numbers are exact so far, with room to count on.
-const LATEST: Micros = 1 << 52;
+/// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
+/// years at most.
+const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
 
 impl RedisCore {
     /// See [`Engine::publish_with`](crate::engine::Engine::publish_with).
@@ -31,9 +33,12 @@ impl RedisCore {
             return Ok(Published::Done(Vec::new()));
         }
         let (mut ids, mut taken) = (HashSet::new(), HashSet::new());
-        for Placing { job, key, .. } in &publication.jobs {
+        for Placing { job, at, key } in &publication.jobs {
             if !ids.insert((&job.queue, job.id)) {
                 return Err(id_taken());
+            }
+            if at.is_some_and(|at| at > LATEST) {
+                return Err(Error::refused("an instant is too far away"));
             }
             if let Some((key, _)) = key
                 && !taken.insert((&job.queue, key))
@@ -178,11 +183,16 @@ impl RedisCore {
         for queue in &lists {
             cmd.arg(keys::group(queue)).arg(keys::member_prefix(queue));
         }
+        let mut in_order = InOrder::default();
         for Placing { job, at, key } in jobs {
             let list = lists.iter().position(|queue| **queue == job.queue).map_or(0, |i| i + 1);
-            cmd.arg(list).arg(job.ttl.map_or(0, ttl_millis)).arg(micros(job.delay));
+            let later = in_order.later(list, &keys::member(&job.queue, job.tries.get(), &job.id));
+            cmd.arg(list).arg(job.ttl.map_or(0, ttl_millis)).arg(match job.delay {
+                Duration::ZERO => 0,
+                delay => micros(delay) + later,
+            });
             match at {
-                Some(at) => cmd.arg(at.saturating_mul(1000).min(LATEST)),
+                Some(at) => cmd.arg(at * 1000 + later),
                 None => cmd.arg(""),
             };
             cmd.arg(job.tries.get()).arg(job.id.to_string());

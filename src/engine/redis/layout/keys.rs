@@ -128,7 +128,7 @@ pub fn due_of_score(score: f64, id: &JobId) -> (Micros, bool) {
         let delayed = id.delay_seconds() > 0 && second / 1_000_000 <= first_due + 1;
         return (second, !delayed);
     }
-    // A whole second of ours is written half a microsecond later.
+    // A whole second of ours is written half a microsecond later (lua/clock.lua).
     let part = if part < 0.75 { 0 } else { part.round() as Micros };
     (second + part, part % 2 == 1)
 }

@@ -89,7 +89,7 @@ impl Default for Scripts {
             peek: with_clock!("peek"),
             inspect: with_details!("inspect"),
             describe: with_details!("describe"),
-            scan_timers: with_clock!("scan_timers"),
+            scan_timers: with_details!("scan_timers"),
             destroy: with_clock!("destroy"),
             respawn: with_details!("respawn"),
             respawn_job: with_details!("respawn_job"),
