@@ -3,8 +3,8 @@
 -- ARGV    prefix of the queue's timer members, how many members to read, where to go on: a score ('' = at the
 --         beginning), and among the members of that score 'b' = where those of the queue begin, 'm' = behind the
 --         queue's member that ends so, 'a' = behind all; the end of that member
--- returns {members read, where to go on: score ('' = at the end), 'b', 'm' or 'a', end of the member; {per job of the
---         queue: how many members were read with it, score, end of its member}}
+-- returns {where to go on: score ('' = at the end), 'b', 'm' or 'a', end of the member; {per job of the queue: score, end
+--         of its member}}
 -- bound   500 members (the caller's)
 local t, prefix, most, from = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local rank = 0
@@ -21,18 +21,17 @@ if from ~= '' then
     rank = low
   end
 end
-local found, jobs = call('ZRANGE', t, rank, rank + most - 1, 'WITHSCORES'), {}
-local read = #found / 2
-for i = 1, read do
-  local member = found[2 * i - 1]
-  if string.sub(member, 1, #prefix) == prefix then
-    local n = #jobs
-    jobs[n + 1], jobs[n + 2], jobs[n + 3] = i, found[2 * i], string.sub(member, #prefix + 1)
-  end
+-- Scores cost three times as much as members: only those of the queue's are asked for.
+local found, ours, jobs = call('ZRANGE', t, rank, rank + most - 1), {}, {}
+for i = 1, #found do
+  if string.sub(found[i], 1, #prefix) == prefix then ours[#ours + 1] = found[i] end
 end
-if read < most then return {read, '', '', '', jobs} end
-local last = found[2 * read - 1]
-if string.sub(last, 1, #prefix) == prefix then
-  return {read, found[2 * read], 'm', string.sub(last, #prefix + 1), jobs}
+local scores = #ours > 0 and call('ZMSCORE', t, unpack(ours))
+for i = 1, #ours do
+  jobs[2 * i - 1], jobs[2 * i] = scores[i], string.sub(ours[i], #prefix + 1)
 end
-return {read, found[2 * read], less(last, prefix) and 'b' or 'a', '', jobs}
+if #found < most then return {'', '', '', jobs} end
+local last = found[#found]
+local at = call('ZSCORE', t, last)
+if last == ours[#ours] then return {at, 'm', jobs[#jobs], jobs} end
+return {at, less(last, prefix) and 'b' or 'a', '', jobs}

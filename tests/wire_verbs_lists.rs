@@ -199,6 +199,79 @@ async fn a_list_in_pages_shows_each_job_once(store: Store) {
     }
 }
 
+/// All cursors of a list of one job a page.
+async fn cursors(server: &TestServer, token: &str, list: &str) -> Vec<String> {
+    let (mut all, mut from): (Vec<String>, _) = (Vec::new(), String::new());
+    loop {
+        let page = server.get(token, &format!("{list}limit=1{from}")).await.expect(200);
+        let Some(next) = page.json["cursor"].as_str() else { return all };
+        from = format!("&cursor={next}");
+        all.push(next.to_owned());
+    }
+}
+
+/// Guards against cursors that a client makes up: a place among the timers of all queues, and how many were looked at
+/// from there, told when other namespaces' jobs are due.
+async fn a_cursor_is_good_for_its_own_list_and_tells_nothing(store: Store) {
+    let server = TestServer::start(&store.toml(), ()).await;
+    let (token, other) = (server.token("ns").await, server.token("other").await);
+    for n in 0..3 {
+        server.put(&token, &format!("/api/ns/q?delay={}", 600 + n), "x").await.expect(201);
+        server.put(&token, "/api/ns/q", "x").await.expect(201);
+        server.put(&token, &format!("/api/ns/q{n}"), "x").await.expect(201);
+        server.put(&other, &format!("/api/other/q?delay={}", 600 + n), "x").await.expect(201);
+    }
+    let lists = ["/api/ns/q/jobs?state=delayed&", "/api/ns/q/jobs?state=ready&", "/api/ns?"];
+    let mut of_lists = Vec::new();
+    for list in lists {
+        of_lists.push((list, cursors(&server, &token, list).await));
+    }
+    let delayed = &of_lists[0].1;
+    assert_eq!(delayed.len(), 2, "a cursor behind each but the last: {delayed:?}");
+    assert_eq!(delayed[0].len(), delayed[1].len(), "its length says nothing of what stands there");
+    for (list, cursors) in &of_lists {
+        for cursor in cursors {
+            for (another, token) in lists
+                .iter()
+                .chain(&["/api/ns/q0/jobs?state=delayed&"])
+                .map(|list| (*list, &token))
+                .chain([("/api/other/q/jobs?state=delayed&", &other), ("/api/other?", &other)])
+            {
+                let answer = server.get(token, &format!("{another}limit=1&cursor={cursor}")).await;
+                let expected = if another == *list { 200 } else { 400 };
+                assert_eq!(answer.status, expected, "a cursor of {list} in {another}: {}", answer.text);
+            }
+            // Altered, in each of its places.
+            for at in 0..cursor.len() {
+                let mut altered = cursor.clone().into_bytes();
+                altered[at] = if altered[at] == b'A' { b'B' } else { b'A' };
+                let altered = String::from_utf8(altered).expect("ASCII");
+                let refused = server.get(&token, &format!("{list}limit=1&cursor={altered}")).await;
+                // The last character has bits that no byte needs.
+                assert!(refused.status == 400 || at + 1 == cursor.len(), "altered at {at}: {}", refused.text);
+            }
+        }
+    }
+    for made_up in ["d0006000000000000000000000000000000", "cgAKMTAwMDAwMDAwMGI", "r.q0", "q0", "r-0", "x"] {
+        for list in lists {
+            let refused = server.get(&token, &format!("{list}limit=1&cursor={made_up}")).await.expect(400);
+            assert_eq!(refused.says(), "invalid cursor");
+        }
+    }
+    // Another namespace's timers are not counted.
+    let token = server.token("none").await;
+    let page = server.get(&token, "/api/none/q/jobs?state=delayed").await.expect(200);
+    assert_eq!(page.text, r#"{"jobs":[],"cursor":null,"scanned":0}"#);
+
+    // Another server of this store, and this one after a restart.
+    let (list, cursor) = (of_lists[0].0, of_lists[0].1[0].clone());
+    server.stop().await;
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let page = server.get(&token, &format!("{list}limit=1&cursor={cursor}")).await.expect(200);
+    assert_eq!(jobs(&page).len(), 1, "the list goes on: {}", page.text);
+}
+
 /// Guards against an answer of a hundred megabytes.
 async fn a_page_of_large_bodies_ends_early_and_goes_on(store: Store) {
     let server = TestServer::on(store).await;
@@ -257,6 +330,7 @@ on_each_store!(
     the_queues_of_a_namespace_are_listed_with_what_is_in_them,
     the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
     a_list_in_pages_shows_each_job_once,
+    a_cursor_is_good_for_its_own_list_and_tells_nothing,
     a_page_of_large_bodies_ends_early_and_goes_on,
     verbose_shows_what_a_job_is_doing_whichever_route_published_it,
 );

@@ -17,6 +17,9 @@ use crate::engine::disk::{Change, DiskEngine, Records, Table};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
+/// The row of the secret, among those of push.
+const SECRET: &[u8] = b"push/k";
+
 /// Tokens and limits in the directory of a disk engine.
 #[derive(Debug)]
 pub struct DiskAdmin {
@@ -211,6 +214,17 @@ impl AdminStore for DiskAdmin {
             counter.count = counter.count.saturating_sub(1);
         }
         Ok(())
+    }
+
+    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
+        let row = Bytes::from_static(SECRET);
+        let add = (Table::Push, row.clone(), Change::Add(Bytes::copy_from_slice(new)));
+        let stored = || self.records.read(Table::Push, |rows| rows.get(&row).cloned());
+        if let Some(stored) = stored() {
+            return Ok(stored);
+        }
+        self.records.change(vec![add]).await?;
+        stored().ok_or_else(|| Error::corrupt("a secret is gone that was stored"))
     }
 
     async fn check(&self) -> Result<()> {

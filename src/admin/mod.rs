@@ -16,6 +16,7 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
@@ -118,6 +119,10 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// Subtracts one from the counter that ends then, as [`count`](AdminStore::count) has told. Any other counter
     /// stays as it is: the one meant has ended. The counter does not go below zero.
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()>;
+
+    /// The secret that all servers of this store share: the one that is stored, or `new`, which is stored where there
+    /// is none.
+    async fn secret(&self, new: &[u8]) -> Result<Bytes>;
 
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;

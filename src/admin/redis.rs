@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use redis::{Cmd, FromRedisValue};
 
 use super::push::PushKey;
@@ -31,6 +32,8 @@ use crate::process::tasks::Tasks;
 
 /// The hash of all limits.
 const LIMITS: &str = "__throttler_keys__";
+/// The secret that all servers share. lmstfy has no such key.
+const SECRET: &str = "dormouse/secret";
 /// The hash of all records of push.
 pub(super) const PUSH: &str = "dormouse/push";
 /// How long a new store waits for its connection. A busy machine needs some of it.
@@ -233,6 +236,13 @@ impl AdminStore for RedisAdmin {
         call.arg(counter_key(key, direction)).arg(ends);
         let _: i64 = self.run(script, &call).await?;
         Ok(())
+    }
+
+    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
+        let mut both = redis::pipe();
+        both.cmd("SET").arg(SECRET).arg(new).arg("NX").ignore().cmd("GET").arg(SECRET);
+        let (stored,): (Vec<u8>,) = self.shared.query_all(&both).await?;
+        Ok(stored.into())
     }
 
     async fn check(&self) -> Result<()> {

@@ -227,7 +227,7 @@ pub struct JobPage {
     pub jobs: Vec<JobView>,
     /// Where to go on; `None` at the end.
     pub cursor: Option<Cursor>,
-    /// How many entries the store looked at.
+    /// How many jobs of the queue the store looked at; some may be gone.
     pub scanned: u64,
 }
 

@@ -141,10 +141,16 @@ fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
 
 /// `GET /api/:namespace`. lmstfy's servers do not know this route. So as not to change what clients of lmstfy see where
 /// there is nothing to show, a request without parameters is answered as lmstfy does while there are no queues.
-pub async fn queues(auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn queues(
+    State(state): App,
+    auth: AuthorizedNamespace,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let bare = query.is_none();
     let query = Query(query.as_deref().unwrap_or_default());
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
+    let list = format!("{}/{}", auth.pool.name, auth.namespace);
+    let cursor = state.cursors.open(&list, cursor).await?;
     let page = auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(BAD_CURSOR)?;
     if bare && page.queues.is_empty() && page.cursor.is_none() {
         return Ok(reply::not_found().await);
@@ -152,7 +158,7 @@ pub async fn queues(auth: AuthorizedNamespace, RawQuery(query): RawQuery) -> Han
     let reply = QueuesReply {
         namespace: auth.namespace.as_str(),
         queues: page.queues.iter().map(QueueReply::from).collect(),
-        cursor: page.cursor.map(|cursor| cursor.0),
+        cursor: state.cursors.seal(&list, page.cursor).await?,
     };
     Ok(reply::json(StatusCode::OK, &reply))
 }
@@ -166,12 +172,14 @@ pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery
     };
     let (limit, cursor) = params::page(query, USUAL_JOBS)?;
     let bodies = params::flag(query, "data", false, "invalid data")?;
+    let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
+    let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
     let page = read_page(&auth, list).await?.ok_or(BAD_CURSOR)?;
     let bytes: usize = page.jobs.iter().filter_map(|job| job.body.as_ref()).map(Bytes::len).sum();
     let reply = JobsReply {
         jobs: page.jobs.iter().map(ListedJob::from).collect(),
-        cursor: page.cursor.map(|cursor| cursor.0),
+        cursor: state.cursors.seal(&sealed_for, page.cursor).await?,
         scanned: page.scanned,
     };
     if bytes <= LARGE_ANSWER {

@@ -8,6 +8,7 @@ mod audit;
 mod batch;
 mod body;
 pub mod connection;
+pub mod cursors;
 mod dead_letter;
 mod delivered;
 mod error;
@@ -43,6 +44,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 use parking_lot::Mutex;
 
+use self::cursors::Cursors;
 use self::error::ApiError;
 pub use self::fast_path::Api;
 use self::fast_path::JOB;
@@ -144,6 +146,7 @@ pub struct AppState {
     pub push: Arc<Push>,
     pub tokens: TokenManager,
     pub throttle: Arc<Throttle>,
+    pub cursors: Cursors,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
     /// How many polls are parked, over all pools.

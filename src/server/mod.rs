@@ -28,6 +28,7 @@ use crate::config::{Config, PushHttps, Secret};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
+use crate::http::cursors::Cursors;
 use crate::http::parked_tokens::ParkedTokens;
 use crate::http::room::BodyRoom;
 use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
@@ -351,6 +352,7 @@ fn app_state(
         pools,
         push,
         tokens: TokenManager::new(store.clone(), cache.clone()),
+        cursors: Cursors::new(store.clone()),
         throttle: Throttle::new(store, cache, outage),
         defaults: Defaults {
             ttl: config.ttl_second,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::error::{Error, Result};
@@ -36,6 +37,7 @@ struct Tables {
     limits: BTreeMap<TokenKey, Limit>,
     /// The count, and when its counter ends.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
+    secret: Option<Bytes>,
 }
 
 impl MemoryAdmin {
@@ -180,6 +182,10 @@ impl AdminStore for MemoryAdmin {
             }
         })
         .await
+    }
+
+    async fn secret(&self, new: &[u8]) -> Result<Bytes> {
+        self.call(|state, _| state.secret.get_or_insert_with(|| Bytes::copy_from_slice(new)).clone()).await
     }
 
     async fn check(&self) -> Result<()> {

@@ -188,6 +188,9 @@ impl Step for FindStart {
     fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Option<Start>> {
         let Some(queue) = state.queues.get(&self.queue) else { return Ok(None) };
         let first = match self.state {
+            // Nobody need look through the timers of others for it.
+            JobState::Delayed if queue.timers <= queue.running => None,
+            JobState::Running if queue.running == 0 => None,
             JobState::Delayed => state.timers.delayed_from().map(Place::Timer),
             JobState::Running => state.timers.running_from().map(Place::Timer),
             JobState::Ready => Some(Place::Number(queue.ready_from())),
@@ -213,19 +216,22 @@ impl Start {
             None => Bound::Included(first),
         };
         let mut page = JobPage::default();
-        let (mut reads, mut bytes, mut last) = (0, 0, None);
+        let (mut looks, mut reads, mut bytes, mut last) = (0, 0, 0, None);
         for item in snapshot.range(space, (from, Bound::Included(end))) {
-            let full = page.jobs.len() == list.limit || bytes >= STEP_BYTES;
-            if full || reads == STEP_ENTRIES || page.scanned == MOST_TIMERS {
+            let (key, value) = item?;
+            let (place, found) = self.read(&key, &value)?;
+            // Behind a full page the list goes on until it is known whether another job of the queue comes: how many
+            // timers others have must not show.
+            let full = page.jobs.len() == list.limit || bytes >= STEP_BYTES || reads == STEP_ENTRIES;
+            if looks == MOST_TIMERS || full && found.is_some() {
                 page.cursor = last.map(|place: Place| place.cursor(self.state));
                 break;
             }
-            let (key, value) = item?;
-            page.scanned += 1;
-            let (place, found) = self.read(&key, &value)?;
+            looks += 1;
             last = Some(place);
             let Some((entry, due_at)) = found else { continue };
             reads += 1;
+            page.scanned += 1;
             let job = codec::job_key(&self.prefix, entry.id);
             let Found::Record(record) = snapshot.job(&job)? else { continue };
             bytes += record.body.len();

@@ -26,8 +26,12 @@ use crate::name::Queue;
 
 /// How many entries one command or script reads.
 const PIECE: usize = 500;
-/// How many pieces one call reads at most.
+/// How many pieces of all timers one call reads at most: about 0.1 ms of the Redis each.
+const TIMER_PIECES: usize = 4;
+/// How many pieces of a list one call reads at most.
 const MAX_PIECES: usize = 10;
+/// How many jobs of the queue one call looks at, most of which may be gone: about 2.5 µs of the Redis each.
+const MOST_DESCRIBED: u64 = 1000;
 /// How many ids behind the place a cursor has.
 const NEXT: usize = 8;
 /// How far from its place an element is looked for, in either direction.
@@ -73,16 +77,18 @@ impl RedisCore {
     async fn list_timers(&self, queue: &Queue, list: &JobList, mut place: InTimers) -> Result<JobPage> {
         let mut page = JobPage::default();
         let prefix = keys::member_prefix(queue);
-        for _ in 0..MAX_PIECES {
+        // Behind a full page the list goes on until it is known whether another job of the queue comes: how many
+        // timers others have must not show.
+        let mut full = false;
+        for _ in 0..TIMER_PIECES {
             let mut cmd = self.scripts.scan_timers.call(1);
             cmd.arg(keys::TIMER_SET).arg(&prefix).arg(PIECE);
             cmd.arg(&place.score).arg(&place.side).arg(&place.end);
-            let (scanned, score, side, end, cells): (u64, String, String, Vec<u8>, Vec<Value>) =
+            let (score, side, end, cells): (String, String, Vec<u8>, Vec<Value>) =
                 self.run(&self.shared, &self.scripts.scan_timers, cmd).await?;
             let mut entries = Vec::new();
-            for cell in cells.chunks_exact(3) {
-                let (at, score, end): (u64, String, Vec<u8>) =
-                    (read(&cell[0])?, read(&cell[1])?, read(&cell[2])?);
+            for cell in cells.chunks_exact(2) {
+                let (score, end): (String, Vec<u8>) = (read(&cell[0])?, read(&cell[1])?);
                 let (Some(id), Some(tries_left)) = (keys::id_of_element(&end), keys::tries_of_element(&end))
                 else {
                     continue;
@@ -90,26 +96,26 @@ impl RedisCore {
                 let (due, runs) = keys::due_of_score(score.parse().unwrap_or_default(), &id);
                 if runs == (list.state == JobState::Running) {
                     let entry = Entry { id, tries_left, due_at: Some(due / 1000) };
-                    entries.push((entry, at, InTimers { score, side: "m".into(), end }));
+                    entries.push((entry, InTimers { score, side: "m".into(), end }));
                 }
             }
             let mut rest = entries.as_slice();
-            while !rest.is_empty() && page.jobs.len() < list.limit {
-                let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
-                let described = self.describe(queue, list, some.iter().map(|(entry, ..)| entry)).await?;
-                let cut = described.len() < some.len();
-                page.jobs.extend(described.iter().flatten().cloned());
-                let (_, at, behind) = &some[described.len().saturating_sub(1)];
-                rest = &rest[described.len()..];
-                // The page is full, of jobs or of bytes.
-                if cut || page.jobs.len() == list.limit {
-                    let end = rest.is_empty() && score.is_empty();
-                    page.scanned += if end { scanned } else { *at };
-                    page.cursor = (!end).then(|| behind.write(list.state));
+            while !rest.is_empty() {
+                if full {
+                    page.cursor = Some(place.write(list.state));
                     return Ok(page);
                 }
+                let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
+                let described = self.describe(queue, list, some.iter().map(|(entry, _)| entry)).await?;
+                page.scanned += described.len() as u64;
+                page.jobs.extend(described.iter().flatten().cloned());
+                // Full of jobs, of bytes, or of those that are gone.
+                full = described.len() < some.len()
+                    || page.jobs.len() == list.limit
+                    || page.scanned >= MOST_DESCRIBED;
+                place = some[described.len().saturating_sub(1)].1.clone();
+                rest = &rest[described.len()..];
             }
-            page.scanned += scanned;
             if score.is_empty() {
                 return Ok(page);
             }
@@ -178,18 +184,17 @@ impl RedisCore {
             while !rest.is_empty() && page.jobs.len() < list.limit {
                 let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
                 let described = self.describe(queue, list, some.iter().map(|(entry, _)| entry)).await?;
-                let cut = described.len() < some.len();
+                page.scanned += described.len() as u64;
+                let full = described.len() < some.len() || page.scanned >= MOST_DESCRIBED;
                 page.jobs.extend(described.iter().flatten().cloned());
                 let at = some[described.len().saturating_sub(1)].1;
                 rest = &rest[described.len()..];
-                if cut || page.jobs.len() == list.limit {
-                    page.scanned += at as u64 + 1;
+                if full || page.jobs.len() == list.limit {
                     let end = ended && at + 1 == elements.len();
                     page.cursor = (!end).then(|| place_behind(at + 1).write(list.state));
                     return Ok(page);
                 }
             }
-            page.scanned += piece.len() as u64;
             if !more {
                 return Ok(page);
             }
