@@ -2,14 +2,14 @@
 -- KEYS    timer_set | job keys
 -- ARGV    per job: exact timer member ('' = not known), its due time in us ('' = no receipt)
 -- returns which jobs are there and were not forgotten, counted from 0
--- bound   100 jobs (the caller's)
+-- bound   100 jobs (the caller's), 1,024 names of timers
 local stale = {}
 for job = 1, #KEYS - 1 do
   local key, member, due = KEYS[1 + job], ARGV[2 * job - 1], tonumber(ARGV[2 * job])
   local armed = due and due > now and call('ZSCORE', KEYS[1], member)
   if not due or armed and tonumber(armed) == tonumber(score(due)) then
-    call('DEL', key)
-    if member ~= '' then call('ZREM', KEYS[1], member) end
+    local there = call('DEL', key) == 1
+    if member ~= '' then call('ZREM', KEYS[1], member) elseif there then forget_timer(KEYS[1], key) end
   elseif call('EXISTS', key) == 1 then
     stale[#stale + 1] = job - 1
   end

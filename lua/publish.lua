@@ -11,7 +11,7 @@
 -- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
 --         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
 --         was stored before has ended, and nothing has changed
--- bound   64 jobs, and 1 MiB of values or one value (the caller's)
+-- bound   64 jobs, and 1 MiB of values or one value (the caller's), 1,024 names of timers
 local list_count, job_count, replaced_count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local staged = ARGV[4] == '1'
 local before_jobs, refused, answer = 1 + list_count, {}, {now, 0}
@@ -82,8 +82,9 @@ end
 local arg = 5 + 6 * job_count
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
-    call('DEL', KEYS[before_jobs + job_count + replaced])
-    if ARGV[arg + 1] ~= '' then call('ZREM', KEYS[1], ARGV[arg + 1]) end
+    local key = KEYS[before_jobs + job_count + replaced]
+    local there = call('DEL', key) == 1
+    if ARGV[arg + 1] ~= '' then call('ZREM', KEYS[1], ARGV[arg + 1]) elseif there then forget_timer(KEYS[1], key) end
   end
   arg = arg + 2
 end

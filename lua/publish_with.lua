@@ -19,7 +19,8 @@
 --         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}:
 --         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay.
 --         Nothing has changed but for 'done'.
--- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time
+-- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time, 1,024 names of
+--         timers of the job that is replaced
 local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local fingerprint, bases = ARGV[6], {ARGV[9], ARGV[10], ARGV[11]}
 local at = 2 + list_count + job_count
@@ -163,8 +164,8 @@ for i = 1, job_count do
   end
 end
 if replaced_key then
-  call('DEL', replaced_key)
-  if ARGV[5] ~= '' then call('ZREM', KEYS[1], ARGV[5]) end
+  local there = call('DEL', replaced_key) == 1
+  if ARGV[5] ~= '' then call('ZREM', KEYS[1], ARGV[5]) elseif there then forget_timer(KEYS[1], replaced_key) end
 end
 local outcome = table.concat(placed, '\n')
 if record then call('SET', record, fingerprint .. outcome, 'PX', ARGV[7]) end

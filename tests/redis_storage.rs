@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
-use dormouse::engine::{Engine, Pumped};
+use dormouse::engine::{Engine, Once, Placing, Publication, Pumped};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, QueueList, Token};
+use dormouse::name::{IdempotencyKey, Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
 use redis_common::{TTR, consume, engine, id, job, queue};
 use support::redis_server::RedisServer;
@@ -472,6 +472,51 @@ async fn jobs_due_together_keep_their_order_whatever_their_tries() {
     pump(&engine, 64).await;
     let got: Vec<JobId> = take(&engine, &q, 100, TTR).await.iter().map(|job| job.id).collect();
     assert_eq!(got, (0..64).map(|n| id((n * 37) % 64)).collect::<Vec<_>>(), "publish order");
+}
+
+/// Guards against timers that stay for a delay of a month when their jobs are acked: an ack does not know the tries of a
+/// job that its server has not handed out, and they are a part of the timer's name.
+#[tokio::test]
+async fn who_forgets_a_delayed_job_takes_its_timer_too() {
+    let server = RedisServer::start();
+    let engines = [engine(&server).await, engine(&server).await];
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let delayed = |n: u64, tries: u16| NewJob {
+        delay: Duration::from_secs(50),
+        tries: NonZeroU16::new(tries).expect("not 0"),
+        ..job(&q, id(n), "x")
+    };
+    let named = |n: u64| JobRef { queue: q.clone(), id: id(n) };
+    let stays = engines[0].publish(vec![delayed(9000, 7)]).await;
+    stays.expect("published");
+    for n in 0..200 {
+        engines[0].publish(vec![delayed(n, 1 + n as u16)]).await.expect("published");
+        engines[1].ack(named(n)).await.expect("acked");
+    }
+    assert_eq!(timers(conn).len(), 1, "of 200 delayed jobs that were acked");
+    engines[0].publish((200..264).map(|n| delayed(n, 3)).collect()).await.expect("published");
+    let many: Vec<_> = (200..264).map(|n| (id(n), None)).collect();
+    engines[0].ack_many(&q, &many).await.expect("acked");
+    assert_eq!(timers(conn).len(), 1, "of 64 that were acked in one call");
+    // A debounce.
+    engines[0].publish(vec![delayed(300, 3)]).await.expect("published");
+    for n in 300..400 {
+        engines[0].republish(named(n), delayed(n + 1, 3)).await.expect("republished");
+    }
+    assert_eq!(timers(conn).len(), 2, "of 101 jobs, each in the place of the one before it");
+    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let placing = Placing { job: delayed(500, 3), at: None, key: None };
+    let publication = Publication { jobs: vec![placing], replaces: Some(named(400)), once: Some(once) };
+    engines[0].publish_with(publication).await.expect("republished");
+    assert_eq!(timers(conn).len(), 2, "the same, safe to repeat");
+    // One that another server has handed out.
+    engines[0]
+        .publish(vec![NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(600), "x") }])
+        .await
+        .expect("published");
+    take(&engines[0], &q, 1, TTR).await;
+    engines[1].ack(named(600)).await.expect("acked");
+    assert_eq!(timers(conn).len(), 2, "of a running job that another server has handed out");
 }
 
 #[tokio::test]

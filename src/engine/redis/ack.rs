@@ -1,6 +1,6 @@
-//! Ack: coalesced calls become one script call, which also removes the timer members of jobs whose tries this
-//! process remembers. A member that stays behind is dropped by the pump when it is due. What comes with receipts goes
-//! one call at a time.
+//! Ack: coalesced calls become one script call, which also removes the timer members. Of jobs whose tries this process
+//! remembers it names them, others are looked for (lua/forget.lua). A member that stays behind is dropped by the pump
+//! when it is due. What comes with receipts goes one call at a time.
 
 use std::sync::Arc;
 
@@ -50,12 +50,14 @@ impl Handler for AckHandler {
 impl RedisCore {
     /// The call that forgets these jobs, with the timer members of those whose tries are given.
     pub fn forget<'a>(&self, jobs: impl Iterator<Item = (&'a JobRef, Option<u16>)>) -> Cmd {
-        let jobs: Vec<_> = jobs.collect();
+        let mut jobs: Vec<_> = jobs.collect();
+        jobs.sort_by_key(|(_, tries)| tries.is_none());
         let mut call = self.scripts.ack.call(1 + jobs.len());
         call.arg(keys::TIMER_SET);
         for (job, _) in &jobs {
             call.arg(keys::job(&job.queue, &job.id));
         }
+        call.arg(jobs.iter().filter(|(_, tries)| tries.is_none()).count());
         for (job, tries) in &jobs {
             if let Some(tries) = tries {
                 call.arg(keys::member(&job.queue, *tries, &job.id));

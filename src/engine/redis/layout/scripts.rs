@@ -62,6 +62,18 @@ macro_rules! with_clock {
     };
 }
 
+/// The same for a script that forgets jobs: lua/forget.lua is put before it too.
+macro_rules! that_forgets {
+    ($name:literal $(, $more:literal)*) => {
+        Script::new(concat!(
+            include_str!("../../../../lua/clock.lua"),
+            include_str!("../../../../lua/forget.lua"),
+            $(include_str!(concat!("../../../../lua/", $more, ".lua")),)*
+            include_str!(concat!("../../../../lua/", $name, ".lua"))
+        ))
+    };
+}
+
 /// The same for a script that knows what is kept beside lmstfy's keys: lua/details.lua is put before it too.
 macro_rules! with_details {
     ($name:literal) => {
@@ -77,15 +89,15 @@ impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
             stage: with_clock!("stage"),
-            publish: with_clock!("publish"),
-            publish_with: with_details!("publish_with"),
+            publish: that_forgets!("publish"),
+            publish_with: that_forgets!("publish_with", "details"),
             cancel_key: with_details!("cancel_key"),
             consume: with_clock!("consume"),
             give_back: with_clock!("give_back"),
             touch: with_clock!("touch"),
             release: with_details!("release"),
-            ack: with_clock!("ack"),
-            ack_many: with_clock!("ack_many"),
+            ack: that_forgets!("ack"),
+            ack_many: that_forgets!("ack_many"),
             peek: with_clock!("peek"),
             inspect: with_details!("inspect"),
             describe: with_details!("describe"),
