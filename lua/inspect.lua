@@ -3,7 +3,8 @@
 -- ARGV    prefix of the queue's timer members, id
 -- returns {now}: there is no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score},
 --         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} in place of 'timer' and what follows
--- bound   1,281 names of timers, 2,000 elements of the ready list, 20,000 of the dead letter
+-- bound   1,313 names of timers; 2,000 elements of the ready list are compared with four names, and 200 read; 20,000 of
+--         the dead letter are compared
 local id, value = ARGV[2], call('GET', KEYS[2])
 if not value then return {now} end
 local ttl, details = call('PTTL', KEYS[2]), call('HMGET', KEYS[5], 'reason', 'tries')
@@ -12,7 +13,8 @@ local function answer(...)
   for i = 1, select('#', ...) do job[5 + i] = select(i, ...) end
   return job
 end
-local found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[2] or 1023))
+-- Few tries first: the other names cost 0.3 ms.
+local found, tries = find_timer(KEYS[1], ARGV[1], id, 31)
 if found then return answer('timer', tries, found) end
 -- A dead job lives forever.
 if ttl == -1 then
@@ -20,9 +22,18 @@ if ttl == -1 then
   if call('LPOS', KEYS[4], element, 'RANK', -1, 'MAXLEN', 10000)
     or call('LPOS', KEYS[4], element, 'MAXLEN', 10000) then return answer('dead') end
 end
-for _, range in ipairs({{-1000, -1}, {0, 999}}) do
+-- To compare costs a tenth of what it costs to read. Few jobs have more than four tries left.
+for n = 1, 4 do
+  local element = struct.pack('<HH', n, #id) .. id
+  if call('LPOS', KEYS[3], element, 'RANK', -1, 'MAXLEN', 1000) or call('LPOS', KEYS[3], element, 'MAXLEN', 1000) then
+    return answer('ready', n)
+  end
+end
+for _, range in ipairs({{-100, -1}, {0, 99}}) do
   for _, element in ipairs(call('LRANGE', KEYS[3], range[1], range[2])) do
     if string.sub(element, 5) == id then return answer('ready', (struct.unpack('<H', element))) end
   end
 end
+found, tries = find_timer(KEYS[1], ARGV[1], id, tonumber(details[2] or 1023))
+if found then return answer('timer', tries, found) end
 return answer('unknown')

@@ -221,7 +221,29 @@ async fn republish_validates_first_and_is_one_step(store: Store) {
     assert_eq!(server.get(&token, "/api/ns/q?count=9").await.json.as_array().map(Vec::len), Some(2));
 }
 
-on_each_store!(republish_validates_first_and_is_one_step);
+/// Guards against a token that publishes without bound, as republishes of jobs that are not there.
+async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let mut id = server.put(&token, "/api/ns/q", "x").await.expect(201).job_id();
+    server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
+    let fresh = server.token("ns").await;
+    // What a token may do is believed for a second.
+    support::client::until("the limit is in force", async || {
+        id = server.put(&token, &format!("/api/ns/q/job/{id}"), "again").await.expect(201).job_id();
+        server.put(&token, "/api/ns/q", "x").await.status == 429
+    })
+    .await;
+    for unknown in ["nonsense", "01ARZ3NDEKTSV4RRFFQ69G5FAV"] {
+        let path = format!("/api/ns/q/job/{unknown}");
+        let over = server.put(&token, &path, "x").await;
+        assert_eq!(over.status, 429, "a publish over the limit: {over:?}");
+        server.put(&fresh, &path, "x").await.expect(201);
+    }
+    server.put(&token, &format!("/api/ns/q/job/{id}"), "again").await.expect(201);
+}
+
+on_each_store!(republish_validates_first_and_is_one_step, a_republish_of_an_unknown_job_counts_as_a_publish,);
 
 async fn a_producer_can_wait_on_a_queue_named_after_its_job(store: Store) {
     let server = TestServer::on(store).await;
