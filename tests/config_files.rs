@@ -75,11 +75,7 @@ fn the_configuration_of_docker_compose_keeps_all_on_one_redis() {
     assert_eq!(config.pool["default"].addr.as_deref(), redis);
     assert_eq!(config.admin_redis.as_ref().and_then(|a| a.addr.as_deref()), redis);
     assert!(!config.allow_unsafe_redis, "what it runs on must keep jobs");
-    assert_eq!(
-        config.accounts,
-        BTreeMap::new(),
-        "the admin port is bound to the machine by docker-compose.yml"
-    );
+    assert_eq!(config.accounts, BTreeMap::new(), "no password is shipped: docker-compose.yml asks for one");
 }
 
 /// Guards against a container build without make, which jemalloc needs, ports that the network reaches, and a
@@ -100,6 +96,14 @@ fn what_runs_the_server_keeps_it_private() {
         .filter(|line| line.starts_with("- \"") && line.ends_with(":7777\"") || line.ends_with(":7778\""))
         .collect();
     assert_eq!(published, ["- \"127.0.0.1:7777:7777\"", "- \"127.0.0.1:7778:7778\""], "on loopback only");
+    let account =
+        ["DORMOUSE_ACCOUNTS_OPERATOR: ${ADMIN_PASSWORD:?", "DORMOUSE_ADMIN_AUTH: operator:${ADMIN_PASSWORD}"];
+    for line in account {
+        assert!(
+            compose.contains(line),
+            "an account without a password that everybody knows, {line}, in:\n{compose}"
+        );
+    }
     let unit = read("deploy/dormouse.service");
     for line in ["UMask=0077", "StateDirectoryMode=0700", "RestartPreventExitStatus=2", "NoNewPrivileges=yes"]
     {

@@ -2,7 +2,10 @@
 
 mod support;
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use support::client::{Response, raw, send, status};
+use support::process::Process;
 use support::servers::{Store, TestServer};
 
 /// What a browser adds to a request that a page of another site makes it send.
@@ -71,12 +74,76 @@ async fn programs_people_and_our_own_origin_are_let_in() {
     }
     let answer = raw(server.admin_addr, b"GET /ready HTTP/1.0\r\n\r\n").await;
     assert_eq!(status(&answer), 200, "a health check without a Host: {answer}");
-    // Only this machine reaches the other server's port, but any name may lead to this one's.
+}
+
+/// A server whose admin port other machines reach, with the accounts of `keys`. A test asks it over 127.0.0.1.
+async fn beyond_this_machine(keys: &str) -> (TestServer, SocketAddr) {
     let store = Store::disk();
-    let open = TestServer::start(&format!("AdminHost = '0.0.0.0'\n{}", store.toml()), store).await;
-    let addr = (std::net::Ipv4Addr::LOCALHOST, open.admin_addr.port()).into();
-    let answer = raw(addr, b"GET /pools HTTP/1.1\r\nHost: queue.example\r\nConnection: close\r\n\r\n").await;
+    let server = TestServer::start(&format!("AdminHost = '0.0.0.0'\n{keys}{}", store.toml()), store).await;
+    let addr = (Ipv4Addr::LOCALHOST, server.admin_addr.port()).into();
+    (server, addr)
+}
+
+/// Guards against DNS rebinding of an admin port beyond loopback, as in a container: a page has its own name lead to
+/// it, and asks it by that name as its Host and its Origin.
+#[tokio::test]
+async fn a_page_that_gives_its_name_our_address_makes_no_token() {
+    let (_server, admin) = beyond_this_machine("").await;
+    let ask = async |method: &str, target: &str, hosts: &str| {
+        let request = format!("{method} {target} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+        raw(admin, request.as_bytes()).await
+    };
+    let page = "Host: evil.example:7778\r\nOrigin: http://evil.example:7778\r\n";
+    let answer = ask("POST", "/token/ns?description=evil", page).await;
+    assert_eq!(status(&answer), 403, "a page's own name makes no token: {answer}");
+    assert!(answer.contains("[Accounts]") && answer.contains("AdminHost"), "it says what to do: {answer}");
+    for path in ["/token/ns", "/limits", "/info", "/pools", "/version", "/accesslog", "/push/ns/q"] {
+        let answer = ask("GET", path, page).await;
+        assert_eq!(status(&answer), 403, "GET {path} by a page's own name: {answer}");
+    }
+    let several = "Host: 10.0.0.1\r\nHost: evil.example\r\n";
+    assert_eq!(status(&ask("GET", "/token/ns", several).await), 403, "each Host counts");
+    let absolute = ask("GET", "http://evil.example/token/ns", "Host: localhost\r\n").await;
+    assert_eq!(status(&absolute), 403, "the target counts: {absolute}");
+    for host in ["10.0.0.1", "10.0.0.1:7778", "[fd00::1]:7778", "0.0.0.0", "LOCALHOST:7778", "localhost."] {
+        let answer = ask("GET", "/token/ns", &format!("Host: {host}\r\n")).await;
+        assert_eq!(status(&answer), 200, "an address or localhost, {host}: {answer}");
+    }
+    let answer =
+        ask("POST", "/token/ns?description=x", "Host: 10.0.0.1\r\nOrigin: http://evil.example\r\n").await;
+    assert_eq!(status(&answer), 403, "a page of another origin: {answer}");
+    // Prometheus and load balancers ask by any name.
+    for path in ["/ping", "/ready", "/metrics"] {
+        let answer = ask("GET", path, "Host: queue-1.internal:7778\r\n").await;
+        assert_eq!(status(&answer), 200, "GET {path} by a name: {answer}");
+        let answer = ask("GET", path, "Host: queue-1:7778\r\nOrigin: http://evil.example\r\n").await;
+        assert_eq!(status(&answer), 403, "GET {path} by a page of another origin: {answer}");
+    }
+    let answer = raw(admin, b"GET /token/ns HTTP/1.0\r\n\r\n").await;
+    assert_eq!(status(&answer), 200, "a program without a Host: {answer}");
+    assert!(!answer.contains("evil"), "nothing was made: {answer}");
+}
+
+/// A page knows no password, so with accounts any name may lead to a port beyond loopback. On loopback the Host is
+/// judged all the same.
+#[tokio::test]
+async fn with_accounts_an_admin_port_beyond_loopback_takes_any_name() {
+    let accounts = "Accounts = { ann = 'secret' }\n";
+    let request =
+        b"GET /token/ns HTTP/1.1\r\nHost: queue.example\r\nAuthorization: Basic YW5uOnNlY3JldA==\r\n\
+                    Connection: close\r\n\r\n";
+    let (_server, admin) = beyond_this_machine(accounts).await;
+    let answer = raw(admin, request).await;
     assert_eq!(status(&answer), 200, "{answer}");
+    let store = Store::disk();
+    let loopback = TestServer::start(&format!("{accounts}{}", store.toml()), store).await;
+    let answer = raw(loopback.admin_addr, request).await;
+    assert_eq!(status(&answer), 403, "{answer}");
+    for path in ["/ping", "/ready", "/metrics"] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: queue.example\r\nConnection: close\r\n\r\n");
+        let answer = raw(loopback.admin_addr, request.as_bytes()).await;
+        assert_eq!(status(&answer), 403, "GET {path} on loopback: {answer}");
+    }
 }
 
 /// Guards against an `<img>` that consumes a job, and a form that publishes one.
@@ -113,6 +180,24 @@ async fn a_web_page_cannot_consume_or_change_jobs() {
         format!("GET /api/ns/q?token={token} HTTP/1.1\r\nHost: queue.example\r\nConnection: close\r\n\r\n");
     let answer = raw(server.api_addr, behind_balancer.as_bytes()).await;
     assert!(status(&answer) == 200 && answer.contains(&id), "the job is untouched, under any Host: {answer}");
+}
+
+/// Guards against a web page that has its name lead to a server on a developer's machine that checks no token.
+#[tokio::test]
+async fn without_tokens_a_port_of_this_machine_alone_takes_no_other_name() {
+    for (host, other) in [("127.0.0.1", 403), ("0.0.0.0", 404)] {
+        let dir = tempfile::TempDir::new().expect("a temporary directory");
+        let mut process = Process::start(dir.path(), &["-sv"], &[("DORMOUSE_HOST", host)]);
+        let port =
+            process.address("api").rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+        let addr: SocketAddr = (Ipv4Addr::LOCALHOST, port).into();
+        for (name, want) in [("evil.example", other), ("localhost", 404), ("127.0.0.1", 404)] {
+            let request =
+                format!("GET /api/ns/q HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n");
+            let answer = raw(addr, request.as_bytes()).await;
+            assert_eq!(status(&answer), want, "-sv, Host = {host}, asked as {name}: {answer}");
+        }
+    }
 }
 
 /// A server with the account `ann:secret`.

@@ -51,8 +51,8 @@ use self::fast_path::JOB;
 pub use self::idempotency::UnderWay;
 pub use self::logins::FailedLogins;
 use self::middleware::Observe;
-pub use self::origin::AdminName;
 use self::origin::Guard;
+pub use self::origin::OwnNames;
 use self::parked_tokens::ParkedTokens;
 use self::room::BodyRoom;
 use crate::admin::limits::Throttle;
@@ -172,9 +172,10 @@ pub struct AppState {
     pub tasks: Tasks,
 }
 
-/// The public port.
-pub fn api(state: Arc<AppState>) -> Api {
-    let observe = Observe { state, guard: Guard::Public };
+/// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
+pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
+    let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
+    let observe = Observe { state, guard: Guard::Public(names) };
     Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
 }
 
@@ -213,7 +214,7 @@ fn our_routes() -> Router<Arc<AppState>> {
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits, push and the access log ask for one.
-pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
+pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
         .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
@@ -242,7 +243,7 @@ pub fn admin(state: Arc<AppState>, name: AdminName) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    finish(guarded.merge(open), Observe { state, guard: Guard::Admin(Arc::new(name)) })
+    finish(guarded.merge(open), Observe { state, guard: Guard::Admin(Arc::new(names)) })
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

@@ -7,8 +7,9 @@
 //!   machine, or another name of the same domain, is another server.
 //! - `Origin` counts where a browser does not send `Sec-Fetch-Site` (plain HTTP beyond loopback): it must name
 //!   the host and port that the request names. `null` names nobody.
-//! - `Host` counts on an admin port that only this machine can reach: a page may give its own name the address
-//!   127.0.0.1 (DNS rebinding) and is then of the same origin, but the browser still sends that name.
+//! - `Host` counts on an admin port that asks for no password, or that only this machine can reach: a page may give its
+//!   own name the server's address (DNS rebinding) and is then of the same origin, but the browser still sends that
+//!   name. An IP address is no name, so nobody can lead it elsewhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -25,41 +26,66 @@ const OTHER_HOST: ApiError = ApiError::Refused(
     StatusCode::FORBIDDEN,
     "the Host of the request is not this machine: ask localhost or 127.0.0.1",
 );
+const OTHER_NAME: ApiError = ApiError::Refused(
+    StatusCode::FORBIDDEN,
+    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, or configure [Accounts]",
+);
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The one GET of the public port that changes something: it consumes.
 pub const CONSUME: &str = "/api/{namespace}/{queue}";
 
+/// What Prometheus and load balancers ask on an admin port beyond loopback, by any name. It changes nothing.
+const BY_ANY_NAME: [&str; 3] = ["/ping", "/ready", "/metrics"];
+
 /// Who looks at the requests of a port.
 #[derive(Clone, Debug)]
 pub enum Guard {
-    /// Refuses a change or a consume that another site sent.
-    Public,
-    /// Refuses whatever another site sent, and on a loopback address whatever names another host.
-    Admin(Arc<AdminName>),
+    /// Refuses a change or a consume that another site sent; and what names another host, if the port asks for no token.
+    Public(Option<Arc<OwnNames>>),
+    /// Refuses whatever another site sent, and what names another host.
+    Admin(Arc<OwnNames>),
 }
 
-/// What an admin port takes as its own name.
+/// What a port takes as its own name.
 #[derive(Debug)]
-pub struct AdminName {
+pub struct OwnNames {
     /// Only this machine can reach the port.
     pub loopback: bool,
-    /// `AdminHost` of the configuration.
+    /// It asks for accounts, and no page knows their passwords.
+    pub accounts: bool,
+    /// `AdminHost` or `Host` of the configuration.
     pub configured: String,
 }
 
 impl Guard {
     /// Why this request of a route is refused, if it is.
     pub fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
-        let guarded = match self {
-            Guard::Public => !is_read(request.method(), route),
-            Guard::Admin(name) if name.loopback && !names_this_machine(&name.configured, request) => {
-                return Some(OTHER_HOST);
-            }
-            Guard::Admin(_) => true,
+        let (names, guarded) = match self {
+            Guard::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
+            Guard::Admin(names) => (Some(names), true),
         };
-        (guarded && from_other_site(request)).then_some(OTHER_SITE)
+        let other_site = || (guarded && from_other_site(request)).then_some(OTHER_SITE);
+        names.and_then(|names| names.refusal(request, route)).or_else(other_site)
+    }
+}
+
+impl OwnNames {
+    /// Why the names in this request are refused, if they are. A request without one (HTTP/1.0) is from no browser.
+    fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
+        let ours = |host: &str| host.eq_ignore_ascii_case(without_dot(&self.configured));
+        if self.loopback {
+            let good = |host: &str| {
+                ours(host) || is_localhost(host) || address(host).is_some_and(|ip| ip.is_loopback())
+            };
+            return (!all_names(request, good)).then_some(OTHER_HOST);
+        }
+        if self.accounts || BY_ANY_NAME.contains(&route) {
+            return None;
+        }
+        let good = |host: &str| ours(host) || is_localhost(host) || address(host).is_some();
+        (!all_names(request, good)).then_some(OTHER_NAME)
     }
 }
 
@@ -105,24 +131,30 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     host.filter(|_| hosts.next().is_none())
 }
 
-/// Whether every name in the request is one of this machine. One without a name (HTTP/1.0) is from no browser.
-fn names_this_machine(configured: &str, request: &Request) -> bool {
-    let ours = |name: &Authority| is_loopback(name.host()) || name.host().eq_ignore_ascii_case(configured);
+/// Whether every host that the request names, without its port and a dot at its end, is `good`.
+fn all_names(request: &Request, good: impl Fn(&str) -> bool) -> bool {
+    let good = |name: &Authority| good(without_dot(name.host()));
     let mut hosts = request.headers().get_all(header::HOST).iter();
-    request.uri().authority().is_none_or(ours)
+    request.uri().authority().is_none_or(good)
         && hosts
-            .all(|host| host.to_str().ok().and_then(|host| host.parse().ok()).is_some_and(|host| ours(&host)))
+            .all(|host| host.to_str().ok().and_then(|host| host.parse().ok()).is_some_and(|host| good(&host)))
 }
 
-/// Whether a name without its port can only mean this machine.
-fn is_loopback(host: &str) -> bool {
-    if let Some(address) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        return address.parse::<Ipv6Addr>().is_ok_and(|ip| IpAddr::V6(ip).to_canonical().is_loopback());
+fn without_dot(host: &str) -> &str {
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+/// The IP address that a host is. Browsers have turned other forms of one into this one.
+fn address(host: &str) -> Option<IpAddr> {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => host.parse::<Ipv6Addr>().ok().map(|ip| IpAddr::V6(ip).to_canonical()),
+        None => host.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
     }
-    if let Ok(address) = host.parse::<Ipv4Addr>() {
-        return address.is_loopback();
-    }
-    let name = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+}
+
+/// Whether a name can only mean the machine that asks.
+fn is_localhost(host: &str) -> bool {
+    let name = host.to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost")
 }
 
@@ -180,44 +212,78 @@ mod tests {
         assert!(from_other_site(&absolute), "the target names the host");
     }
 
+    fn admin(loopback: bool, accounts: bool, configured: &str) -> Guard {
+        Guard::Admin(Arc::new(OwnNames { loopback, accounts, configured: configured.into() }))
+    }
+
+    fn takes(guard: &Guard, headers: &[(&str, &str)]) -> bool {
+        guard.refusal(&request("/", headers), "/token/{namespace}").is_none()
+    }
+
+    const OF_THIS_MACHINE: [&str; 11] = [
+        "localhost",
+        "LOCALHOST:7778",
+        "localhost.",
+        "app.localhost",
+        "127.0.0.1:7778",
+        "127.9.9.9",
+        "[::1]",
+        "[::1]:7778",
+        "[::ffff:127.0.0.1]:1",
+        "admin.internal:7778",
+        "Admin.Internal.:7778",
+    ];
+    const ADDRESSES: [&str; 5] = ["0.0.0.0", "10.0.0.1:7778", "[::]", "[fe80::1]", "[::ffff:10.0.0.1]:7778"];
+    const OTHER_NAMES: [&str; 14] = [
+        "",
+        ".",
+        ":7778",
+        "evil.example",
+        "evil.example:7778",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1.evil.example",
+        "xlocalhost",
+        "a b",
+        "localhost@evil.example",
+        "admin.internal.evil.example",
+        "2130706433",
+        "[fe80::1%25eth0]",
+    ];
+
     #[test]
     fn only_loopback_names_mean_this_machine() {
-        let good = [
-            "localhost",
-            "LOCALHOST:7778",
-            "localhost.",
-            "app.localhost",
-            "127.0.0.1:7778",
-            "127.9.9.9",
-            "[::1]",
-            "[::1]:7778",
-            "[::ffff:127.0.0.1]:1",
-            "admin.internal:7778",
-        ];
-        for host in good {
-            assert!(names_this_machine("admin.internal", &request("/", &[("host", host)])), "{host}");
+        for accounts in [false, true] {
+            let guard = admin(true, accounts, "admin.internal");
+            for host in OF_THIS_MACHINE {
+                assert!(takes(&guard, &[("host", host)]), "{host}");
+            }
+            for host in OTHER_NAMES.iter().chain(&ADDRESSES) {
+                assert!(!takes(&guard, &[("host", host)]), "{host}");
+            }
+            assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
+            assert!(!takes(&guard, &[("host", "localhost"), ("host", "evil.example")]), "each Host counts");
+            let absolute = request("http://evil.example/", &[("host", "localhost")]);
+            assert!(guard.refusal(&absolute, "/ping").is_some(), "the target counts too");
         }
-        let bad = [
-            "",
-            "evil.example",
-            "evil.example:7778",
-            "localhost.evil.example",
-            "127.0.0.1.evil.example",
-            "0.0.0.0",
-            "10.0.0.1:7778",
-            "[::]",
-            "[fe80::1]",
-            "xlocalhost",
-            "a b",
-            "localhost@evil.example",
-        ];
-        for host in bad {
-            assert!(!names_this_machine("127.0.0.1", &request("/", &[("host", host)])), "{host}");
+    }
+
+    #[test]
+    fn no_page_has_a_name_that_a_port_without_accounts_takes() {
+        let guard = admin(false, false, "admin.internal.");
+        for host in OF_THIS_MACHINE.iter().chain(&ADDRESSES) {
+            assert!(takes(&guard, &[("host", host)]), "{host}");
         }
-        assert!(names_this_machine("127.0.0.1", &request("/", &[])), "HTTP/1.0 names nobody");
-        let two = [("host", "localhost"), ("host", "evil.example")];
-        assert!(!names_this_machine("127.0.0.1", &request("/", &two)), "each Host counts");
-        let absolute = request("http://evil.example/", &[("host", "localhost")]);
-        assert!(!names_this_machine("127.0.0.1", &absolute), "the target counts too");
+        for host in OTHER_NAMES {
+            assert!(!takes(&guard, &[("host", host)]), "{host}");
+            for route in BY_ANY_NAME {
+                assert!(
+                    guard.refusal(&request("/", &[("host", host)]), route).is_none(),
+                    "{route} by {host}"
+                );
+            }
+            assert!(takes(&admin(false, true, "0.0.0.0"), &[("host", host)]), "{host}, with accounts");
+        }
+        assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
     }
 }

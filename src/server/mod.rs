@@ -31,7 +31,7 @@ use crate::engine::migration::Migration;
 use crate::http::cursors::Cursors;
 use crate::http::parked_tokens::ParkedTokens;
 use crate::http::room::BodyRoom;
-use crate::http::{self, AdminName, AppState, Defaults, FailedLogins, PoolState, Readiness};
+use crate::http::{self, AppState, Defaults, FailedLogins, OwnNames, PoolState, Readiness};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -194,13 +194,16 @@ impl Server {
         tasks.spawn_essential("the checks of parked polls' tokens", async move {
             stop.run_until_cancelled(http::parked_tokens::keep_checked(parked)).await;
         });
-        let routes = http::api(state.clone());
+        let names = |port: SocketAddr, configured: &str, accounts| {
+            let loopback = port.ip().to_canonical().is_loopback();
+            OwnNames { loopback, accounts, configured: configured.to_owned() }
+        };
+        let routes = http::api(state.clone(), names(api, &config.host, false));
         let port =
             http::connection::serve("public", api_listener, routes, files.connections, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
-        let loopback = admin.ip().to_canonical().is_loopback();
-        let name = AdminName { loopback, configured: config.admin_host.clone() };
-        let (routes, most) = (http::admin(state.clone(), name), files.admin_connections);
+        let names = names(admin, &config.admin_host, !config.accounts.is_empty());
+        let (routes, most) = (http::admin(state.clone(), names), files.admin_connections);
         let port = http::connection::serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
