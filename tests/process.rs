@@ -486,6 +486,36 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     drop(process);
 }
 
+/// Guards against guesses at passwords that nobody sees, and against a flood of them that fills the log.
+#[tokio::test]
+async fn failed_logins_are_audited_in_bounded_number() {
+    let dir = dir();
+    std::fs::write(dir.path().join("c.toml"), "Accounts = {ann = 'right'}\n[Pool.default]\nPath = 'jobs'\n")
+        .expect("a file");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let admin = process.address("admin");
+    let log_in = async |user: &str, password: &str| {
+        let request = Client::new().get(format!("http://{admin}/token/ns")).basic_auth(user, Some(password));
+        request.send().await.expect("it answers").status().as_u16()
+    };
+    Client::new().get(format!("http://{admin}/token/ns")).send().await.expect("it answers");
+    assert_eq!(log_in("ann", "right").await, 200, "the right password");
+    for n in 0..150 {
+        let status = log_in("mallory\nforged line", "guessed-password").await;
+        assert!([401, 429].contains(&status), "guess {n}: {status}");
+    }
+    process.signal("TERM");
+    let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("it ends").said;
+    let audit: Vec<&str> = said.lines().filter(|line| line.contains("audit")).collect();
+    assert_eq!(audit.len(), 1, "one line for 150 guesses of one address, in:\n{said}");
+    for part in ["logins failed", "by=\"127.0.0.1\"", "failed=1"] {
+        assert!(audit[0].contains(part), "{part} in {}", audit[0]);
+    }
+    for secret in ["mallory", "forged", "guessed", "Basic"] {
+        assert!(!said.contains(secret), "{secret:?} is in the log:\n{said}");
+    }
+}
+
 /// Guards against an admin port that is open to a network, and a server that checks nothing, without a word.
 #[tokio::test]
 async fn open_doors_are_said_at_the_start() {

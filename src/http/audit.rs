@@ -1,7 +1,9 @@
 //! One line in the log for each token or limit that is made or deleted, and for each change of what is pushed, and who
-//! did it. The token itself is not shown: a short hash tells it apart, the same as in the metrics.
+//! did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash tells it
+//! apart, the same as in the metrics.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -31,6 +33,11 @@ impl By {
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
         tracing::info!(target: AUDIT, by = self.0, pool, queue, "{action}");
     }
+}
+
+/// Logs that so many logins failed. What was tried is not shown: it may be the password of another place.
+pub fn logins_failed(address: IpAddr, failed: u64) {
+    tracing::info!(target: AUDIT, by = address.to_string(), failed, "logins failed");
 }
 
 impl<S: Sync> FromRequestParts<S> for By {

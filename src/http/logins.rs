@@ -1,5 +1,5 @@
-//! How often an address may fail to log in. Guesses at a password are slowed to one a second for each address, in
-//! bounded memory. Knows no password.
+//! How often an address may fail to log in, and how often the log says that it did. Guesses at a password are slowed to
+//! one a second for each address, in bounded memory. Knows no password.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
@@ -14,44 +14,81 @@ pub const BURST: u32 = 100;
 pub const PACE: Duration = Duration::from_secs(1);
 /// How many addresses are told apart. Further ones share one allowance.
 const MOST_ADDRESSES: usize = 10_000;
+/// The log has one line of an address in this time.
+const TELL: Duration = Duration::from_secs(60);
 
 /// Who has failed to log in lately.
 #[derive(Debug, Default)]
 pub struct FailedLogins {
-    /// When an address that fails no more has its whole allowance again. `None` is all that found no room.
-    whole_at: Mutex<HashMap<Option<IpAddr>, Instant>>,
+    /// `None` is all that found no room.
+    all: Mutex<HashMap<Option<IpAddr>, Failures>>,
+}
+
+/// What is known of an address.
+#[derive(Debug)]
+struct Failures {
+    /// When it has its whole allowance again, if it fails no more.
+    whole_at: Instant,
+    /// From when on the next failure is told.
+    tell_at: Instant,
+    untold: u64,
+}
+
+impl Failures {
+    fn are_over(&self, now: Instant) -> bool {
+        self.whole_at <= now && self.tell_at <= now
+    }
 }
 
 impl FailedLogins {
     /// Takes one attempt from the address's allowance. If there is none: how long until there is.
     pub fn begin(&self, address: IpAddr) -> Result<(), Duration> {
         let now = Instant::now();
-        let mut all = self.whole_at.lock();
+        let mut all = self.all.lock();
         let mut key = Some(network(address));
         if !all.contains_key(&key) && all.len() >= MOST_ADDRESSES {
-            all.retain(|_, whole_at| *whole_at > now);
+            all.retain(|_, failures| !failures.are_over(now));
             if all.len() >= MOST_ADDRESSES {
                 key = None;
             }
         }
-        let whole_at = all.get(&key).map_or(now, |whole_at| *whole_at).max(now) + PACE;
+        let failures = all.entry(key).or_insert(Failures { whole_at: now, tell_at: now, untold: 0 });
+        let whole_at = failures.whole_at.max(now) + PACE;
         let wait = (whole_at - now).saturating_sub(BURST * PACE);
         if !wait.is_zero() {
             return Err(wait);
         }
-        all.insert(key, whole_at);
+        failures.whole_at = whole_at;
         Ok(())
     }
 
     /// The attempt did not fail: it takes nothing from the allowance.
     pub fn succeeded(&self, address: IpAddr) {
-        let mut all = self.whole_at.lock();
+        self.change(address, |failures| {
+            // An address may have been forgotten meanwhile, and another begun in its place: never before now.
+            failures.whole_at = failures.whole_at.checked_sub(PACE).unwrap_or(failures.whole_at);
+        });
+    }
+
+    /// The attempt failed, or there was no allowance for it. Answers how many did since the log was told, if it is to be
+    /// told again.
+    pub fn failed(&self, address: IpAddr) -> Option<u64> {
+        let now = Instant::now();
+        self.change(address, |failures| {
+            failures.untold += 1;
+            (failures.tell_at <= now).then(|| {
+                failures.tell_at = now + TELL;
+                std::mem::take(&mut failures.untold)
+            })
+        })
+        .flatten()
+    }
+
+    fn change<T>(&self, address: IpAddr, change: impl FnOnce(&mut Failures) -> T) -> Option<T> {
+        let mut all = self.all.lock();
         let key = Some(network(address));
         let key = if all.contains_key(&key) { key } else { None };
-        if let Some(whole_at) = all.get_mut(&key) {
-            // An address may have been forgotten meanwhile, and another begun in its place: never before now.
-            *whole_at = whole_at.checked_sub(PACE).unwrap_or(*whole_at);
-        }
+        all.get_mut(&key).map(change)
     }
 }
 
@@ -92,12 +129,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn the_log_is_told_once_a_minute_of_each_address() {
+        let logins = FailedLogins::default();
+        let fail = |n| {
+            let _ = logins.begin(address(n));
+            logins.failed(address(n))
+        };
+        assert_eq!(fail(1), Some(1), "the first is told at once");
+        assert_eq!((0..500).find_map(|_| fail(1)), None, "the others of a minute are not");
+        assert_eq!(fail(2), Some(1), "another address has a line of its own");
+        tokio::time::advance(TELL).await;
+        assert_eq!(fail(1), Some(501), "how many there were since is told with the next");
+        let all = 3..MOST_ADDRESSES as u32 + 100;
+        let told = all.clone().filter(|n| fail(*n).is_some()).count();
+        // The first has its room yet, and those that found none share one line.
+        assert_eq!(told, MOST_ADDRESSES - 1 + 1, "a line for each address that found room, and one more");
+        assert_eq!(all.filter(|n| fail(*n).is_some()).count(), 0, "nor do many addresses fill the log");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_client_with_many_addresses_fills_no_memory() {
         let logins = FailedLogins::default();
         for n in 0..3 * MOST_ADDRESSES as u32 {
             let _ = logins.begin(address(n));
         }
-        let kept = logins.whole_at.lock().len();
+        let kept = logins.all.lock().len();
         assert!(kept <= MOST_ADDRESSES + 1, "{kept} addresses are kept");
         assert!(logins.begin(address(u32::MAX)).is_err(), "those without room share one allowance");
         tokio::time::advance(BURST * PACE).await;

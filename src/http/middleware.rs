@@ -23,7 +23,7 @@ use subtle::ConstantTimeEq;
 use tower::{Layer, Service};
 use ulid::Ulid;
 
-use super::audit::Account;
+use super::audit::{self, Account};
 use super::connection::Peer;
 use super::error::StoreFailure;
 use super::extract::Labels;
@@ -286,14 +286,20 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         let address = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
         // Without an address there is no connection, and so no request.
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
-        if let Err(wait) = state.failed_logins.begin(address) {
-            let text = "too many failed logins, please retry later";
-            return reply::retry_after(reply::error(StatusCode::TOO_MANY_REQUESTS, text), wait);
-        }
-        if let Some(account) = account(&state, given) {
+        let allowed = state.failed_logins.begin(address);
+        if allowed.is_ok()
+            && let Some(account) = account(&state, given)
+        {
             state.failed_logins.succeeded(address);
             request.extensions_mut().insert(account);
             return next.run(request).await;
+        }
+        if let Some(failed) = state.failed_logins.failed(address) {
+            audit::logins_failed(address, failed);
+        }
+        if let Err(wait) = allowed {
+            let text = "too many failed logins, please retry later";
+            return reply::retry_after(reply::error(StatusCode::TOO_MANY_REQUESTS, text), wait);
         }
     }
     let mut response = Response::new(Body::empty());
