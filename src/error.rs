@@ -7,6 +7,10 @@ use std::sync::Arc;
 /// The source that an error keeps. Shared, since one failed batch answers many calls.
 pub type Source = Arc<dyn StdError + Send + Sync>;
 
+/// The text of [`Error::Locked`].
+pub const LOCKED: &str = "the secret and the values of headers are encrypted with a key that this server does not \
+                          have: see SecretKeyFile";
+
 /// Why a store did not do what it was asked. Cheap to clone. Its text is one line without secrets.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -26,6 +30,9 @@ pub enum Error {
     /// and acked, which makes room.
     #[error("the disk is almost full: {free} bytes are free, and this needs {least} free bytes")]
     Full { free: u64, least: u64 },
+    /// What is stored is encrypted with a key that this server does not have. Nothing happened.
+    #[error("{LOCKED}")]
+    Locked,
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

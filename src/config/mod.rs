@@ -101,6 +101,10 @@ table! {
         /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
         /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512;
+        /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each line. The
+        /// first encrypts, all decrypt.
+        #[serde(deserialize_with = "unless_empty")]
+        "SecretKeyFile" secret_key_file: Option<PathBuf> = None;
         /// Dormouse's own. Which networks and host names push may call beside public addresses:
         /// `["10.0.0.0/8", "hooks.internal"]`. In a variable they are separated by commas.
         #[serde(deserialize_with = "list")]

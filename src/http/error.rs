@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::reply;
 use crate::dispatch::ConsumeError;
-use crate::error::Error;
+use crate::error::{Error, LOCKED};
 use crate::job::JobId;
 use crate::name::NameError;
 use crate::push::PushError;
@@ -147,6 +147,7 @@ impl From<Error> for ApiError {
                 "the disk is almost full: nothing new is stored until there is room",
                 None,
             ),
+            Error::Locked => ApiError::Refused(StatusCode::CONFLICT, LOCKED),
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the store of this pool has failed",

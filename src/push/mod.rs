@@ -13,6 +13,7 @@ pub mod address;
 mod breaker;
 pub mod client;
 mod delivery;
+pub mod encrypted;
 mod limits;
 pub mod setting;
 mod sign;
@@ -35,7 +36,7 @@ use self::setting::{BOTH_SIGN, Record, Setting, Switch};
 use self::sign::Secret;
 use self::worker::{Shared, Target};
 use crate::admin::push::{PushKey, Records, Version};
-use crate::error::Error;
+use crate::error::{Error, LOCKED};
 use crate::name::PoolName;
 
 /// How often the store is asked for changes: every server knows of one within a second.
@@ -62,6 +63,8 @@ pub struct Push {
     targets: BTreeMap<PoolName, Arc<Target>>,
     /// What the worker of each queue goes by. One that has none ends.
     workers: Mutex<HashMap<PushKey, Running>>,
+    /// Records that no key of this server opens.
+    locked: Mutex<HashSet<PushKey>>,
     /// Something was changed here.
     changed: Notify,
 }
@@ -84,8 +87,8 @@ impl Push {
     /// Nothing is pushed until [`run`](Push::run).
     pub fn new(shared: Shared, guard: Arc<Guard>, targets: impl IntoIterator<Item = Target>) -> Arc<Push> {
         let targets = targets.into_iter().map(|target| (target.name.clone(), Arc::new(target))).collect();
-        let (workers, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, changed })
+        let (workers, locked, changed) = (Mutex::default(), Mutex::default(), Notify::new());
+        Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, locked, changed })
     }
 
     /// Follows what is set until the tasks are stopped.
@@ -147,7 +150,24 @@ impl Push {
         }
     }
 
-    fn follow(&self, records: Records) {
+    /// Leaves out what is locked, so that its workers end: what they go by may have changed. Says so of those that were
+    /// not so before.
+    fn leave_out_locked(&self, records: &mut Records) {
+        let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
+            encrypted::locked(record).is_some() && self.targets.contains_key(&key.pool)
+        };
+        let locked: HashSet<PushKey> = records.all.extract_if(.., is_locked).map(|(key, _)| key).collect();
+        let mut before = self.locked.lock();
+        let mut new = locked.difference(&before);
+        if let Some(queue) = new.next() {
+            let queues = 1 + new.count();
+            tracing::error!(queues, %queue, "push: nothing is sent from queues of which {LOCKED}");
+        }
+        *before = locked;
+    }
+
+    fn follow(&self, mut records: Records) {
+        self.leave_out_locked(&mut records);
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
         workers.retain(|key, running| there.contains(key) || running.plan.send_replace(None).is_none());
@@ -234,10 +254,13 @@ impl Push {
 
     /// What is set, and what was seen.
     pub async fn get(&self, key: &PushKey) -> Result<Value> {
-        let record = self.read(key).await?;
+        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
         let seen = self.shared.store.seen(key).await?;
-        let mut shown = show(key, &record);
-        if let (Switch::On, Some(since)) = (record.switch, seen.open) {
+        let mut shown = match encrypted::locked(&bytes) {
+            Some(mut record) => shown(key, record["setting"].take(), json!("locked"), Value::Null, LOCKED),
+            None => show(key, &read(key, &bytes)?),
+        };
+        if let ("on", Some(since)) = (shown["state"].as_str().unwrap_or_default(), seen.open) {
             shown["state"] = json!("open");
             shown["since"] = json!(delivery::time(since));
             shown["why"] = json!("the endpoint is down; nothing but probes is sent until it answers");
@@ -314,7 +337,8 @@ impl Push {
 
     /// Sends one signed request that is no job's, and answers what came back.
     pub async fn test(&self, key: &PushKey) -> Result<Value> {
-        let record = self.read(key).await?;
+        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
+        let record = read(key, &bytes)?;
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
         let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
         let now = self.shared.now();
@@ -336,12 +360,6 @@ impl Push {
         }))
     }
 
-    async fn read(&self, key: &PushKey) -> Result<Record> {
-        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let record = Record::parse(&bytes, &key.queue.name);
-        Ok(record.map_err(|why| Error::corrupt(format!("{key}: {why}")))?)
-    }
-
     async fn change(
         &self,
         key: &PushKey,
@@ -353,14 +371,27 @@ impl Push {
     }
 }
 
+fn read(key: &PushKey, bytes: &[u8]) -> Result<Record> {
+    if encrypted::locked(bytes).is_some() {
+        return Err(Error::Locked.into());
+    }
+    let record = Record::parse(bytes, &key.queue.name);
+    Ok(record.map_err(|why| Error::corrupt(format!("{key}: {why}")))?)
+}
+
 /// What an operator sees of a record: no value of a header, and no secret.
 fn show(key: &PushKey, record: &Record) -> Value {
-    let mut shown = record.setting.to_json(false);
+    let since = json!(delivery::time(record.since));
+    shown(key, record.setting.to_json(false), json!(record.switch), since, &record.why)
+}
+
+fn shown(key: &PushKey, setting: Value, state: Value, since: Value, why: &str) -> Value {
+    let mut shown = setting;
     shown["pool"] = json!(key.pool.as_str());
     shown["namespace"] = json!(key.queue.namespace.as_str());
     shown["queue"] = json!(key.queue.name.as_str());
-    shown["state"] = json!(record.switch);
-    shown["since"] = json!(delivery::time(record.since));
-    shown["why"] = json!(record.why);
+    shown["state"] = state;
+    shown["since"] = since;
+    shown["why"] = json!(why);
     shown
 }

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::breaker::{Breaker, Gate, Sign, Throttle};
 use super::client;
 use super::delivery::{self, Failed, Plan, Verdict};
+use super::encrypted;
 use super::limits::Window;
 use super::setting::{Record, Switch};
 use crate::admin::push::{Attempt, Lease, PushKey, PushStore, Report, Share};
@@ -82,7 +83,8 @@ impl Shared {
     }
 
     /// Changes a record by `change`, which may be asked more than once, and answers what was stored. `change` answers
-    /// nothing when there is nothing to change. It is given a record that cannot be read as an error.
+    /// nothing when there is nothing to change. It is given a record that cannot be read as an error. One that is locked
+    /// is never changed.
     pub async fn change<E: From<Error>>(
         &self,
         key: &PushKey,
@@ -90,6 +92,9 @@ impl Shared {
     ) -> std::result::Result<Option<Record>, E> {
         loop {
             let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
+            if old.as_ref().is_some_and(|old| encrypted::locked(old).is_some()) {
+                return Err(Error::Locked.into());
+            }
             let read = |bytes: &bytes::Bytes| {
                 Record::parse(bytes, &key.queue.name).map_err(|why| Error::corrupt(format!("{key}: {why}")))
             };
@@ -582,6 +587,8 @@ impl Queued {
                     );
                     return;
                 }
+                // Those that have the key hear it from the endpoint, too.
+                Err(Error::Locked) => return,
                 Err(_) if self.shared.tasks.stopping().is_cancelled() => return,
                 Err(_) => sleep(4 * AGAIN).await,
             }

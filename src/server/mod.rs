@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
+use crate::admin::push::PushStore;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
 use crate::config::{Config, PushHttps, Secret};
@@ -42,6 +43,7 @@ use crate::pump;
 use crate::push::Push;
 use crate::push::address::Guard;
 use crate::push::client::{self, Client, Proxy, SystemResolver};
+use crate::push::encrypted::{Encrypted, SecretKeys};
 use crate::push::worker::{Shared, Target};
 
 /// How many connections the admin port takes.
@@ -125,6 +127,8 @@ impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
+        let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
+        let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
@@ -146,7 +150,10 @@ impl Server {
             Err(error) => Err(error),
         };
         let store = match opened {
-            Ok(store) => store,
+            Ok((tokens, push)) => {
+                let push: Arc<dyn PushStore> = Arc::new(Encrypted::new(push, keys.unwrap_or_default()));
+                (tokens, push)
+            }
             Err(error) => {
                 tasks.stop();
                 close(stores.engines.into_values(), STOP).await;

@@ -1,0 +1,387 @@
+//! Secrets and values of headers are encrypted in the store, with a key that only the servers have. [`Encrypted`] stands
+//! between push and its store. Push sees each record as it has written it. In the store the values of its headers are
+//! null, `secret` and `old_secret` are missing, and `encrypted` holds all three:
+//!
+//! ```text
+//! base64(nonce:12 ChaCha20-Poly1305(JSON of headers, secret, old_secret) tag:16)
+//! ```
+//!
+//! They are bound to pool, queue and URL: whoever can write to the store, and has no key, cannot have them sent
+//! elsewhere. A record that no key opens stays as it is for push, which takes it for locked.
+
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use serde_json::{Map, Value};
+
+use crate::admin::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
+use crate::error::{Error, Result};
+
+/// The field of a record that holds what is encrypted.
+const ENCRYPTED: &str = "encrypted";
+/// The fields of a record that are secret. The values of its headers are, too.
+const SECRET: [&str; 2] = ["secret", "old_secret"];
+const HEADERS: &str = "headers";
+/// The most keys in a file: each is tried.
+const MAX_KEYS: usize = 16;
+/// More than so many keys and comments take.
+const MAX_FILE: u64 = 64 << 10;
+
+/// The keys of a file. The first encrypts, all decrypt. Its `Debug` shows none.
+#[derive(Default)]
+pub struct SecretKeys(Vec<LessSafeKey>);
+
+impl fmt::Debug for SecretKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretKeys({})", self.0.len())
+    }
+}
+
+impl SecretKeys {
+    /// Reads a file of one key on each line: 32 bytes in base64. Empty lines and those that begin with `#` are passed over.
+    /// The error names the file, and shows nothing of it.
+    pub fn read(path: &Path) -> Result<SecretKeys, String> {
+        let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
+        let about = std::fs::metadata(path).map_err(|e| wrong(&e))?;
+        if !about.is_file() || about.len() > MAX_FILE {
+            return Err(wrong(&"this is no file of keys"));
+        }
+        if about.permissions().mode() & 0o007 != 0 {
+            return Err(wrong(&"every user of the machine may use this file: chmod o= on it"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| wrong(&e))?;
+        let lines = (1..).zip(text.lines().map(str::trim));
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let key = |(n, line): (usize, &str)| {
+            let bytes = STANDARD.decode(line).ok();
+            let key = bytes.and_then(|bytes| UnboundKey::new(&CHACHA20_POLY1305, &bytes).ok());
+            key.map(LessSafeKey::new).ok_or_else(|| {
+                wrong(&format!(
+                    "line {n} is no key: 32 bytes in base64, as `openssl rand -base64 32` makes them"
+                ))
+            })
+        };
+        let keys: Vec<_> = lines.map(key).collect::<Result<_, _>>()?;
+        if keys.is_empty() || keys.len() > MAX_KEYS {
+            return Err(wrong(&format!(
+                "there should be 1 to {MAX_KEYS} keys in it, each on a line of its own"
+            )));
+        }
+        Ok(SecretKeys(keys))
+    }
+
+    /// Encrypts with the first key, if there is one.
+    fn seal(&self, bound_to: &str, mut text: Vec<u8>) -> Result<Option<String>> {
+        let Some(key) = self.0.first() else { return Ok(None) };
+        let failed = |_| Error::refused("a secret could not be encrypted");
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).map_err(failed)?;
+        let aad = Aad::from(bound_to);
+        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), aad, &mut text).map_err(failed)?;
+        Ok(Some(STANDARD.encode([&nonce[..], &text].concat())))
+    }
+
+    /// What was encrypted, and by the how many-th key. `None` if no key opens it.
+    fn open(&self, bound_to: &str, sealed: &str) -> Option<(usize, Map<String, Value>)> {
+        let sealed = STANDARD.decode(sealed).ok()?;
+        let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
+        self.0.iter().enumerate().find_map(|(nth, key)| {
+            let nonce = Nonce::assume_unique_for_key(*nonce);
+            let mut text = text.to_vec();
+            let text = key.open_in_place(nonce, Aad::from(bound_to), &mut text).ok()?;
+            Some((nth, serde_json::from_slice(text).ok()?))
+        })
+    }
+}
+
+/// What secrets are bound to: nobody can have them sent elsewhere.
+fn bound_to(key: &PushKey, record: &Value) -> String {
+    let url = record.pointer("/setting/url").and_then(Value::as_str).unwrap_or_default();
+    format!("dormouse push\0{key}\0{url}")
+}
+
+/// What is readable of a record that no key of this server has opened. `None` for any other.
+pub fn locked(record: &[u8]) -> Option<Value> {
+    let has = |record: &Value| record.get(ENCRYPTED).is_some() && record["setting"].is_object();
+    serde_json::from_slice::<Value>(record).ok().filter(has)
+}
+
+/// A store of push in which secrets are encrypted. Without keys it changes nothing.
+#[derive(Debug)]
+pub struct Encrypted {
+    store: Arc<dyn PushStore>,
+    keys: SecretKeys,
+    /// What was stored before this start is encrypted by the first key.
+    all: AtomicBool,
+}
+
+impl Encrypted {
+    pub fn new(store: Arc<dyn PushStore>, keys: SecretKeys) -> Encrypted {
+        let all = AtomicBool::new(keys.0.is_empty());
+        Encrypted { store, keys, all }
+    }
+
+    /// A record as it is stored.
+    fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
+        let Ok(Value::Object(mut record)) = serde_json::from_slice(&plain) else { return Ok(plain) };
+        let mut secrets: Map<String, Value> =
+            SECRET.iter().filter_map(|field| record.remove_entry(*field)).collect();
+        let mut record = Value::Object(record);
+        if let Some(Value::Object(headers)) = record.pointer_mut("/setting/headers") {
+            secrets.insert(HEADERS.into(), headers.clone().into());
+            headers.values_mut().for_each(|value| *value = Value::Null);
+        }
+        let text = serde_json::to_vec(&secrets).map_err(Error::refused)?;
+        let Some(sealed) = self.keys.seal(&bound_to(key, &record), text)? else { return Ok(plain) };
+        record[ENCRYPTED] = sealed.into();
+        Ok(serde_json::to_vec(&record).map_err(Error::refused)?.into())
+    }
+
+    /// A stored record as push has written it, and whether it is stored as it would be now. One that is locked, or no
+    /// record, stays as it is.
+    fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
+        let Ok(mut record) = serde_json::from_slice::<Value>(&stored) else { return (stored, true) };
+        let Some(sealed) = record.get(ENCRYPTED) else {
+            let plain = record.get(SECRET[0]).is_some();
+            return (stored, !plain);
+        };
+        let opened = sealed.as_str().and_then(|sealed| self.keys.open(&bound_to(key, &record), sealed));
+        let Some((nth, mut secrets)) = opened else { return (stored, true) };
+        let headers = secrets.remove(HEADERS);
+        if let (Some(headers), Some(place)) = (headers, record.pointer_mut("/setting/headers")) {
+            *place = headers;
+        }
+        if let Value::Object(record) = &mut record {
+            record.remove(ENCRYPTED);
+            record.extend(secrets);
+        }
+        (record.to_string().into(), nth == 0)
+    }
+}
+
+#[async_trait]
+impl PushStore for Encrypted {
+    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+        let all = self.all.load(Ordering::Relaxed);
+        let Some(mut records) = self.store.records(known.filter(|_| all)).await? else { return Ok(None) };
+        let (mut done, mut left, mut failed) = (0, 0, None);
+        for (key, record) in &mut records.all {
+            let (plain, as_now) = self.show(key, record.clone());
+            if !all && !as_now {
+                let new = self.hide(key, plain.clone())?;
+                match self.store.swap(key, Some(record.clone()), Some(new)).await {
+                    Ok(true) => done += 1,
+                    // Changed meanwhile: the next look finds out how.
+                    Ok(false) => left += 1,
+                    Err(error @ Error::Away(_)) => return Err(error),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            *record = plain;
+        }
+        if done > 0 {
+            tracing::info!(
+                records = done,
+                "push: secrets in the store are encrypted with the first key of SecretKeyFile"
+            );
+        }
+        // A store that takes nothing, for its disk is full, must not keep jobs from being sent.
+        if let Some(error) = failed {
+            tracing::warn!(%error, "push: some secrets in the store are encrypted at the next start only");
+        }
+        self.all.store(left == 0, Ordering::Relaxed);
+        Ok(Some(records))
+    }
+
+    async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
+        Ok(self.store.record(key).await?.map(|stored| self.show(key, stored).0))
+    }
+
+    async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
+        let stored = self.store.record(key).await?;
+        if stored.clone().map(|stored| self.show(key, stored).0) != old {
+            return Ok(false);
+        }
+        let new = new.map(|new| self.hide(key, new)).transpose()?;
+        self.store.swap(key, stored, new).await
+    }
+
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+        self.store.lease(key, lease).await
+    }
+
+    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+        self.store.report(key, report).await
+    }
+
+    async fn seen(&self, key: &PushKey) -> Result<Seen> {
+        self.store.seen(key).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::name::{Namespace, PoolName, Queue, QueueName};
+
+    fn key(queue: &str) -> PushKey {
+        let namespace = Namespace::parse("shop").expect("a literal");
+        let name = QueueName::parse(queue).expect("a literal");
+        PushKey { pool: PoolName::default_pool(), queue: Queue { namespace, name } }
+    }
+
+    fn read(text: &str) -> Result<SecretKeys, String> {
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(text.as_bytes()).expect("it can be written");
+        SecretKeys::read(file.path())
+    }
+
+    fn of_bytes(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| STANDARD.encode([*byte; 32]) + "\n").collect()
+    }
+
+    /// A stage of the real stores is in tests/wire_push_settings.rs.
+    #[derive(Debug)]
+    struct NoStore;
+
+    #[async_trait]
+    impl PushStore for NoStore {
+        async fn records(&self, _: Option<Version>) -> Result<Option<Records>> {
+            Ok(None)
+        }
+        async fn record(&self, _: &PushKey) -> Result<Option<Bytes>> {
+            Ok(None)
+        }
+        async fn swap(&self, _: &PushKey, _: Option<Bytes>, _: Option<Bytes>) -> Result<bool> {
+            Ok(false)
+        }
+        async fn lease(&self, _: &PushKey, _: Lease<'_>) -> Result<Share> {
+            Ok(Share::default())
+        }
+        async fn report(&self, _: &PushKey, _: Report) -> Result<()> {
+            Ok(())
+        }
+        async fn seen(&self, _: &PushKey) -> Result<Seen> {
+            Ok(Seen::default())
+        }
+    }
+
+    fn encrypted(keys: &str) -> Encrypted {
+        Encrypted::new(Arc::new(NoStore), read(keys).expect("keys"))
+    }
+
+    fn record() -> Value {
+        json!({
+            "setting": {"url": "https://shop.example/", "headers": {"Authorization": "Bearer x", "B": "y"}, "rate": 5},
+            "secret": "whsec_one", "old_secret": ["whsec_two", 9], "state": "on", "why": "", "since": 7, "revision": 3,
+        })
+    }
+
+    fn bytes(record: &Value) -> Bytes {
+        record.to_string().into()
+    }
+
+    fn parsed(bytes: &[u8]) -> Value {
+        serde_json::from_slice(bytes).expect("JSON")
+    }
+
+    #[test]
+    fn a_record_is_opened_by_its_key_in_its_place_only() {
+        let plain = bytes(&record());
+        let one = encrypted(&of_bytes(&[1]));
+        let stored = one.hide(&key("mail"), plain.clone()).expect("it is encrypted");
+        for secret in ["Bearer", "whsec_", "\"y\""] {
+            assert!(!String::from_utf8_lossy(&stored).contains(secret), "{secret} is stored: {stored:?}");
+        }
+        let shown = one.show(&key("mail"), stored.clone());
+        assert_eq!((parsed(&shown.0), shown.1), (record(), true), "opened with the key");
+        assert_eq!(one.show(&key("mail"), stored.clone()), shown, "the same bytes each time");
+        assert_ne!(
+            one.hide(&key("mail"), plain.clone()).expect("it is encrypted"),
+            stored,
+            "never the same nonce"
+        );
+        // Other keys, another place, other bytes.
+        for (what, keys, name, url) in [
+            ("another key", &[2, 3][..], "mail", "https://shop.example/"),
+            ("another queue", &[1], "mails", "https://shop.example/"),
+            ("another URL", &[1], "mail", "https://evil.example/"),
+        ] {
+            let mut record = parsed(&stored);
+            record["setting"]["url"] = url.into();
+            let record = bytes(&record);
+            assert_eq!(
+                encrypted(&of_bytes(keys)).show(&key(name), record.clone()),
+                (record.clone(), true),
+                "{what}"
+            );
+            assert!(locked(&record).is_some(), "{what}: it is locked");
+        }
+        for sealed in [json!(null), json!(""), json!("AAAA"), json!("?"), json!(STANDARD.encode([0; 99]))] {
+            let mut record = parsed(&stored);
+            record[ENCRYPTED] = sealed.clone();
+            assert_eq!(one.show(&key("mail"), bytes(&record)), (bytes(&record), true), "{sealed}");
+        }
+        assert!(locked(&shown.0).is_none() && locked(&plain).is_none() && locked(b"{").is_none());
+    }
+
+    #[test]
+    fn the_first_key_encrypts_and_all_decrypt() {
+        let stored = encrypted(&of_bytes(&[1])).hide(&key("q"), bytes(&record())).expect("it is encrypted");
+        for (keys, as_now) in [(&[1, 2][..], true), (&[2, 1], false)] {
+            let (shown, now) = encrypted(&of_bytes(keys)).show(&key("q"), stored.clone());
+            assert_eq!((parsed(&shown), now), (record(), as_now), "with the keys {keys:?}");
+        }
+        let both = encrypted(&of_bytes(&[2, 1]));
+        assert_eq!(
+            both.show(&key("q"), bytes(&record())),
+            (bytes(&record()), false),
+            "plain, and to be encrypted"
+        );
+        let anew = both.hide(&key("q"), bytes(&record())).expect("it is encrypted");
+        assert!(encrypted(&of_bytes(&[2])).show(&key("q"), anew).1, "by the first key");
+    }
+
+    #[test]
+    fn a_file_of_keys_is_read_or_refused() {
+        let good = STANDARD.encode([7; 32]);
+        for (text, keys) in [
+            (good.clone(), 1),
+            (format!("# since May\r\n{good}\r\n\r\n  {good}  \n"), 2),
+            (of_bytes(&[1; MAX_KEYS]), MAX_KEYS),
+        ] {
+            assert_eq!(read(&text).map(|keys| keys.0.len()), Ok(keys), "{text:?}");
+        }
+        let hex = "07".repeat(32);
+        let (short, long) = (STANDARD.encode([7; 31]), STANDARD.encode([7; 33]));
+        let many = of_bytes(&[1; MAX_KEYS + 1]);
+        for text in
+            ["", "\n# none\n", "secret-words", &hex, &short, &long, &good[1..], &many, &"#".repeat(99 << 10)]
+        {
+            let error = read(text).expect_err(text);
+            assert!(error.starts_with('/'), "it names the file: {error}");
+            assert!(!error.contains("secret-words") && !error.contains(&short), "it shows the file: {error}");
+        }
+        assert!(SecretKeys::read(Path::new("/nowhere/keys")).is_err_and(|e| e.contains("/nowhere/keys")));
+        assert!(SecretKeys::read(&std::env::temp_dir()).is_err(), "a directory");
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), &good).expect("it can be written");
+        for (mode, read) in [(0o600, true), (0o440, true), (0o644, false), (0o602, false)] {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(SecretKeys::read(file.path()).is_ok(), read, "with the mode {mode:o}");
+        }
+    }
+}
