@@ -291,9 +291,14 @@ impl Config {
     }
 }
 
-/// A library's error in one line, without the line of the file that it quotes: that may contain a password.
+/// A library's error in one line, without the line of the file that it quotes, and without a text in the place of a
+/// table or a number: each may contain a password.
 fn one_line(error: &config::ConfigError) -> String {
-    let text = error.to_string();
+    let mut text = error.to_string();
+    let given = "invalid type: string ";
+    if let (Some(from), Some(to)) = (text.find(given), text.rfind(", expected")) {
+        text.replace_range(from + given.len() - 1..to, "");
+    }
     let quoted = |line: &&str| {
         line.trim_start_matches(|c: char| c.is_whitespace() || c.is_ascii_digit()).starts_with('|')
     };
@@ -498,6 +503,32 @@ mod tests {
         ] {
             let error = load(toml, &[]).expect_err(toml);
             assert!(!error.contains("hush"), "{toml:?} shows its secret: {error}");
+        }
+    }
+
+    /// Guards against a password that was given in the wrong place, and is then shown as what is wrong.
+    #[test]
+    fn an_error_does_not_show_a_value_that_may_be_a_password() {
+        let pool = "[Pool.default]\nPath='d'\n";
+        for (toml, env) in [
+            (pool, Some(("DORMOUSE_ACCOUNTS", "ann:hush"))),
+            (pool, Some(("DORMOUSE_ADMIN_REDIS", "redis://:hush@h:6379"))),
+            (pool, Some(("DORMOUSE_POOL", "redis://:hush@h:6379"))),
+            (pool, Some(("DORMOUSE_ADMIN_REDIS_DB", "hush"))),
+            (pool, Some(("DORMOUSE_ADMIN_REDIS_ADDR", "redis://:hush@h:6379"))),
+            ("Accounts = 'ann:hush'\n[Pool.default]\nPath='d'", None),
+            ("AdminRedis = 'hush'\n[Pool.default]\nPath='d'", None),
+            ("[Pool]\ndefault = 'redis://:hush@h:6379'", None),
+            ("[Pool.default]\nAddr = 'redis://:hush@h:6379'\n[AdminRedis]\nAddr = 'h:1'", None),
+            (
+                "[Pool.default]\nAddr = 'h:1,ann:hush@h:6379'\nMasterName = 'm'\n[AdminRedis]\nAddr = 'h:1'",
+                None,
+            ),
+        ] {
+            let error = load(toml, env.as_slice()).expect_err(toml);
+            assert!(!error.contains("hush"), "{toml:?} and {env:?} show a password: {error}");
+            let named = ["Accounts", "AdminRedis", "Pool"].iter().any(|key| error.contains(key));
+            assert!(named, "{toml:?} and {env:?}: the error should name the key: {error}");
         }
     }
 

@@ -90,6 +90,10 @@ impl PoolConfig {
             (Some(addr), None) if addr.split(',').any(|a| a.trim().is_empty()) => {
                 return err("Addr is empty: write host:port");
             }
+            // The error would show a password.
+            (Some(addr), None) if addr.contains(['@', '/']) => {
+                return err("Addr should be host:port: a password has a key of its own, Password");
+            }
             (Some(addr), None) if addr.contains(',') && self.master_name.is_none() => {
                 return err(
                     "Addr lists several Sentinels, but MasterName does not say which master they watch",

@@ -2,6 +2,7 @@
 //! state. Every mistake is named by its field. Knows no store.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use hyper::Method;
@@ -48,8 +49,8 @@ pub struct OkWhen {
     pub equals: Value,
 }
 
-/// How a pushed queue is delivered.
-#[derive(Clone, Debug, PartialEq)]
+/// How a pushed queue is delivered. Its `Debug` shows no value of a header.
+#[derive(Clone, PartialEq)]
 pub struct Setting {
     pub url: Url,
     pub method: Method,
@@ -72,6 +73,12 @@ fn is_ours(name: &HeaderName) -> bool {
     let name = name.as_str();
     ["webhook-", "dormouse-", "job-attr-"].iter().any(|prefix| name.starts_with(prefix))
         || ["host", "content-length", "transfer-encoding", "connection"].contains(&name)
+}
+
+impl fmt::Debug for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Setting({})", self.to_json(false))
+    }
 }
 
 impl Setting {
@@ -374,6 +381,7 @@ mod tests {
         .expect("a setting");
         assert_eq!(parse(setting.to_json(true)).as_ref(), Ok(&setting), "read as it was written");
         assert!(!setting.to_json(false).to_string().contains("Bearer"), "no value of a header is shown");
+        assert!(!format!("{setting:?}").contains("Bearer"), "nor by Debug: {setting:?}");
         let secret = Secret::random().expect("random");
         let record = Record {
             setting,
