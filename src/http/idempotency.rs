@@ -1,12 +1,14 @@
 //! `Idempotency-Key`: a publish that is safe to repeat. The store knows what was done already, and replays it. Here is
 //! what the store cannot know: which requests are under way in this process, and whether two requests are equal.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ahash::HashSet;
 use axum::http::HeaderName;
 use axum::http::request::Parts;
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::error::ApiError;
@@ -65,7 +67,8 @@ impl Drop for Repeatable {
     }
 }
 
-/// A hash of the method, the path, the query and the `Job-Attr-` headers, in whatever order those come.
+/// A hash of the method, the path and the query without the token, both in whatever escapes, and the `Job-Attr-`
+/// headers, in whatever order those come.
 fn hash_of_head(request: &Parts) -> u128 {
     let mut attributes: Vec<(&str, &[u8])> = request
         .headers
@@ -82,8 +85,10 @@ fn hash_of_head(request: &Parts) -> u128 {
         hash.update(bytes);
     };
     part(request.method.as_str().as_bytes());
-    part(uri.path().as_bytes());
-    part(uri.query().unwrap_or_default().as_bytes());
+    part(&Cow::from(percent_decode_str(uri.path())));
+    let asked = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    let asked = asked.filter(|(name, _)| name != "token");
+    part(form_urlencoded::Serializer::new(String::new()).extend_pairs(asked).finish().as_bytes());
     for (name, value) in attributes {
         part(name.as_bytes());
         part(value);
@@ -139,10 +144,22 @@ mod tests {
         let first = fingerprint("PUT", "/api/ns/q?ttl=1", &[a, b], "x");
         let same = fingerprint("PUT", "/api/ns/q?ttl=1", &[b, a, ("X-Request-Id", "7")], "x");
         assert_eq!(first, same, "the order of headers, and other headers, make no difference");
+        for target in [
+            "/api/ns/%71?ttl=1",
+            "/%61pi/n%73/q?ttl=1&token=abc",
+            "/api/ns/q?t%74l=%31",
+            "/api/ns/q?token=x&ttl=1",
+        ] {
+            let same = fingerprint("PUT", target, &[a, b], "x");
+            assert_eq!(first, same, "{target}: escapes and the token make no difference");
+        }
         let others = [
             fingerprint("POST", "/api/ns/q?ttl=1", &[a, b], "x"),
             fingerprint("PUT", "/api/ns/q/jobs?ttl=1", &[a, b], "x"),
             fingerprint("PUT", "/api/ns/q?ttl=2", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/%72?ttl=1", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=1%26key%3Dk", &[a, b], "x"),
+            fingerprint("PUT", "/api/ns/q?ttl=1&key=k", &[a, b], "x"),
             fingerprint("PUT", "/api/ns/q", &[a, b], "x"),
             fingerprint("PUT", "/api/ns/q?ttl=1", &[a], "x"),
             fingerprint("PUT", "/api/ns/q?ttl=1", &[a, ("Job-Attr-B", "3")], "x"),
