@@ -238,6 +238,20 @@ async fn an_answer_after_which_the_connection_ends_says_so() {
     }
 }
 
+/// Guards against a bound that holds only when a head comes in small pieces.
+#[tokio::test]
+async fn a_head_beyond_its_bound_is_refused() {
+    let server = TestServer::on_disk().await;
+    for (bytes, want) in [(60_000, 200), (66_000, 431), (80_000, 431), (100_000, 431), (300_000, 431)] {
+        let head = format!(
+            "GET /ping HTTP/1.1\r\nHost: x\r\nX-A: {}\r\nConnection: close\r\n\r\n",
+            "a".repeat(bytes)
+        );
+        let answer = raw(server.api_addr, head.as_bytes()).await;
+        assert_eq!(status(&answer), want, "a head of {bytes} bytes: {answer:.80}");
+    }
+}
+
 #[tokio::test]
 async fn slow_bulks_do_not_hold_up_others() {
     let server = TestServer::on_disk().await;

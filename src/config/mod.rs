@@ -98,9 +98,14 @@ table! {
         /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted. The
         /// open-file limit may allow fewer.
         "MaxConnections" max_connections: usize = 200_000;
+        /// Dormouse's own. How many of them one address may have, loopback excepted; beyond it: closed. 0 is half of
+        /// `MaxConnections`.
+        "MaxConnectionsPerAddress" max_connections_per_address: usize = 0;
         /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
         /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
         "MaxBodyMemory" max_body_memory: usize = 512;
+        /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
+        "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each line. The
         /// first encrypts, all decrypt.
         #[serde(deserialize_with = "unless_empty")]
@@ -472,6 +477,7 @@ mod tests {
             (&format!("TriesNum=0\n{disk}"), "TriesNum"),
             (&format!("{disk}[Pool.b]\nPath='d'"), "already"),
             (&format!("MaxConnections=0\n{disk}"), "MaxConnections"),
+            (&format!("MaxConnectionsPerAddress=-1\n{disk}"), "MaxConnectionsPerAddress"),
             (&format!("MaxBodyMemory=0\n{disk}"), "MaxBodyMemory"),
             (&format!("AdminHost=''\n{disk}"), "AdminHost"),
             (&format!("Accounts={{ann=''}}\n{disk}"), "ann"),

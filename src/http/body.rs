@@ -94,6 +94,7 @@ mod tests {
 
     use super::super::room::BodyRoom;
     use super::*;
+    use crate::name::Namespace;
 
     /// Sends a byte after each pause, for ever.
     struct Trickle(Duration, Pin<Box<Sleep>>);
@@ -138,11 +139,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_comes_too_slowly_is_given_up() {
-        let room = BodyRoom::new(1 << 20);
+        let (room, ns) = (BodyRoom::new(1 << 20, 1 << 20), Namespace::parse("ns").expect("a literal"));
         for (pause, longest) in [(BODY_PAUSE / 2, BODY_TIME), (BODY_PAUSE * 2, BODY_PAUSE)] {
             let began = Instant::now();
             let read =
-                read_body(Trickle::body(pause), 1 << 20, "too large", Some(&mut room.for_request())).await;
+                read_body(Trickle::body(pause), 1 << 20, "too large", Some(&mut room.for_request(&ns))).await;
             assert!(
                 matches!(read, Err(ApiError::Refused(StatusCode::REQUEST_TIMEOUT, _))),
                 "a byte every {pause:?}: {read:?}"
@@ -153,12 +154,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_large_body_that_slows_down_is_given_up_and_its_room_is_free() {
-        let room = BodyRoom::new(1 << 20);
+        let (room, ns) = (BodyRoom::new(1 << 20, 1 << 20), Namespace::parse("ns").expect("a literal"));
         let began = Instant::now();
         // More than a small body at first, and then a byte at a time.
         let large = Body::from(vec![0; SMALL + 1]);
         let body = Body::new(Then(large, Trickle::body(BODY_PAUSE / 20)));
-        let read = read_body(body, 1 << 20, "too large", Some(&mut room.for_request())).await;
+        let read = read_body(body, 1 << 20, "too large", Some(&mut room.for_request(&ns))).await;
         assert!(
             matches!(read, Err(ApiError::Refused(StatusCode::REQUEST_TIMEOUT, _))),
             "a byte every {:?}: {read:?}",
@@ -169,9 +170,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_over_its_bound_is_refused_where_it_grows_over_it() {
-        let room = BodyRoom::new(1 << 20);
+        let (room, ns) = (BodyRoom::new(1 << 20, 1 << 20), Namespace::parse("ns").expect("a literal"));
         let body = Trickle::body(Duration::from_secs(1));
-        let read = read_body(body, 5, "too large", Some(&mut room.for_request())).await;
+        let read = read_body(body, 5, "too large", Some(&mut room.for_request(&ns))).await;
         assert!(
             matches!(read, Err(ApiError::Refused(StatusCode::PAYLOAD_TOO_LARGE, "too large"))),
             "six bytes, five may come: {read:?}"

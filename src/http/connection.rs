@@ -6,13 +6,14 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use ahash::HashMap;
 use axum::Router;
 use axum::response::Response;
 use axum::routing::future::RouteFuture;
@@ -29,6 +30,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
 use tower::Service;
 
 use super::head_timer::HeadTimer;
+use super::logins::network;
 use crate::process::tasks::{StopSignal, Tasks};
 
 /// How many connections may wait to be accepted.
@@ -39,7 +41,7 @@ const MAX_HEAD: usize = 64 * 1024;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// A peer must take [`WRITE_LEAST`] of an answer, or all of it, within this time: one that never reads, or a byte
 /// now and then, would keep the answer in memory for ever.
-const WRITE_STALL: Duration = Duration::from_secs(60);
+const WRITE_STALL: Duration = Duration::from_secs(10);
 const WRITE_LEAST: usize = 64 * 1024;
 /// After accept fails (no file descriptors left, most likely) the loop rests this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -147,18 +149,19 @@ impl Routes for Router {
 }
 
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
-/// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue.
-/// `port` is what the log calls it.
+/// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue. Those
+/// of one address beyond `most_of_address` are closed. `port` is what the log calls it.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
     routes: impl Routes,
-    most: usize,
+    (most, most_of_address): (usize, usize),
     tasks: Tasks,
 ) {
+    let mut addresses = Addresses { most: most_of_address, connected: HashMap::default(), sweep_at: 0 };
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
-    let mut trouble = AcceptTrouble { port, failing: None };
+    let [mut trouble, mut refused] = [(); 2].map(|()| AcceptTrouble { port, failing: None });
     let begin = |stream, addr, permit| {
         tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
     };
@@ -171,7 +174,13 @@ pub async fn serve(
         match accepted {
             Ok((stream, addr)) => {
                 trouble.works();
-                begin(stream, addr, permit);
+                match addresses.enter(addr.ip()) {
+                    Ok(place) => {
+                        refused.works();
+                        begin(stream, addr, (permit, place));
+                    }
+                    Err(error) => refused.failed(&error),
+                }
             }
             Err(error) => {
                 trouble.failed(&error);
@@ -186,13 +195,46 @@ pub async fn serve(
     while let Ok((stream, addr)) = listener.accept() {
         let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
         let Ok(Ok(permit)) = timeout_at(until, permits.clone().acquire_owned()).await else { return };
-        if let Ok(stream) = accepted {
-            begin(stream, addr, permit);
+        if let (Ok(stream), Ok(place)) = (accepted, addresses.enter(addr.ip())) {
+            begin(stream, addr, (permit, place));
         }
     }
 }
 
-/// Logs failures to accept connections once an outage.
+/// Who is connected. Addresses of one network count as one, see [`network`].
+#[derive(Debug)]
+struct Addresses {
+    most: usize,
+    /// Each of its connections has a handle too.
+    connected: HashMap<IpAddr, Arc<()>>,
+    /// With so many addresses, those that have left are forgotten.
+    sweep_at: usize,
+}
+
+impl Addresses {
+    /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine, where
+    /// a balancer may have all clients behind it.
+    fn enter(&mut self, address: IpAddr) -> io::Result<Option<Arc<()>>> {
+        if address.to_canonical().is_loopback() {
+            return Ok(None);
+        }
+        let address = network(address);
+        if self.connected.len() >= self.sweep_at {
+            self.connected.retain(|_, place| Arc::strong_count(place) > 1);
+            self.sweep_at = 64.max(2 * self.connected.len());
+        }
+        let place = self.connected.entry(address).or_default();
+        if Arc::strong_count(place) > self.most {
+            return Err(io::Error::other(format!(
+                "{address} has {} already, see MaxConnectionsPerAddress",
+                self.most
+            )));
+        }
+        Ok(Some(place.clone()))
+    }
+}
+
+/// Logs failures to accept connections, or some of them, once an outage.
 struct AcceptTrouble {
     port: &'static str,
     /// When the outage began, when the last failure came, and how many came.
@@ -229,7 +271,7 @@ fn connection(
     addr: SocketAddr,
     routes: impl Routes,
     stop: StopSignal,
-    permit: OwnedSemaphorePermit,
+    places: (OwnedSemaphorePermit, Option<Arc<()>>),
 ) -> impl Future<Output = ()> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
@@ -240,13 +282,15 @@ fn connection(
         .timer(HeadTimer::default())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
+        // The buffer may have got more than it asked for.
+        .max_header_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.
         .half_close(true)
         .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), service);
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {
-        let _permit = permit;
+        let _places = places;
         // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
         if stop.run_until(&mut connection).await.is_some() {
             return;
@@ -273,8 +317,27 @@ fn connection(
 /// A stream with two owners: hyper reads and writes it, and [`Peer`] watches it.
 struct SharedStream {
     socket: Arc<Socket>,
-    /// Runs while an answer cannot be written, with what was written since it began to run.
-    stalled: Option<(Pin<Box<Sleep>>, usize)>,
+    /// While an answer cannot be written.
+    stalled: Option<Stall>,
+}
+
+/// A peer that does not read, or slowly.
+struct Stall {
+    end: Pin<Box<Sleep>>,
+    /// What was written since it began.
+    taken: usize,
+}
+
+impl Stall {
+    /// Ends it when enough was written.
+    fn took(stalled: &mut Option<Stall>, done: &io::Result<usize>) {
+        if let (Some(stall), Ok(n)) = (&mut *stalled, done) {
+            stall.taken += n;
+            if stall.taken >= WRITE_LEAST {
+                *stalled = None;
+            }
+        }
+    }
 }
 
 impl SharedStream {
@@ -286,25 +349,28 @@ impl SharedStream {
     fn poll_with(
         &mut self,
         cx: &mut Context<'_>,
-        write: impl Fn(&TcpStream) -> io::Result<usize>,
+        write: impl Fn(&TcpStream) -> rustix::io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
-        while self.socket.stream.poll_write_ready(cx)?.is_ready() {
-            match write(&self.socket.stream) {
+        let SharedStream { socket, stalled } = self;
+        let stream = &socket.stream;
+        while stream.poll_write_ready(cx)?.is_ready() {
+            match stream.try_io(Interest::WRITABLE, || Ok(write(stream)?)) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
-                    if let (Some((_, taken)), Ok(n)) = (&mut self.stalled, &done) {
-                        *taken += n;
-                        if *taken >= WRITE_LEAST {
-                            self.stalled = None;
-                        }
-                    }
+                    Stall::took(stalled, &done);
                     return Poll::Ready(done);
                 }
             }
         }
-        let (stalled, _) = self.stalled.get_or_insert_with(|| (Box::pin(sleep(WRITE_STALL)), 0));
-        ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        let stall = stalled.get_or_insert_with(|| Stall { end: Box::pin(sleep(WRITE_STALL)), taken: 0 });
+        ready!(stall.end.as_mut().poll(cx));
+        // The runtime is told when a third of the kernel's buffer is free: megabytes. The peer may have read less.
+        let done = write(stream).map_err(io::Error::from);
+        if done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Stall::took(stalled, &done);
+        Poll::Ready(done)
     }
 
     /// Reads what the kernel has, whatever the runtime knows of it. `None` when it has nothing.
@@ -360,7 +426,7 @@ impl AsyncRead for SharedStream {
 
 impl AsyncWrite for SharedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_with(cx, |stream| stream.try_write(buf))
+        self.poll_with(cx, |stream| rustix::io::write(stream, buf))
     }
 
     fn poll_write_vectored(
@@ -368,7 +434,7 @@ impl AsyncWrite for SharedStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.poll_with(cx, |stream| stream.try_write_vectored(bufs))
+        self.poll_with(cx, |stream| rustix::io::writev(stream, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -448,6 +514,66 @@ mod tests {
             () = reader => panic!("the connection ended before the server gave it up"),
         };
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    /// Guards against a slow reader that is taken for one that does not read: the runtime tells only of megabytes.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_slowly_is_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let reader = async {
+            let mut some = vec![0; WRITE_LEAST];
+            for _ in 0..60 {
+                // Twelve times as much as must be: its kernel tells of room when a sixteenth of its buffer is free.
+                sleep(WRITE_STALL / 12).await;
+                tokio::io::AsyncReadExt::read_exact(&mut peer, &mut some).await.expect("it is served");
+            }
+        };
+        let all = vec![0; 64 << 20];
+        tokio::select! {
+            written = stream.write_all(&all) => panic!("the peer has not read all: {written:?}"),
+            () = reader => {}
+        }
+    }
+
+    /// Guards against idle connections of one address that fill the port, and against a balancer on this machine that is
+    /// taken for one client.
+    #[test]
+    fn one_address_has_its_connections_and_no_more() {
+        let mut addresses = Addresses { most: 2, connected: HashMap::default(), sweep_at: 0 };
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let mut places = Vec::new();
+        for (address, fits) in [
+            ("192.0.2.1", true),
+            ("::ffff:192.0.2.1", true),
+            ("192.0.2.1", false),
+            ("192.0.2.2", true),
+            ("2001:db8::1", true),
+            ("2001:db8::2", true),
+            ("2001:db8::3", false),
+            ("2001:db8:0:1::3", true),
+        ] {
+            let place = addresses.enter(ip(address));
+            assert_eq!(place.is_ok(), fits, "{address} beside {} others: {place:?}", places.len());
+            places.extend(place);
+        }
+        for _ in 0..5 {
+            for own in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
+                assert!(addresses.enter(ip(own)).is_ok(), "{own} is this machine");
+            }
+        }
+        let error = addresses.enter(ip("192.0.2.1")).expect_err("two are the most").to_string();
+        assert!(error.contains("192.0.2.1 has 2 already"), "the log says whose: {error}");
+        drop(places.remove(0));
+        assert!(addresses.enter(ip("192.0.2.1")).is_ok(), "one has closed");
+        drop(places);
+        for n in 0..100_000 {
+            let _ = addresses.enter(std::net::Ipv4Addr::from_bits(n).into());
+        }
+        assert!(addresses.connected.len() <= 64, "{} that have left are known", addresses.connected.len());
     }
 
     #[tokio::test(start_paused = true)]

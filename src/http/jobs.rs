@@ -19,7 +19,8 @@ use super::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN};
 use super::params::{self, Query};
 use super::parked_tokens::ParkedToken;
 use super::reply::{self, JobReply};
-use super::{App, AppState, HandlerResult, LARGE_ANSWER, MAX_ANSWER};
+use super::room::{LARGE_ANSWER, bytes_of};
+use super::{App, AppState, HandlerResult, MAX_ANSWER};
 use crate::admin::Direction;
 use crate::dispatch::{ConsumeError, Delivery};
 use crate::name::Queue;
@@ -92,29 +93,36 @@ fn unless_gone(
 async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> HandlerResult {
     let mut bytes = 0;
     let fits = delivery.jobs().iter().take_while(|job| {
-        bytes += job.body.len();
+        bytes += bytes_of(&job.body, &job.attributes);
         bytes <= MAX_ANSWER
     });
     let fits = fits.count().max(1);
     delivery.keep(fits);
-    let bytes: usize = delivery.jobs().iter().map(|job| job.body.len()).sum();
-    if bytes > LARGE_ANSWER {
+    let bytes: usize = delivery.jobs().iter().map(|job| bytes_of(&job.body, &job.attributes)).sum();
+    if let [job, ..] = delivery.jobs()
+        && bytes > LARGE_ANSWER
+    {
+        let namespace = job.queue.namespace.clone();
         // Boxed, so that small answers do not keep memory for this.
-        let room = Box::pin(state.body_room.for_answer(bytes)).await?;
+        let room = Box::pin(async move { state.body_room.for_answer(&namespace, bytes).await }).await?;
         let body = delivered::piece_by_piece(delivery, form, room);
         return Ok(reply::json_stream(StatusCode::OK, body));
     }
     let answer = match delivery.jobs() {
-        [job] if !form.array => reply::job(&JobReply::consumed(job, form.receipts)),
+        [job] if !form.array => reply::job(None, &JobReply::consumed(job, form.receipts)),
         jobs => reply::jobs(jobs.iter().map(|job| JobReply::consumed(job, form.receipts))),
     };
     Ok(answer.map(|body| delivered::until_sent(body, delivery)))
 }
 
 /// `GET /api/:namespace/:queue/peek`
-pub async fn peek(auth: Authorized) -> HandlerResult {
+pub async fn peek(State(state): App, auth: Authorized) -> HandlerResult {
     Ok(match auth.pool.engine.peek(&auth.queue).await? {
-        Some(job) => reply::job(&JobReply::peeked(&job)),
+        Some(job) => {
+            let bytes = bytes_of(&job.body, &job.attributes);
+            let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
+            reply::job(room, &JobReply::peeked(&job))
+        }
         None => reply::error(StatusCode::NOT_FOUND, "the queue is empty"),
     })
 }

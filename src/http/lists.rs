@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
 use super::error::ApiError;
 use super::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
 use super::params::{self, BAD_CURSOR, Query};
 use super::reply::{self, JobReply};
+use super::room::{LARGE_ANSWER, bytes_of};
 use super::time::Instant;
-use super::{App, HandlerResult, LARGE_ANSWER, MAX_ANSWER};
+use super::{App, HandlerResult, MAX_ANSWER, MAX_JOB};
 use crate::engine::{JobList, JobPage, MAX_LISTED, QueueView};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
 use crate::name::{JobKey, Queue};
 
 /// How many jobs a page shows when nothing is said.
 const USUAL_JOBS: usize = 20;
-/// A page with bodies is asked for in steps of so many jobs, so that few bodies beyond [`MAX_ANSWER`] are read.
-const JOBS_WITH_BODIES: usize = 8;
+/// How the text of [`JobsReply`] begins.
+const JOBS_BEGIN: &str = r#"{"jobs":["#;
 
 #[derive(Serialize)]
 struct QueuesReply<'a> {
@@ -175,18 +175,36 @@ pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery
     let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
     let cursor = state.cursors.open(&sealed_for, cursor).await?;
     let list = JobList { state: which, limit, cursor, bodies };
-    let page = read_page(&auth, list).await?.ok_or(BAD_CURSOR)?;
-    let bytes: usize = page.jobs.iter().filter_map(|job| job.body.as_ref()).map(Bytes::len).sum();
-    let reply = JobsReply {
-        jobs: page.jobs.iter().map(ListedJob::from).collect(),
-        cursor: state.cursors.seal(&sealed_for, page.cursor).await?,
-        scanned: page.scanned,
-    };
+    // Before the bodies are read, there is room for as many as there may be.
+    let most = if bodies { (limit * MAX_JOB).min(MAX_ANSWER) } else { 0 };
+    let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
+    let JobPage { jobs, cursor, scanned } = read_page(&auth, list).await?.ok_or(BAD_CURSOR)?;
+    let bytes: usize = jobs.iter().map(bytes_of_view).sum();
+    let cursor = state.cursors.seal(&sealed_for, cursor).await?;
+    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned };
     if bytes <= LARGE_ANSWER {
-        return Ok(reply::json(StatusCode::OK, &reply));
+        return Ok(reply::json(StatusCode::OK, &reply(jobs.iter().map(ListedJob::from).collect())));
     }
-    let room = state.body_room.for_answer(bytes).await?;
-    Ok(reply::json(StatusCode::OK, &reply).map(|body| reply::keeping(body, room)))
+    match &mut room {
+        Some(room) => room.shrink_to(bytes),
+        None => room = state.body_room.for_answer(&auth.queue.namespace, bytes).await?,
+    }
+    let around = serde_json::to_vec(&reply(Vec::new())).unwrap_or_default();
+    let (head, end) = around.split_at(JOBS_BEGIN.len());
+    let jobs = jobs.into_iter().enumerate().map(|(n, view)| {
+        let mut text = if n > 0 { vec![b','] } else { Vec::new() };
+        // As in `reply::json`.
+        let _ = serde_json::to_writer(&mut text, &ListedJob::from(&view));
+        text
+    });
+    let texts = [head.to_vec()].into_iter().chain(jobs).chain([end.to_vec()]);
+    Ok(reply::json_stream(StatusCode::OK, reply::pieces(texts, None, room)))
+}
+
+/// How many bytes of an answer's room a job of a list takes.
+fn bytes_of_view(view: &JobView) -> usize {
+    let reason = view.reason.as_ref().map_or(0, |reason| reason.as_str().len());
+    bytes_of(view.body.as_deref().unwrap_or_default(), &view.attributes) + reason
 }
 
 /// A page, which ends after [`MAX_ANSWER`] bytes of bodies, or one job.
@@ -198,10 +216,12 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
     let mut all = JobPage { cursor: list.cursor.clone(), ..JobPage::default() };
     let mut bytes = 0;
     loop {
-        let limit = (list.limit - all.jobs.len()).min(JOBS_WITH_BODIES);
+        // No more than fit, or one, if all that come are as large as a job may be.
+        let fit = ((MAX_ANSWER - bytes) / MAX_JOB).max(1);
+        let limit = (list.limit - all.jobs.len()).min(fit);
         let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
         let Some(page) = engine.list_jobs(&auth.queue, next).await? else { return Ok(None) };
-        bytes += page.jobs.iter().filter_map(|job| job.body.as_ref()).map(Bytes::len).sum::<usize>();
+        bytes += page.jobs.iter().map(bytes_of_view).sum::<usize>();
         // A page that is not full has come to the end, or to the bound of its work.
         let full = page.jobs.len() >= limit;
         all.jobs.extend(page.jobs);
@@ -214,26 +234,30 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
 }
 
 /// `GET /api/:namespace/:queue/job/:job_id`
-pub async fn job(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let verbose = is_verbose(query.as_deref())?;
     let JobRef { queue, id } = auth.job()?;
     if verbose {
         let view = auth.pool.engine.inspect(&JobRef { queue: queue.clone(), id }).await?;
         let view = view.ok_or(ApiError::NO_JOB)?;
-        return Ok(reply::json(StatusCode::OK, &verbose_job(&queue, &view)));
+        let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
+        return Ok(reply::json_in(room, StatusCode::OK, &verbose_job(&queue, &view)));
     }
     let job = auth.pool.engine.peek_job(&JobRef { queue, id }).await?.ok_or(ApiError::NO_JOB)?;
-    Ok(reply::job(&JobReply::peeked(&job)))
+    let bytes = bytes_of(&job.body, &job.attributes);
+    let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
+    Ok(reply::job(room, &JobReply::peeked(&job)))
 }
 
 /// `GET /api/:namespace/:queue/key/:key`
-pub async fn job_of_key(auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
+pub async fn job_of_key(State(state): App, auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
     let verbose = is_verbose(query.as_deref())?;
     let view = auth.pool.engine.find_key(&auth.queue, &auth.key).await?.ok_or(NO_KEY)?;
+    let room = state.body_room.for_answer(&auth.queue.namespace, bytes_of_view(&view)).await?;
     Ok(if verbose {
-        reply::json(StatusCode::OK, &verbose_job(&auth.queue, &view))
+        reply::json_in(room, StatusCode::OK, &verbose_job(&auth.queue, &view))
     } else {
-        reply::job(&JobReply::viewed(&auth.queue, &view))
+        reply::job(room, &JobReply::viewed(&auth.queue, &view))
     })
 }
 

@@ -93,7 +93,7 @@ impl FailedLogins {
 }
 
 /// What one client can choose freely counts as one: of an IPv6 address the last half.
-fn network(address: IpAddr) -> IpAddr {
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64)).into(),
         ip => ip,

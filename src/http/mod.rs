@@ -71,8 +71,6 @@ use crate::push::Push;
 const MAX_JOB: usize = 1 << 20;
 /// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
 const MAX_ANSWER: usize = 8 << 20;
-/// An answer with more bytes of jobs than this takes room. That of a consume is made while it is sent.
-const LARGE_ANSWER: usize = 64 << 10;
 
 /// How a handler takes the state.
 type App = State<Arc<AppState>>;

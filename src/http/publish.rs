@@ -68,7 +68,7 @@ struct BatchReply {
 /// `PUT /api/:namespace/:queue`
 pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
-    let mut room = state.body_room.for_request();
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, None, repeatable).await?;
     counted.keep();
@@ -88,7 +88,7 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
         true => None,
         false => Some(admitted(&state, &auth.key, auth.record, Direction::Write).await?),
     };
-    let mut room = state.body_room.for_request();
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, replaces, repeatable).await?;
     if let Some(counted) = counted {
@@ -104,7 +104,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let attributes = attributes::from_headers(request.headers())?;
     let (head, body) = request.into_parts();
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request();
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
     let all = body.clone();
     let new: Vec<NewJob> = batch::reading(body.len(), move || batch::split_bulk(&all))
@@ -138,7 +138,7 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
     let placement = given.placement(auth.pool.engine.now(), &state.defaults)?;
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request();
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_JOB, TOO_LARGE, Some(&mut room)).await?;
     let once = once(&repeatable, &body);
     let jobs = vec![placing(&auth.pool, auth.queue, body, placement, attributes)];
@@ -155,7 +155,7 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let (head, body) = request.into_parts();
     let attributes = attributes::from_headers(&head.headers)?;
     let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
-    let mut room = state.body_room.for_request();
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
     // The jobs are copied out of the base64.
     room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;

@@ -1,17 +1,22 @@
 //! Responses: JSON as lmstfy writes it, and the JSON of a job.
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::display::Base64Display;
 use base64::engine::general_purpose::STANDARD;
-use http_body_util::BodyExt;
+use bytes::Bytes;
+use hyper::body::{Frame, SizeHint};
 use serde::{Serialize, Serializer};
-use tokio::sync::OwnedSemaphorePermit;
 
+use super::room::{Room, kept};
 use crate::job::{Attributes, Job, JobId, JobView, Receipt};
 use crate::name::Queue;
 
@@ -23,16 +28,23 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=ut
 
 /// Bodies of jobs up to this size become base64 in one piece.
 const PIECE: usize = 4096;
+/// After so many bytes of an answer that is made while it is sent, the runtime's other tasks have their turn.
+const TURN: usize = 64 * 1024;
 
 /// A JSON answer.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    json_in(None, status, value)
+}
+
+/// A JSON answer that keeps `room` until it was sent.
+pub fn json_in(room: Option<Room>, status: StatusCode, value: &impl Serialize) -> Response {
     // What is serialized here has string keys and no failing serializers, so this cannot fail.
-    raw_json(status, serde_json::to_vec(value).unwrap_or_default())
+    raw_json(status, kept(serde_json::to_vec(value).unwrap_or_default(), room.map(Arc::new)))
 }
 
 /// A JSON answer indented by four spaces, as most of the admin port's are.
 pub fn indented(status: StatusCode, value: &impl Serialize) -> Response {
-    raw_json(status, indented_text(value))
+    raw_json(status, indented_text(value).into())
 }
 
 /// JSON text indented by four spaces.
@@ -45,7 +57,7 @@ pub fn indented_text(value: &impl Serialize) -> Vec<u8> {
     text
 }
 
-fn raw_json(status: StatusCode, text: Vec<u8>) -> Response {
+fn raw_json(status: StatusCode, text: Bytes) -> Response {
     with_body(status, JSON, text.into())
 }
 
@@ -80,12 +92,51 @@ pub fn message(status: StatusCode, text: &str) -> Response {
     json(status, &Message { msg: text })
 }
 
-/// The same body; `room` is kept until it was sent.
-pub fn keeping(body: Body, room: OwnedSemaphorePermit) -> Body {
-    Body::new(body.map_frame(move |frame| {
-        let _kept = &room;
-        frame
-    }))
+/// A body that is made while it is sent, so that memory holds one of its texts, not all. `length` is theirs together,
+/// where it is known. `room` is kept until the last of them was sent.
+pub fn pieces(
+    texts: impl Iterator<Item = Vec<u8>> + Send + Unpin + 'static,
+    length: Option<u64>,
+    room: Option<Room>,
+) -> Body {
+    Body::new(Pieces { texts, left: length, room: room.map(Arc::new), made: 0 })
+}
+
+struct Pieces<I> {
+    texts: I,
+    /// How many bytes are still to come.
+    left: Option<u64>,
+    room: Option<Arc<Room>>,
+    /// How many bytes were made since others had their turn.
+    made: usize,
+}
+
+impl<I: Iterator<Item = Vec<u8>> + Unpin> HttpBody for Pieces<I> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        // A peer that reads fast would have the runtime's thread until the end.
+        if std::mem::take(&mut self.made) >= TURN {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let Some(text) = self.texts.next() else { return Poll::Ready(None) };
+        self.made += text.len();
+        self.left = self.left.map(|left| left.saturating_sub(text.len() as u64));
+        Poll::Ready(Some(Ok(Frame::data(kept(text, self.room.clone())))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
 }
 
 /// Says when to come back: in `wait`, in whole seconds and at least one.
@@ -213,11 +264,11 @@ fn base64(out: &mut Vec<u8>, data: &[u8]) {
     let _ = STANDARD.encode_slice(data, &mut out[at..]);
 }
 
-/// One job.
-pub fn job(job: &JobReply<'_>) -> Response {
+/// One job. Its answer keeps `room` until it was sent.
+pub fn job(room: Option<Room>, job: &JobReply<'_>) -> Response {
     let mut text = Vec::new();
     job.write(&mut text);
-    raw_json(StatusCode::OK, text)
+    raw_json(StatusCode::OK, kept(text, room.map(Arc::new)))
 }
 
 /// An array of jobs.
@@ -230,7 +281,7 @@ pub fn jobs<'a>(jobs: impl Iterator<Item = JobReply<'a>>) -> Response {
         job.write(&mut text);
     }
     text.push(b']');
-    raw_json(StatusCode::OK, text)
+    raw_json(StatusCode::OK, text.into())
 }
 
 /// The answer to a publish.
@@ -241,7 +292,7 @@ pub fn published(id: JobId) -> Response {
     text.extend_from_slice(b"\",\"msg\":\"");
     text.extend_from_slice(PUBLISHED.as_bytes());
     text.extend_from_slice(b"\"}");
-    raw_json(StatusCode::CREATED, text)
+    raw_json(StatusCode::CREATED, text.into())
 }
 
 /// What is left of a job's life, rounded, but never to 0: that reads as forever.

@@ -1,62 +1,177 @@
 //! The memory that large bodies may take together: those of requests, and those of the jobs in answers. A small body
 //! takes no room: how many there are is bounded by the connections and by the calls that wait for the stores.
 //!
+//! A namespace may have a *share* of the room, so that one cannot take all of it. Namespaces of the same name in several
+//! pools count as one.
+//!
 //! A request takes room for what has come, not for what it has announced, so a slow sender takes little. Then all
 //! room may be taken by bodies that have come in part, each waiting for more room: so there is a *reserve*, as large
 //! as the largest body, for one of them at a time. Who has the reserve needs no more room, so it ends, and the next
-//! one gets the reserve.
+//! one gets the reserve. Who has it for long while another namespace asks for it loses it.
+//!
+//! An answer keeps its room until hyper has written it to the socket, see [`kept`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use ahash::HashMap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
 use super::error::ApiError;
+use crate::job::Attributes;
+use crate::name::Namespace;
 
 /// A body up to this size takes no room.
 pub const SMALL: usize = 16 * 1024;
+/// An answer with more bytes of jobs than this takes room. One of several jobs is made while it is sent.
+pub const LARGE_ANSWER: usize = 64 * 1024;
 /// Room is taken in units of so many bytes.
 const UNIT: usize = 64 * 1024;
 /// How long a request waits for room. Meanwhile its sender is not read from.
 const WAIT: Duration = Duration::from_secs(30);
 /// How long an answer waits for room. Its jobs are handed out already, and their `ttr` runs.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// How long one body may have the reserve while another namespace waits for it.
+const TURN: Duration = Duration::from_secs(10);
 
 /// Room for bodies.
 #[derive(Debug)]
 pub struct BodyRoom {
-    requests: Semaphore,
+    requests: Side,
     /// One permit.
-    reserve: Semaphore,
-    answers: Arc<Semaphore>,
-    /// How many units of answers there may be.
-    answer_units: usize,
+    reserve: Arc<Semaphore>,
+    answers: Side,
+    /// For answers that are in memory already while they wait: as much as there is room for answers.
+    waiting: Semaphore,
+}
+
+/// The room of one kind of bodies.
+#[derive(Debug)]
+struct Side {
+    all: Arc<Semaphore>,
+    /// How many units one namespace may have.
+    most_of_namespace: usize,
+    /// Only those that have some, or wait.
+    by_namespace: Mutex<HashMap<Namespace, Arc<Share>>>,
+}
+
+/// The room of one namespace.
+#[derive(Debug)]
+struct Share {
+    units: Arc<Semaphore>,
+    /// Who has it may wait for the reserve, and have it.
+    turn: Arc<Semaphore>,
+}
+
+/// Room that was taken. Dropped, it is free again.
+#[derive(Debug)]
+pub struct Room {
+    of_share: OwnedSemaphorePermit,
+    of_all: OwnedSemaphorePermit,
+    /// Known as long as it has room.
+    _share: Arc<Share>,
+}
+
+impl Side {
+    fn new(units: usize, most_of_namespace: usize) -> Side {
+        Side { all: Arc::new(Semaphore::new(units)), most_of_namespace, by_namespace: Mutex::default() }
+    }
+
+    fn share(&self, namespace: &Namespace) -> Arc<Share> {
+        let mut shares = self.by_namespace.lock();
+        // No more than there are large bodies.
+        shares.retain(|_, share| Arc::strong_count(share) > 1);
+        let new = || {
+            let units = Arc::new(Semaphore::new(self.most_of_namespace));
+            Arc::new(Share { units, turn: Arc::new(Semaphore::new(1)) })
+        };
+        shares.entry(namespace.clone()).or_insert_with(new).clone()
+    }
+
+    fn try_take(&self, share: &Arc<Share>, units: u32) -> Option<Room> {
+        let of_share = share.units.clone().try_acquire_many_owned(units).ok()?;
+        let of_all = self.all.clone().try_acquire_many_owned(units).ok()?;
+        Some(Room { of_share, of_all, _share: share.clone() })
+    }
+
+    /// Nobody closes the semaphores, so there is always room some time.
+    async fn take(&self, share: &Arc<Share>, units: u32) -> Option<Room> {
+        let of_share = share.units.clone().acquire_many_owned(units).await.ok()?;
+        let of_all = self.all.clone().acquire_many_owned(units).await.ok()?;
+        Some(Room { of_share, of_all, _share: share.clone() })
+    }
+}
+
+impl Room {
+    fn merge(&mut self, more: Room) {
+        self.of_share.merge(more.of_share);
+        self.of_all.merge(more.of_all);
+    }
+
+    /// Keeps no more than `bytes` need.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let rest = self.of_all.num_permits().saturating_sub(bytes.div_ceil(UNIT));
+        drop((self.of_share.split(rest), self.of_all.split(rest)));
+    }
+}
+
+/// The text of an answer, or of a part of it. hyper keeps it without a copy until it has written it to the socket or the
+/// connection has ended, and `room` as long.
+pub fn kept(text: Vec<u8>, room: Option<Arc<Room>>) -> Bytes {
+    struct Kept(Vec<u8>, #[expect(dead_code, reason = "kept for its drop")] Arc<Room>);
+    impl AsRef<[u8]> for Kept {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    match room {
+        Some(room) if !text.is_empty() => Bytes::from_owner(Kept(text, room)),
+        _ => text.into(),
+    }
+}
+
+/// How many bytes of an answer's room a job takes.
+pub fn bytes_of(body: &[u8], attributes: &Attributes) -> usize {
+    body.len() + attributes.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
 }
 
 impl BodyRoom {
-    /// So many bytes for the bodies of requests, and as many for those in answers.
-    pub fn new(bytes: usize) -> BodyRoom {
-        let units = bytes.div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS >> 3);
+    /// So many bytes for the bodies of requests, and as many for those in answers. Of each, one namespace may have
+    /// `of_namespace`.
+    pub fn new(bytes: usize, of_namespace: usize) -> BodyRoom {
+        let units = |bytes: usize| bytes.div_ceil(UNIT).clamp(1, Semaphore::MAX_PERMITS >> 3);
+        let (units, share) = (units(bytes), units(of_namespace.min(bytes)));
         BodyRoom {
-            requests: Semaphore::new(units),
-            reserve: Semaphore::new(1),
-            answers: Arc::new(Semaphore::new(units)),
-            answer_units: units,
+            requests: Side::new(units, share),
+            reserve: Arc::new(Semaphore::new(1)),
+            answers: Side::new(units, share),
+            waiting: Semaphore::new(units),
         }
     }
 
     /// For the body of one request. Takes nothing yet.
-    pub fn for_request(&self) -> RequestRoom<'_> {
-        RequestRoom { room: self, taken: None, reserve: None }
+    pub fn for_request<'a>(&'a self, namespace: &'a Namespace) -> RequestRoom<'a> {
+        RequestRoom { room: self, namespace, taken: None, reserve: None }
     }
 
-    /// Room for an answer with so many bytes of jobs. 503 if there is none for a second.
-    pub async fn for_answer(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        // An answer that is larger than all room gets all of it.
-        let units = bytes.div_ceil(UNIT).min(self.answer_units) as u32;
-        match timeout(ANSWER_WAIT, self.answers.clone().acquire_many_owned(units)).await {
-            Ok(Ok(permit)) => Ok(permit),
+    /// Room for an answer with so many bytes of jobs; none for a small one. 503 if there is none for a second, or if too
+    /// many wait already.
+    pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, ApiError> {
+        if bytes <= LARGE_ANSWER {
+            return Ok(None);
+        }
+        // An answer that is larger than all the room of its namespace gets all of it.
+        let units = bytes.div_ceil(UNIT).min(self.answers.most_of_namespace) as u32;
+        let share = self.answers.share(namespace);
+        if let Some(room) = self.answers.try_take(&share, units) {
+            return Ok(Some(room));
+        }
+        let _waits = self.waiting.try_acquire_many(units).map_err(|_| ApiError::NO_ROOM)?;
+        match timeout(ANSWER_WAIT, self.answers.take(&share, units)).await {
+            Ok(Some(room)) => Ok(Some(room)),
             _ => Err(ApiError::NO_ROOM),
         }
     }
@@ -66,8 +181,17 @@ impl BodyRoom {
 #[derive(Debug)]
 pub struct RequestRoom<'a> {
     room: &'a BodyRoom,
-    taken: Option<SemaphorePermit<'a>>,
-    reserve: Option<SemaphorePermit<'a>>,
+    namespace: &'a Namespace,
+    taken: Option<Room>,
+    reserve: Option<Reserve>,
+}
+
+/// The right to take more than there is room for, and since when.
+#[derive(Debug)]
+struct Reserve {
+    since: Instant,
+    _turn: OwnedSemaphorePermit,
+    _only: OwnedSemaphorePermit,
 }
 
 impl RequestRoom<'_> {
@@ -76,24 +200,36 @@ impl RequestRoom<'_> {
         self.taken.is_some() || self.reserve.is_some()
     }
 
-    /// Takes room for `bytes` in all, or waits for it. 503 if there is none for long.
+    /// Takes room for `bytes` in all, or waits for it. 503 if there is none for long, or if it must leave the reserve to
+    /// another namespace.
     pub async fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
-        if bytes <= SMALL || self.reserve.is_some() {
+        if bytes <= SMALL {
             return Ok(());
         }
+        let BodyRoom { requests, reserve, .. } = self.room;
+        if let Some(Reserve { since, .. }) = &self.reserve {
+            // One handle is the room's own, one is in the permit, and each that waits has one.
+            let asked_for = Arc::strong_count(reserve) > 2;
+            return if asked_for && since.elapsed() >= TURN { Err(ApiError::NO_ROOM) } else { Ok(()) };
+        }
         let units = bytes.div_ceil(UNIT);
-        let taken = self.taken.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let taken = self.taken.as_ref().map_or(0, |taken| taken.of_all.num_permits());
         let Some(more) = units.checked_sub(taken).filter(|more| *more > 0) else { return Ok(()) };
         let more = more as u32; // a body has less than 2^32 units
-        let room = self.room;
-        let grown = match room.requests.try_acquire_many(more) {
-            Ok(grown) => grown,
-            Err(_) => {
+        let share = requests.share(self.namespace);
+        let grown = match requests.try_take(&share, more) {
+            Some(grown) => grown,
+            None => {
+                let turn = async {
+                    let turn = share.turn.clone().acquire_owned().await.ok()?;
+                    let only = reserve.clone().acquire_owned().await.ok()?;
+                    Some(Reserve { since: Instant::now(), _turn: turn, _only: only })
+                };
                 let either = async {
                     tokio::select! {
                         biased;
-                        grown = room.requests.acquire_many(more) => (grown.ok(), None),
-                        reserve = room.reserve.acquire() => (None, reserve.ok()),
+                        grown = requests.take(&share, more) => (grown, None),
+                        reserve = turn => (None, reserve),
                     }
                 };
                 match timeout(WAIT, either).await {
@@ -122,6 +258,15 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
+    fn namespace(name: &str) -> Namespace {
+        Namespace::parse(name).expect("a literal")
+    }
+
+    /// Room of which one namespace may have all.
+    fn of(bytes: usize) -> BodyRoom {
+        BodyRoom::new(bytes, bytes)
+    }
+
     /// Whether more room is there without waiting.
     async fn grows(room: &mut RequestRoom<'_>, bytes: usize) -> bool {
         timeout(Duration::from_millis(1), room.grow_to(bytes)).await.is_ok_and(|grown| grown.is_ok())
@@ -129,8 +274,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bodies_take_no_more_than_the_room_and_the_reserve() {
-        let room = BodyRoom::new(4 * MIB);
-        let mut bodies: Vec<_> = (0..100).map(|_| room.for_request()).collect();
+        let (room, ns) = (of(4 * MIB), namespace("ns"));
+        let mut bodies: Vec<_> = (0..100).map(|_| room.for_request(&ns)).collect();
         let mut small = 0;
         let mut large = 0;
         for body in &mut bodies {
@@ -149,10 +294,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bodies_that_have_come_in_part_do_not_wait_for_each_other_for_ever() {
-        let room = BodyRoom::new(2 * MIB);
+        let (room, ns) = (of(2 * MIB), namespace("ns"));
         let bodies: Vec<_> = (0..20)
             .map(|_| async {
-                let mut body = room.for_request();
+                let mut body = room.for_request(&ns);
                 let mut came = 0;
                 while came < 8 * MIB {
                     came += MIB / 4;
@@ -182,14 +327,110 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_finds_no_room_for_long_is_told_so() {
-        let room = BodyRoom::new(MIB);
-        let [mut first, mut second, mut third] = [room.for_request(), room.for_request(), room.for_request()];
+        let (room, [a, b]) = (of(MIB), ["a", "b"].map(namespace));
+        let [mut first, mut second, mut third] = [&a, &b, &a].map(|namespace| room.for_request(namespace));
         first.grow_to(MIB).await.expect("there is room");
         second.grow_to(MIB).await.expect("the reserve");
         let began = Instant::now();
         assert!(third.grow_to(MIB).await.is_err(), "there is no room");
         assert_eq!(began.elapsed(), WAIT, "it waited");
-        let _answer = room.for_answer(MIB).await.expect("answers have room of their own");
-        assert!(room.for_answer(MIB).await.is_err(), "it is taken");
+        let _answer = room.for_answer(&a, MIB).await.expect("answers have room of their own");
+        assert!(room.for_answer(&a, MIB).await.is_err(), "it is taken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_has_its_share_and_no_more() {
+        let (room, [greedy, modest]) = (BodyRoom::new(4 * MIB, 2 * MIB), ["greedy", "modest"].map(namespace));
+        let mut bodies: Vec<_> = (0..10).map(|_| room.for_request(&greedy)).collect();
+        let mut large = 0;
+        for body in &mut bodies {
+            large += usize::from(grows(body, MIB).await);
+        }
+        assert_eq!(large, 3, "two bodies of 1 MiB are its share, and one has the reserve");
+        let mut others: Vec<_> = (0..2).map(|_| room.for_request(&modest)).collect();
+        for body in &mut others {
+            assert!(grows(body, MIB).await, "the rest is for others");
+        }
+        let mut answers = Vec::new();
+        for (namespace, fits) in [(&greedy, true), (&greedy, true), (&greedy, false), (&modest, true)] {
+            let answer = room.for_answer(namespace, MIB).await;
+            assert_eq!(answer.is_ok(), fits, "an answer to {namespace} after {answers:?}");
+            answers.extend(answer.ok().flatten());
+        }
+        drop((bodies, others, answers));
+        assert_eq!(
+            room.requests.share(&modest).units.available_permits(),
+            2 * MIB / UNIT,
+            "all is free again"
+        );
+        assert_eq!(
+            room.requests.by_namespace.lock().len(),
+            1,
+            "shares of which nothing is taken are forgotten"
+        );
+        assert_eq!(room.answers.all.available_permits(), 4 * MIB / UNIT, "all is free again");
+    }
+
+    /// Guards against a body of one namespace that has the reserve for as long as it likes, and against a namespace whose
+    /// many bodies stand in line for it before the only one of another.
+    #[tokio::test(start_paused = true)]
+    async fn the_reserve_goes_round() {
+        let (room, [greedy, modest]) = (BodyRoom::new(2 * MIB, MIB), ["greedy", "modest"].map(namespace));
+        let mut slow: Vec<_> = (0..5).map(|_| room.for_request(&greedy)).collect();
+        for body in &mut slow[..2] {
+            assert!(grows(body, MIB).await, "its share, and the reserve");
+        }
+        tokio::time::sleep(2 * TURN).await;
+        assert!(slow[1].grow_to(8 * MIB).await.is_ok(), "nobody else asks for the reserve");
+        let (holder, in_line) = slow[1..].split_first_mut().expect("five");
+        let [second, third, fourth] = in_line else { panic!("five") };
+        let line = async { tokio::join!(second.grow_to(MIB), third.grow_to(MIB), fourth.grow_to(MIB)) };
+        let mut large = room.for_request(&modest);
+        let asks = async {
+            tokio::task::yield_now().await;
+            large.grow_to(2 * MIB).await
+        };
+        let holds = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let lost = holder.grow_to(9 * MIB).await;
+            *holder = room.for_request(&greedy);
+            lost
+        };
+        let began = Instant::now();
+        tokio::select! {
+            _ = line => panic!("those in line have nothing to take"),
+            (got, lost) = async { tokio::join!(asks, holds) } => {
+                assert!(lost.is_err(), "who has had the reserve for long leaves it to another namespace");
+                assert!(got.is_ok(), "the other namespace is the next");
+            }
+        }
+        assert!(began.elapsed() < TURN, "after {:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_wait_in_memory_are_no_more_than_answers() {
+        let (room, ns) = (of(2 * MIB), namespace("ns"));
+        let _all = room.for_answer(&ns, 2 * MIB).await.expect("there is room");
+        let began = Instant::now();
+        let three = async {
+            let wait = || async { (room.for_answer(&ns, MIB).await.is_err(), began.elapsed()) };
+            tokio::join!(wait(), wait(), wait())
+        };
+        let expected = ((true, ANSWER_WAIT), (true, ANSWER_WAIT), (true, Duration::ZERO));
+        assert_eq!(three.await, expected, "two wait, and one is refused at once");
+    }
+
+    #[tokio::test]
+    async fn what_is_left_of_an_answer_keeps_its_room() {
+        let (room, ns) = (of(MIB), namespace("ns"));
+        let mut taken = room.for_answer(&ns, MIB).await.expect("there is room").expect("it is large");
+        taken.shrink_to(MIB / 2);
+        assert_eq!(room.answers.all.available_permits(), MIB / 2 / UNIT, "half of it is free again");
+        let mut text = kept(b"text".to_vec(), Some(Arc::new(taken)));
+        let end = text.split_off(2);
+        drop(text);
+        assert_eq!(room.answers.all.available_permits(), MIB / 2 / UNIT, "a part was written");
+        drop(end);
+        assert_eq!(room.answers.all.available_permits(), MIB / UNIT, "all was written");
     }
 }

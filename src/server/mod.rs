@@ -206,11 +206,13 @@ impl Server {
             OwnNames { loopback, accounts, configured: configured.to_owned() }
         };
         let routes = http::api(state.clone(), names(api, &config.host, false));
-        let port =
-            http::connection::serve("public", api_listener, routes, files.connections, api_tasks.clone());
+        let of_address = half_unless(config.max_connections_per_address, files.connections);
+        let most = (files.connections, of_address);
+        let port = http::connection::serve("public", api_listener, routes, most, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
-        let (routes, most) = (http::admin(state.clone(), names), files.admin_connections);
+        let routes = http::admin(state.clone(), names);
+        let most = (files.admin_connections, half_unless(0, files.admin_connections));
         let port = http::connection::serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
@@ -318,11 +320,10 @@ fn app_state(
     tasks: Tasks,
     (guard, client, connections): (Arc<Guard>, Client, Arc<Semaphore>),
 ) -> AppState {
-    let of_namespace = match config.max_parked_polls_per_namespace {
-        0 => config.max_parked_polls.div_ceil(2),
-        most => most,
-    };
-    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, of_namespace));
+    let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
+    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
+    let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
+        .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
     let pool = |name: &PoolName, engine: &Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
         let mut engine = engine.clone();
@@ -378,12 +379,17 @@ fn app_state(
         scrape: Mutex::default(),
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
-        body_room: BodyRoom::new(config.max_body_memory.saturating_mul(1 << 20)),
+        body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
         under_way: Arc::default(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,
     }
+}
+
+/// What one of many may have of `most`: half, unless something is configured.
+fn half_unless(configured: usize, most: usize) -> usize {
+    if configured == 0 { most.div_ceil(2) } else { configured }
 }
 
 /// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends, after
