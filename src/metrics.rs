@@ -3,15 +3,16 @@
 //! `infra_lmstfy_*` have the names, labels and buckets that dashboards of lmstfy read; `dormouse_*` are our own.
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ahash::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
-use prometheus::core::Collector;
+use prometheus::core::{Collector, Desc, MetricVec, MetricVecBuilder};
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder, exponential_buckets,
+    IntGaugeVec, Opts, Registry, TextEncoder, exponential_buckets, proto::MetricFamily,
 };
 
 use crate::job::JobId;
@@ -103,10 +104,10 @@ families! {
     /// What is told of requests.
     HttpFamilies {
         /// How long requests took, long polls included.
-        latency: HistogramVec =
+        latency: Parted<HistogramVec> =
             "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets(2.5, 9);
         /// Answers by status code.
-        codes: IntCounterVec =
+        codes: Parted<IntCounterVec> =
             "infra_lmstfy_http_http_codes", &["pool", "namespace", "api", "method", "code"];
         /// Requests refused by a token's limit; the token is shown as a hash.
         rate_limit: IntCounterVec =
@@ -120,13 +121,14 @@ families! {
     /// What is told of queues, of sizes, and of the steps of stores.
     StoreFamilies {
         /// Jobs published, by queue.
-        publish_queue_jobs: IntCounterVec = "infra_lmstfy_redis_publish_queue_jobs", QUEUE;
+        publish_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_publish_queue_jobs", QUEUE;
         /// Jobs handed out, by queue.
-        consume_queue_jobs: IntCounterVec = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
+        consume_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
         /// From publish to hand-over, milliseconds.
-        job_elapsed_ms: HistogramVec = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(3.5, 7);
         /// From publish to ack, milliseconds.
-        job_ack_elapsed_ms: HistogramVec = "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        job_ack_elapsed_ms: Parted<HistogramVec> =
+            "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(3.5, 7);
         /// How long the store took for one step, milliseconds.
         latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets(3.5, 7);
         /// Steps that the store was asked for.
@@ -144,13 +146,14 @@ families! {
     /// What is told of pushed queues.
     PushFamilies {
         /// Attempts to push a job, by what came of them.
-        attempts: IntCounterVec = "dormouse_push_attempts", &["pool", "namespace", "queue", "outcome"];
+        attempts: Parted<IntCounterVec> =
+            "dormouse_push_attempts", &["pool", "namespace", "queue", "outcome"];
         /// How long attempts to push a job took, milliseconds.
-        milliseconds: HistogramVec = "dormouse_push_milliseconds", QUEUE, Buckets(3.5, 7);
+        milliseconds: Parted<HistogramVec> = "dormouse_push_milliseconds", QUEUE, Buckets(3.5, 7);
         /// Requests of push that wait for their answer.
-        in_flight: IntGaugeVec = "dormouse_push_in_flight", QUEUE;
+        in_flight: Parted<IntGaugeVec> = "dormouse_push_in_flight", QUEUE;
         /// Whether push waits for an endpoint that is down.
-        breaker_open: IntGaugeVec = "dormouse_push_breaker_open", QUEUE;
+        breaker_open: Parted<IntGaugeVec> = "dormouse_push_breaker_open", QUEUE;
     }
 }
 
@@ -181,7 +184,42 @@ trait Family: Sized {
     fn declare(name: &str, help: &str, labels: &[&str], options: Self::Options) -> prometheus::Result<Self>;
 }
 
+/// The time series of a family that may have very many, in [`PARTS`]. A scrape locks one part at a time, and whoever begins
+/// a new series waits for that.
+#[derive(Clone, Debug)]
+struct Parted<V>(Arc<[V]>);
+
+const PARTS: usize = 64;
+
+impl<B: MetricVecBuilder> Parted<MetricVec<B>> {
+    fn with_label_values(&self, labels: &[&str]) -> B::M {
+        let mut hash = DefaultHasher::new();
+        labels.hash(&mut hash);
+        self.0[hash.finish() as usize % PARTS].with_label_values(labels)
+    }
+}
+
+impl<V: Family<Options: Clone>> Family for Parted<V> {
+    type Options = V::Options;
+    fn declare(name: &str, help: &str, labels: &[&str], options: V::Options) -> prometheus::Result<Self> {
+        let part = |_| V::declare(name, help, labels, options.clone());
+        (0..PARTS).map(part).collect::<prometheus::Result<_>>().map(Parted)
+    }
+}
+
+impl<V: Collector> Collector for Parted<V> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0[0].desc() // all are the same
+    }
+
+    /// The registry makes one family of those with one name.
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.0.iter().flat_map(Collector::collect).collect()
+    }
+}
+
 /// The buckets of a histogram begin at 15; how much larger each is than the one before, and how many there are.
+#[derive(Clone)]
 struct Buckets(f64, usize);
 
 impl Family for HistogramVec {
@@ -343,8 +381,8 @@ pub fn pattern(route: &str) -> String {
 #[derive(Debug)]
 pub struct RouteMetrics {
     api: String,
-    latency: HistogramVec,
-    codes: IntCounterVec,
+    latency: Parted<HistogramVec>,
+    codes: Parted<IntCounterVec>,
     /// Of the namespaces that requests with an accepted token have named.
     series: RwLock<HashMap<(PoolName, Namespace), Vec<RouteSeries>>>,
 }
@@ -600,6 +638,7 @@ mod tests {
             engine.published(&queue(&format!("q{i}")), 1);
         }
         let text = String::from_utf8(metrics.text()).expect("it is text");
+        assert_eq!(text.matches("# TYPE infra_lmstfy_redis_publish_queue_jobs ").count(), 1, "one family");
         let series = text.lines().filter(|l| l.starts_with("infra_lmstfy_redis_publish_queue_jobs")).count();
         assert_eq!(series, MOST_QUEUES + 1, "the rest share one series");
     }

@@ -34,10 +34,12 @@ const TOO_LARGE: ApiError = ApiError::too_large("job too large");
 
 /// Does `read`, which reads a body of `len` bytes: here, or on a thread for what takes long.
 pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + Send + 'static) -> T {
-    if len <= LARGE {
-        return read();
-    }
-    match tokio::task::spawn_blocking(read).await.map_err(tokio::task::JoinError::try_into_panic) {
+    if len <= LARGE { read() } else { beside_the_runtime(read).await }
+}
+
+/// Does on a thread of its own what takes long.
+pub async fn beside_the_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
         // The runtime ends, and this with it.

@@ -42,7 +42,6 @@ use axum::extract::State;
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
-use parking_lot::Mutex;
 
 use self::cursors::Cursors;
 use self::error::ApiError;
@@ -153,7 +152,7 @@ pub struct AppState {
     pub parked_tokens: ParkedTokens,
     pub readiness: Readiness,
     /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
-    pub scrape: Mutex<()>,
+    pub scrape: Arc<tokio::sync::Mutex<()>>,
     /// `-sv`: every token is accepted.
     pub skip_verification: bool,
     /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -376,7 +375,7 @@ fn app_state(
         parked,
         parked_tokens: ParkedTokens::default(),
         readiness,
-        scrape: Mutex::default(),
+        scrape: Arc::default(),
         skip_verification: options.skip_verification,
         accounts: config.accounts.clone(),
         body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
