@@ -17,17 +17,23 @@ const LONGEST_SECTION: Duration = Duration::from_secs(240);
 pub struct Bench {
     /// Only to see that everything works: small counts, short times, figures that say little.
     pub quick: bool,
+    /// What `--seconds` says.
+    said: Option<f64>,
     filters: Vec<String>,
     failed: AtomicBool,
 }
 
 /// Runs `body` with what the command line says: `--quick`, and words that sections are picked by.
 pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--list") {
         return ExitCode::SUCCESS; // a test runner asks for tests, and there are none
     }
+    let said = args.iter().position(|arg| arg == "--seconds");
+    // Its value is no word that sections are picked by.
+    let said = said.and_then(|at| args.drain(at..args.len().min(at + 2)).nth(1));
     let bench = Bench {
+        said: said.and_then(|seconds| seconds.parse().ok()),
         quick: args.iter().any(|arg| arg == "--quick"),
         // cargo adds flags of its own.
         filters: args.into_iter().filter(|arg| !arg.starts_with('-')).collect(),
@@ -63,6 +69,11 @@ impl Bench {
     /// The same for seconds.
     pub fn seconds(&self, full: f64, quick: f64) -> Duration {
         Duration::from_secs_f64(if self.quick { quick } else { full })
+    }
+
+    /// The same, unless `--seconds` says something else.
+    pub fn seconds_or_said(&self, full: f64, quick: f64) -> Duration {
+        self.said.map_or_else(|| self.seconds(full, quick), Duration::from_secs_f64)
     }
 
     /// Runs a section whose name holds one of the words asked for.

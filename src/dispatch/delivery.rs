@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::{Engine, MAX_CONSUME};
@@ -49,8 +50,13 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if !self.jobs.is_empty() {
+            let mut jobs = std::mem::take(&mut self.jobs);
+            for job in &mut jobs {
+                // No engine looks at it, and while a store hangs the jobs stand in line.
+                job.body = Bytes::new();
+            }
             // Fails only after the runtime has ended. The jobs come back after their ttr then.
-            let _ = self.give_back.0.send(Message::Jobs(std::mem::take(&mut self.jobs)));
+            let _ = self.give_back.0.send(Message::Jobs(jobs));
         }
     }
 }
@@ -109,5 +115,40 @@ async fn run(engine: Arc<dyn Engine>, mut receiver: mpsc::UnboundedReceiver<Mess
             // Whoever asked may have stopped waiting.
             let _ = done.send(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::job::JobId;
+    use crate::name::{Namespace, Queue, QueueName};
+
+    /// Guards against bodies that fill the memory while a store that hangs takes no job back.
+    #[test]
+    fn what_goes_back_takes_no_body_along() {
+        let queue = Queue {
+            namespace: Namespace::parse("ns").expect("a literal"),
+            name: QueueName::parse("q").expect("a literal"),
+        };
+        let job = |n| Job {
+            queue: queue.clone(),
+            id: JobId::from_parts(1, n, 0, false),
+            body: Bytes::from_static(b"large"),
+            attributes: Default::default(),
+            ttl: None,
+            elapsed: Duration::ZERO,
+            tries_left: 1,
+            receipt: n,
+        };
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        let mut delivery = Delivery::new((1..=3).map(job).collect(), false, GiveBack(sender));
+        delivery.keep(1);
+        let Ok(Message::Jobs(back)) = receiver.try_recv() else { panic!("two jobs go back") };
+        let back: Vec<(u64, usize)> = back.iter().map(|job| (job.receipt, job.body.len())).collect();
+        assert_eq!(back, [(2, 0), (3, 0)], "the receipts of what went back, and the bytes of their bodies");
+        assert_eq!(delivery.take()[0].body, "large", "what is taken is whole");
     }
 }

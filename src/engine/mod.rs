@@ -122,7 +122,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Takes back jobs that [`consume`](Engine::consume) handed out and nobody got: each is ready again at
     /// the head of its queue, in the order given, with its try restored. A job that is no longer in that very
-    /// hand-over (acked, or its ttr ended) is left alone.
+    /// hand-over (acked, or its ttr ended) is left alone. Their bodies are not looked at.
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()>;
 
     /// Forgets a job, in whatever state. Forgetting an unknown one is fine.
