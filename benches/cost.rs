@@ -1,6 +1,6 @@
 //! What an operation costs, in processor time of each process, beside what a request costs at all: nginx's constant
 //! 201 on the same connections. Rounds take turns, so that a machine that becomes slower does so for everybody;
-//! the table shows medians. And how the cost grows with connections, queues and a backlog; what a server does at half
+//! the table shows medians. What a quota adds. And how the cost grows with connections, queues and a backlog; what a server does at half
 //! of its top rate, and over many minutes (`SOAK=20`).
 //! docs/performance.md says how to run it.
 
@@ -35,6 +35,10 @@ fn main() -> ExitCode {
         for connections in CONNECTIONS {
             let name = format!("cost: {connections} connections");
             bench.section(&name, table(bench, connections)).await;
+        }
+        for store in [Store::Disk, Store::Redis] {
+            let name = format!("quota {store}: none, of another namespace, of this one");
+            bench.section(&name, quota(bench, store)).await;
         }
         for store in [Store::Disk, Store::Redis] {
             let name = format!("growth {store}: connections, queues, backlog");
@@ -269,6 +273,39 @@ async fn once(client: &mut Client, step: Step, queue: &str, spread: &mut Spread)
         }
     }
     spread.add(at.elapsed());
+    Ok(())
+}
+
+/// What a publish and a cycle cost without a quota, with one of another namespace, and with one of their own. A server for
+/// each, in turn.
+async fn quota(bench: &Bench, store: Store) -> Outcome {
+    const QUOTA: &[u8] = br#"{"jobs":1000000000,"bytes":1000000000000,"queues":1000000}"#;
+    let time = bench.seconds(2.0, 0.2);
+    let nginx = Nginx::start()?;
+    let mut constant = connect(&nginx.target(), CONNECTIONS[0]).await?;
+    let mut servers = Vec::new();
+    for (name, namespace) in [("no quota", None), ("a stranger's", Some("other")), ("its own", Some("bench"))]
+    {
+        let setup = Setup::one(store).await?;
+        if let Some(namespace) = namespace {
+            let admin = &setup.first().admin;
+            let request = admin.put(&format!("/quota/{namespace}"), QUOTA);
+            admin.connect().await?.expect(200, &request).await?;
+        }
+        let clients = connect(&setup.first().api, CONNECTIONS[0]).await?;
+        servers.push((name, setup, clients));
+    }
+    let mut costs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for _ in 0..bench.size(7, 1) {
+        let (_, unit) = floor(&nginx, &mut constant, time / 2).await?;
+        for step in [Step::Publish, Step::Cycle, Step::Bulk, Step::Batch] {
+            for (name, setup, clients) in &mut servers {
+                let cost = measure(setup.processes(), clients, Load::of(step), time).await?;
+                note(&mut costs, name, step, &cost, unit);
+            }
+        }
+    }
+    medians(bench, costs);
     Ok(())
 }
 

@@ -9,6 +9,8 @@ now = now[1] * 1000000 + now[2]
 if now > tonumber(table.remove(ARGV)) then
   return redis.error_reply(string.format('LATE %.0f the deadline was earlier', now))
 end
+-- Set by lua/quotas.lua, where a namespace has a quota.
+local quotas
 local function score(us)
   local fraction = us % 1000000
   if fraction == 0 then fraction = us < 4294967296000000 and 0.5 or 2 end

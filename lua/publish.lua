@@ -8,7 +8,8 @@
 --         per replaced job: its call, exact timer member ('' = not known)
 --         per hash and per index: the name to record; then, if there are any, #indexes
 -- (An index is there once somebody has listed the queues of a namespace.)
--- returns {now, 0, calls that were refused since one of their ids is stored already ...}, or {now, 1}: a key is
+-- returns {now, 0, calls that were refused since one of their ids is stored already, or, with 1000, 2000 or 3000 added,
+--         since their namespace's quota of jobs, bytes or queues is used up ...}, or {now, 1}: a key is
 --         not of the type that it must be, so all are refused and nothing has changed, or {now, 2}: a value that
 --         was stored before has ended, and nothing has changed
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's), 1,024 names of timers
@@ -28,6 +29,30 @@ elseif stored > 0 then
     if not refused[caller] and call('EXISTS', job_keys[job]) == 1 then
       refused[caller] = true
       answer[#answer + 1] = tonumber(caller)
+    end
+  end
+end
+
+if quotas then
+  local calls, order = {}, {}
+  for job = 1, job_count do
+    local arg = 6 * job - 1
+    local of = calls[ARGV[arg]] or {keys = {}, sizes = {}, gone = {}}
+    if not refused[ARGV[arg]] and #of.keys == 0 then calls[ARGV[arg]] = of; order[#order + 1] = ARGV[arg] end
+    of.keys[#of.keys + 1] = job_keys[job]
+    of.sizes[#of.keys] = not staged and #ARGV[arg + 5] or nil
+  end
+  for replaced = 1, replaced_count do
+    local of = calls[ARGV[3 + 6 * job_count + 2 * replaced]]
+    if of then of.gone[#of.gone + 1] = KEYS[before_jobs + job_count + replaced] end
+  end
+  for _, caller in ipairs(order) do
+    local of = calls[caller]
+    local used_up = quotas.admit(of.keys, of.sizes, of.gone, staged and of.keys or {})
+    if used_up then
+      refused[caller] = true
+      answer[#answer + 1] = tonumber(caller) + 1000 * used_up
+      if staged then call('UNLINK', unpack(of.keys)) end
     end
   end
 end
@@ -89,7 +114,9 @@ for replaced = 1, replaced_count do
   arg = arg + 2
 end
 for name = before_jobs + job_count + replaced_count + 1, #KEYS do
-  if name <= #KEYS - ARGV[#ARGV] then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
+  if quotas and not quotas.may_name(KEYS[name], ARGV[arg]) then
+    -- Nothing was stored there.
+  elseif name <= #KEYS - ARGV[#ARGV] then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
   elseif call('EXISTS', KEYS[name]) == 1 then redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
   arg = arg + 1
 end

@@ -17,8 +17,8 @@
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
 --         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
 --         before has ended; {now, 'type'}: a key is not of the type that it must be; {now, 'set_aside', job from 0}:
---         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay.
---         Nothing has changed but for 'done'.
+--         what a destroy has set aside of its queue must be deleted first, and values that were stored before stay;
+--         {now, 'quota', what is used up: 1 jobs, 2 bytes, 3 queues}. Nothing has changed but for 'done'.
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time, 1,024 names of
 --         timers of the job that is replaced
 local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
@@ -112,6 +112,19 @@ for i = 1, job_count do
       end
     end
   end
+end
+
+if quotas then
+  local keys, sizes, gone = {}, {}, {replaced_key}
+  for i = 1, job_count do
+    if jobs[i].how ~= 'duplicate' then
+      keys[#keys + 1] = job_keys[i]
+      sizes[#keys] = not staged and #jobs[i].value or nil
+      if jobs[i].how == 'replaced' then gone[#gone + 1] = jobs[i].holder_key end
+    end
+  end
+  local used_up = quotas.admit(keys, sizes, gone, staged and job_keys or {})
+  if used_up then return answer('quota', used_up) end
 end
 
 -- The first write is a SET: a Redis that is full refuses it, and with it the whole call.

@@ -33,6 +33,9 @@ pub enum Error {
     /// What is stored is encrypted with a key that this server does not have. Nothing happened.
     #[error("{LOCKED}")]
     Locked,
+    /// What would be stored is more than the quota of its namespace leaves: of jobs, bytes or queues. Nothing happened.
+    #[error("the quota of the namespace is used up: {0}")]
+    OverQuota(&'static str),
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

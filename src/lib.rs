@@ -8,7 +8,7 @@
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
 //! - [`dispatch`]: long polls: consumers wait here until they get jobs. [`pump`]: moves due jobs.
-//! - [`admin`]: tokens and limits: their rules, and where they are kept. What push shares is kept there too.
+//! - [`admin`]: tokens, limits and quotas: their rules, and where they are kept. What push shares is kept there too.
 //! - [`push`]: sends the jobs of a queue to a URL.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.

@@ -85,7 +85,13 @@ impl Outage {
     pub fn report<T>(&self, result: &Result<T>) {
         match result {
             Ok(_) => self.works(),
-            Err(Error::Overloaded | Error::Closed | Error::Full { .. } | Error::Locked) => {}
+            Err(
+                Error::Overloaded
+                | Error::Closed
+                | Error::Full { .. }
+                | Error::Locked
+                | Error::OverQuota(_),
+            ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),
         }

@@ -15,7 +15,8 @@ use std::time::Duration;
 use disk_common::*;
 use dormouse::clock::{ManualClock, SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{Engine, Held, OnConflict, Placing, Publication, Published, Release};
+use dormouse::engine::{Engine, Held, OnConflict, Placing, Publication, Published, Quota, Quotas, Release};
+use dormouse::error::Error;
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobState, NewJob, Reason};
 use dormouse::name::JobKey;
 
@@ -31,6 +32,28 @@ fn tell(what: char, id: JobId) {
     // The parent may have stopped reading; the kill is on its way.
     let _ = out.write_all(format!("{what} {id}\n").as_bytes());
     let _ = out.flush();
+}
+
+/// Sets the quota of the namespace to so many jobs, all with the body that they have here.
+async fn bound(engine: &DiskEngine, jobs: u64) {
+    let bytes = jobs * job(&queue("a"), 0).body.len() as u64;
+    let quotas = Quotas::from([(queue("a").namespace, Quota { jobs, bytes, queues: 0 })]);
+    engine.set_quotas(&quotas).await.expect("quotas are set");
+}
+
+/// What was counted before the kill is what is there: one job more fits, and not two.
+async fn check_quota(engine: &DiskEngine, jobs: u64) {
+    bound(engine, jobs + 1).await;
+    let two: Vec<NewJob> = (u64::MAX - 1..=u64::MAX).map(|n| job(&queue("a"), n)).collect();
+    let refused = engine.publish(two.clone()).await;
+    assert!(
+        matches!(refused, Err(Error::OverQuota(_))),
+        "two jobs beside {jobs} of {}: {refused:?}",
+        jobs + 1
+    );
+    engine.publish(two[..1].to_vec()).await.expect("one job fits");
+    engine.ack(JobRef { queue: queue("a"), id: two[0].id }).await.expect("acked");
+    engine.set_quotas(&Quotas::new()).await.expect("quotas are set");
 }
 
 /// Publishes a job under its id for a key.
@@ -73,6 +96,8 @@ async fn child_under_load() {
     let Some(path) = std::env::var_os(CHILD) else { return };
     let options = DiskOptions::new(path, Arc::new(SystemClock::default()));
     let engine = DiskEngine::open(options).expect("the last one was killed");
+    // Nothing is refused, and everything is counted.
+    bound(&engine, u64::MAX / 4).await;
     let ids = Arc::new(JobIds::default());
     let count = Arc::new(AtomicU64::new(0));
     let mut tasks = tokio::task::JoinSet::new();
@@ -208,6 +233,8 @@ async fn check(path: &Path, told: &Told) {
     check_keys(&engine, told).await;
     let stats = engine.stats().await.expect("stats");
     let counted = stats.timers + stats.queues.iter().map(|q| q.ready + q.dead).sum::<u64>();
+    check_quota(&engine, counted).await;
+    engine.sweep().await.expect("swept");
     while engine.pump(1000).await.expect("pumped").moved > 0 {}
     let mut found = BTreeSet::new();
     for name in QUEUES {

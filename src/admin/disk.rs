@@ -3,6 +3,7 @@
 //! bytes of a token and of a limit (docs/disk-format.md draws them); where they lie is the disk engine's.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ahash::HashMap;
@@ -13,7 +14,8 @@ use parking_lot::Mutex;
 use super::push::{PushKey, Version};
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
-use crate::engine::disk::{Change, DiskEngine, Records, Table};
+use crate::engine::Quota;
+use crate::engine::disk::{Change, DiskEngine, QUOTA_PREFIX, Records, Table};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
@@ -25,6 +27,8 @@ const SECRET: &[u8] = b"push/k";
 pub struct DiskAdmin {
     pub(super) records: Records,
     counters: Mutex<Counters>,
+    /// Grows with every change of a quota.
+    quotas: AtomicU64,
     pub(super) push: Mutex<Pushed>,
     /// Held by whoever changes a record of push.
     pub(super) push_turn: tokio::sync::Mutex<()>,
@@ -68,16 +72,31 @@ impl Counters {
 impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let (records, counters, push) = (engine.records(), Mutex::default(), Mutex::default());
-        let admin = DiskAdmin { records, counters, push, push_turn: tokio::sync::Mutex::default() };
+        let admin = DiskAdmin {
+            records: engine.records(),
+            counters: Mutex::default(),
+            quotas: AtomicU64::default(),
+            push: Mutex::default(),
+            push_turn: tokio::sync::Mutex::default(),
+        };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
         admin.push_records()?;
+        admin.all_quotas()?;
         Ok(admin)
     }
 
     async fn change(&self, table: Table, key: &TokenKey, change: Change) -> Result<bool> {
         self.records.change(vec![(table, key_of(key), change)]).await
+    }
+
+    fn all_quotas(&self) -> Result<Vec<(Scope, Quota)>> {
+        let read = |(key, value): (&Bytes, &Bytes)| {
+            let scope = key.strip_prefix(QUOTA_PREFIX).and_then(|mut key| read_scope(&mut key));
+            let scope = scope.ok_or_else(|| Error::corrupt("the key of a quota cannot be read"))?;
+            Ok((scope, serde_json::from_slice(value).map_err(Error::corrupt)?))
+        };
+        self.records.read(Table::Quotas, |rows| rows.iter().map(read).collect())
     }
 
     fn all_limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
@@ -104,21 +123,30 @@ fn key_of(key: &TokenKey) -> Bytes {
     out.into()
 }
 
-/// Reads [`key_of`]. The error does not show the key: it may be a secret.
-fn read_key(key: &[u8]) -> Result<TokenKey> {
+/// The key of a quota.
+fn quota_key(scope: &Scope) -> Bytes {
+    [QUOTA_PREFIX, &scope_key(scope)].concat().into()
+}
+
+/// Reads [`scope_key`] from the front.
+fn read_scope(key: &mut &[u8]) -> Option<Scope> {
     fn name<'a>(key: &mut &'a [u8]) -> Option<&'a str> {
         let (len, rest) = key.split_first()?;
         let (name, rest) = rest.split_at_checked(usize::from(*len))?;
         *key = rest;
         std::str::from_utf8(name).ok()
     }
-    fn read(mut key: &[u8]) -> Option<TokenKey> {
-        let pool = PoolName::parse(name(&mut key)?).ok()?;
-        let namespace = Namespace::parse(name(&mut key)?).ok()?;
-        let token = Token::new(std::str::from_utf8(key).ok()?)?;
-        Some(TokenKey { scope: Scope { pool, namespace }, token })
-    }
-    read(key).ok_or_else(|| Error::corrupt("a token's key cannot be read"))
+    let pool = PoolName::parse(name(key)?).ok()?;
+    Some(Scope { pool, namespace: Namespace::parse(name(key)?).ok()? })
+}
+
+/// Reads [`key_of`]. The error does not show the key: it may be a secret.
+fn read_key(mut key: &[u8]) -> Result<TokenKey> {
+    let mut read = || {
+        let scope = read_scope(&mut key)?;
+        Some(TokenKey { scope, token: Token::new(std::str::from_utf8(key).ok()?)? })
+    };
+    read().ok_or_else(|| Error::corrupt("a token's key cannot be read"))
 }
 
 /// The value of `limits`: read, write, interval.
@@ -225,6 +253,29 @@ impl AdminStore for DiskAdmin {
         }
         self.records.change(vec![add]).await?;
         stored().ok_or_else(|| Error::corrupt("a secret is gone that was stored"))
+    }
+
+    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+        let version = self.quotas.load(Ordering::Acquire);
+        if known == Some(version) { Ok(None) } else { Ok(Some((version, self.all_quotas()?))) }
+    }
+
+    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
+        let row = self.records.read(Table::Quotas, |rows| rows.get(&quota_key(scope)).cloned());
+        row.map(|row| serde_json::from_slice(&row).map_err(Error::corrupt)).transpose()
+    }
+
+    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
+        let change =
+            match quota.map(|quota| serde_json::to_vec(&quota).map_err(Error::refused)).transpose()? {
+                None => Change::Delete,
+                Some(value) if if_none => Change::Add(value.into()),
+                Some(value) => Change::Put(value.into()),
+            };
+        let changed = self.records.change(vec![(Table::Quotas, quota_key(scope), change)]).await;
+        // After an error too: the change may have happened.
+        self.quotas.fetch_add(1, Ordering::AcqRel);
+        changed
     }
 
     async fn check(&self) -> Result<()> {

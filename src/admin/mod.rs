@@ -1,4 +1,4 @@
-//! Tokens and limits: their rules ([`tokens`], [`limits`]) over the trait [`AdminStore`], what is remembered of its
+//! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], what is remembered of its
 //! answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several servers share,
 //! or the disk of the default pool. The same stores keep what push shares ([`push`]). Knows nothing of HTTP.
 
@@ -8,6 +8,7 @@ pub mod limits;
 pub mod push;
 mod push_disk;
 mod push_redis;
+pub mod quotas;
 pub mod redis;
 pub mod tokens;
 
@@ -19,7 +20,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use self::push::Version;
 use crate::clock::Millis;
+use crate::engine::Quota;
 use crate::error::Result;
 use crate::name::{Namespace, PoolName, Token};
 
@@ -123,6 +126,16 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// The secret that all servers of this store share: the one that is stored, or `new`, which is stored where there
     /// is none.
     async fn secret(&self, new: &[u8]) -> Result<Bytes>;
+
+    /// The quotas of all namespaces, and a version that changes with each of them; `None` when it is `known`.
+    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>>;
+
+    /// The quota of a namespace.
+    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;
+
+    /// Stores a quota, or deletes it: `None`. With `if_none` only where there is none: `false`, and nothing changes, when
+    /// there is one.
+    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
     /// Whether the store answers.
     async fn check(&self) -> Result<()>;

@@ -1,6 +1,7 @@
 //! Tokens and limits in a Redis, in lmstfy's layout: a fleet of both kinds of server shares them.
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
+//! `dormouse/quotas` hash `pool/ns` → JSON of the quota, and a field without a name that changes with every change;
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval. What push keeps there is in
 //! push_redis.rs.
 //!
@@ -17,9 +18,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{Cmd, FromRedisValue};
 
-use super::push::PushKey;
+use super::push::{PushKey, Version};
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
+use crate::engine::Quota;
 use crate::engine::redis::connection::connector::Connector;
 use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::connection::status::Connections;
@@ -34,6 +36,8 @@ use crate::process::tasks::Tasks;
 const LIMITS: &str = "__throttler_keys__";
 /// The secret that all servers share. lmstfy has no such key.
 const SECRET: &str = "dormouse/secret";
+/// The hash of all quotas. The field without a name changes with every change.
+const QUOTAS: &str = "dormouse/quotas";
 /// The hash of all records of push.
 pub(super) const PUSH: &str = "dormouse/push";
 /// How long a new store waits for its connection. A busy machine needs some of it.
@@ -122,6 +126,12 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
     let (namespace, token) = rest.split_once('/')?;
     let scope = Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? };
     Some(TokenKey { scope, token: Token::new(token)? })
+}
+
+/// Reads `pool/ns`.
+fn parse_scope(field: &[u8]) -> Option<Scope> {
+    let (pool, namespace) = std::str::from_utf8(field).ok()?.split_once('/')?;
+    Some(Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? })
 }
 
 /// What push keeps of one queue beside its record.
@@ -243,6 +253,40 @@ impl AdminStore for RedisAdmin {
         both.cmd("SET").arg(SECRET).arg(new).arg("NX").ignore().cmd("GET").arg(SECRET);
         let (stored,): (Vec<u8>,) = self.shared.query_all(&both).await?;
         Ok(stored.into())
+    }
+
+    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+        // Read before the quotas: what changes meanwhile is read again next time.
+        let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(QUOTAS).arg("")).await?;
+        let version = version.unwrap_or(0);
+        if known == Some(version) {
+            return Ok(None);
+        }
+        let (mut all, mut unreadable) = (BTreeMap::new(), 0);
+        self.scan(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
+            (Some(scope), Ok(quota)) => drop(all.insert(scope, quota)),
+            _ => unreadable += usize::from(!field.is_empty()),
+        })
+        .await?;
+        if unreadable > 0 {
+            tracing::warn!(unreadable, "skipped quotas in {QUOTAS} that cannot be read");
+        }
+        Ok(Some((version, all.into_iter().collect())))
+    }
+
+    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
+        let field = format!("{}/{}", scope.pool, scope.namespace);
+        let quota: Option<Vec<u8>> = self.shared.query(redis::cmd("HGET").arg(QUOTAS).arg(field)).await?;
+        quota.map(|quota| serde_json::from_slice(&quota).map_err(Error::corrupt)).transpose()
+    }
+
+    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
+        let script = &self.scripts.put_quota;
+        let value = quota.map(|quota| serde_json::to_string(&quota).map_err(Error::refused)).transpose()?;
+        let mut call = script.call(1);
+        call.arg(QUOTAS).arg(format!("{}/{}", scope.pool, scope.namespace));
+        call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
+        self.run(script, &call).await
     }
 
     async fn check(&self) -> Result<()> {

@@ -1,12 +1,36 @@
 //! What the calls of an [`Engine`](super::Engine) take and answer, where that is more than a job or a number. Plain
 //! values; the trait's documentation says what they do.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::Millis;
 use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
-use crate::name::{IdempotencyKey, JobKey, Queue};
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
+
+/// How much one namespace may keep in a store, in whatever state its jobs are; 0: no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quota {
+    pub jobs: u64,
+    /// Of the jobs' bodies, as they are stored.
+    pub bytes: u64,
+    /// Queues that the store knows: one that was emptied counts until it is forgotten.
+    pub queues: u64,
+}
+
+impl Quota {
+    /// Whether jobs have to be counted.
+    pub fn counts_jobs(&self) -> bool {
+        self.jobs > 0 || self.bytes > 0
+    }
+}
+
+/// The quotas of those namespaces that have one.
+pub type Quotas = BTreeMap<Namespace, Quota>;
 
 /// What one consume handed out.
 #[derive(Clone, Debug, Default, PartialEq)]

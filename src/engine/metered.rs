@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::notifier::Notifier;
 use super::{
     Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -245,6 +245,10 @@ impl Engine for Metered {
 
     async fn stats(&self) -> Result<Stats> {
         self.step("stats", self.inner.stats()).await
+    }
+
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        self.step("set_quotas", self.inner.set_quotas(quotas)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

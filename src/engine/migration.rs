@@ -40,8 +40,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::notifier::Notifier;
 use super::{
     Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Pause, Placed, Placing,
-    Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Release, Released, Revival, Revived,
-    Stats, Touched,
+    Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release, Released, Revival,
+    Revived, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -825,6 +825,11 @@ impl Engine for Migration {
             queues.into_iter().map(|(queue, (ready, dead))| QueueSize { queue, ready, dead }).collect();
         // The new pool's own figures are scraped under its own name; these are the old one's.
         Ok(Stats { timers: old.timers + new.timers, queues, gauges: old.gauges })
+    }
+
+    /// Of the new store, to which publishes go.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        self.new.set_quotas(quotas).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -43,6 +43,7 @@
 //! | Who has a key, and was this request done already? | the store | in the step that publishes |
 //! | Is a queue paused? | the store | a consume takes a paused queue for an empty one; whoever ends the pause, the notifiers are told |
 //! | Which queue is served first? | the dispatcher | by the order of the [`QueueList`] of each consume; the store knows no weights |
+//! | Is the quota of a namespace used up? | the store | in the step that publishes |
 //! | Is an equal request under way in this process? | HTTP | the store sees one of them first, and replays it to the other |
 //! | What is an answer's text? | HTTP | a store keeps of a publish what it placed, and no text |
 //! | Limits, sizes, defaults | HTTP | bad input never gets here |
@@ -64,8 +65,8 @@ use async_trait::async_trait;
 
 pub use self::calls::{
     Consumed, Cursor, DeadLetter, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed,
-    Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Release, Released, Revival,
-    Revived, Stats, Touched,
+    Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas, Release,
+    Released, Revival, Revived, Stats, Touched,
 };
 use self::notifier::Notifier;
 use crate::clock::Millis;
@@ -210,6 +211,12 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Sizes, for a scrape of the metrics.
     async fn stats(&self) -> Result<Stats>;
+
+    /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole, with
+    /// [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what
+    /// stores nothing is not refused. Nothing else is. Takes the place of all quotas before. A store that others write to may
+    /// count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be soon.
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
 
     /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once
     /// when this process did, soon when another did and the queue is [watched](Engine::watch).

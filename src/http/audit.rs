@@ -1,5 +1,5 @@
-//! One line in the log for each token or limit that is made or deleted, and for each change of what is pushed, and who
-//! did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash tells it
+//! One line in the log for each token, limit or quota that is made or deleted, and for each change of what is pushed, and
+//! who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash tells it
 //! apart, the same as in the metrics.
 
 use std::convert::Infallible;
@@ -9,8 +9,8 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 use super::connection::Peer;
-use crate::admin::TokenKey;
 use crate::admin::push::PushKey;
+use crate::admin::{Scope, TokenKey};
 use crate::process::log::AUDIT;
 
 /// The account that a request has logged in with.
@@ -26,6 +26,12 @@ impl By {
     pub fn did(&self, action: &'static str, key: &TokenKey) {
         let (pool, namespace) = (key.scope.pool.as_str(), key.scope.namespace.as_str());
         tracing::info!(target: AUDIT, by = self.0, pool, namespace, token = key.token.hash(), "{action}");
+    }
+
+    /// Logs what was done to the quota of a namespace.
+    pub fn bounded(&self, action: &'static str, scope: &Scope) {
+        let (pool, namespace) = (scope.pool.as_str(), scope.namespace.as_str());
+        tracing::info!(target: AUDIT, by = self.0, pool, namespace, "{action}");
     }
 
     /// Logs what was done to a pushed queue.

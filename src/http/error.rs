@@ -148,6 +148,14 @@ impl From<Error> for ApiError {
                 None,
             ),
             Error::Locked => ApiError::Refused(StatusCode::CONFLICT, LOCKED),
+            Error::OverQuota(what) => ApiError::Detailed(
+                StatusCode::INSUFFICIENT_STORAGE,
+                Box::new(Details {
+                    error: Error::OverQuota(what).to_string().into(),
+                    index: None,
+                    job_id: None,
+                }),
+            ),
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the store of this pool has failed",

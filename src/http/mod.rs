@@ -28,6 +28,7 @@ pub mod parked_tokens;
 mod pause;
 mod publish;
 mod push;
+mod quotas;
 mod reply;
 pub mod room;
 mod time;
@@ -55,6 +56,7 @@ pub use self::origin::OwnNames;
 use self::parked_tokens::ParkedTokens;
 use self::room::BodyRoom;
 use crate::admin::limits::Throttle;
+use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
@@ -144,6 +146,7 @@ pub struct AppState {
     pub tokens: TokenManager,
     pub throttle: Arc<Throttle>,
     pub cursors: Cursors,
+    pub quotas: Arc<QuotaManager>,
     pub defaults: Defaults,
     pub metrics: Arc<Metrics>,
     /// How many polls are parked, over all pools.
@@ -210,7 +213,7 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ping", only(get(operations::ping)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, push and the access log ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
@@ -223,6 +226,10 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
                     .put(tokens::set_limit)
                     .delete(tokens::remove_limit),
             ),
+        )
+        .route(
+            "/quota/{namespace}",
+            only(get(quotas::get).post(quotas::add).put(quotas::set).delete(quotas::remove)),
         )
         .route("/limits", only(get(tokens::list_limits)))
         .route("/push/{namespace}/{queue}", only(put(push::put).get(push::get).delete(push::delete)))

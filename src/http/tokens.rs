@@ -26,7 +26,8 @@ const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
 /// The largest form, and the largest body of a limit.
 const MAX_FORM: usize = 64 * 1024;
 
-fn namespace(text: &str) -> Result<Namespace, ApiError> {
+/// The namespace in a path of the admin port.
+pub fn namespace(text: &str) -> Result<Namespace, ApiError> {
     Namespace::parse(text).map_err(|error| ApiError::bad_name(NameIn::TokenPath, error))
 }
 

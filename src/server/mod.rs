@@ -22,6 +22,7 @@ use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, op
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::push::PushStore;
+use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
 use crate::config::{Config, PushHttps, Secret};
@@ -180,6 +181,12 @@ impl Server {
             stop.cancelled().await;
         });
 
+        for store in state.quotas.stores() {
+            let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
+            tasks.spawn_essential("the quotas of a pool", async move {
+                stop.run_until_cancelled(quotas.keep(store)).await;
+            });
+        }
         for (name, engine) in &stores.engines {
             let pump = pump::run(
                 engine.clone(),
@@ -204,6 +211,8 @@ impl Server {
             let loopback = port.ip().to_canonical().is_loopback();
             OwnNames { loopback, accounts, configured: configured.to_owned() }
         };
+        // What is published from now on is held to them.
+        state.quotas.begun().await;
         let routes = http::api(state.clone(), names(api, &config.host, false));
         let of_address = half_unless(config.max_connections_per_address, files.connections);
         let most = (files.connections, of_address);
@@ -358,12 +367,19 @@ fn app_state(
         outage: pool.outage.clone(),
     });
     let push = Push::new(shared, guard, targets);
+    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
+    let bounded = stores.engines.iter().map(|(name, engine)| {
+        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
+        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
+        (engine.clone(), own.chain(moving).cloned().collect())
+    });
     AppState {
         pools,
         push,
         tokens: TokenManager::new(store.clone(), cache.clone()),
         cursors: Cursors::new(store.clone()),
-        throttle: Throttle::new(store, cache, outage),
+        throttle: Throttle::new(store.clone(), cache, outage.clone()),
+        quotas: QuotaManager::new(store, outage, bounded),
         defaults: Defaults {
             ttl: config.ttl_second,
             delay: config.delay_second,

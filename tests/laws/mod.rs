@@ -31,6 +31,7 @@ pub mod once;
 pub mod pause;
 pub mod peek;
 pub mod publish;
+pub mod quotas;
 pub mod random;
 pub mod random_verbs;
 pub mod republish;
@@ -178,6 +179,16 @@ macro_rules! laws {
                 random {
                     random_steps_agree_with_the_model,
                 }
+                quotas {
+                    what_would_be_more_jobs_is_refused_as_a_whole,
+                    what_would_be_more_bytes_is_refused,
+                    what_would_be_more_queues_is_refused,
+                    jobs_count_in_every_state_and_everything_else_goes_on,
+                    what_replaces_a_job_counts_by_the_difference,
+                    a_repeat_is_not_refused,
+                    a_large_batch_is_refused_as_a_whole,
+                    the_last_quotas_count,
+                }
                 store {
                     check_is_fine,
                     stats_count_timers_ready_and_dead,
@@ -309,6 +320,7 @@ macro_rules! admin_laws {
                     uncount_never_goes_below_zero,
                     uncount_leaves_the_next_interval_alone,
                     concurrent_counts_are_all_counted,
+                    quotas_are_added_set_and_removed,
                     check_is_fine,
                 }
             }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dormouse::admin::push::Version;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use dormouse::clock::{Clock, ManualClock, Millis};
+use dormouse::engine::Quota;
 use dormouse::error::{Error, Result};
 use dormouse::name::{Namespace, PoolName, Token};
 use parking_lot::Mutex;
@@ -38,6 +40,8 @@ struct Tables {
     /// The count, and when its counter ends.
     counts: HashMap<(TokenKey, Direction), (u64, Millis)>,
     secret: Option<Bytes>,
+    quotas: BTreeMap<Scope, Quota>,
+    quota_version: Version,
 }
 
 impl MemoryAdmin {
@@ -186,6 +190,32 @@ impl AdminStore for MemoryAdmin {
 
     async fn secret(&self, new: &[u8]) -> Result<Bytes> {
         self.call(|state, _| state.secret.get_or_insert_with(|| Bytes::copy_from_slice(new)).clone()).await
+    }
+
+    async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
+        self.call(|state, _| {
+            let all = || state.quotas.iter().map(|(scope, quota)| (scope.clone(), *quota)).collect();
+            (known != Some(state.quota_version)).then(|| (state.quota_version, all()))
+        })
+        .await
+    }
+
+    async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
+        self.call(|state, _| state.quotas.get(scope).copied()).await
+    }
+
+    async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
+        self.call(|state, _| {
+            if if_none && state.quotas.contains_key(scope) {
+                return false;
+            }
+            state.quota_version += 1;
+            match quota {
+                Some(quota) => state.quotas.insert(scope.clone(), quota).is_none() || !if_none,
+                None => state.quotas.remove(scope).is_some(),
+            }
+        })
+        .await
     }
 
     async fn check(&self) -> Result<()> {

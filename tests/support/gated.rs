@@ -10,7 +10,7 @@ use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
     Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
@@ -289,6 +289,10 @@ impl<E: Engine> Engine for Gated<E> {
     async fn stats(&self) -> Result<Stats> {
         self.up().await?;
         self.inner.stats().await
+    }
+
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        self.inner.set_quotas(quotas).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -11,8 +11,8 @@ use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
     Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Pause,
-    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, REMEMBERED, Release,
-    Released, Revival, Revived, Stats, Touched,
+    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED,
+    Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -34,7 +34,7 @@ pub struct ModelEngine {
     expired_timers_stay: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Jobs {
     jobs: BTreeMap<(Queue, JobId), Stored>,
     /// Queues that were ever published to.
@@ -52,6 +52,7 @@ struct Jobs {
     done: BTreeMap<(Queue, IdempotencyKey), (Millis, Fingerprint, Vec<Placed>)>,
     /// Until when a queue is paused; `None` until it is resumed.
     paused: BTreeMap<Queue, Option<Millis>>,
+    quotas: Quotas,
     closed: bool,
 }
 
@@ -146,6 +147,35 @@ impl Stored {
 }
 
 impl Jobs {
+    /// All of it, if there are quotas to keep to.
+    fn before(&self) -> Option<Jobs> {
+        (!self.quotas.is_empty()).then(|| self.clone())
+    }
+
+    /// Goes back to how it was, if a namespace has more than its quota now, and more than it had.
+    fn keep_to_quotas(&mut self, before: Option<Jobs>) -> Result<()> {
+        let Some(before) = before else { return Ok(()) };
+        let used = |jobs: &Jobs, namespace: &Namespace| {
+            let of = || jobs.jobs.values().filter(|stored| stored.job.queue.namespace == *namespace);
+            let queues = jobs.queues.keys().filter(|queue| queue.namespace == *namespace).count();
+            [of().count(), of().map(|stored| stored.job.body.len()).sum(), queues]
+        };
+        for (namespace, quota) in &self.quotas {
+            let bounds = [("jobs", quota.jobs), ("bytes", quota.bytes), ("queues", quota.queues)];
+            let now = used(self, namespace).into_iter().zip(used(&before, namespace));
+            let mut over = bounds
+                .into_iter()
+                .zip(now)
+                .filter(|((_, bound), (now, before))| *bound > 0 && now > before && *now as u64 > *bound);
+            if let Some(((what, _), _)) = over.next() {
+                drop(over);
+                *self = before;
+                return Err(Error::OverQuota(what));
+            }
+        }
+        Ok(())
+    }
+
     fn next_tail(&mut self) -> i64 {
         self.tail += 1;
         self.tail
@@ -290,10 +320,12 @@ impl Engine for ModelEngine {
         if (0..jobs.len()).any(|i| state.has(&jobs[i], now) || twice(i)) {
             return Err(taken());
         }
-        let queues: Vec<Queue> = jobs.iter().map(|job| job.queue.clone()).collect();
+        let (queues, before): (Vec<Queue>, _) =
+            (jobs.iter().map(|job| job.queue.clone()).collect(), state.before());
         for job in jobs {
             state.insert(job, now);
         }
+        state.keep_to_quotas(before)?;
         drop(state);
         self.armed.notify_waiters();
         queues.iter().for_each(|queue| self.notifiers.notify(queue));
@@ -305,9 +337,10 @@ impl Engine for ModelEngine {
         if state.has(&new, now) && old != new.name() {
             return Err(taken());
         }
-        let queue = new.queue.clone();
+        let (queue, before) = (new.queue.clone(), state.before());
         state.jobs.remove(&(old.queue, old.id));
         state.insert(new, now);
+        state.keep_to_quotas(before)?;
         drop(state);
         self.armed.notify_waiters();
         self.notifiers.notify(&queue);
@@ -346,6 +379,7 @@ impl Engine for ModelEngine {
                 return Ok(Published::Conflict { index, id: stored.job.id });
             }
         }
+        let before = state.before();
         if let Some(old) = replaces {
             state.jobs.remove(&(old.queue, old.id));
         }
@@ -377,6 +411,7 @@ impl Engine for ModelEngine {
             let due_at = Some(state.place(job, due, key.map(|(key, _)| key), now));
             placed.push(Placed { id, due_at, how });
         }
+        state.keep_to_quotas(before)?;
         if let (Some(once), Some(done)) = (once, done) {
             state.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
         }
@@ -766,6 +801,11 @@ impl Engine for ModelEngine {
             dead: state.dead(queue).len() as u64,
         };
         Ok(Stats { timers, queues: state.queues.keys().map(size).collect(), gauges: Vec::new() })
+    }
+
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        self.open()?.0.quotas = quotas.clone();
+        Ok(())
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

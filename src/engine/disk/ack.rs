@@ -71,7 +71,7 @@ impl WriterState {
             {
                 self.free_key(&job.queue, job.id, &record)?;
             }
-            self.txn.delete_job(key);
+            self.delete_job(&job.queue, key)?;
             self.queues.note_idle(&job.queue, now);
             return Ok(());
         }
@@ -85,7 +85,7 @@ impl WriterState {
             }
         }
         self.leave_quarantine(&key);
-        self.txn.delete_job(key);
+        self.delete_job(&job.queue, key)?;
         Ok(())
     }
 

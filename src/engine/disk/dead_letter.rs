@@ -91,7 +91,7 @@ impl Step for DeleteDead {
         Ok(state.take_dead(queue, self.limit, now, |state, entry| {
             let found = state.read_entry(queue, &entry)?;
             if found.is_some() {
-                state.txn.delete_job(state.job_key(queue, entry.id));
+                state.delete_job(queue, state.job_key(queue, entry.id))?;
             }
             Ok((u64::from(found.is_some()), 0))
         })?)

@@ -80,6 +80,16 @@ impl Lists {
         Ok(Some(QueuePage { queues, cursor }))
     }
 
+    /// Reads what is no list, beside the writer too.
+    pub async fn beside<T: Send + 'static>(
+        &self,
+        handle: &Handle,
+        work: impl FnOnce() -> Result<T, Fatal> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.permit().await?;
+        read(handle, permit, work).await
+    }
+
     /// Waits until nobody reads.
     pub async fn ended(&self) {
         // Nobody closes the semaphore.

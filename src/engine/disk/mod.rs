@@ -35,6 +35,7 @@ mod publish_with;
 mod pulse;
 mod pump;
 mod quarantine;
+mod quotas;
 mod rebuild;
 mod records;
 mod repair;
@@ -78,6 +79,7 @@ use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
 pub use self::quarantine::{Quarantined, quarantined};
+use self::quotas::SetQuotas;
 pub use self::rebuild::rebuild_lists;
 pub use self::repair::repair;
 use self::respawn_jobs::RespawnJobs;
@@ -99,14 +101,14 @@ use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
     Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, QueueSize, Release, Released, Revival, Revived, Stats, Touched,
+    QueuePage, QueueSize, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList};
 
-pub(crate) use self::records::{Change, PUSH_PREFIX, Records, Table};
+pub(crate) use self::records::{Change, PUSH_PREFIX, QUOTA_PREFIX, Records, Table};
 
 /// When what was written reaches the disk itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,6 +187,8 @@ pub struct DiskEngine {
     next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     lists: Lists,
+    /// A count may take long, and takes no list's turn.
+    counts: Lists,
     room: Arc<Room>,
     stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
@@ -259,6 +263,7 @@ impl DiskEngine {
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
             lists: Lists::default(),
+            counts: Lists::default(),
             room: Room::new(&options.path, options.min_free),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
@@ -532,6 +537,15 @@ impl Engine for DiskEngine {
         Ok(Stats { timers: figures.timers, queues, gauges })
     }
 
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
+        let stop = self.stop.clone();
+        match self.counts.beside(&self.handle, move || count.count(&stop)).await? {
+            Some(used) => self.handle.ask(used).await,
+            None => Err(Error::Closed),
+        }
+    }
+
     fn attach(&self, notifier: Weak<dyn Notifier>) {
         self.notifiers.attach(notifier);
     }
@@ -552,7 +566,7 @@ impl Engine for DiskEngine {
             tokio::time::sleep(FAILED_PATIENCE).await;
         };
         tokio::select! {
-            () = self.lists.ended() => {}
+            ((), ()) = async { tokio::join!(self.lists.ended(), self.counts.ended()) } => {}
             () = failed => {}
         }
         // Blocks for the last sync, and for a compaction that has begun.

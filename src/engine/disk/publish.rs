@@ -47,6 +47,7 @@ impl Step for Publish {
                 _ => return Err(taken(job).into()),
             }
         }
+        state.admit(jobs.iter(), &expired)?;
         for job in expired {
             state.ack(&job, now)?;
         }
@@ -67,14 +68,18 @@ impl Step for Republish {
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
         let Republish { old, new } = self;
-        if new.id <= state.newest && (old.id != new.id || old.queue != new.queue) {
+        let mut gone = vec![old];
+        if new.id <= state.newest && (gone[0].id != new.id || gone[0].queue != new.queue) {
             match state.holder(&new, now)? {
                 Holder::Nobody => {}
-                Holder::Expired => state.ack(&JobRef { queue: new.queue.clone(), id: new.id }, now)?,
+                Holder::Expired => gone.push(JobRef { queue: new.queue.clone(), id: new.id }),
                 Holder::Lives => return Err(taken(&new).into()),
             }
         }
-        state.ack(&old, now)?;
+        state.admit(std::iter::once(&new), &gone)?;
+        for job in gone {
+            state.ack(&job, now)?;
+        }
         state.insert(new, now);
         Ok(())
     }
@@ -119,6 +124,7 @@ impl WriterState {
         if let Some(name) = &name {
             self.take_key(&queue, name, id, generation);
         }
+        self.count_stored(&queue.namespace, body.len());
         let record = Record { location, generation, expires, attributes, key: name, reason: None, body };
         self.txn.put_job(key, &record);
         match location {

@@ -105,8 +105,21 @@ impl Step for PublishWith {
         if let Some(conflict) = conflict {
             return Ok(conflict);
         }
+        let gone: Vec<JobRef> = replaces.into_iter().chain(expired).collect();
+        if !state.quotas.is_empty() {
+            let (mut stored, mut all_gone) = (Vec::with_capacity(jobs.len()), gone.clone());
+            for (Placing { job, .. }, plan) in jobs.iter().zip(&plans) {
+                match plan {
+                    Plan::Duplicate { .. } => continue,
+                    Plan::Replace { id, .. } => all_gone.push(JobRef { queue: job.queue.clone(), id: *id }),
+                    Plan::Store | Plan::Rob => {}
+                }
+                stored.push(job);
+            }
+            state.admit(stored.into_iter(), &all_gone)?;
+        }
         // From here on everything is written, and nothing fails but the disk.
-        for job in replaces.iter().chain(&expired) {
+        for job in &gone {
             state.ack(job, now)?;
         }
         let mut placed = Vec::with_capacity(jobs.len());

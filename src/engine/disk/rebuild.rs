@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
+use super::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_COUNTED, META_SEQ, Record};
 use super::store::open::{self, OpenError};
 use super::store::{Fatal, Limits, Space, Store, Txn};
 
@@ -96,6 +96,8 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
             txn.relieve()?;
         }
     }
+    // What namespaces with a quota have is counted anew.
+    txn.delete(Space::Meta, META_COUNTED);
     txn.settle(true)?;
     Ok(lost.len() as u64)
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::handle::Handle;
 use super::state::WriterState;
-pub use super::state::tables::{PUSH_PREFIX, Table};
+pub use super::state::tables::{PUSH_PREFIX, QUOTA_PREFIX, Table};
 use super::state::tables::{Rows, Tables};
 use super::step::{Outcome, Step};
 use crate::clock::{Micros, Millis};

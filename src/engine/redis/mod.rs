@@ -5,7 +5,7 @@
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `publish`, `ack`: coalesced by workers. `consume`, `pump`: each on a connection of its own. `give_back` and `hand_over`
 //!   (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
-//!   `list_queues`, `pause`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
+//!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `cache`, `clock`: what this process remembers.
@@ -33,6 +33,7 @@ mod peek;
 mod publish;
 mod publish_with;
 mod pump;
+mod quotas;
 mod respawn_jobs;
 mod safety;
 mod stats;
@@ -54,7 +55,7 @@ use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
     Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
-    QueuePage, Release, Released, Revival, Revived, Stats, Touched,
+    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
@@ -118,6 +119,7 @@ pub(crate) struct RedisCore {
     finishing: tokio::sync::Mutex<()>,
     /// When a pump has begun that last, in microseconds.
     looked_for_dropped: AtomicU64,
+    quotas: quotas::Counting,
     tasks: Tasks,
     /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
     keepers: Tasks,
@@ -177,6 +179,7 @@ impl RedisEngine {
             pauses: pause::Pauses::default(),
             finishing: tokio::sync::Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
+            quotas: quotas::Counting::default(),
             tasks,
             keepers,
         });
@@ -186,6 +189,7 @@ impl RedisEngine {
         let guards = [closing.clone().drop_guard(), closed.drop_guard()];
         core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
         core.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
+        core.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.keepers.spawn_essential("the connection of consumes", consumes.1);
         core.keepers.spawn_essential("the connection of the pump", pumps.1);
         core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
@@ -388,6 +392,11 @@ impl Engine for RedisEngine {
     async fn stats(&self) -> Result<Stats> {
         self.core.open()?;
         self.core.stats().await
+    }
+
+    async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
+        self.core.open()?;
+        self.core.set_quotas(quotas).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

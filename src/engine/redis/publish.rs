@@ -94,6 +94,21 @@ pub fn id_taken() -> Error {
     Error::refused("a job with this id is stored already")
 }
 
+/// A publish for which there is no room: what lua/quotas.lua answers.
+pub fn over_quota(used_up: u64) -> Error {
+    Error::OverQuota(match used_up {
+        1 => "jobs",
+        2 => "bytes",
+        _ => "queues",
+    })
+}
+
+/// What a refused call is told: which one, and for what.
+fn read_refused(refused: u64) -> (usize, Error) {
+    let error = if refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
+    ((refused % 1000) as usize, error)
+}
+
 /// What became of the values of a call before the call itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Staged {
@@ -225,7 +240,9 @@ impl PublishHandler {
             }
         };
         let (now, refused) = match reply.as_deref() {
-            Ok([now, 0, refused @ ..]) => (*now, refused.iter().map(|c| *c as usize).collect::<HashSet<_>>()),
+            Ok([now, 0, refused @ ..]) => {
+                (*now, refused.iter().map(|c| read_refused(*c)).collect::<HashMap<_, _>>())
+            }
             Ok([_, 1, ..]) => return Ok(true),
             Ok([_, 2, ..]) => {
                 refuse_all(take(calls), &Error::away("the values were stored too slowly"));
@@ -243,11 +260,17 @@ impl PublishHandler {
         };
         core.clock.learn(sent, now);
         for queue in recorded {
-            core.recorded_queues.add(queue);
+            // The name of one whose calls were all refused may not be there.
+            let stored = |(i, (request, _)): (usize, &PendingCall)| {
+                !refused.contains_key(&i) && request.jobs.iter().any(|job| job.queue == queue)
+            };
+            if refused.is_empty() || calls.iter().enumerate().any(stored) {
+                core.recorded_queues.add(queue);
+            }
         }
         for (i, (request, reply)) in calls.drain(..).enumerate() {
-            if refused.contains(&i) {
-                let _ = reply.send(Err(id_taken()));
+            if let Some(error) = refused.get(&i) {
+                let _ = reply.send(Err(error.clone()));
                 continue;
             }
             self.notify(&request, now);
@@ -276,7 +299,8 @@ impl PublishHandler {
         let core = self.0.clone();
         self.0.listen_on(connection, exchange, async move |reply: Vec<u64>| {
             let [_, 0, refused @ ..] = reply.as_slice() else { return };
-            let stored = calls.iter().enumerate().filter(|(i, _)| !refused.contains(&(*i as u64)));
+            let refused: HashSet<usize> = refused.iter().map(|call| read_refused(*call).0).collect();
+            let stored = calls.iter().enumerate().filter(|(i, _)| !refused.contains(i));
             let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
             if jobs.is_empty() {
                 return;

@@ -12,7 +12,7 @@ use super::connection::fault::{Fault, Outcome};
 use super::connection::open::Connection;
 use super::in_time::{in_time, patient};
 use super::layout::{keys, value};
-use super::publish::{InOrder, Staged, id_taken, micros, ttl_millis};
+use super::publish::{InOrder, Staged, id_taken, micros, over_quota, ttl_millis};
 use crate::clock::{Micros, Millis};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
@@ -74,6 +74,7 @@ impl RedisCore {
             Reply::Mismatch => Ok(Published::Mismatch),
             Reply::Conflict { index, id } => Ok(Published::Conflict { index, id }),
             Reply::Taken => Err(id_taken()),
+            Reply::OverQuota(used_up) => Err(over_quota(used_up)),
             Reply::Ended => Err(Error::away("the values were stored too slowly")),
             Reply::SetAside(_) => Err(unreadable().into()),
             Reply::WrongType => Err(Error::refused("a key of the queue is not of the type that it must be")),
@@ -261,6 +262,7 @@ enum Reply {
         id: JobId,
     },
     Taken,
+    OverQuota(u64),
     Ended,
     WrongType,
     SetAside(usize),
@@ -286,6 +288,7 @@ fn read_reply(reply: &[redis::Value]) -> Outcome<(Micros, Reply)> {
             id: JobId::parse(&text(1)?).ok_or_else(unreadable)?,
         },
         "taken" => Reply::Taken,
+        "quota" => Reply::OverQuota(redis::from_redis_value_ref(rest.first().ok_or_else(unreadable)?)?),
         "ended" => Reply::Ended,
         "type" => Reply::WrongType,
         "set_aside" => Reply::SetAside(redis::from_redis_value_ref(rest.first().ok_or_else(unreadable)?)?),

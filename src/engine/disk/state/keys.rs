@@ -45,7 +45,6 @@ impl WriterState {
     /// Deletes the record of a job, and with it its key.
     pub fn forget(&mut self, queue: &Queue, id: JobId, record: &Record) -> Result<(), Fatal> {
         self.free_key(queue, id, record)?;
-        self.txn.delete_job(self.job_key(queue, id));
-        Ok(())
+        self.delete_job(queue, self.job_key(queue, id))
     }
 }

@@ -56,10 +56,14 @@ pub fn load(
         keys: 0,
         once: 0,
         once_from: 0,
+        quotas: Default::default(),
+        counts: 0,
         quarantine: Default::default(),
         to_notify: Default::default(),
         must_sync: false,
     };
+    // Before the first number is taken.
+    state.load_used(&store)?;
     for item in store.all(Space::Queues) {
         let (key, value) = item?;
         let queue = codec::read_queue_key(&key)?;

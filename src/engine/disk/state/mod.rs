@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ahash::HashSet;
+use ahash::{HashMap, HashSet};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -26,12 +26,15 @@ use self::queues::{QueueState, Queues};
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
-use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
+use crate::engine::disk::quotas::Counted;
+use crate::engine::disk::store::codec::{
+    self, Entry, META_CLOCK, META_COUNTED, META_NEWEST, META_SEQ, Record, TimerKey,
+};
 use crate::engine::disk::store::{Fatal, Found, Space, Txn};
 use crate::engine::next_due::NextDue;
 use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};
-use crate::name::Queue;
+use crate::name::{Namespace, Queue};
 
 /// How many numbers are reserved at once: one write of `meta` for so many.
 const SEQ_BLOCK: u64 = 1 << 20;
@@ -84,6 +87,9 @@ pub struct WriterState {
     pub once: u64,
     /// No remembered request ends earlier.
     pub once_from: Micros,
+    /// Namespaces with a quota, and the number of the last count of what they have.
+    pub quotas: HashMap<Namespace, Counted>,
+    pub counts: u64,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
@@ -105,7 +111,9 @@ impl WriterState {
     pub fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
-            self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
+            for name in [META_SEQ, META_COUNTED] {
+                self.txn.put(Space::Meta, name, self.seq.1.to_be_bytes());
+            }
         }
         self.seq.0 += 1;
         self.seq.0 - 1

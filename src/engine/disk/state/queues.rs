@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::clock::Micros;
 use crate::engine::disk::store::codec::{Entry, queue_key};
 use crate::job::JobId;
-use crate::name::{Queue, QueueList};
+use crate::name::{Namespace, Queue, QueueList};
 
 /// So many ready entries of a queue are kept in memory whatever the budget: a queue that is short is never read from the
 /// disk.
@@ -289,6 +289,8 @@ pub struct Queues {
     all: HashMap<Queue, QueueState>,
     /// The same names, sorted.
     names: BTreeSet<Queue>,
+    /// How many of them each namespace has.
+    of_namespace: HashMap<Namespace, u64>,
     held: Arc<Held>,
     /// Those of them to be swept, and when: each once.
     sweeps: BTreeSet<(Micros, Queue)>,
@@ -303,6 +305,7 @@ impl Queues {
         Queues {
             all: HashMap::default(),
             names: BTreeSet::new(),
+            of_namespace: HashMap::default(),
             held,
             sweeps: BTreeSet::new(),
             idle: VecDeque::new(),
@@ -402,8 +405,15 @@ impl Queues {
 
     /// Adds one.
     pub fn insert(&mut self, queue: Queue, state: QueueState) -> &mut QueueState {
-        self.names.insert(queue.clone());
+        if self.names.insert(queue.clone()) {
+            *self.of_namespace.entry(queue.namespace.clone()).or_default() += 1;
+        }
         self.all.entry(queue).or_insert(state)
+    }
+
+    /// How many of them are in the namespace.
+    pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
+        self.of_namespace.get(namespace).copied().unwrap_or(0)
     }
 
     /// Those of the list that are there and not paused.
@@ -448,7 +458,14 @@ impl Queues {
             return Some(None);
         }
         self.sweeps.remove(&(state.sweep.listed, queue.clone()));
-        self.names.remove(&queue);
+        if self.names.remove(&queue)
+            && let Some(count) = self.of_namespace.get_mut(&queue.namespace)
+        {
+            *count -= 1; // it was counted when its name came
+            if *count == 0 {
+                self.of_namespace.remove(&queue.namespace);
+            }
+        }
         Some(self.all.remove(&queue))
     }
 }

@@ -33,6 +33,11 @@ pub const META_NEWEST: &[u8] = b"newest";
 pub const META_CLOSED: &[u8] = b"closed";
 /// The name in `meta` of the newest group: the last item of each batch (guard/groups.rs).
 pub const META_GROUP: &[u8] = b"group";
+/// The beginning of the names in `meta` of what namespaces with a quota have; the namespace follows.
+pub const META_USED: &[u8] = b"used/";
+/// The name in `meta` of the number that `seq` was when such rows were last kept: a version that does not know them
+/// reserves numbers without it, before it changes a job.
+pub const META_COUNTED: &[u8] = b"counted";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
@@ -200,6 +205,27 @@ pub fn namespace_key(namespace: &Namespace) -> Vec<u8> {
     let mut out = Vec::with_capacity(1 + namespace.as_str().len());
     put_short(&mut out, namespace.as_str());
     out
+}
+
+/// What [`namespace_key`] says, of the queue in a key of `jobs`.
+pub fn namespace_of_job(key: &[u8]) -> Result<&[u8]> {
+    let mut r = Reader(key);
+    r.id()?;
+    let rest = r.0;
+    let len = r.short()?.len();
+    Ok(&rest[..1 + len]) // the length and the name were read just now
+}
+
+/// The value of a row of [`META_USED`]: jobs and the bytes of their bodies.
+pub fn used(jobs: u64, bytes: u64) -> [u8; 16] {
+    (u128::from(jobs) << 64 | u128::from(bytes)).to_be_bytes()
+}
+
+/// Reads [`used`].
+pub fn read_used(value: &[u8]) -> Result<(u64, u64)> {
+    let mut r = Reader(value);
+    let used = (r.u64()?, r.u64()?);
+    r.end().map(|()| used)
 }
 
 /// Reads [`queue_key`].

@@ -256,8 +256,8 @@ impl Store {
     }
 
     /// The store as it is now.
-    pub fn snapshot(&self) -> Snapshot<'_> {
-        Snapshot { store: self, snapshot: self.db.snapshot() }
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { store: self.clone(), snapshot: self.db.snapshot() }
     }
 
     /// Reads one key.
@@ -309,12 +309,12 @@ impl Store {
 }
 
 /// The store as it was at one moment. Reads what was committed by then, for who reads beside the writer.
-pub struct Snapshot<'a> {
-    store: &'a Store,
+pub struct Snapshot {
+    store: Store,
     snapshot: fjall::Snapshot,
 }
 
-impl Snapshot<'_> {
+impl Snapshot {
     /// Walks a range of keys.
     pub fn range(
         &self,
@@ -351,6 +351,8 @@ pub struct Txn {
     unsettled: bool,
     /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
+    /// Rows of `meta` that each batch writes last: they change with every step, and only the last value counts.
+    late: HashMap<Vec<u8>, [u8; 16]>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
     /// What was synced last.
@@ -394,6 +396,7 @@ impl Txn {
             written: 0,
             unsettled: false,
             rows: HashMap::default(),
+            late: HashMap::default(),
             deleted: [0; SPACES],
             journal: None,
             journaled: 0,
@@ -473,6 +476,21 @@ impl Txn {
         self.rows.insert((space, key), None);
     }
 
+    /// Writes a row of `meta`, whose value may change again before the batch is committed. Only together with something
+    /// else that is written.
+    pub fn put_late(&mut self, key: &[u8], value: [u8; 16]) {
+        match self.late.get_mut(key) {
+            Some(late) => *late = value,
+            None => drop(self.late.insert(key.to_vec(), value)),
+        }
+    }
+
+    /// Deletes such a row.
+    pub fn delete_late(&mut self, key: &[u8]) {
+        self.late.remove(key);
+        self.delete(Space::Meta, key);
+    }
+
     /// Reads a row of `keys` or `once`, as this transaction left it.
     pub fn row(&self, space: Space, key: Vec<u8>) -> Result<Option<Slice>, Fatal> {
         let key = (space, key);
@@ -487,6 +505,9 @@ impl Txn {
     pub fn flush(&mut self) -> Result<(), Fatal> {
         if self.batch.0.is_empty() {
             return Ok(());
+        }
+        for (key, value) in std::mem::take(&mut self.late) {
+            self.put(Space::Meta, key, value);
         }
         let bytes = std::mem::take(&mut self.bytes);
         self.written += bytes as u64;

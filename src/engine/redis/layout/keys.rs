@@ -13,6 +13,10 @@ pub const TIMER_SET: &str = "timer_set";
 pub const NAMESPACES: &str = "m/ns";
 /// Set of the queues, as `namespace/queue`, whose ready list is set aside.
 pub const DROPPED: &str = "dormouse/dropped";
+/// Hash of what namespaces with a quota may have, and what they have.
+pub const USED: &str = "dormouse/used";
+/// Who counts what they have.
+pub const USED_TURN: &str = "dormouse/used/turn";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name changes

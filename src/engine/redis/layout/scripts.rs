@@ -1,13 +1,23 @@
 //! The scripts of lua/, and the only place that sends one to a Redis. What each of them takes, returns and may do
 //! at most stands at its head. Who calls a script builds its keys and arguments; nothing is known of them here.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use redis::{Arg, Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 
 /// One script and its name on the server.
 #[derive(Debug)]
 pub struct Script {
-    source: &'static str,
+    plain: Source,
+    /// The same, which counts what it stores and deletes.
+    counting: Option<Source>,
+    counts: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Source {
+    text: &'static str,
     sha: String,
 }
 
@@ -39,6 +49,10 @@ pub struct Scripts {
     pub count: Script,
     pub uncount: Script,
     pub remove_token: Script,
+    pub set_quotas: Script,
+    pub recount: Script,
+    pub recounted: Script,
+    pub put_quota: Script,
     pub push_swap: Script,
     pub push_lease: Script,
     pub push_report: Script,
@@ -62,14 +76,19 @@ macro_rules! with_clock {
     };
 }
 
-/// The same for a script that forgets jobs: lua/forget.lua is put before it too.
-macro_rules! that_forgets {
-    ($name:literal $(, $more:literal)*) => {
+/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around it.
+macro_rules! counted {
+    ($($name:literal),+) => {
         Script::new(concat!(
             include_str!("../../../../lua/clock.lua"),
-            include_str!("../../../../lua/forget.lua"),
-            $(include_str!(concat!("../../../../lua/", $more, ".lua")),)*
-            include_str!(concat!("../../../../lua/", $name, ".lua"))
+            $(include_str!(concat!("../../../../lua/", $name, ".lua"))),+
+        ))
+        .counting(concat!(
+            include_str!("../../../../lua/clock.lua"),
+            include_str!("../../../../lua/quotas.lua"),
+            "local function script()\n",
+            $(include_str!(concat!("../../../../lua/", $name, ".lua")),)+
+            "\nend\nlocal answer = script()\nsettle()\nreturn answer\n"
         ))
     };
 }
@@ -88,31 +107,35 @@ macro_rules! with_details {
 impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
-            stage: with_clock!("stage"),
-            publish: that_forgets!("publish"),
-            publish_with: that_forgets!("publish_with", "details"),
-            cancel_key: with_details!("cancel_key"),
+            stage: counted!("stage"),
+            publish: counted!("forget", "publish"),
+            publish_with: counted!("forget", "details", "publish_with"),
+            cancel_key: counted!("details", "cancel_key"),
             consume: with_clock!("consume"),
             give_back: with_clock!("give_back"),
             touch: with_clock!("touch"),
             release: with_details!("release"),
-            ack: that_forgets!("ack"),
-            ack_many: that_forgets!("ack_many"),
+            ack: counted!("forget", "ack"),
+            ack_many: counted!("forget", "ack_many"),
             peek: with_clock!("peek"),
             inspect: with_details!("inspect"),
             describe: with_details!("describe"),
             scan_timers: with_details!("scan_timers"),
-            destroy: with_clock!("destroy"),
+            destroy: counted!("destroy"),
             respawn: with_details!("respawn"),
             respawn_job: with_details!("respawn_job"),
             pause: with_clock!("pause"),
             resume: with_clock!("resume"),
-            delete_dead: with_clock!("delete_dead"),
+            delete_dead: counted!("delete_dead"),
             pump: with_clock!("pump"),
             look_up_token: without_clock!("look_up_token"),
             count: without_clock!("count"),
             uncount: without_clock!("uncount"),
             remove_token: without_clock!("remove_token"),
+            set_quotas: with_clock!("set_quotas"),
+            recount: with_clock!("recount"),
+            recounted: with_clock!("recounted"),
+            put_quota: without_clock!("put_quota"),
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),
@@ -120,16 +143,45 @@ impl Default for Scripts {
     }
 }
 
+impl Scripts {
+    /// Whether what stores or deletes jobs counts them.
+    pub fn count(&self, counts: bool) {
+        let publishes = [&self.stage, &self.publish, &self.publish_with];
+        let deletes = [&self.cancel_key, &self.ack, &self.ack_many, &self.destroy, &self.delete_dead];
+        for script in publishes.into_iter().chain(deletes) {
+            script.counts.store(counts, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Source {
+    fn new(text: &'static str) -> Source {
+        Source { text, sha: redis::Script::new(text).get_hash().to_owned() }
+    }
+}
+
 impl Script {
-    fn new(source: &'static str) -> Script {
-        Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
+    fn new(text: &'static str) -> Script {
+        Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false) }
+    }
+
+    fn counting(self, text: &'static str) -> Script {
+        Script { counting: Some(Source::new(text)), ..self }
     }
 
     /// A call with that many keys; keys come first, then arguments.
     pub fn call(&self, keys: usize) -> Cmd {
+        let counting = self.counting.as_ref().filter(|_| self.counts.load(Ordering::Relaxed));
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.sha).arg(keys);
+        cmd.arg(&counting.unwrap_or(&self.plain).sha).arg(keys);
         cmd
+    }
+
+    /// What a call runs.
+    fn source(&self, call: &Cmd) -> &'static str {
+        let counting = self.counting.as_ref();
+        let is_called = |source: &&Source| matches!(call.args_iter().nth(1), Some(Arg::Simple(sha)) if sha == source.sha.as_bytes());
+        counting.filter(is_called).unwrap_or(&self.plain).text
     }
 
     /// Runs a call that [`call`](Script::call) began. A server that does not know the script (it was
@@ -137,7 +189,7 @@ impl Script {
     pub async fn run(&self, conn: &mut MultiplexedConnection, call: &Cmd) -> RedisResult<Value> {
         match conn.send_packed_command(call).await.and_then(Value::extract_error) {
             Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                redis::cmd("SCRIPT").arg("LOAD").arg(self.source).exec_async(conn).await?;
+                redis::cmd("SCRIPT").arg("LOAD").arg(self.source(call)).exec_async(conn).await?;
                 conn.send_packed_command(call).await.and_then(Value::extract_error)
             }
             answer => answer,

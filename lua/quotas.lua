@@ -1,0 +1,112 @@
+-- Stands behind lua/clock.lua, and around a script that stores or deletes jobs, while a namespace of the pool has a quota.
+-- What such a script SETs, DELs and UNLINKs of jobs' keys by `call` changes the figures of their namespaces in one hash.
+-- Per namespace with a quota it has: name -> most jobs, bytes and queues (0 = no bound), name/jobs and name/bytes -> what
+-- there is. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
+local used_key, plain, known = 'dormouse/used', call, {}
+
+-- The namespace of a job's key, if it has a quota, and the queue.
+local function namespace_of(key)
+  local name, queue = string.match(key, '^j/([^/]*)/([^/]*)/')
+  if not name then return end
+  if known[name] == nil then
+    local row = plain('HMGET', used_key, name, name .. '/jobs', name .. '/bytes')
+    local jobs, bytes, queues = string.match(row[1] or '', '^(%d+) (%d+) (%d+)$')
+    known[name] = jobs and {
+      most = {tonumber(jobs), tonumber(bytes), tonumber(queues)}, names = 'm/ns/' .. name, new = {}, new_queues = 0,
+      has = {tonumber(row[2]) or 0, tonumber(row[3]) or 0}, changes = {0, 0},
+    } or false
+  end
+  return known[name] or nil, queue
+end
+
+-- Bytes of a stored value; nothing when there is none.
+local function size_of(key)
+  local size = redis.pcall('STRLEN', key)
+  if type(size) == 'number' and (size > 0 or plain('EXISTS', key) == 1) then return size end
+end
+
+local function change(namespace, jobs, bytes)
+  for i, by in ipairs({jobs, bytes}) do
+    namespace.has[i], namespace.changes[i] = namespace.has[i] + by, namespace.changes[i] + by
+  end
+end
+
+call = function(command, ...)
+  if command == 'SET' then
+    local key, value = ...
+    local namespace = namespace_of(key)
+    if namespace then change(namespace, 1, #value) end
+  elseif command == 'DEL' or command == 'UNLINK' then
+    local seen = {}
+    for _, key in ipairs({...}) do
+      local namespace = not seen[key] and namespace_of(key)
+      local size = namespace and size_of(key)
+      if size then change(namespace, -1, -size) end
+      seen[key] = true
+    end
+  end
+  return plain(command, ...)
+end
+
+quotas = {}
+
+-- Takes room for jobs with these keys and sizes, in whose step those of `gone` are deleted. `staged` are those that are
+-- stored and counted already; of them the sizes are not known yet. Answers what is used up, if something is, and takes none:
+-- 1 jobs, 2 bytes, 3 queues.
+function quotas.admit(keys, sizes, gone, staged)
+  local needs = {}
+  for i, key in ipairs(keys) do
+    local namespace, queue = namespace_of(key)
+    if namespace then
+      local need = needs[namespace] or {0, 0, 0, new = {}}
+      needs[namespace] = need
+      need[1], need[2] = need[1] + 1, need[2] + (sizes[i] or size_of(key) or 0)
+      if namespace.most[3] > 0 and not namespace.new[queue] and not need.new[queue] and
+        plain('HEXISTS', namespace.names, queue) == 0 then
+        need.new[queue], need[3] = true, need[3] + 1
+      end
+    end
+  end
+  local seen = {}
+  for _, key in ipairs(gone) do
+    local need = not seen[key] and needs[namespace_of(key) or 0]
+    local size = need and size_of(key)
+    if size then need[1], need[2] = need[1] - 1, need[2] - size end
+    seen[key] = true
+  end
+  for namespace, need in pairs(needs) do
+    local has = {namespace.has[1], namespace.has[2], 0}
+    for _, key in ipairs(staged) do
+      if namespace_of(key) == namespace then has[1], has[2] = has[1] - 1, has[2] - (size_of(key) or 0) end
+    end
+    if need[3] > 0 then has[3] = plain('HLEN', namespace.names) + namespace.new_queues end
+    for i = 1, 3 do
+      if namespace.most[i] > 0 and need[i] > 0 and math.max(has[i], 0) + need[i] > namespace.most[i] then return i end
+    end
+  end
+  for namespace, need in pairs(needs) do
+    -- What is stored is counted once more when it is: `has` is not asked any more by then.
+    if #staged == 0 then namespace.has = {namespace.has[1] + need[1], namespace.has[2] + need[2]} end
+    for queue in pairs(need.new) do namespace.new[queue] = true end
+    namespace.new_queues = namespace.new_queues + need[3]
+  end
+end
+
+-- Whether a queue's name may be added to this hash or index: not when its first publish was refused.
+function quotas.may_name(names, queue)
+  local name = string.match(names, '^m/ns/(.*)$') or string.match(names, '^dormouse/queues/(.*)$')
+  local namespace = name and known[name]
+  return not namespace or namespace.most[3] == 0 or namespace.new[queue] or
+    plain('HEXISTS', namespace.names, queue) == 1
+end
+
+-- Writes down what has changed.
+local function settle()
+  for name, namespace in pairs(known) do
+    for i, field in ipairs({'/jobs', '/bytes'}) do
+      if namespace and namespace.changes[i] ~= 0 then
+        plain('HINCRBY', used_key, name .. field, string.format('%.0f', namespace.changes[i]))
+      end
+    end
+  end
+end

@@ -1,0 +1,130 @@
+//! How much a namespace may keep in a pool. Quotas are kept in the admin store, so all servers share them; the stores of
+//! the pools count and refuse. This brings the ones to the others: each server asks twice a second whether a quota has
+//! changed. Knows nothing of HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::push::Version;
+use super::{AdminStore, Scope};
+use crate::engine::{Engine, Quota, Quotas};
+use crate::error::Result;
+use crate::name::PoolName;
+use crate::outage::Outage;
+
+/// How often a server asks for changes.
+const ASK: Duration = Duration::from_millis(400);
+/// How long a change waits until it is in force on this server. Counting what a large store has may take longer.
+const IN_FORCE: Duration = Duration::from_secs(1);
+
+/// A store of jobs, and the pools whose publishes go there.
+#[derive(Debug)]
+pub struct Bounded {
+    engine: Arc<dyn Engine>,
+    /// A namespace has the quota of the first that gives it one.
+    pools: Vec<PoolName>,
+    changed: Notify,
+    /// How many changes this server has made, and how many of them are in force on it.
+    made: watch::Sender<u64>,
+    in_force: watch::Sender<u64>,
+}
+
+/// The quotas of all namespaces.
+#[derive(Debug)]
+pub struct QuotaManager {
+    store: Arc<dyn AdminStore>,
+    outage: Arc<Outage>,
+    stores: Vec<Bounded>,
+}
+
+impl QuotaManager {
+    /// Quotas of `store` for `stores`, each with its own pool and then those that move to it. They are in force once
+    /// [`keep`](QuotaManager::keep) runs for each.
+    pub fn new(
+        store: Arc<dyn AdminStore>,
+        outage: Arc<Outage>,
+        stores: impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)>,
+    ) -> Arc<QuotaManager> {
+        let bounded = |(engine, pools)| {
+            let (made, in_force) = (watch::channel(0).0, watch::channel(0).0);
+            Bounded { engine, pools, changed: Notify::new(), made, in_force }
+        };
+        Arc::new(QuotaManager { store, outage, stores: stores.map(bounded).collect() })
+    }
+
+    /// Each store.
+    pub fn stores(&self) -> std::ops::Range<usize> {
+        0..self.stores.len()
+    }
+
+    /// A namespace's quota, as the store has it now.
+    pub async fn get(&self, scope: &Scope) -> Result<Option<Quota>> {
+        self.store.quota(scope).await
+    }
+
+    /// Stores a quota, or deletes it. With `if_none` only where there is none: `false`, and nothing changes, when there is
+    /// one. In force on this server when it answers, if its store counts within a second; on others within a second.
+    pub async fn put(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
+        let put = self.store.put_quota(scope, quota, if_none).await;
+        for store in self.stores.iter().filter(|store| store.pools.contains(&scope.pool)) {
+            // Also after an error: it may have been done.
+            store.made.send_modify(|made| *made += 1);
+            let made = *store.made.borrow();
+            store.changed.notify_one();
+            if put.is_ok() {
+                let _ = timeout(IN_FORCE, store.in_force.subscribe().wait_for(|done| *done >= made)).await;
+            }
+        }
+        put
+    }
+
+    /// Keeps the quotas of one store up to date. Never returns.
+    pub async fn keep(&self, store: usize) {
+        let store = &self.stores[store];
+        let mut known = None;
+        loop {
+            let made = *store.made.borrow();
+            match self.bring(store, known).await {
+                Ok(version) => {
+                    known = Some(version);
+                    store.in_force.send_replace(made.max(1));
+                }
+                // It is asked again, and whoever uses the store is told that it is away.
+                Err(error) => tracing::debug!(%error, "quotas were not brought to a store"),
+            }
+            tokio::select! {
+                () = sleep(ASK) => {}
+                () = store.changed.notified() => {}
+            }
+        }
+    }
+
+    /// Returns when every store has been told of its quotas, or after a second.
+    pub async fn begun(&self) {
+        let begun = async {
+            for store in &self.stores {
+                // Its sender lives as long as this.
+                let _ = store.in_force.subscribe().wait_for(|done| *done > 0).await;
+            }
+        };
+        let _ = timeout(IN_FORCE, begun).await;
+    }
+
+    /// Tells a store of its quotas, if one has changed.
+    async fn bring(&self, store: &Bounded, known: Option<Version>) -> Result<Version> {
+        let asked = self.store.quotas(known).await;
+        self.outage.report(&asked);
+        let Some((version, all)) = asked? else { return Ok(known.unwrap_or_default()) };
+        let mut quotas = Quotas::new();
+        for pool in &store.pools {
+            for (Scope { namespace, .. }, quota) in all.iter().filter(|(scope, _)| scope.pool == *pool) {
+                quotas.entry(namespace.clone()).or_insert(*quota);
+            }
+        }
+        store.engine.set_quotas(&quotas).await?;
+        Ok(version)
+    }
+}

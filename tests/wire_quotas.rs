@@ -1,0 +1,218 @@
+//! Conversations about quotas of namespaces.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use dormouse::engine::{Engine, Quota, Quotas};
+use dormouse::error::Error;
+use dormouse::job::JobRef;
+use support::client::{Response, request, send, until};
+use support::jobs::{job, queue};
+use support::redis_server::RedisServer;
+use support::servers::{Store, TestServer, on_each_store};
+use support::stage::{VirtualStage, manual_clock};
+use support::stores::open_disk;
+
+async fn set(server: &TestServer, method: &str, path: &str, body: &str) -> Response {
+    send(server.admin(method, path).body(body.to_owned())).await
+}
+
+/// Sets the quota of the namespace `ns`.
+async fn quota(server: &TestServer, quota: &str) {
+    set(server, "PUT", "/quota/ns", quota).await.expect(200);
+}
+
+#[track_caller]
+fn used_up(answer: Response, what: &str) {
+    let text = format!(r#"{{"error":"the quota of the namespace is used up: {what}"}}"#);
+    assert_eq!((answer.status, answer.text), (507, text));
+}
+
+/// Guards against another answer than limits have, against a quota nobody meant, and against one that is shown otherwise.
+async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
+    let server = TestServer::on(store).await;
+    let ask = async |method: &str, path: &str, body: &str| {
+        let answer = set(&server, method, path, body).await;
+        (answer.status, answer.text)
+    };
+    let none = (404, r#"{"error":"the namespace has no quota"}"#.to_owned());
+    assert_eq!(ask("GET", "/quota/ns", "").await, none);
+    let made = ask("POST", "/quota/ns", r#"{"jobs":5}"#).await;
+    assert_eq!(made, (201, r#"{"jobs":5,"bytes":0,"queues":0}"#.to_owned()), "what is left out is no bound");
+    let again = ask("POST", "/quota/ns", r#"{"jobs":6}"#).await;
+    assert_eq!(again, (409, r#"{"error":"the namespace has a quota already"}"#.to_owned()));
+    let changed =
+        ask("PUT", "/quota/ns?pool=default", r#"{"jobs":0,"bytes":7,"queues":18446744073709551615}"#).await;
+    assert_eq!(changed, (200, r#"{"jobs":0,"bytes":7,"queues":18446744073709551615}"#.to_owned()));
+    assert_eq!(ask("GET", "/quota/ns?pool=", "").await, changed);
+    assert_eq!(ask("GET", "/quota/other", "").await, none, "of another namespace");
+    let text = r#"{"error":"the quota should be {\"jobs\":..,\"bytes\":..,\"queues\":..}, whole numbers, 0 for no bound"}"#;
+    for bad in [
+        "",
+        "x",
+        "null",
+        "7",
+        r#"{"jobs":-1}"#,
+        r#"{"jobs":1.5}"#,
+        r#"{"jobs":"1"}"#,
+        r#"{"jbos":1}"#,
+        r#"{"jobs":18446744073709551616}"#,
+    ] {
+        assert_eq!(ask("PUT", "/quota/ns", bad).await, (400, text.to_owned()), "{bad}");
+    }
+    for (path, text) in [
+        ("/quota/ns?pool=nope", "the pool was not exists"),
+        ("/quota/n~s", "namespace name contains forbidden characters"),
+    ] {
+        for method in ["GET", "PUT", "POST", "DELETE"] {
+            let refused = set(&server, method, path, r#"{"jobs":1}"#).await;
+            assert_eq!((refused.status, refused.says()), (400, text), "{method} {path}");
+        }
+    }
+    assert_eq!(ask("GET", "/quota/ns", "").await, changed, "what was refused changed nothing");
+    for _ in 0..2 {
+        assert_eq!(ask("DELETE", "/quota/ns", "").await, (200, r#"{"msg":"success"}"#.to_owned()));
+    }
+    assert_eq!(ask("GET", "/quota/ns", "").await, none);
+    assert_eq!(ask("PUT", "/quota/ns", "{}").await.0, 200, "a quota of nothing bounds nothing");
+}
+
+/// Guards against a route that publishes beyond a quota, and against one that is refused although it stores nothing more.
+async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
+    let server = TestServer::on(store).await;
+    let (token, other) = (server.token("ns").await, server.token("other").await);
+    quota(&server, r#"{"jobs":2,"bytes":100}"#).await;
+    let first = server.put(&token, "/api/ns/q?tries=2", "a").await.expect(201).job_id();
+    used_up(send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1,2]")).await, "jobs");
+    let batch = r#"[{"text":"x"},{"text":"y"}]"#;
+    used_up(send(server.api("POST", "/api/ns/q/jobs/batch", &token).body(batch)).await, "jobs");
+    used_up(send(server.api("POST", "/api/ns/q/jobs", &token).body("x".repeat(100))).await, "bytes");
+    let keyed = async |key: &str, body: &str| {
+        let publish = server.api("POST", "/api/ns/q/jobs?delay=600&key=k", &token).body(body.to_owned());
+        send(publish.header("Idempotency-Key", key)).await
+    };
+    let second = keyed("one", "b").await.expect(201);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    used_up(server.put(&token, "/api/ns/q?delay=5", "x").await, "jobs");
+    server.put(&other, "/api/other/q", "x").await.expect(201);
+    let replayed = keyed("one", "b").await.expect(201);
+    assert_eq!((replayed.header("idempotency-replayed"), replayed.text), ("true", second.text.clone()));
+    let duplicate = keyed("two", "c").await.expect(201);
+    assert_eq!((duplicate.json["duplicate"].as_bool(), duplicate.job_id()), (Some(true), second.job_id()));
+    let republished =
+        send(server.api("PUT", &format!("/api/ns/q/job/{first}?tries=2"), &token).body("c")).await;
+    let third = republished.expect(201).job_id();
+    used_up(send(server.api("PUT", &format!("/api/ns/q/job/{first}"), &token).body("c")).await, "jobs");
+
+    // Workers go on.
+    let job = server.get(&token, "/api/ns/q?ttr=600").await.expect(200);
+    assert_eq!((job.data(), job.job_id()), (b"c".to_vec(), third.clone()));
+    send(server.api("DELETE", &format!("/api/ns/q/job/{third}"), &token)).await.expect(204);
+    server.put(&token, "/api/ns/q", "d").await.expect(201);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    set(&server, "DELETE", "/quota/ns", "").await.expect(200);
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+}
+
+/// Guards against a quota that lasts only as long as the server.
+async fn a_quota_and_what_it_counts_outlive_the_server(store: Store) {
+    let (toml, keep) = (store.toml(), store);
+    let server = TestServer::start(&toml, ()).await;
+    let token = server.token("ns").await;
+    quota(&server, r#"{"jobs":2}"#).await;
+    server.put(&token, "/api/ns/q", "a").await.expect(201);
+    server.put(&token, "/api/ns/q?delay=600", "b").await.expect(201);
+    server.stop().await;
+    let server = TestServer::start(&toml, keep).await;
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    let job = server.get(&token, "/api/ns/q").await.expect(200);
+    send(server.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
+    server.put(&token, "/api/ns/q", "c").await.expect(201);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+}
+
+on_each_store!(
+    a_quota_is_made_shown_changed_and_deleted,
+    every_publish_is_held_to_the_quota_and_nothing_else_is,
+    a_quota_and_what_it_counts_outlive_the_server,
+);
+
+/// Guards against a quota that only the server knows which was told, and against two servers that each fill it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_is_in_force_on_every_server_within_a_second() {
+    let redis = RedisServer::start();
+    let [one, two] = TestServer::two_on(&redis).await;
+    let token = one.token("ns").await;
+    quota(&one, r#"{"jobs":10}"#).await;
+    let began = Instant::now();
+    let mut stored = 0;
+    while began.elapsed() < Duration::from_secs(1) {
+        stored += usize::from(two.put(&token, "/api/ns/q", "x").await.status == 201);
+    }
+    used_up(two.put(&token, "/api/ns/q", "x").await, "jobs");
+    used_up(one.put(&token, "/api/ns/q", "x").await, "jobs");
+    assert!(stored >= 10, "{stored} of 10 were stored");
+    // By now both servers count: what they store together is exact.
+    quota(&one, &format!(r#"{{"jobs":{}}}"#, stored + 40)).await;
+    let tasks: Vec<_> = (0..100)
+        .map(|n| {
+            let url = [&one, &two][n % 2].url("/api/ns/q");
+            let put = request("PUT", &url, &token).body("x");
+            tokio::spawn(async move { send(put).await.status })
+        })
+        .collect();
+    let mut more = 0;
+    for task in tasks {
+        more += usize::from(task.await.expect("it does not panic") == 201);
+    }
+    assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
+}
+
+/// Guards against jobs whose ttl has ended that count for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_redis_jobs_that_expired_are_counted_out() {
+    let server = TestServer::on(Store::redis()).await;
+    let token = server.token("ns").await;
+    quota(&server, r#"{"jobs":3,"bytes":9}"#).await;
+    for _ in 0..3 {
+        server.put(&token, "/api/ns/q?ttl=1", "abc").await.expect(201);
+    }
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    until("there is room again", async || server.put(&token, "/api/ns/q", "x").await.status == 201).await;
+}
+
+/// Guards against a quota that concurrent publishes pass, since each is asked before the others are stored.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
+    let clock = manual_clock();
+    let (engine, dir) = open_disk(clock.clone());
+    let stage = VirtualStage::new(engine.clone(), clock, dir);
+    let q = queue("q");
+    // What was there before counts.
+    let before: Vec<_> = (0..30).map(|_| job(&q, "before").make(&stage)).collect();
+    engine.publish(before.clone()).await.expect("published");
+    let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 100, bytes: 0, queues: 0 })]);
+    engine.set_quotas(&quotas).await.expect("set");
+    for room in [70, 30] {
+        let tasks: Vec<_> = (0..100)
+            .map(|n| {
+                let (engine, new) = (engine.clone(), job(&q, n.to_string()).make(&stage));
+                tokio::spawn(async move { engine.publish(vec![new]).await })
+            })
+            .collect();
+        let mut stored = 0;
+        for task in tasks {
+            match task.await.expect("it does not panic") {
+                Ok(()) => stored += 1,
+                Err(Error::OverQuota("jobs")) => {}
+                Err(error) => panic!("another error: {error}"),
+            }
+        }
+        assert_eq!(stored, room, "with room for so many");
+        for old in &before {
+            engine.ack(JobRef { queue: q.clone(), id: old.id }).await.expect("acked");
+        }
+    }
+    engine.close().await;
+}
