@@ -451,6 +451,11 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
         ("PUT", &path, limit, 200),
         ("DELETE", &path, "", 200),
         ("DELETE", &format!("/token/ns/{secret}"), "", 204),
+        ("POST", "/quota/ns", r#"{"jobs":1}"#, 201),
+        ("POST", "/quota/ns", r#"{"jobs":1}"#, 409),
+        ("PUT", "/quota/ns", r#"{"jobs":-1}"#, 400),
+        ("PUT", "/quota/ns", r#"{"jobs":2}"#, 200),
+        ("DELETE", "/quota/ns", "", 200),
         // No route, and other spellings of one.
         ("GET", &format!("//token/ns/{secret}"), "", 404),
         ("DELETE", &format!("/%74oken/ns/{secret}"), "", 404),
@@ -473,10 +478,14 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
         "a limit was made or changed",
         "a limit was deleted",
         "a token was deleted",
+        "a quota was made",
+        "a quota was made or changed",
+        "a quota was deleted",
     ];
     assert_eq!(audit.len(), want.len(), "one line for each change, in:\n{errors}");
     for (line, want) in audit.iter().zip(want) {
-        let all = [want, "by=\"Ann\"", "namespace=\"ns\"", "pool=\"default\"", "token=\""];
+        let token = if want.contains("quota") { "" } else { "token=\"" };
+        let all = [want, "by=\"Ann\"", "namespace=\"ns\"", "pool=\"default\"", token];
         assert!(all.iter().all(|part| line.contains(part)), "{all:?} in {line}");
     }
     for (name, log) in [("error.log", &errors), ("access.log", &access)] {

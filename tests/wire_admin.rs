@@ -258,6 +258,10 @@ async fn accounts_guard_rights_and_nothing_else() {
         ("PUT", "/token/ns/x/limit"),
         ("DELETE", "/token/ns/x/limit"),
         ("GET", "/limits"),
+        ("GET", "/quota/ns"),
+        ("POST", "/quota/ns"),
+        ("PUT", "/quota/ns"),
+        ("DELETE", "/quota/ns"),
         ("POST", "/accesslog?status=enable"),
     ];
     for (method, path) in guarded {

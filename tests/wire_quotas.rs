@@ -10,7 +10,7 @@ use dormouse::job::JobRef;
 use support::client::{Response, request, send, until};
 use support::jobs::{job, queue};
 use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
+use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use support::stage::{VirtualStage, manual_clock};
 use support::stores::open_disk;
 
@@ -97,7 +97,10 @@ async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
     used_up(server.put(&token, "/api/ns/q?delay=5", "x").await, "jobs");
     server.put(&other, "/api/other/q", "x").await.expect(201);
     let replayed = keyed("one", "b").await.expect(201);
-    assert_eq!((replayed.header("idempotency-replayed"), replayed.text), ("true", second.text.clone()));
+    assert_eq!(
+        (replayed.header("idempotency-replayed"), replayed.text.as_str()),
+        ("true", second.text.as_str())
+    );
     let duplicate = keyed("two", "c").await.expect(201);
     assert_eq!((duplicate.json["duplicate"].as_bool(), duplicate.job_id()), (Some(true), second.job_id()));
     let republished =
@@ -153,6 +156,9 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     used_up(two.put(&token, "/api/ns/q", "x").await, "jobs");
     used_up(one.put(&token, "/api/ns/q", "x").await, "jobs");
     assert!(stored >= 10, "{stored} of 10 were stored");
+    // What the other one stored before it counted is found by a count of all keys.
+    let mut connection = redis.connection();
+    until("all jobs are counted", async || counted(&mut connection) == [stored, stored]).await;
     // By now both servers count: what they store together is exact.
     quota(&one, &format!(r#"{{"jobs":{}}}"#, stored + 40)).await;
     let tasks: Vec<_> = (0..100)
@@ -169,10 +175,17 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
 }
 
-/// Guards against jobs whose ttl has ended that count for good.
+/// How many jobs and bytes of the namespace `ns` are written down.
+fn counted(connection: &mut redis::Connection) -> [usize; 2] {
+    let used = redis::cmd("HMGET").arg("dormouse/used").arg(&["ns/jobs", "ns/bytes"]).query(connection);
+    used.expect("two numbers")
+}
+
+/// Guards against jobs whose ttl has ended that count for good, and against what lmstfy's servers do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_redis_jobs_that_expired_are_counted_out() {
-    let server = TestServer::on(Store::redis()).await;
+async fn what_ends_by_itself_or_others_do_in_a_redis_is_counted_in_the_end() {
+    let redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
     let token = server.token("ns").await;
     quota(&server, r#"{"jobs":3,"bytes":9}"#).await;
     for _ in 0..3 {
@@ -180,6 +193,14 @@ async fn on_a_redis_jobs_that_expired_are_counted_out() {
     }
     used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
     until("there is room again", async || server.put(&token, "/api/ns/q", "x").await.status == 201).await;
+    // As lmstfy stores a value.
+    let mut connection = redis.connection();
+    let stored = redis::cmd("SET").arg("j/ns/q/theirs").arg("12345").query::<String>(&mut connection);
+    stored.expect("it is stored");
+    until("theirs is counted", async || counted(&mut connection) == [2, 6]).await;
+    set(&server, "DELETE", "/quota/ns", "").await.expect(200);
+    let left: usize = redis::cmd("EXISTS").arg("dormouse/used").query(&mut connection).expect("a number");
+    assert_eq!(left, 0, "what is left of a quota that was deleted");
 }
 
 /// Guards against a quota that concurrent publishes pass, since each is asked before the others are stored.

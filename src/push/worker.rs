@@ -790,9 +790,13 @@ impl Sending {
             self.queued.target.outage.report(&done);
             let over = Instant::now() + AGAIN >= self.began + self.plan.ttr();
             match done {
-                Err(Error::Away(_) | Error::Overloaded | Error::Refused(_) | Error::Full { .. })
-                    if !over && !self.queued.shared.cut.is_cancelled() =>
-                {
+                Err(
+                    Error::Away(_)
+                    | Error::Overloaded
+                    | Error::Refused(_)
+                    | Error::Full { .. }
+                    | Error::OverQuota(_),
+                ) if !over && !self.queued.shared.cut.is_cancelled() => {
                     sleep(AGAIN).await;
                 }
                 done => return done,

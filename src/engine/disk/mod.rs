@@ -57,6 +57,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use self::ack::{Ack, AckMany};
 use self::answers::Answers;
@@ -202,6 +203,8 @@ struct Threads {
     mark: Option<Mark>,
 }
 
+/// How long a new quota waits for the count of what is stored.
+const COUNTED: Duration = Duration::from_millis(800);
 /// How long a close waits for a thread of a store that has failed: it may hang in the disk for ever.
 const FAILED_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -539,11 +542,10 @@ impl Engine for DiskEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
-        let stop = self.stop.clone();
-        match self.counts.beside(&self.handle, move || count.count(&stop)).await? {
-            Some(used) => self.handle.ask(used).await,
-            None => Err(Error::Closed),
-        }
+        let (handle, stop) = (self.handle.clone(), self.stop.clone());
+        // A thread that blocks goes on when nobody waits for it.
+        let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
+        timeout(COUNTED, counted).await.unwrap_or(Ok(()))
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

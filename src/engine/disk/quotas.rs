@@ -3,10 +3,11 @@
 //! exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its jobs are
 //! counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
 
-use std::collections::HashMap as Map;
+use std::sync::{Arc, Weak};
 
 use ahash::HashMap;
 
+use super::handle::Handle;
 use super::state::WriterState;
 use super::step::{Failure, Outcome, Step};
 use super::store::codec::{self, META_COUNTED, META_SEQ, META_USED};
@@ -33,12 +34,12 @@ pub struct Counted {
     key: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum Count {
     /// Neither jobs nor bytes are bounded.
     None,
-    /// The count with this number will say what there was at its begin.
-    UnderWay(u64),
+    /// This count will say what there was at its begin, if it still goes on.
+    UnderWay(Weak<()>),
     Exact,
     /// A record that could not be read was deleted. Counted again when quotas are set next.
     Stale,
@@ -51,6 +52,14 @@ impl Counted {
 
     fn value(&self) -> [u8; 16] {
         codec::used(self.jobs.max(0).unsigned_abs(), self.bytes.max(0).unsigned_abs())
+    }
+
+    fn is_counted(&self) -> bool {
+        !matches!(self.count, Count::None)
+    }
+
+    fn is_exact(&self) -> bool {
+        matches!(self.count, Count::Exact)
     }
 
     /// What is used up, if so much more would be more than the quota.
@@ -77,16 +86,17 @@ pub struct SetQuotas {
 
 /// Jobs that are to be counted.
 pub struct ToCount {
-    number: u64,
+    /// Lives until it was told what was found.
+    count: Arc<()>,
     /// The store when the count began.
     snapshot: Snapshot,
     namespaces: Vec<Namespace>,
 }
 
 /// What a count has found.
-pub struct Used {
-    number: u64,
-    used: Map<Namespace, (i64, i64)>,
+struct Used {
+    count: Arc<()>,
+    used: Vec<(Namespace, (i64, i64))>,
 }
 
 impl Step for SetQuotas {
@@ -96,17 +106,20 @@ impl Step for SetQuotas {
 
     fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Option<ToCount>> {
         let mut counted = std::mem::take(&mut state.quotas);
-        state.counts += 1;
-        let (number, mut namespaces) = (state.counts, Vec::new());
+        let (count, mut namespaces) = (Arc::new(()), Vec::new());
         for (namespace, quota) in self.quotas {
-            let mut of = counted
-                .remove(&namespace)
-                .unwrap_or_else(|| Counted::new(namespace.as_str().as_bytes(), quota));
+            let new = || Counted::new(namespace.as_str().as_bytes(), quota);
+            let mut of = counted.remove(&namespace).unwrap_or_else(new);
             of.quota = quota;
-            if quota.counts_jobs() && of.count != Count::Exact {
-                (of.jobs, of.bytes, of.count) = (0, 0, Count::UnderWay(number));
+            let goes_on = match &of.count {
+                Count::UnderWay(count) => count.strong_count() > 0,
+                Count::Exact => true,
+                Count::None | Count::Stale => false,
+            };
+            if quota.counts_jobs() && !goes_on {
+                (of.jobs, of.bytes, of.count) = (0, 0, Count::UnderWay(Arc::downgrade(&count)));
                 namespaces.push(namespace.clone());
-            } else if !quota.counts_jobs() && of.count != Count::None {
+            } else if !quota.counts_jobs() && of.is_counted() {
                 state.txn.delete_late(&of.key);
                 of.count = Count::None;
             }
@@ -120,13 +133,22 @@ impl Step for SetQuotas {
         }
         // What is read beside the writer is what was committed.
         state.txn.flush()?;
-        Ok(Some(ToCount { number, snapshot: state.txn.store().snapshot(), namespaces }))
+        Ok(Some(ToCount { count, snapshot: state.txn.store().snapshot(), namespaces }))
     }
 }
 
 impl ToCount {
+    /// Counts, and tells the writer. Blocks.
+    pub fn run(self, handle: &Handle, stop: &Stop) -> Result<(), Fatal> {
+        if let Some(used) = self.count(stop)? {
+            // A writer that has ended needs it no more.
+            let _ = handle.ask_blocking(used);
+        }
+        Ok(())
+    }
+
     /// Reads all jobs of the store. `None` when the engine ends.
-    pub fn count(self, stop: &Stop) -> Result<Option<Used>, Fatal> {
+    fn count(self, stop: &Stop) -> Result<Option<Used>, Fatal> {
         let mut used: HashMap<Vec<u8>, (i64, i64)> = HashMap::default();
         for namespace in &self.namespaces {
             used.insert(codec::namespace_key(namespace).to_vec(), (0, 0));
@@ -147,7 +169,7 @@ impl ToCount {
             let used = used.get(&codec::namespace_key(&namespace)[..]).copied().unwrap_or_default();
             (namespace, used)
         };
-        Ok(Some(Used { number: self.number, used: self.namespaces.into_iter().map(found).collect() }))
+        Ok(Some(Used { count: self.count, used: self.namespaces.into_iter().map(found).collect() }))
     }
 }
 
@@ -158,7 +180,7 @@ impl Step for Used {
     fn run(self, state: &mut WriterState, _: Micros) -> Outcome<()> {
         for (namespace, (jobs, bytes)) in self.used {
             let Some(of) = state.quotas.get_mut(&namespace) else { continue };
-            if of.count == Count::UnderWay(self.number) {
+            if matches!(&of.count, Count::UnderWay(count) if count.as_ptr() == Arc::as_ptr(&self.count)) {
                 (of.jobs, of.bytes, of.count) = (of.jobs + jobs, of.bytes + bytes, Count::Exact);
                 state.txn.put(Space::Meta, &of.key, of.value());
             }
@@ -232,14 +254,14 @@ impl WriterState {
 
     /// Deletes a job's record.
     pub fn delete_job(&mut self, queue: &Queue, key: Vec<u8>) -> Result<(), Fatal> {
-        if self.quotas.get(&queue.namespace).is_some_and(|of| of.count != Count::None) {
+        if self.quotas.get(&queue.namespace).is_some_and(Counted::is_counted) {
             match self.txn.job(&key)? {
                 Found::Nothing => {}
                 Found::Record(record) => self.count(&queue.namespace, -1, -(record.body.len() as i64)),
                 Found::Corrupt(_) => {
                     self.count(&queue.namespace, -1, 0);
                     if let Some(of) = self.quotas.get_mut(&queue.namespace)
-                        && of.count == Count::Exact
+                        && of.is_exact()
                     {
                         of.count = Count::Stale;
                         self.txn.delete_late(&of.key);
@@ -254,12 +276,88 @@ impl WriterState {
     fn count(&mut self, namespace: &Namespace, jobs: i64, bytes: i64) {
         if !self.quotas.is_empty()
             && let Some(of) = self.quotas.get_mut(namespace)
-            && of.count != Count::None
+            && of.is_counted()
         {
             (of.jobs, of.bytes) = (of.jobs + jobs, of.bytes + bytes);
-            if of.count == Count::Exact {
+            if of.is_exact() {
                 self.txn.put_late(&of.key, of.value());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::state::{Windows, load};
+    use super::super::store::{Limits, Txn, open};
+    use super::super::{DiskEngine, DiskOptions};
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::engine::Engine;
+    use crate::job::JobId;
+    use crate::name::QueueName;
+
+    /// Guards against figures that an earlier version has passed over, which does not know their rows.
+    #[test]
+    fn what_another_version_may_have_changed_is_counted_anew() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let namespace = Namespace::parse("ns").unwrap(); // a name
+        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        for (seq, known) in [(7u64, true), (8, false), (7, false)] {
+            let mut txn = Txn::new(store.clone());
+            if known {
+                txn.put(Space::Meta, [META_USED, b"ns"].concat(), codec::used(3, 44));
+                txn.put(Space::Meta, META_COUNTED, seq.to_be_bytes());
+            }
+            txn.put(Space::Meta, META_SEQ, seq.to_be_bytes());
+            txn.settle(false).unwrap(); // nothing is wrong with the disk
+            let mut state = load::load(store.clone(), Arc::new(ManualClock::new(1)), windows, None).unwrap(); // it reads
+            let used = state.quotas.get(&namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
+            assert_eq!(used, known.then_some((3, 44, true)), "with the number {seq}");
+            state.txn.settle(false).unwrap(); // as above
+        }
+    }
+
+    /// Guards against a step that forgets to count, or whose figures are not in its commit.
+    #[tokio::test]
+    async fn the_last_commit_says_what_there_is() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let options = DiskOptions::new(dir.path().join("jobs"), Arc::new(ManualClock::new(1_000_000)));
+        let engine = DiskEngine::open(options.clone()).unwrap(); // new directory
+        let queue =
+            Queue { namespace: Namespace::parse("ns").unwrap(), name: QueueName::parse("q").unwrap() };
+        let job = |n: u64| NewJob {
+            queue: queue.clone(),
+            id: JobId::from_parts(1_000_000, n, 0, false),
+            body: vec![7; n as usize].into(),
+            attributes: Default::default(),
+            ttl: None,
+            delay: Duration::from_secs(n / 7 * 60),
+            tries: std::num::NonZeroU16::MIN,
+        };
+        let name = |n| JobRef { queue: queue.clone(), id: job(n).id };
+        engine.publish(vec![job(1), job(2)]).await.unwrap(); // here and below nothing is wrong with the disk
+        let quota = Quota { jobs: 100, bytes: 100, queues: 0 };
+        engine.set_quotas(&Quotas::from([(queue.namespace.clone(), quota)])).await.unwrap();
+        engine.publish((3..9).map(job).collect()).await.unwrap();
+        let taken = engine.consume(&queue.clone().into(), &[Duration::from_secs(60); 3]).await.unwrap();
+        let running: Vec<u64> = taken.jobs.iter().map(|job| job.body.len() as u64).collect();
+        assert_eq!(running, [1, 2, 3], "the jobs that run");
+        engine.bury(&name(1), taken.jobs[0].proof(), None).await.unwrap();
+        for gone in [2, 4, 7] {
+            engine.ack(name(gone)).await.unwrap();
+        }
+        engine.republish(name(5), job(10)).await.unwrap();
+        engine.delete_dead(&queue, 1).await.unwrap();
+        engine.close().await;
+        drop(engine);
+        let (store, _mark) = open::open(&options.path, Limits::OF_A_TOOL).unwrap(); // closed just now
+        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let state = load::load(store, options.clock, windows, None).unwrap(); // it reads
+        let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
+        assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
     }
 }

@@ -30,10 +30,12 @@ const LEAST_REST: Duration = Duration::from_millis(1);
 const MOST_REST: Duration = Duration::from_millis(200);
 /// The least pause between two counts. It is three times as long as the last one took, where that is longer.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The same after a count that a new quota has asked for.
+const SOON: Duration = Duration::from_secs(1);
 /// How long the turn of a server lasts that says nothing.
 const TURN: Duration = Duration::from_secs(15);
 /// How long a new quota waits for the count of what was there. A small store is counted by then.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(800);
 /// How many namespaces one script call sets or corrects, and how many fields a step of a scan reads.
 const CHUNK: usize = 250;
 const SCAN: usize = 500;
@@ -175,7 +177,7 @@ pub async fn run(core: Arc<RedisCore>) {
         let mut pause = Duration::MAX;
         loop {
             // Without quotas nobody counts, and nothing is asked.
-            let _ = timeout(pause, core.quotas.changed.notified()).await;
+            let woken = timeout(pause, core.quotas.changed.notified()).await.is_ok();
             let (namespaces, asked) = (core.quotas.namespaces.lock().clone(), *core.quotas.asked.borrow());
             if namespaces.is_empty() {
                 core.quotas.done.send_replace(asked);
@@ -191,7 +193,8 @@ pub async fn run(core: Arc<RedisCore>) {
             if all {
                 core.quotas.done.send_replace(asked);
             }
-            pause = PAUSE.max(began.elapsed() * 3);
+            // Other servers hear of a first quota a moment later, and count from then on only.
+            pause = if woken { SOON } else { PAUSE }.max(began.elapsed() * 3);
         }
     };
     core.connections.closing.run_until_cancelled(count).await;

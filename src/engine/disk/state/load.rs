@@ -57,7 +57,6 @@ pub fn load(
         once: 0,
         once_from: 0,
         quotas: Default::default(),
-        counts: 0,
         quarantine: Default::default(),
         to_notify: Default::default(),
         must_sync: false,

@@ -87,9 +87,8 @@ pub struct WriterState {
     pub once: u64,
     /// No remembered request ends earlier.
     pub once_from: Micros,
-    /// Namespaces with a quota, and the number of the last count of what they have.
+    /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, Counted>,
-    pub counts: u64,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
