@@ -175,6 +175,23 @@ async fn a_quota_is_in_force_on_every_server_within_a_second() {
     assert_eq!(more, 40, "jobs stored by two servers at once, with room for 40");
 }
 
+/// Guards against a pool that has no bound while it moves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_quota_of_a_pool_that_moves_bounds_the_new_store() {
+    let (old, new) = (Store::disk(), Store::disk());
+    let toml = format!("[Pool.default]\nMigrateTo = \"new\"\n{}[Pool.new]\n{}", old.keys(), new.keys());
+    let server = TestServer::start(&toml, (old, new)).await;
+    let token = server.token("ns").await;
+    quota(&server, r#"{"jobs":1}"#).await;
+    server.put(&token, "/api/ns/q", "a").await.expect(201);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    set(&server, "PUT", "/quota/ns?pool=new", r#"{"jobs":2}"#).await.expect(200);
+    server.put(&token, "/api/ns/q", "b").await.expect(201);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+    set(&server, "DELETE", "/quota/ns?pool=new", "").await.expect(200);
+    used_up(server.put(&token, "/api/ns/q", "x").await, "jobs");
+}
+
 /// How many jobs and bytes of the namespace `ns` are written down.
 fn counted(connection: &mut redis::Connection) -> [usize; 2] {
     let used = redis::cmd("HMGET").arg("dormouse/used").arg(&["ns/jobs", "ns/bytes"]).query(connection);
