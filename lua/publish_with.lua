@@ -10,7 +10,8 @@
 --         forever, what the keys of jobs, of details and of producers' keys begin with
 --         per ready list: ns/queue, prefix of its timer members
 --         per job: its ready list, ttl in ms (0 = forever), delay in us, due time in us ('' = after the delay), tries,
---         id, value, key ('' = none), what to do when it is taken (keep, replace or fail); the delays, and the parts of
+--         id, value, key ('' = none), what to do when it is taken (keep, replace or fail), or what another store's
+--         job that has it means: 'duplicate <id> <due time in us>' of it, or 'replaced <id> '; the delays, and the parts of
 --         a millisecond of the due times, keep jobs of one call in order that would be due together
 --         per new queue: its namespace, its name
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
@@ -92,7 +93,10 @@ for i = 1, job_count do
   local job = jobs[i]
   if job.key ~= '' then
     job.record = bases[3] .. job.group .. '/' .. job.key
-    local holder = call('GET', job.record)
+    local how, other, due = string.match(job.conflict, '^(%a+) (%S+) (%d*)$')
+    local holder = how ~= 'duplicate' and call('GET', job.record)
+    job.elsewhere = other
+    if how == 'duplicate' then job.how, job.due = how, tonumber(due) end
     if holder then
       job.holder = holder
       job.holder_key = bases[1] .. job.group .. '/' .. holder
@@ -133,7 +137,7 @@ for i = 1, job_count do
   local job = jobs[i]
   local id = job.id
   if job.how == 'duplicate' then
-    id = job.holder
+    id = job.elsewhere or job.holder
     if staged then call('UNLINK', job_keys[i]) end
   else
     if job.ttl == '0' and job.key ~= '' then job.ttl = ARGV[8] end
@@ -154,8 +158,9 @@ for i = 1, job_count do
       elements[#elements + 1] = element
     end
   end
-  placed[i] = string.format('%s %s %s %s', job.how or 'new', id, job.due and string.format('%.0f', job.due) or '',
-    job.how == 'replaced' and job.holder or '')
+  local gone = job.how ~= 'duplicate' and (job.elsewhere or job.how == 'replaced' and job.holder)
+  placed[i] = string.format('%s %s %s %s', gone and 'replaced' or job.how or 'new', id,
+    job.due and string.format('%.0f', job.due) or '', gone or '')
 end
 if #timers > 0 then call('ZADD', KEYS[1], unpack(timers)) end
 for list = 1, list_count do

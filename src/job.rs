@@ -172,16 +172,21 @@ pub struct Job {
     pub elapsed: Duration,
     /// How many times it may be handed out after this one (consume), or still (peek of a queue's head).
     pub tries_left: u16,
-    /// Which hand-over this is, in the engine's own terms; 0 when it was only read. [`give_back`] needs it.
+    /// Which hand-over this is, in the engine's own terms; 0 when it was only read. [`give_back`] needs it. The highest
+    /// bit is never the engine's: see [`Job::FROM_NEW`].
     ///
     /// [`give_back`]: crate::engine::Engine::give_back
     pub receipt: u64,
 }
 
 impl Job {
+    /// In `receipt`: the new store of a pool that moves has handed the job out. Not a part of the proof, which is good
+    /// for the store alone too, before the move and after it.
+    pub const FROM_NEW: u64 = 1 << 63;
+
     /// The proof of this hand-over.
     pub fn proof(&self) -> Receipt {
-        Receipt { hand_over: self.receipt, tries_left: self.tries_left }
+        Receipt { hand_over: self.receipt & !Job::FROM_NEW, tries_left: self.tries_left }
     }
 }
 

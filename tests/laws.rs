@@ -73,25 +73,29 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
+async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
+    Arc::new(Migration::start(old, new).await.expect("both stores are there"))
+}
+
 async fn disk_to_disk() -> impl Stage {
     let (old, clock, dir) = virtual_disk();
     let (new, new_dir) = open_disk(clock.clone());
-    disk_stage(Arc::new(Migration::new(old, new)), clock, (dir, new_dir))
+    disk_stage(moving(old, new).await, clock, (dir, new_dir))
 }
 
 async fn redis_to_redis() -> impl Stage {
     let ((old, server), (new, new_server)) = (open_redis().await, open_redis().await);
-    RealStage::new(Arc::new(Migration::new(old, new)), REDIS, (server, new_server))
+    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
 }
 
 async fn redis_to_disk() -> impl Stage {
     let ((old, server), (new, dir)) = (open_redis().await, open_disk(Arc::new(SystemClock::default())));
-    RealStage::new(Arc::new(Migration::new(old, new)), REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
 async fn disk_to_redis() -> impl Stage {
     let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_redis().await);
-    RealStage::new(Arc::new(Migration::new(old, new)), REDIS, (server, dir))
+    RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
 async fn admin_model() -> AdminStage {

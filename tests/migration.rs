@@ -2,17 +2,18 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Publication, Published, Release, Revival,
-    Revived,
+    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Pause, Publication, Published, Release,
+    Revival, Revived,
 };
-use dormouse::job::{JobState, NewJob};
-use dormouse::name::IdempotencyKey;
+use dormouse::job::{JobRef, JobState, NewJob};
+use dormouse::name::{IdempotencyKey, Queue};
 use dormouse::process::tasks::Failure;
 use support::client::{send, until_status};
 use support::gated::{Gated, State};
@@ -27,6 +28,10 @@ use tokio::time::Instant;
 
 const TTR: Duration = Duration::from_secs(60);
 
+async fn moving(old: &Arc<Gated<ModelEngine>>, new: &Arc<Gated<ModelEngine>>) -> Arc<dyn Engine> {
+    Arc::new(Migration::start(old.clone(), new.clone()).await.expect("both stores are there"))
+}
+
 /// Two stores, and the pool that moves from the first to the second.
 struct Move {
     old: Arc<Gated<ModelEngine>>,
@@ -37,12 +42,12 @@ struct Move {
 }
 
 impl Move {
-    fn new() -> Move {
+    async fn new() -> Move {
         let clock = manual_clock();
         let store = || Arc::new(Gated::new(ModelEngine::new(clock.clone())));
         let (old, new) = (store(), store());
         let stages = [old.clone(), new.clone()].map(|engine| VirtualStage::new(engine, clock.clone(), ()));
-        let pool = Arc::new(Migration::new(old.clone(), new.clone()));
+        let pool = moving(&old, &new).await;
         Move { old, new, pool, stages }
     }
 
@@ -74,14 +79,15 @@ impl Move {
         stage.pump().await;
     }
 
+    /// One call of a consume.
     async fn consume(&self, count: u16) -> dormouse::error::Result<Vec<String>> {
-        Ok(bodies(&consume(&*self.pool, &queue_list(&["a"]), &vec![TTR; count.into()]).await?))
+        Ok(bodies(&self.pool.consume(&queue_list(&["a"]), &vec![TTR; count.into()]).await?.jobs))
     }
 }
 
 #[tokio::test]
 async fn an_old_store_that_is_away_does_not_keep_the_new_ones_jobs_back() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.fill().await;
     pools.old.set_away(true);
     assert_eq!(ok("consume", pools.consume(2).await), ["new"], "jobs of the store that is there");
@@ -93,7 +99,7 @@ async fn an_old_store_that_is_away_does_not_keep_the_new_ones_jobs_back() {
 
 #[tokio::test]
 async fn a_new_store_that_is_away_does_not_keep_the_old_ones_jobs_back() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.fill().await;
     pools.new.set_away(true);
     assert_eq!(ok("consume", pools.consume(2).await), ["old"], "jobs of the store that is there");
@@ -102,7 +108,7 @@ async fn a_new_store_that_is_away_does_not_keep_the_old_ones_jobs_back() {
 
 #[tokio::test]
 async fn sizes_of_both_stores_add_up() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.fill().await;
     let other = job(&queue("b"), "x").make(&pools.stages[1]);
     ok("publish", pools.new.publish(vec![other]).await);
@@ -132,7 +138,7 @@ async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
         (OnConflict::Keep, true),
         (OnConflict::Replace, true),
     ] {
-        let pools = Move::new();
+        let pools = Move::new().await;
         let stage: &dyn Stage = &pools.stages[0];
         let Published::Done(placed) = publish_keyed(&*pools.old, stage, "old", OnConflict::Fail).await else {
             panic!("it is the first")
@@ -164,7 +170,7 @@ async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
 /// Guards against a call whose parts lose their order, or that is done twice.
 #[tokio::test]
 async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     publish_keyed(&*pools.old, &pools.stages[0], "old", OnConflict::Fail).await;
     let request = || {
         let drafts = [job(&queue("a"), "1"), job(&queue("a"), "2").key("k"), job(&queue("a"), "3").key("l")];
@@ -184,7 +190,7 @@ async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
 
 #[tokio::test]
 async fn a_holder_is_answered_by_the_store_that_handed_out() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     let named = pools.fill().await.map(|job| job.name());
     let jobs = ok("consume", consume(&*pools.pool, &queue_list(&["a"]), &[TTR; 2]).await);
     for (job, name) in jobs.iter().zip(&named) {
@@ -211,7 +217,7 @@ async fn a_holder_is_answered_by_the_store_that_handed_out() {
 
 #[tokio::test]
 async fn lists_show_the_jobs_and_queues_of_both_stores() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     let mut expected = Vec::new();
     for store in 0..2 {
         for n in 0..5 {
@@ -264,12 +270,210 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
 
 #[tokio::test]
 async fn both_stores_are_paused() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.fill().await;
     ok("pause", pools.pool.pause(&queue("a"), None).await);
     assert_eq!(ok("consume", pools.consume(2).await), [""; 0]);
     ok("resume", pools.pool.resume(&queue("a")).await);
     assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
+}
+
+/// Guards against a worker that loses its job since a server with, or one without, `MigrateTo` has handed it out.
+#[tokio::test]
+async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
+    let pools = Move::new().await;
+    let back = moving(&pools.new, &pools.old).await;
+    for (store, alone) in [pools.old.clone(), pools.new.clone()].into_iter().enumerate() {
+        let name = pools.put(store, "x").await.name();
+        let servers: [&dyn Engine; 3] = [&*pools.pool, &*alone, &*back];
+        for giver in servers {
+            let [job] = &ok("consume", giver.consume(&queue_list(&["a"]), &[TTR]).await).jobs[..] else {
+                panic!("the job of store {store} should be handed out")
+            };
+            let mut receipt = job.proof();
+            for (n, taker) in servers.into_iter().enumerate() {
+                let touched = ok("touch", taker.touch(&name, receipt, TTR).await);
+                let Held::Done(touched) = touched else { panic!("store {store}, server {n}: {touched:?}") };
+                let stale = ok("ack_many", taker.ack_many(&name.queue, &[(name.id, Some(receipt))]).await);
+                assert_eq!(stale, [name.id], "store {store}, server {n}: its receipt was replaced");
+                receipt = touched.receipt;
+            }
+            let release = Release { restore_try: true, ..Release::default() };
+            let released = ok("release", pools.pool.release(&name, receipt, release).await);
+            assert!(matches!(released, Held::Done(_)), "store {store}: {released:?}");
+        }
+        ok("ack", pools.pool.ack(name).await);
+    }
+}
+
+/// Waits until the pauses of two stores are alike, and tells them.
+async fn pauses_of(pools: &Move) -> BTreeMap<Queue, Pause> {
+    for _ in 0..100 {
+        let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
+        if old == new {
+            return old;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (old, new) = (ok("pauses", pools.old.pauses().await), ok("pauses", pools.new.pauses().await));
+    let differ = |queue: &&Queue| old.get(queue) != new.get(queue);
+    let differ: Vec<_> = old.keys().chain(new.keys()).filter(differ).collect();
+    panic!("a second is over, and these are not paused alike in both stores: {differ:?}")
+}
+
+/// Guards against a queue that is paused in one store alone: its jobs in the other one are handed out, or never again.
+#[tokio::test(start_paused = true)]
+async fn pauses_of_servers_that_know_one_store_hold_in_both() {
+    let pools = Move::new().await;
+    let a = queue("a");
+    for alone in [&pools.old, &pools.new] {
+        for time in [None, Some(TTR)] {
+            pools.fill().await;
+            let pause = ok("pause", alone.pause(&a, time).await);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(pauses_of(&pools).await, BTreeMap::from([(a.clone(), pause)]), "for {time:?}");
+            assert_eq!(ok("consume", pools.consume(2).await), [""; 0], "paused for {time:?}");
+            ok("resume", alone.resume(&a).await);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(pauses_of(&pools).await, BTreeMap::new(), "it was resumed");
+            assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
+        }
+    }
+}
+
+/// Guards against a pause from before the move that is known a moment after the first job was handed out, and against a
+/// resume or pause that was done by half since a store was away.
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_moves_begins_with_all_pauses() {
+    let pools = Move::new().await;
+    for n in 0..200 {
+        ok("pause", pools.old.pause(&queue(&format!("q{n}")), None).await);
+    }
+    ok("pause", pools.new.pause(&queue("new"), Some(TTR)).await);
+    let began = Instant::now();
+    let again = moving(&pools.old, &pools.new).await;
+    assert!(began.elapsed().is_zero(), "it begins with them");
+    assert_eq!(pauses_of(&pools).await.len(), 201, "those of both");
+    assert_eq!(ok("pauses", again.pauses().await), pauses_of(&pools).await);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    pools.old.set(State::Away);
+    assert!(again.resume(&queue("q7")).await.is_err(), "half of it");
+    assert!(again.pause(&queue("q1000"), None).await.is_err(), "half of it");
+    pools.old.set(State::Up);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let paused = pauses_of(&pools).await;
+    assert_eq!(
+        (paused.contains_key(&queue("q7")), paused.contains_key(&queue("q1000"))),
+        (false, true),
+        "the rest of it is done once the store is back"
+    );
+}
+
+/// Guards against a repeat that does something else once the job is gone that the first request met in the old store.
+#[tokio::test]
+async fn what_a_request_met_in_the_old_store_is_remembered() {
+    for (conflict, expected) in [(OnConflict::Keep, 0), (OnConflict::Replace, 1)] {
+        let pools = Move::new().await;
+        let Published::Done(placed) =
+            publish_keyed(&*pools.old, &pools.stages[0], "old", OnConflict::Fail).await
+        else {
+            panic!("it is the first")
+        };
+        let request = || {
+            let key = IdempotencyKey::new(b"once").expect("short");
+            let jobs = vec![job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1])];
+            Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
+        };
+        let Published::Done(first) = ok("publish_with", pools.pool.publish_with(request()).await) else {
+            panic!("it is the first")
+        };
+        ok("ack", pools.pool.ack(JobRef { queue: queue("a"), id: placed[0].id }).await);
+        for server in [&pools.pool, &(pools.new.clone() as Arc<dyn Engine>)] {
+            let again = ok("publish_with", server.publish_with(request()).await);
+            assert_eq!(again, Published::Replay(first.clone()), "{conflict:?}: the same answer");
+        }
+        assert_eq!(ok("consume", pools.consume(9).await).len(), expected, "{conflict:?}: nothing is stored");
+    }
+}
+
+/// Guards against a backlog of less urgent jobs in the old store that holds up the urgent ones of the new store.
+#[tokio::test]
+async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
+    for in_old in [vec!["c", "d"], vec!["a", "c"], vec!["b", "d"], vec!["a", "b", "c", "d"], vec![]] {
+        let pools = Move::new().await;
+        for (store, queues) in [in_old.clone(), vec!["a", "b", "c"]].into_iter().enumerate() {
+            for name in queues {
+                for n in 0..2 {
+                    let new = job(&queue(name), &format!("{name} {} {n}", ["old", "new"][store])).tries(1);
+                    let new = new.make(&pools.stages[store]);
+                    ok("publish", pools.stages[store].engine().publish(vec![new]).await);
+                }
+            }
+        }
+        let list = queue_list(&["a", "b", "c", "d"]);
+        let mut expected = Vec::new();
+        for name in ["a", "b", "c", "d"] {
+            for (store, has) in [("old", in_old.contains(&name)), ("new", name != "d")] {
+                expected.extend((0..2).filter(|_| has).map(|n| format!("{name} {store} {n}")));
+            }
+        }
+        let ttrs: Vec<Duration> = (1..=20).map(Duration::from_secs).collect();
+        let mut got = Vec::new();
+        loop {
+            let asked = &ttrs[got.len()..(got.len() + 3).min(ttrs.len())];
+            let consumed = ok("consume", pools.pool.consume(&list, asked).await);
+            assert!(consumed.jobs.len() <= asked.len(), "{consumed:?}");
+            for (job, ttr) in consumed.jobs.iter().zip(asked) {
+                let view = ok("inspect", pools.pool.inspect(&job.name()).await).expect("it is there");
+                let ends = pools.pool.now() + ttr.as_millis() as u64;
+                assert_eq!(view.due_at, Some(ends), "{:?} has its ttr", job.body);
+            }
+            got.extend(bodies(&consumed.jobs));
+            if consumed.jobs.len() < asked.len() && !consumed.more {
+                break;
+            }
+        }
+        assert_eq!(got, expected, "in the old store are jobs of {in_old:?}");
+    }
+}
+
+/// Guards against a second consumer of one fetch that is told that there is no job, when a store with jobs is away.
+#[tokio::test(start_paused = true)]
+async fn a_consume_that_could_ask_one_store_alone_says_that_there_may_be_more() {
+    for store in 0..2 {
+        for state in [State::Away, State::Hangs] {
+            let pools = Move::new().await;
+            pools.fill().await;
+            let trouble = [&pools.old, &pools.new][store];
+            if store == 1 && state == State::Hangs {
+                continue;
+            }
+            trouble.set(state);
+            let consumed = ok("consume", pools.pool.consume(&queue_list(&["a"]), &[TTR; 2]).await);
+            assert_eq!((consumed.jobs.len(), consumed.more), (1, true), "store {store} is {state:?}");
+        }
+    }
+}
+
+/// Guards against jobs of the new store that come back late, behind those of an old store that hangs.
+#[tokio::test(start_paused = true)]
+async fn give_backs_to_the_new_store_do_not_wait_for_the_old_one() {
+    let pools = Move::new().await;
+    pools.fill().await;
+    let jobs = ok("consume", pools.pool.consume(&queue_list(&["a"]), &[TTR; 2]).await).jobs;
+    pools.old.set(State::Hangs);
+    let began = Instant::now();
+    for job in &jobs {
+        ok("give_back", pools.pool.give_back(vec![job.clone()]).await);
+    }
+    assert!(began.elapsed() <= PATIENCE, "two give-backs took {:?}", began.elapsed());
+    assert_eq!(
+        ok("consume", pools.consume(1).await),
+        ["new"],
+        "it came back, and the old store is not asked"
+    );
+    pools.old.set(State::Up);
+    assert_eq!(ok("consume", pools.consume(1).await), ["old"], "so did the other one, later");
 }
 
 #[tokio::test(start_paused = true)]
@@ -294,7 +498,7 @@ async fn without_the_old_store_nobody_says_that_a_key_is_free() {
 /// The pools in which the old store is away, and those in which it hangs.
 async fn without_the_old(states: &[State], mut test: impl AsyncFnMut(Move, State)) {
     for state in states {
-        test(Move::new(), *state).await;
+        test(Move::new().await, *state).await;
     }
 }
 
@@ -325,7 +529,7 @@ async fn reads_of_a_queue_answer_without_the_old_store() {
 
 #[tokio::test(start_paused = true)]
 async fn reads_of_a_queue_answer_without_the_new_store() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     let [old, _] = pools.fill().await;
     pools.new.set(State::Away);
     let head = ok("peek", pools.pool.peek(&queue("a")).await);
@@ -375,7 +579,7 @@ async fn an_ack_of_the_new_stores_job_needs_no_old_store() {
 
 #[tokio::test(start_paused = true)]
 async fn what_changes_many_jobs_changes_nothing_without_the_old_store() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.kill().await;
     pools.fill().await;
     let q = queue("a");
@@ -397,7 +601,7 @@ async fn what_changes_many_jobs_changes_nothing_without_the_old_store() {
 
 #[tokio::test(start_paused = true)]
 async fn an_old_store_that_hangs_holds_up_the_new_ones_jobs_for_a_moment_only() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.fill().await;
     for body in ["new 2", "new 3"] {
         pools.put(1, body).await;
@@ -419,7 +623,7 @@ async fn an_old_store_that_hangs_holds_up_the_new_ones_jobs_for_a_moment_only() 
 
 #[tokio::test(start_paused = true)]
 async fn jobs_that_the_old_store_hands_out_too_late_keep_their_tries() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.put_with(0, "old", 1).await;
     pools.put(1, "new").await;
     // It pops, and its answer hangs.
@@ -432,7 +636,7 @@ async fn jobs_that_the_old_store_hands_out_too_late_keep_their_tries() {
 
 #[tokio::test(start_paused = true)]
 async fn a_short_stall_of_the_old_store_is_no_error() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     pools.put(0, "old").await;
     pools.old.set(State::Hangs);
     let goes_on = async {
@@ -445,7 +649,7 @@ async fn a_short_stall_of_the_old_store_is_no_error() {
 
 #[tokio::test(start_paused = true)]
 async fn an_old_store_that_is_slow_all_the_time_is_drained_all_the_same() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     for n in 0..5 {
         pools.put(0, &format!("old {n}")).await;
         pools.put(1, &format!("new {n}")).await;
@@ -462,7 +666,7 @@ async fn an_old_store_that_is_slow_all_the_time_is_drained_all_the_same() {
 
 #[tokio::test(start_paused = true)]
 async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
-    let pools = Move::new();
+    let pools = Move::new().await;
     let parked = Arc::new(ParkedPolls::new(10, 10));
     let dispatcher = Dispatcher::start(pools.pool.clone(), parked, Failure::default());
     pools.old.set(State::Hangs);

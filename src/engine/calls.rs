@@ -38,7 +38,7 @@ pub struct Consumed {
     /// In the order in which they were handed out.
     pub jobs: Vec<Job>,
     /// The queues may have more ready jobs, although fewer than asked for were handed out: the call has reached
-    /// its bound while it skipped jobs that are gone. Consume again.
+    /// its bound while it skipped jobs that are gone, or one of two stores did not answer. Consume again.
     pub more: bool,
 }
 
@@ -109,6 +109,9 @@ pub enum OnConflict {
     Replace,
     /// Nothing is stored, of the whole call.
     Fail,
+    /// A job of another store has the key, and this becomes of the one that was to get it: a duplicate is not stored, and
+    /// one that has replaced a job is. From a wrapper of several stores.
+    Elsewhere(Placed),
 }
 
 /// How a repeated request is known.

@@ -1,5 +1,6 @@
 //! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use async_trait::async_trait;
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Pause, Publication, Published, Pumped,
+    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
     QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::Millis;
@@ -103,6 +104,10 @@ impl Engine for Metered {
             }
         }
         Ok(published)
+    }
+
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        self.step("recall", self.inner.recall(queue, once)).await
     }
 
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
@@ -217,6 +222,10 @@ impl Engine for Metered {
 
     async fn resume(&self, queue: &Queue) -> Result<()> {
         self.step("resume", self.inner.resume(queue)).await
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        self.inner.pauses().await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

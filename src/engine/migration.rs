@@ -4,10 +4,23 @@
 //! Each step is atomic in the store that it touches. A republish whose old job is in the old store touches
 //! both: the new job is stored before the old one is forgotten, so nothing is lost in between.
 //!
+//! **Before, during and after.** Restarts begin and end a move, and some servers of a pool may know one of the stores
+//! alone meanwhile. What a client was told holds all the same:
+//!
+//! - A receipt is the one that the store gave. Both stores are asked; a job is in one of them.
+//! - A queue that is paused in one store is paused in both. Pauses are copied before the first job is handed out, and
+//!   from then on when one of the stores has another pause or resume, whoever has set it. Servers that look at the same
+//!   moment as somebody pauses and at once resumes may set that pause again.
+//! - A publish that is safe to repeat is looked up in both stores. The new one remembers what was found in the old one.
+//!
 //! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two steps
 //! stand in place of one: a job of the old store that is replaced goes after the new one is stored; one that is handed
 //! out in between goes all the same. A job that runs in the old store and is replaced keeps its key there, and has it
-//! again when the new one is gone. What was kept for a job of the old store is not remembered for a repeat of the publish.
+//! again when the new one is gone.
+//!
+//! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store has
+//! them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and if it
+//! has some, the old store gets its jobs back.
 //!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
@@ -20,26 +33,31 @@
 //! - size and the dead letter tell what the store that answers has. So they do when the new store is away.
 //! - ack succeeds when the new store had the job, and fails otherwise.
 //! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
-//! - touch, release, bury and an ack with a receipt go to the store that handed the job out, which the receipt names.
+//! - touch, release and bury succeed when the new store has the job, and fail otherwise; so does an ack with a receipt.
+//! - Jobs that are given back to the old store are there later, and those of the new one at once.
 //! - What changes many jobs (destroy, respawn, delete_dead, respawn_jobs) changes nothing and fails: the oldest jobs are
-//!   in the old store. Lists fail, and so does a publish with a key: nobody can say whether it is taken.
-//! - A pause or a resume is done in the store that answers, and fails, so that it is repeated.
+//!   in the old store. Lists fail, and so does a publish with a key or one that is safe to
+//!   repeat: nobody can say whether the key is taken, or whether it was done already.
+//! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
 //!   So fail the figures of the whole pool (queues, stats), by which somebody decides whether the old store
 //!   is empty, and the check, since a consumer may get an error now.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering as Atomic};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::Semaphore;
+use tokio::sync::{RwLock, Semaphore};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Pause, Placed, Placing,
+    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed, Placing,
     Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release, Released, Revival,
     Revived, Stats, Touched,
 };
@@ -59,6 +77,13 @@ const MOST_PATIENCE: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How many acks may be owed to an old store that is away. The jobs of others come back after their ttr.
 const MAX_OWED: usize = 1000;
+/// How often both stores are asked for pauses. Two looks and two answers are less than the second within which a pause
+/// holds everywhere.
+const LOOK_FOR_PAUSES: Duration = Duration::from_millis(400);
+/// How far apart the ends of two pauses may be that count as the same: the stores' clocks are known to the millisecond.
+const ALIKE: Duration = Duration::from_millis(250);
+/// How many pauses are copied at the same time.
+const AT_A_TIME: usize = 64;
 /// How often an owed ack is tried.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -72,7 +97,12 @@ pub struct Migration {
     tasks: Tasks,
     /// A permit for each ack that may be owed.
     owed: Arc<Semaphore>,
+    /// Shared by pauses and resumes, and taken alone to make the stores alike.
+    pausing: Arc<RwLock<Seen>>,
 }
+
+/// The pauses of the old store and of the new one, as they were when both were last looked at.
+type Seen = [BTreeMap<Queue, Pause>; 2];
 
 /// How the old store does.
 #[derive(Debug)]
@@ -97,15 +127,35 @@ impl OldState {
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes. In the current runtime.
-    pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Migration {
-        Migration {
+    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In the
+    /// current runtime.
+    pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
+        let mut seen = Seen::default();
+        make_alike([&old, &new], &mut seen).await?;
+        let migration = Migration {
             old,
             new,
             state: Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) }),
             tasks: Tasks::new(Failure::default()),
             owed: Arc::new(Semaphore::new(MAX_OWED)),
-        }
+            pausing: Arc::new(RwLock::new(seen)),
+        };
+        let (old, new, pausing) = (migration.old.clone(), migration.new.clone(), migration.pausing.clone());
+        let stop = migration.tasks.stopping().clone();
+        migration.tasks.spawn(async move {
+            let watch = async {
+                loop {
+                    sleep(LOOK_FOR_PAUSES).await;
+                    let look = async { make_alike([&old, &new], &mut *pausing.write().await).await };
+                    // What is away or late is looked at again.
+                    if let Ok(Err(Error::Closed)) = timeout(MOST_PATIENCE, look).await {
+                        return;
+                    }
+                }
+            };
+            stop.run_until_cancelled(watch).await;
+        });
+        Ok(migration)
     }
 
     /// Consumes from the old store. `None` when it is late.
@@ -121,26 +171,61 @@ impl Migration {
             self.state.answered(asked, &answer);
             return Some(answer);
         }
-        self.state.late.fetch_add(1, Atomic::SeqCst);
-        let (old, state) = (self.old.clone(), Late(self.state.clone()));
+        let (old, state) = (self.old.clone(), Late::new(&self.state));
         self.tasks.spawn(async move {
             let answer = call.await;
             state.0.answered(asked, &answer);
             // Nobody asks the old store before they are there again.
-            if let Ok(consumed) = answer
-                && !consumed.jobs.is_empty()
-            {
-                let count = consumed.jobs.len();
-                if let Err(error) = old.give_back(consumed.jobs).await {
-                    tracing::warn!(
-                        %error,
-                        count,
-                        "jobs that an old store handed out too late come back after their ttr"
-                    );
-                }
+            if let Ok(consumed) = answer {
+                give_back(&*old, consumed.jobs).await;
             }
         });
         None
+    }
+
+    /// Gives jobs back to the old store. One that hangs is waited for no longer than by a consume, and no consume asks it
+    /// before they are there again.
+    async fn give_back_old(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let old = self.old.clone();
+        let mut call = Box::pin(async move { give_back(&*old, jobs).await });
+        let hangs = self.state.late.load(Atomic::SeqCst) > 0;
+        let patience = if hangs { Duration::ZERO } else { self.state.patience() };
+        if timeout(patience, &mut call).await.is_err() {
+            let late = Late::new(&self.state);
+            self.tasks.spawn(async move {
+                call.await;
+                drop(late);
+            });
+        }
+    }
+
+    /// What a consume of the old store has brought, and the place in the list from which on the new store was not asked
+    /// yet. Where the new store has jobs of an earlier queue, these are handed out, and the old store's go back.
+    async fn in_order(&self, queues: &QueueList, ttrs: &[Duration], from_old: Consumed) -> (Consumed, usize) {
+        let Consumed { mut jobs, more } = from_old;
+        let (mut taken, mut seen) = (0, 0);
+        while let Some(job) = jobs.get(taken) {
+            let (queue, names) = (job.queue.name.clone(), &queues.names()[seen..]);
+            let at = seen + names.iter().position(|name| *name == queue).unwrap_or(0);
+            if let Some(earlier) = part(queues, seen..at) {
+                match self.new.consume(&earlier, &ttrs[taken..]).await {
+                    Ok(Consumed { jobs: none, more: false }) if none.is_empty() => {}
+                    Ok(found) => {
+                        self.give_back_old(jobs.split_off(taken)).await;
+                        jobs.extend(from_new(found.jobs));
+                        return (Consumed { jobs, more: true }, at);
+                    }
+                    // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                    Err(_) => return (Consumed { jobs, more: true }, at),
+                }
+            }
+            seen = at;
+            taken += jobs[taken..].iter().take_while(|job| job.queue.name == queue).count();
+        }
+        (Consumed { jobs, more }, seen)
     }
 
     /// Acks in the old store, now or later.
@@ -184,104 +269,25 @@ impl Migration {
 }
 
 impl Migration {
-    /// Publishes into the new store. A key that a job of the old store has counts as taken, unless a job of the new one
-    /// has it too.
-    async fn publish_with_keys(&self, publication: Publication) -> Result<Published> {
-        let replaces = publication.replaces.clone();
-        // By place in the publication: jobs of the old store that have the key, and are to stay or to go.
-        let (mut stay, mut go) = (HashMap::new(), HashMap::new());
-        for (index, placing) in publication.jobs.iter().enumerate() {
-            let Some((key, on_conflict)) = &placing.key else { continue };
-            let queue = &placing.job.queue;
-            let Some(holder) = self.ask_old(self.old.find_key(queue, key)).await? else { continue };
-            let goes_first = replaces.as_ref().is_some_and(|old| old.id == holder.id && old.queue == *queue);
-            if goes_first || self.new.find_key(queue, key).await?.is_some() {
-                continue;
-            }
-            match on_conflict {
-                OnConflict::Fail => return Ok(Published::Conflict { index, id: holder.id }),
-                OnConflict::Keep => drop(stay.insert(index, holder)),
-                // A running one goes on.
-                OnConflict::Replace if holder.state == Some(JobState::Running) => {}
-                OnConflict::Replace => drop(go.insert(index, (queue.clone(), key.clone(), holder.id))),
-            }
-        }
-        let count = publication.jobs.len();
-        let jobs: Vec<Placing> = publication
-            .jobs
-            .into_iter()
-            .enumerate()
-            .filter(|(index, _)| !stay.contains_key(index))
-            .map(|(_, placing)| placing)
-            .collect();
-        let sent = jobs.len();
-        let published = if sent == 0 {
-            // Nothing is stored, and nothing is remembered.
-            if let Some(old) = &replaces {
-                self.new.ack(old.clone()).await?;
-            }
-            Published::Done(Vec::new())
-        } else {
-            self.new.publish_with(Publication { jobs, ..publication }).await?
+    /// A step of a holder. The receipt is the same whoever asks, before the move and after it, so both stores are asked:
+    /// the one that has the job answers, and the other knows no such job.
+    async fn held<T>(
+        &self,
+        old: impl Future<Output = Result<Held<T>>>,
+        new: impl Future<Output = Result<Held<T>>>,
+    ) -> Result<Held<T>> {
+        let (mut old, mut new) = (pin!(old), pin!(new));
+        let (first, of_old) = tokio::select! {
+            first = &mut old => (first, true),
+            first = &mut new => (first, false),
         };
-        let (placed, replayed) = match published {
-            Published::Done(placed) => (placed, false),
-            Published::Replay(placed) => (placed, true),
-            other => return Ok(other),
-        };
-        // The first of these publishes met nothing in the old store if this one does not: it only runs empty.
-        if replayed && (stay.is_empty() || placed.len() == count) {
-            return Ok(Published::Replay(placed));
+        if let Ok(Held::Done(_) | Held::NotYours) = first {
+            return first;
         }
-        if placed.len() != sent {
-            return Err(Error::refused("what the first of these publishes met in the old store is gone"));
+        match if of_old { new.await } else { old.await } {
+            Ok(Held::NotFound) => first,
+            other => other,
         }
-        let mut placed = placed.into_iter();
-        let mut all = Vec::with_capacity(count);
-        for index in 0..count {
-            all.extend(match stay.get(&index) {
-                Some(holder) => Some(Placed { id: holder.id, due_at: holder.due_at, how: How::Duplicate }),
-                None => placed.next(),
-            });
-        }
-        if replayed {
-            return Ok(Published::Replay(all));
-        }
-        // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
-        for (index, (queue, key, id)) in go {
-            if matches!(self.old.cancel_key(&queue, &key).await, Ok(true)) && all[index].how == How::New {
-                all[index].how = How::Replaced(id);
-            }
-        }
-        if let Some(old) = replaces {
-            self.ack_old(old).await;
-        }
-        Ok(Published::Done(all))
-    }
-
-    /// Acks jobs without a receipt, which may be in either store.
-    async fn ack_bare(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<()> {
-        let Err(error) = self.ask_old(self.old.ack_many(queue, jobs)).await else {
-            return self.new.ack_many(queue, jobs).await.map(drop);
-        };
-        // A job is in one of the stores.
-        let mut all_were_here = true;
-        for (id, _) in jobs {
-            let job = JobRef { queue: queue.clone(), id: *id };
-            all_were_here &= self.new.peek_job(&job).await?.is_some();
-        }
-        self.new.ack_many(queue, jobs).await?;
-        if all_were_here { Ok(()) } else { Err(error) }
-    }
-
-    /// A receipt that names the one store, of a job that is in the other, is none that anybody got.
-    async fn not_found_or_not_yours<T: Send>(&self, job: &JobRef, in_new: bool, held: Held<T>) -> Held<T> {
-        if !matches!(held, Held::NotFound) {
-            return held;
-        }
-        let there =
-            if in_new { self.ask_old(self.old.peek_job(job)).await } else { self.new.peek_job(job).await };
-        if matches!(there, Ok(Some(_))) { Held::NotYours } else { held }
     }
 
     /// The next queues of each store. `None` when a cursor is not one of its store.
@@ -310,8 +316,15 @@ impl Migration {
     }
 }
 
-/// A consume hangs in the old store until this is dropped.
+/// A call hangs in the old store until this is dropped.
 struct Late(Arc<OldState>);
+
+impl Late {
+    fn new(state: &Arc<OldState>) -> Late {
+        state.late.fetch_add(1, Atomic::SeqCst);
+        Late(state.clone())
+    }
+}
 
 impl Drop for Late {
     fn drop(&mut self) {
@@ -319,28 +332,76 @@ impl Drop for Late {
     }
 }
 
+/// Gives jobs back to the old store.
+async fn give_back(old: &dyn Engine, jobs: Vec<Job>) {
+    let count = jobs.len();
+    if count > 0
+        && let Err(error) = old.give_back(jobs).await
+    {
+        tracing::warn!(%error, count, "jobs of an old store that nobody got come back after their ttr");
+    }
+}
+
 fn late() -> Error {
     Error::away("the store that the pool moves from does not answer")
 }
 
-/// Marks which store handed a job out: the lowest bit of its receipt. Engines give receipts of 63 bits.
-const NEW: u64 = 1;
+/// A part of a list, unless it is empty.
+fn part(queues: &QueueList, range: Range<usize>) -> Option<QueueList> {
+    QueueList::new(queues.namespace().clone(), queues.names()[range].iter().cloned())
+}
 
-fn marked(mut jobs: Vec<Job>, mark: u64) -> Vec<Job> {
-    for job in &mut jobs {
-        job.receipt = (job.receipt << 1) | mark;
-    }
+/// Marks which store has handed the jobs out, for their way back.
+fn from_new(mut jobs: Vec<Job>) -> Vec<Job> {
+    jobs.iter_mut().for_each(|job| job.receipt |= Job::FROM_NEW);
     jobs
 }
 
-/// The receipt as its store gave it, and whether that was the new one.
-fn unmarked(receipt: Receipt) -> (Receipt, bool) {
-    (Receipt { hand_over: receipt.hand_over >> 1, ..receipt }, receipt.hand_over & NEW == NEW)
+/// How long a queue is paused still: no time when it is not.
+fn left(store: &dyn Engine, pause: Option<&Pause>) -> Duration {
+    let Some(Pause { until }) = pause else { return Duration::ZERO };
+    until.map_or(Duration::MAX, |until| Duration::from_millis(until.saturating_sub(store.now())))
 }
 
-/// The same jobs with a receipt that no hand-over has: an ack tells which of them are there, and acks none.
-fn of_nobody(jobs: &[(JobId, Option<Receipt>)]) -> Vec<(JobId, Option<Receipt>)> {
-    jobs.iter().map(|(id, _)| (*id, Some(Receipt { hand_over: 0, tries_left: 0 }))).collect()
+/// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers that
+/// know one of the stores alone pause and resume there. What differs for longer stays as it is.
+async fn make_alike(stores: [&Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
+    let (old, new) = tokio::try_join!(stores[0].pauses(), stores[1].pauses())?;
+    let mut now = [old, new];
+    let names: BTreeSet<Queue> = seen.iter().chain(&now).flat_map(BTreeMap::keys).cloned().collect();
+    let mut copies = Vec::new();
+    for queue in names {
+        let left = [0, 1].map(|n| left(&**stores[n], now[n].get(&queue)));
+        let changed = |n: usize| seen[n].get(&queue) != now[n].get(&queue);
+        if left[0].abs_diff(left[1]) <= ALIKE {
+            continue;
+        }
+        if let Some(from) = [0, 1].into_iter().find(|n| changed(*n)) {
+            copies.push((1 - from, queue, left[from]));
+        }
+    }
+    for copies in copies.chunks(AT_A_TIME) {
+        let mut under_way = JoinSet::new();
+        for (to, queue, left) in copies.iter().cloned() {
+            let store = stores[to].clone();
+            under_way.spawn(async move {
+                let pause = match left {
+                    Duration::ZERO => store.resume(&queue).await.map(|()| None),
+                    Duration::MAX => store.pause(&queue, None).await.map(Some),
+                    time => store.pause(&queue, Some(time)).await.map(Some),
+                };
+                Ok::<_, Error>((to, queue, pause?))
+            });
+        }
+        while let Some(copied) = under_way.join_next().await {
+            match copied.map_err(Error::away)?? {
+                (to, queue, Some(pause)) => drop(now[to].insert(queue, pause)),
+                (to, queue, None) => drop(now[to].remove(&queue)),
+            }
+        }
+    }
+    *seen = now;
+    Ok(())
 }
 
 /// What a cursor of a list of jobs begins with: the store that it goes on in.
@@ -443,6 +504,12 @@ async fn and_rest(done: u64, limit: u64, rest: impl AsyncFnOnce(u64) -> Result<u
     }
 }
 
+impl Drop for Migration {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Engine for Migration {
@@ -462,8 +529,50 @@ impl Engine for Migration {
         Ok(())
     }
 
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
-        self.publish_with_keys(publication).await
+    async fn publish_with(&self, mut publication: Publication) -> Result<Published> {
+        let Publication { jobs, replaces, once } = &mut publication;
+        if let (Some(once), Some(first)) = (&*once, jobs.first())
+            && let Some(done) = self.recall(&first.job.queue, once).await?
+        {
+            return Ok(done);
+        }
+        let mut go: Vec<JobRef> = replaces.iter().cloned().collect();
+        for (index, Placing { job, key, .. }) in jobs.iter_mut().enumerate() {
+            let Some((key, on_conflict)) = key else { continue };
+            let Some(holder) = self.ask_old(self.old.find_key(&job.queue, key)).await? else { continue };
+            let (id, due_at, state) = (holder.id, holder.due_at, holder.state);
+            let holder = JobRef { queue: job.queue.clone(), id };
+            if go.contains(&holder) || self.new.find_key(&job.queue, key).await?.is_some() {
+                continue;
+            }
+            let how = match on_conflict {
+                OnConflict::Fail => return Ok(Published::Conflict { index, id }),
+                OnConflict::Keep => How::Duplicate,
+                // A running one goes on.
+                OnConflict::Replace if state == Some(JobState::Running) => continue,
+                OnConflict::Replace => How::Replaced(id),
+                OnConflict::Elsewhere(_) => continue,
+            };
+            if how != How::Duplicate {
+                go.push(holder);
+            }
+            *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
+        }
+        let published = self.new.publish_with(publication).await?;
+        if let Published::Done(_) = published {
+            // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
+            for job in go {
+                self.ack_old(job).await;
+            }
+        }
+        Ok(published)
+    }
+
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        match self.new.recall(queue, once).await? {
+            Some(done) => Ok(Some(done)),
+            None => self.ask_old(self.old.recall(queue, once)).await,
+        }
     }
 
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
@@ -482,22 +591,24 @@ impl Engine for Migration {
         loop {
             let old = self.consume_old(queues, ttrs).await;
             let hangs = old.is_none();
-            let (mut consumed, trouble) = match old.unwrap_or_else(|| Err(late())) {
-                Ok(consumed) => (Consumed { jobs: marked(consumed.jobs, 0), ..consumed }, None),
+            let (from_old, trouble) = match old.unwrap_or_else(|| Err(late())) {
+                Ok(consumed) => (consumed, None),
                 Err(error) => (Consumed::default(), Some(error)),
             };
+            let (mut consumed, seen) = self.in_order(queues, ttrs, from_old).await;
             // The new store serves whom the old one left without a job.
             let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
             if rest.is_empty() || consumed.more {
                 return Ok(consumed);
             }
-            match self.new.consume(queues, rest).await {
-                Ok(more) => {
-                    consumed.more = more.more;
-                    consumed.jobs.extend(marked(more.jobs, NEW));
+            let later = part(queues, seen..queues.names().len());
+            match self.new.consume(later.as_ref().unwrap_or(queues), rest).await {
+                Ok(found) => {
+                    consumed.more = found.more || trouble.is_some() && !found.jobs.is_empty();
+                    consumed.jobs.extend(from_new(found.jobs));
                 }
                 // What the old store handed out is on its way; the new one's trouble shows at the next call.
-                Err(_) if !consumed.jobs.is_empty() => {}
+                Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
                 Err(error) => return Err(error),
             }
             match trouble {
@@ -516,14 +627,12 @@ impl Engine for Migration {
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         let (mut to_old, mut to_new) = (Vec::new(), Vec::new());
         for mut job in jobs {
-            let from_new = job.receipt & NEW == NEW;
-            job.receipt >>= 1;
+            let from_new = job.receipt & Job::FROM_NEW != 0;
+            job.receipt &= !Job::FROM_NEW;
             if from_new { to_new.push(job) } else { to_old.push(job) }
         }
-        let old = async { if to_old.is_empty() { Ok(()) } else { self.old.give_back(to_old).await } };
         let new = async { if to_new.is_empty() { Ok(()) } else { self.new.give_back(to_new).await } };
-        let (old, new) = tokio::join!(old, new);
-        old.and(new)
+        tokio::join!(self.give_back_old(to_old), new).1
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
@@ -545,65 +654,35 @@ impl Engine for Migration {
     }
 
     async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        let (mut held_old, mut held_new, mut bare) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, receipt) in jobs {
-            match receipt.map(unmarked) {
-                None => bare.push((*id, None)),
-                Some((receipt, true)) => held_new.push((*id, Some(receipt))),
-                Some((receipt, false)) => held_old.push((*id, Some(receipt))),
+        let of_old = self.ask_old(self.old.ack_many(queue, jobs)).await;
+        let mut all_are_here = true;
+        if of_old.is_err() {
+            // A job is in one of the stores.
+            for (id, _) in jobs {
+                let job = JobRef { queue: queue.clone(), id: *id };
+                all_are_here &= self.new.peek_job(&job).await?.is_some();
             }
         }
-        let mut stale = Vec::new();
-        if !bare.is_empty() {
-            self.ack_bare(queue, &bare).await?;
-        }
-        if !held_new.is_empty() {
-            stale.extend(self.new.ack_many(queue, &held_new).await?);
-            stale.extend(
-                self.ask_old(self.old.ack_many(queue, &of_nobody(&held_new))).await.unwrap_or_default(),
-            );
-        }
-        if !held_old.is_empty() {
-            stale.extend(self.old.ack_many(queue, &held_old).await?);
-            stale.extend(self.new.ack_many(queue, &of_nobody(&held_old)).await?);
-        }
-        Ok(jobs.iter().map(|(id, _)| *id).filter(|id| stale.contains(id)).collect())
+        let of_new = self.new.ack_many(queue, jobs).await?;
+        let of_old = match of_old {
+            Err(error) if !all_are_here => return Err(error),
+            stale => stale.unwrap_or_default(),
+        };
+        Ok(jobs.iter().map(|(id, _)| *id).filter(|id| of_old.contains(id) || of_new.contains(id)).collect())
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        let (receipt, in_new) = unmarked(receipt);
-        let (touched, mark) = if in_new {
-            (self.new.touch(job, receipt, ttr).await?, NEW)
-        } else {
-            (self.old.touch(job, receipt, ttr).await?, 0)
-        };
-        Ok(match touched {
-            Held::Done(Touched { receipt, until }) => {
-                let receipt = Receipt { hand_over: (receipt.hand_over << 1) | mark, ..receipt };
-                Held::Done(Touched { receipt, until })
-            }
-            other => self.not_found_or_not_yours(job, in_new, other).await,
-        })
+        self.held(self.old.touch(job, receipt, ttr), self.new.touch(job, receipt, ttr)).await
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        let (receipt, in_new) = unmarked(receipt);
-        let held = if in_new {
-            self.new.release(job, receipt, release).await?
-        } else {
-            self.old.release(job, receipt, release).await?
-        };
-        Ok(self.not_found_or_not_yours(job, in_new, held).await)
+        let of_old = self.old.release(job, receipt, release.clone());
+        self.held(of_old, self.new.release(job, receipt, release)).await
     }
 
     async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        let (receipt, in_new) = unmarked(receipt);
-        let held = if in_new {
-            self.new.bury(job, receipt, reason).await?
-        } else {
-            self.old.bury(job, receipt, reason).await?
-        };
-        Ok(self.not_found_or_not_yours(job, in_new, held).await)
+        let of_old = self.old.bury(job, receipt, reason.clone());
+        self.held(of_old, self.new.bury(job, receipt, reason)).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -704,13 +783,24 @@ impl Engine for Migration {
     }
 
     async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+        let _together = self.pausing.read().await;
         let (old, new) = tokio::join!(self.old.pause(queue, time), self.new.pause(queue, time));
         Ok(longer(old?, new?))
     }
 
     async fn resume(&self, queue: &Queue) -> Result<()> {
+        let _together = self.pausing.read().await;
         let (old, new) = tokio::join!(self.old.resume(queue), self.new.resume(queue));
         old.and(new)
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        let (mut all, new) = tokio::try_join!(self.old.pauses(), self.new.pauses())?;
+        for (queue, pause) in new {
+            let both = all.get(&queue).map_or(pause, |old| longer(*old, pause));
+            all.insert(queue, both);
+        }
+        Ok(all)
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

@@ -57,6 +57,7 @@ mod next_due;
 pub mod notifier;
 pub mod redis;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -107,6 +108,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// [`publish`](Engine::publish) and [`republish`](Engine::republish) cost less and do the same for jobs without
     /// any of this.
     async fn publish_with(&self, publication: Publication) -> Result<Published>;
+
+    /// What [`publish_with`](Engine::publish_with) would answer if the call with this [`Once`] was done already:
+    /// [`Published::Replay`] or [`Published::Mismatch`]. `None` if it was not, or is not remembered.
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>>;
 
     /// The job that has this key.
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>>;
@@ -188,6 +193,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// Ends a pause, if there is one. Notifiers are told.
     async fn resume(&self, queue: &Queue) -> Result<()>;
+
+    /// Every queue that is paused now, whichever server has paused it: asks the store.
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>>;
 
     /// Moves up to `limit` due jobs, earliest first: delayed ones become ready, and so do running ones with
     /// tries left; running ones without become dead.

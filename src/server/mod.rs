@@ -149,10 +149,14 @@ impl Server {
             Ok(()) => admin_store(&config, &mut stores, &outage, &tasks).await,
             Err(error) => Err(error),
         };
-        let store = match opened {
-            Ok((tokens, push)) => {
+        let opened = match opened {
+            Ok(store) => served(&config, &stores).await.map(|served| (store, served)),
+            Err(error) => Err(error),
+        };
+        let (store, served) = match opened {
+            Ok(((tokens, push), served)) => {
                 let push: Arc<dyn PushStore> = Arc::new(Encrypted::new(push, keys.unwrap_or_default()));
-                (tokens, push)
+                ((tokens, push), served)
             }
             Err(error) => {
                 tasks.stop();
@@ -171,8 +175,17 @@ impl Server {
         });
         let readiness = Readiness::new(failure.clone());
         let admin_state = (store, outage);
-        let state =
-            app_state(&config, &options, &stores, admin_state, metrics, readiness, tasks.clone(), push);
+        let state = app_state(
+            &config,
+            &options,
+            &stores,
+            served,
+            admin_state,
+            metrics,
+            readiness,
+            tasks.clone(),
+            push,
+        );
         let state = Arc::new(state);
         let (push, stop) = (state.push.clone(), tasks.stopping().clone());
         tasks.spawn_essential("push", async move {
@@ -316,12 +329,31 @@ fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), String> {
     Ok((guard.clone(), Client::new(guard, Arc::new(SystemResolver), proxy, roots)))
 }
 
+/// What each pool serves from: its store, or both when it moves.
+async fn served(
+    config: &Config,
+    stores: &Stores,
+) -> Result<BTreeMap<PoolName, Arc<dyn Engine>>, ServerError> {
+    let mut served = stores.engines.clone();
+    for (name, engine) in &mut served {
+        if let Some(to) = &config.pool[name.as_str()].migrate_to
+            && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
+        {
+            let moving = Migration::start(engine.clone(), new.clone()).await;
+            *engine =
+                Arc::new(moving.map_err(|e| ServerError::Pool(format!("[Pool.{name}]"), e.to_string()))?);
+        }
+    }
+    Ok(served)
+}
+
 /// What the handlers use, and a dispatcher for each pool.
 #[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
 fn app_state(
     config: &Config,
     options: &Options,
     stores: &Stores,
+    served: BTreeMap<PoolName, Arc<dyn Engine>>,
     ((store, push_store), outage): (AdminStores, Arc<Outage>),
     metrics: Arc<Metrics>,
     readiness: Readiness,
@@ -332,14 +364,8 @@ fn app_state(
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
-    let pool = |name: &PoolName, engine: &Arc<dyn Engine>| {
+    let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
-        let mut engine = engine.clone();
-        if let Some(to) = &config.pool[name.as_str()].migrate_to
-            && let Some((_, new)) = stores.engines.iter().find(|(other, _)| other.as_str() == to)
-        {
-            engine = Arc::new(Migration::new(engine, new.clone()));
-        }
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
         Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: Arc::default() })
@@ -347,7 +373,7 @@ fn app_state(
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
-        stores.engines.iter().map(|(name, engine)| (name.clone(), pool(name, engine))).collect();
+        served.into_iter().map(|(name, engine)| (name.clone(), pool(&name, engine))).collect();
     let shared = Shared {
         store: push_store,
         outage: outage.clone(),

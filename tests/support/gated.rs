@@ -1,6 +1,7 @@
 //! An engine whose consumes are counted, can be held up after they popped or among jobs that are gone, can fail and can
 //! panic; that can keep its notifications to itself; and that can be away or hang as a whole.
 
+use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
     QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
@@ -140,6 +141,11 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.publish_with(publication).await
     }
 
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        self.up().await?;
+        self.inner.recall(queue, once).await
+    }
+
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         self.up().await?;
         self.inner.find_key(queue, key).await
@@ -260,6 +266,11 @@ impl<E: Engine> Engine for Gated<E> {
     async fn resume(&self, queue: &Queue) -> Result<()> {
         self.up().await?;
         self.inner.resume(queue).await
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        self.up().await?;
+        self.inner.pauses().await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

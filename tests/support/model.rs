@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Pause,
+    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause,
     Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED,
     Release, Released, Revival, Revived, Stats, Touched,
 };
@@ -386,6 +386,13 @@ impl Engine for ModelEngine {
         let (mut placed, mut queues) = (Vec::new(), Vec::new());
         for Placing { job, at, key } in jobs {
             let mut how = How::New;
+            if let Some((_, OnConflict::Elsewhere(other))) = &key {
+                if other.how == How::Duplicate {
+                    placed.push(*other);
+                    continue;
+                }
+                how = other.how;
+            }
             if let Some((key, on_conflict)) = &key
                 && let Some(stored) = state.holder(&job.queue, key, now)
             {
@@ -419,6 +426,15 @@ impl Engine for ModelEngine {
         self.armed.notify_waiters();
         queues.iter().for_each(|queue| self.notifiers.notify(queue));
         Ok(Published::Done(placed))
+    }
+
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        let (state, now) = self.open()?;
+        let done = state.done.get(&(queue.clone(), once.key.clone())).filter(|(until, ..)| *until > now);
+        Ok(done.map(|(_, fingerprint, placed)| {
+            let same = *fingerprint == once.fingerprint;
+            if same { Published::Replay(placed.clone()) } else { Published::Mismatch }
+        }))
     }
 
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
@@ -691,6 +707,12 @@ impl Engine for ModelEngine {
         self.open()?.0.paused.remove(queue);
         self.notifiers.notify(queue);
         Ok(())
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        let (state, now) = self.open()?;
+        let paused = state.paused.iter().filter(|(queue, _)| state.is_paused(queue, now));
+        Ok(paused.map(|(queue, until)| (queue.clone(), Pause { until: *until })).collect())
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

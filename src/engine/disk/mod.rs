@@ -50,6 +50,7 @@ mod threads;
 mod upkeep;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -71,11 +72,11 @@ use self::inspect::Inspect;
 use self::keys::{CancelKey, FindKey};
 use self::lists::Lists;
 use self::op::Op;
-use self::pause::{PauseQueue, Resume};
+use self::pause::{PauseQueue, Paused, Resume};
 use self::peek::{Peek, PeekJob};
 use self::poison::Poison;
 use self::publish::{Publish, Republish};
-use self::publish_with::PublishWith;
+use self::publish_with::{PublishWith, Recall};
 use self::pulse::Pulse;
 use self::pump::Pump;
 use self::quarantine::ListQuarantine;
@@ -101,7 +102,7 @@ use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
     QueuePage, QueueSize, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::{Clock, Millis};
@@ -397,6 +398,10 @@ impl Engine for DiskEngine {
         self.handle.ask(PublishWith(publication)).await
     }
 
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        self.handle.ask(Recall { queue: queue.clone(), once: once.clone() }).await
+    }
+
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         self.handle.ask(FindKey { queue: queue.clone(), key: key.clone() }).await
     }
@@ -509,6 +514,10 @@ impl Engine for DiskEngine {
 
     async fn resume(&self, queue: &Queue) -> Result<()> {
         self.handle.ask(Resume(queue.clone())).await
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        self.handle.ask(Paused).await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

@@ -1,5 +1,6 @@
 //! Pause and resume. A pause stands beside the queue's name; consumes take a paused queue for an empty one.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::state::WriterState;
@@ -18,19 +19,36 @@ pub struct PauseQueue {
 /// Ends a pause.
 pub struct Resume(pub Queue);
 
+/// The paused queues.
+pub struct Paused;
+
 impl Step for PauseQueue {
     type Reply = Pause;
     const MUST_LAST: bool = true;
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Pause> {
         // One microsecond before forever is far enough.
-        let until = self.time.map(|time| now.saturating_add(micros(time)).min(Micros::MAX - 1));
-        state.set_pause(&self.queue, Some(until.unwrap_or(Micros::MAX)), now);
-        if let Some(until) = until {
-            state.pauses.insert((until, self.queue));
-            state.next_due.stored(until);
-        }
-        Ok(Pause { until: until.map(|until| until / 1000) })
+        let until =
+            self.time.map_or(Micros::MAX, |time| now.saturating_add(micros(time)).min(Micros::MAX - 1));
+        state.set_pause(&self.queue, Some(until), now);
+        state.pauses.insert((until, self.queue));
+        state.next_due.stored(until);
+        Ok(pause(until))
+    }
+}
+
+/// As callers see it.
+fn pause(until: Micros) -> Pause {
+    Pause { until: (until < Micros::MAX).then_some(until / 1000) }
+}
+
+impl Step for Paused {
+    type Reply = BTreeMap<Queue, Pause>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<BTreeMap<Queue, Pause>> {
+        let goes_on = state.pauses.iter().filter(|(until, _)| *until > now);
+        Ok(goes_on.map(|(until, queue)| (queue.clone(), pause(*until))).collect())
     }
 }
 

@@ -14,6 +14,21 @@ use crate::name::Queue;
 /// Does all of it, or nothing.
 pub struct PublishWith(pub Publication);
 
+/// What became of a call that is safe to repeat, if it is remembered.
+pub struct Recall {
+    pub queue: Queue,
+    pub once: Once,
+}
+
+impl Step for Recall {
+    type Reply = Option<Published>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Published>> {
+        Ok(state.remembered(&self.queue, &self.once, now)?)
+    }
+}
+
 /// What is to be done about a job whose key another one has.
 enum Plan {
     Store,
@@ -78,6 +93,10 @@ impl Step for PublishWith {
                 }
             }
             let holder = match key {
+                Some((_, OnConflict::Elsewhere(Placed { id, due_at, how: How::Duplicate }))) => {
+                    plans.push(Plan::Duplicate { id: *id, due_at: *due_at });
+                    continue;
+                }
                 Some((key, on_conflict)) => {
                     state.key_holder(&job.queue, key)?.map(|held| (held, *on_conflict))
                 }
@@ -95,7 +114,7 @@ impl Step for PublishWith {
                     let view = state.view(&JobRef { queue: job.queue.clone(), id }, record, now)?;
                     Plan::Duplicate { id, due_at: view.due_at }
                 }
-                Some(((id, _), OnConflict::Replace)) => {
+                Some(((id, _), OnConflict::Replace | OnConflict::Elsewhere(_))) => {
                     let job = JobRef { queue: job.queue.clone(), id };
                     let runs = state.timers.running(&job).is_some();
                     if runs { Plan::Rob } else { Plan::Replace { id, lives: true } }
@@ -160,6 +179,9 @@ impl WriterState {
             Some(at) => at.saturating_mul(1000).max(now),
             None => now.saturating_add(micros(job.delay)),
         };
+        if let Some((_, OnConflict::Elsewhere(placed))) = &key {
+            how = placed.how;
+        }
         let id = job.id;
         self.place(job, due, key.map(|(key, _)| key), now);
         Ok(Placed { id, due_at: Some(due / 1000), how })

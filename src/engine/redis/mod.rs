@@ -39,6 +39,7 @@ mod safety;
 mod stats;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -54,7 +55,7 @@ use crate::engine::batch::{self, BatchLimit, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Pause, Publication, Published, Pumped,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
     QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::error::{Error, Result};
@@ -261,6 +262,11 @@ impl Engine for RedisEngine {
         self.core.publish_with(publication).await
     }
 
+    async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        self.core.open()?;
+        self.core.recall(queue, once).await
+    }
+
     async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         self.core.open()?;
         self.core.find_key(queue, key).await
@@ -363,6 +369,11 @@ impl Engine for RedisEngine {
     async fn resume(&self, queue: &Queue) -> Result<()> {
         self.core.open()?;
         self.core.resume(queue).await
+    }
+
+    async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
+        self.core.open()?;
+        self.core.all_paused().await
     }
 
     async fn pump(&self, limit: usize) -> Result<Pumped> {

@@ -110,6 +110,16 @@ impl RedisCore {
         Ok(self.run(&self.shared, &self.scripts.resume, cmd).await?)
     }
 
+    /// Every queue that is paused now. Asks the Redis.
+    pub async fn all_paused(&self) -> Result<BTreeMap<Queue, Pause>> {
+        let _one = self.pauses.reading.lock().await;
+        self.read_pauses().await?;
+        let now = self.clock.now();
+        let mut paused = self.pauses.known.read().paused.clone();
+        paused.retain(|_, pause| pause.until.is_none_or(|until| until > now));
+        Ok(paused)
+    }
+
     /// Asks the Redis, unless what is remembered is new enough.
     pub async fn know_pauses(&self) -> Result<()> {
         if self.pauses.believed() {

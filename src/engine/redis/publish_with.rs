@@ -14,7 +14,7 @@ use super::in_time::{in_time, patient};
 use super::layout::{keys, value};
 use super::publish::{InOrder, Staged, id_taken, micros, over_quota, ttl_millis};
 use crate::clock::{Micros, Millis};
-use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, JobView, NewJob};
 use crate::name::{JobKey, Queue};
@@ -202,18 +202,35 @@ impl RedisCore {
             } else {
                 cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
             }
-            let (key, conflict) = match key {
-                Some((key, OnConflict::Keep)) => (key.as_str(), "keep"),
-                Some((key, OnConflict::Replace)) => (key.as_str(), "replace"),
-                Some((key, OnConflict::Fail)) => (key.as_str(), "fail"),
-                None => ("", ""),
+            let conflict = match key {
+                Some((_, OnConflict::Keep)) => "keep".into(),
+                Some((_, OnConflict::Replace)) => "replace".into(),
+                Some((_, OnConflict::Fail)) => "fail".into(),
+                Some((_, OnConflict::Elsewhere(Placed { id, due_at, how }))) => match (how, due_at) {
+                    (How::New, _) => "replace".into(),
+                    (How::Replaced(old), _) => format!("replaced {old} "),
+                    (How::Duplicate, None) => format!("duplicate {id} "),
+                    (How::Duplicate, Some(at)) => format!("duplicate {id} {}", at.saturating_mul(1000)),
+                },
+                None => String::new(),
             };
-            cmd.arg(key).arg(conflict);
+            cmd.arg(key.as_ref().map_or("", |(key, _)| key.as_str())).arg(conflict);
         }
         for queue in &new {
             cmd.arg(queue.namespace.as_str()).arg(queue.name.as_str());
         }
         Ok((cmd, new))
+    }
+
+    /// What became of a call that is safe to repeat, if it is remembered.
+    pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        let record = keys::once(queue, &once.key);
+        let done: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(record)).await?;
+        let Some(done) = done else { return Ok(None) };
+        let Some(lines) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
+        let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
+        let placed = placed.ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))?;
+        Ok(Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect())))
     }
 
     /// The job that has this key.

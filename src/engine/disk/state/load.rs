@@ -69,7 +69,7 @@ pub fn load(
         let low = state.next_seq();
         let mut empty = state.queues.new_state(&queue, low);
         empty.paused = codec::read_queue_value(&value)?;
-        if let Some(until) = empty.paused.filter(|until| *until < Micros::MAX) {
+        if let Some(until) = empty.paused {
             state.pauses.insert((until, queue.clone()));
         }
         state.queues.insert(queue, empty);

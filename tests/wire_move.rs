@@ -1,0 +1,237 @@
+//! A pool that moves by `MigrateTo`, over real restarts, from the first to the last: what clients were promised before a
+//! restart is kept after it.
+
+mod support;
+
+use std::time::Duration;
+
+use support::client::{Response, send};
+use support::redis_server::RedisServer;
+use support::servers::{Store, TestServer};
+
+/// Two stores of jobs, and one of tokens.
+struct Pools {
+    from: Store,
+    to: Store,
+    tokens: RedisServer,
+}
+
+impl Pools {
+    fn new(from: Store, to: Store) -> Pools {
+        Pools { from, to, tokens: RedisServer::start() }
+    }
+
+    /// A server whose default pool is `of`, and moves to `to` if there is one.
+    async fn server(&self, of: &Store, to: Option<&Store>) -> TestServer {
+        let moves = match to {
+            Some(to) => format!("MigrateTo = \"next\"\n[Pool.next]\n{}", to.keys()),
+            None => String::new(),
+        };
+        let tokens = self.tokens.keys();
+        TestServer::start(&format!("[Pool.default]\n{}{moves}[AdminRedis]\n{tokens}", of.keys()), ()).await
+    }
+
+    async fn before(&self) -> TestServer {
+        self.server(&self.from, None).await
+    }
+
+    async fn moving(&self) -> TestServer {
+        self.server(&self.from, Some(&self.to)).await
+    }
+
+    async fn after(&self) -> TestServer {
+        self.server(&self.to, None).await
+    }
+}
+
+/// Three tests of each function: `NAME::redis_to_disk` and so on.
+macro_rules! on_each_move {
+    ($($test:ident),+ $(,)?) => {$(
+        mod $test {
+            use super::{Pools, Store};
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis_to_disk() {
+                super::$test(Pools::new(Store::redis(), Store::disk())).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn disk_to_redis() {
+                super::$test(Pools::new(Store::disk(), Store::redis())).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis_to_redis() {
+                super::$test(Pools::new(Store::redis(), Store::redis())).await;
+            }
+        }
+    )+};
+}
+
+on_each_move!(
+    receipts_outlive_every_restart_of_a_move,
+    a_paused_queue_hands_out_nothing_in_any_part_of_a_move,
+    a_repeat_is_known_in_every_part_of_a_move,
+);
+
+async fn post(server: &TestServer, token: &str, path: &str) -> Response {
+    send(server.api("POST", path, token)).await
+}
+
+/// Publishes a job and takes it: its path, and its receipt.
+async fn held(server: &TestServer, token: &str) -> (String, String) {
+    server.put(token, "/api/ns/q?tries=9", "job").await.expect(201);
+    let job = server.get(token, "/api/ns/q?receipt=1&ttr=600").await.expect(200);
+    let receipt = job.json["receipt"].as_str().expect("it was asked for").to_owned();
+    (format!("/api/ns/q/job/{}", job.job_id()), receipt)
+}
+
+/// Guards against a worker that is refused although it still holds its job, which is then worked on twice.
+async fn receipts_outlive_every_restart_of_a_move(pools: Pools) {
+    let mut server = pools.before().await;
+    let token = server.token("ns").await;
+    let mut holds = Vec::new();
+    for part in ["before", "moving", "after"] {
+        for (given, (job, receipt)) in &mut holds {
+            let touched = post(&server, &token, &format!("{job}/touch?receipt={receipt}&ttr=600")).await;
+            assert_eq!(
+                touched.status, 200,
+                "a touch {part} the move, with a receipt of {given}: {touched:?}"
+            );
+            *receipt = touched.json["receipt"].as_str().expect("a new one").to_owned();
+        }
+        holds.extend([(part, held(&server, &token).await), (part, held(&server, &token).await)]);
+        // One of each part is done in the next one.
+        if part == "moving" {
+            for (given, (job, receipt)) in holds.extract_if(.., |(given, _)| *given == "before") {
+                let acked = send(server.api("DELETE", &format!("{job}?receipt={receipt}"), &token)).await;
+                assert_eq!(acked.status, 204, "an ack while it moves, of a job of {given}: {acked:?}");
+            }
+        }
+        server.stop().await;
+        server = if part == "before" { pools.moving().await } else { pools.after().await };
+    }
+    for (given, (job, receipt)) in holds {
+        let released = post(&server, &token, &format!("{job}/release?receipt={receipt}&spend=0")).await;
+        assert_eq!(released.status, 200, "a release after the move, with a receipt of {given}: {released:?}");
+    }
+    assert_eq!(
+        server.size("/api/ns/q").await,
+        4,
+        "two jobs of the time of the move, and two of the time after"
+    );
+}
+
+/// Guards against a queue that an operator has stopped and that goes on after a restart.
+async fn a_paused_queue_hands_out_nothing_in_any_part_of_a_move(pools: Pools) {
+    let mut server = pools.before().await;
+    let token = server.token("ns").await;
+    post(&server, &token, "/api/ns/early/pause").await.expect(200);
+    post(&server, &token, "/api/ns/timed/pause?for=600").await.expect(200);
+    server.stop().await;
+    server = pools.moving().await;
+    for queue in ["early", "timed", "late"] {
+        server.put(&token, &format!("/api/ns/{queue}"), "job").await.expect(201);
+    }
+    post(&server, &token, "/api/ns/late/pause").await.expect(200);
+    for part in ["while it moves", "after the move"] {
+        for queue in ["early", "timed", "late"] {
+            let got = server.get(&token, &format!("/api/ns/{queue}")).await;
+            assert_eq!(got.status, 404, "{queue} is paused, {part}: {got:?}");
+        }
+        server.stop().await;
+        server = pools.after().await;
+    }
+    for queue in ["early", "timed", "late"] {
+        post(&server, &token, &format!("/api/ns/{queue}/resume")).await.expect(200);
+        server.get(&token, &format!("/api/ns/{queue}")).await.expect(200);
+    }
+}
+
+/// Guards against a producer that repeats a request whose answer was lost in the restart, and stores its job twice.
+async fn a_repeat_is_known_in_every_part_of_a_move(pools: Pools) {
+    let ask = async |server: &TestServer, token: &str, key: &str, body: &'static str| {
+        let path = format!("/api/ns/q?key={key}");
+        send(server.api("PUT", &path, token).header("Idempotency-Key", key).body(body)).await
+    };
+    let server = pools.before().await;
+    let token = server.token("ns").await;
+    let first = ask(&server, &token, "first", "x").await.expect(201).job_id();
+    server.stop().await;
+    let server = pools.moving().await;
+    let again = ask(&server, &token, "first", "x").await.expect(201).job_id();
+    assert_eq!(again, first, "a repeat while the pool moves, of a request from before");
+    ask(&server, &token, "first", "another body").await.expect(422);
+    // Its job is done with.
+    send(server.api("DELETE", &format!("/api/ns/q/job/{first}"), &token)).await.expect(204);
+    let again = ask(&server, &token, "first", "x").await.expect(201).job_id();
+    assert_eq!(again, first, "the same when its job is gone");
+    let second = ask(&server, &token, "second", "x").await.expect(201).job_id();
+    server.stop().await;
+    let server = pools.after().await;
+    let again = ask(&server, &token, "second", "x").await.expect(201).job_id();
+    assert_eq!(again, second, "a repeat after the move, of a request from the time of the move");
+    let got = server.get(&token, "/api/ns/q").await.expect(200).job_id();
+    assert_eq!(got, second, "the job of the second request");
+    server.get(&token, "/api/ns/q").await.expect(404);
+}
+
+/// Guards against what a client meets behind a load balancer while servers are restarted one after the other: a job that
+/// the other server does not know, a queue that is paused at one of them alone, a request that is done twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_of_two_rounds_serve_side_by_side() {
+    let pools = Pools::new(Store::redis(), Store::redis());
+    let rounds = [
+        (&pools.from, None),
+        (&pools.to, Some(&pools.from)),
+        (&pools.from, Some(&pools.to)),
+        (&pools.to, None),
+    ];
+    let mut one = pools.before().await;
+    let token = one.token("ns").await;
+    let mut kept = Vec::new();
+    for (round, (of, to)) in rounds.into_iter().enumerate().skip(1) {
+        let other = pools.server(of, to).await;
+        for (here, there) in [(&one, &other), (&other, &one)] {
+            let publish = async |server: &TestServer| {
+                let request = server.api("PUT", "/api/ns/q?tries=9", &token).body("x");
+                send(request.header("Idempotency-Key", format!("{round}"))).await.expect(201).job_id()
+            };
+            let published = publish(here).await;
+            assert_eq!(publish(there).await, published, "round {round}: a repeat at the other server");
+            // The first direction has taken it.
+            if kept.iter().any(|(job, _)| *job == published) {
+                continue;
+            }
+            let job = there.get(&token, "/api/ns/q?receipt=1&ttr=600&timeout=5").await.expect(200);
+            assert_eq!(job.job_id(), published, "round {round}");
+            let path = format!("/api/ns/q/job/{published}");
+            let receipt = job.json["receipt"].as_str().expect("it was asked for");
+            let touched =
+                post(here, &token, &format!("{path}/touch?receipt={receipt}&ttr=600")).await.expect(200);
+            kept.push((published, touched.json["receipt"].as_str().expect("a new one").to_owned()));
+        }
+        for (here, there) in [(&one, &other), (&other, &one)] {
+            here.put(&token, "/api/ns/stopped", "x").await.expect(201);
+            post(here, &token, "/api/ns/stopped/pause").await.expect(200);
+            // Nothing tells a client when the other server knows; it has a second.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for server in [here, there] {
+                let got = server.get(&token, "/api/ns/stopped").await;
+                assert_eq!(got.status, 404, "round {round}: it is paused: {got:?}");
+            }
+            post(there, &token, "/api/ns/stopped/resume").await.expect(200);
+            let job = here.get(&token, "/api/ns/stopped?timeout=5").await.expect(200).job_id();
+            send(there.api("DELETE", &format!("/api/ns/stopped/job/{job}"), &token)).await.expect(204);
+        }
+        one.stop().await;
+        // What the server that has just left gave out is good at the one that stays.
+        for (job, receipt) in kept.drain(..) {
+            let path = format!("/api/ns/q/job/{job}?receipt={receipt}");
+            let acked = send(other.api("DELETE", &path, &token)).await;
+            assert_eq!(acked.status, 204, "round {round}: {acked:?}");
+            other.get(&token, &format!("/api/ns/q/job/{job}")).await.expect(404);
+        }
+        one = other;
+    }
+}
