@@ -3,9 +3,10 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{JobList, Publication, Release, Revival};
+use dormouse::engine::{JobList, Once, Publication, Release, Revival};
 use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
+use dormouse::name::IdempotencyKey;
 
 use crate::support::stage::*;
 
@@ -23,6 +24,8 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     let jobs = vec![job(&q, "new").key("k").placing(s)];
     let publication = Publication { jobs, replaces: None, once: None };
     closed("publish_with", engine.publish_with(publication).await);
+    let once = Once { key: IdempotencyKey::new(b"once").expect("short"), fingerprint: [1; 16] };
+    closed("recall", engine.recall(&q, &once).await);
     closed("find_key", engine.find_key(&q, &key).await);
     closed("cancel_key", engine.cancel_key(&q, &key).await);
     closed("ack_many", engine.ack_many(&q, &[(held.id, Some(receipt))]).await);
@@ -36,5 +39,6 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("respawn_jobs", engine.respawn_jobs(&q, &[held.id], revival).await);
     closed("pause", engine.pause(&q, None).await);
     closed("resume", engine.resume(&q).await);
+    closed("pauses", engine.pauses().await);
     closed("list_queues", engine.list_queues(&q.namespace, 1, None).await);
 }

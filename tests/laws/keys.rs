@@ -435,3 +435,39 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
     let stored = s.drain(&q).await;
     assert_eq!(stored.len(), 1, "one comes out: {stored:?}");
 }
+
+/// Guards against a job that is stored although another store's job keeps it away, and against a repeat of that call which
+/// is answered otherwise.
+pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
+    let q = queue("q");
+    let elsewhere = |due_at, how| {
+        let id = job(&q, "elsewhere").make(s).id;
+        OnConflict::Elsewhere(Placed {
+            id,
+            due_at,
+            how: if how == How::New { How::Replaced(id) } else { how },
+        })
+    };
+    // Also one that is so large that its value is stored before.
+    let large = "x".repeat(1 << 21);
+    for body in ["small", &large] {
+        let told = [
+            elsewhere(Some(s.engine().now() + 5000), How::Duplicate),
+            elsewhere(None, How::Duplicate),
+            elsewhere(None, How::New),
+        ];
+        let drafts = ["a", "b", "c"].into_iter().zip(told);
+        let drafts: Vec<Draft> = drafts.map(|(key, told)| job(&q, body).key_or(key, told)).collect();
+        let Published::Done(placed) = s.publish_with(drafts).await else { panic!("nothing is in its way") };
+        for (n, told) in told.into_iter().enumerate() {
+            let OnConflict::Elsewhere(told) = told else { unreachable!("made above") };
+            match told.how {
+                How::Duplicate => assert_eq!(placed[n], told),
+                how => assert_eq!((placed[n].how, placed[n].id != told.id), (how, true)),
+            }
+        }
+        let holders = (holder(s, &q, "a").await, holder(s, &q, "b").await, holder(s, &q, "c").await);
+        assert_eq!(holders, (None, None, Some(placed[2].id)), "keys of those that are stored");
+        assert_eq!(s.drain(&q).await, [body], "the third job");
+    }
+}

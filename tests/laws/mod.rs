@@ -233,6 +233,7 @@ macro_rules! more_laws {
                 a_job_due_at_an_instant_is_not_early,
                 jobs_due_at_one_instant_come_in_publish_order_over_calls,
                 one_of_many_publishes_with_one_key_wins,
+                a_key_that_a_job_elsewhere_has_is_answered_as_told,
             }
             once {
                 a_repeated_request_gets_the_same_answer_and_does_nothing,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dormouse::engine::{OnConflict, Once, Publication, Published, REMEMBERED};
-use dormouse::name::IdempotencyKey;
+use dormouse::name::{IdempotencyKey, Queue};
 
 use crate::support::stage::*;
 
@@ -15,6 +15,12 @@ fn once(key: &str, fingerprint: u8) -> Option<Once> {
 fn publication(s: &dyn Stage, drafts: &[Draft], key: &str, fingerprint: u8) -> Publication {
     let jobs = drafts.iter().map(|draft| draft.clone().placing(s)).collect();
     Publication { jobs, replaces: None, once: once(key, fingerprint) }
+}
+
+/// Looks a request up, without making it.
+async fn recall(s: &dyn Stage, queue: &Queue, key: &str, fingerprint: u8) -> Option<Published> {
+    let once = once(key, fingerprint).expect("it is some");
+    ok("recall", s.engine().recall(queue, &once).await)
 }
 
 /// Makes a request, whose jobs get new ids each time, as those of a server do.
@@ -41,8 +47,12 @@ pub async fn a_repeated_request_gets_the_same_answer_and_does_nothing(s: &dyn St
         job(&q, "d").key_or("d", OnConflict::Replace),
     ];
     s.place(job(&q, "old").key("d")).await;
+    assert_eq!(recall(s, &q, "request", 1).await, None, "nobody has made it yet");
     let done = ask(s, &drafts, "request", 1).await;
     let Published::Done(placed) = &done else { panic!("it should be done: {done:?}") };
+    assert_eq!(recall(s, &q, "request", 1).await, Some(replay(&done)), "looked up");
+    assert_eq!(recall(s, &q, "request", 2).await, Some(Published::Mismatch), "another request");
+    assert_eq!(recall(s, &queue("r"), "request", 1).await, None, "of another queue");
     assert_eq!((placed.len(), placed[2].id), (4, taken.id), "one answer for each: {placed:?}");
     for _ in 0..3 {
         assert_eq!(ask(s, &drafts, "request", 1).await, replay(&done), "the same answer");

@@ -108,7 +108,11 @@ pub async fn a_second_pause_takes_the_place_of_the_first(s: &dyn Stage) {
 pub async fn a_pause_is_shown(s: &dyn Stage) {
     let (q, unknown) = (queue("q"), queue("unknown"));
     s.put(job(&q, "job")).await;
-    let shown = async |q: &Queue| s.queue_view(q).await.and_then(|view| view.paused);
+    let shown = async |q: &Queue| {
+        let shown = s.queue_view(q).await.and_then(|view| view.paused);
+        assert_eq!(ok("pauses", s.engine().pauses().await).get(q).copied(), shown, "{q} among all pauses");
+        shown
+    };
     assert_eq!(shown(&q).await, None);
     for q in [&q, &unknown] {
         for time in [None, Some(LONG)] {
@@ -118,5 +122,8 @@ pub async fn a_pause_is_shown(s: &dyn Stage) {
         }
         resume(s, q).await;
         assert_eq!(shown(q).await, None, "{q} was resumed");
+        pause(s, q, Some(SHORT)).await;
+        s.pass(SHORT).await;
+        assert_eq!(shown(q).await, None, "the pause of {q} is over");
     }
 }
