@@ -52,7 +52,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{RwLock, Semaphore};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
@@ -130,23 +129,23 @@ impl Migration {
     /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In the
     /// current runtime.
     pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
-        let mut seen = Seen::default();
-        make_alike([&old, &new], &mut seen).await?;
+        let (tasks, mut seen) = (Tasks::new(Failure::default()), Seen::default());
+        make_alike(&tasks, [&old, &new], &mut seen).await?;
         let migration = Migration {
             old,
             new,
             state: Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) }),
-            tasks: Tasks::new(Failure::default()),
+            tasks: tasks.clone(),
             owed: Arc::new(Semaphore::new(MAX_OWED)),
             pausing: Arc::new(RwLock::new(seen)),
         };
         let (old, new, pausing) = (migration.old.clone(), migration.new.clone(), migration.pausing.clone());
-        let stop = migration.tasks.stopping().clone();
-        migration.tasks.spawn(async move {
+        migration.tasks.clone().spawn(async move {
+            let stop = tasks.stopping().clone();
             let watch = async {
                 loop {
                     sleep(LOOK_FOR_PAUSES).await;
-                    let look = async { make_alike([&old, &new], &mut *pausing.write().await).await };
+                    let look = async { make_alike(&tasks, [&old, &new], &mut *pausing.write().await).await };
                     // What is away or late is looked at again.
                     if let Ok(Err(Error::Closed)) = timeout(MOST_PATIENCE, look).await {
                         return;
@@ -365,7 +364,7 @@ fn left(store: &dyn Engine, pause: Option<&Pause>) -> Duration {
 
 /// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers that
 /// know one of the stores alone pause and resume there. What differs for longer stays as it is.
-async fn make_alike(stores: [&Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
+async fn make_alike(tasks: &Tasks, stores: [&Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
     let (old, new) = tokio::try_join!(stores[0].pauses(), stores[1].pauses())?;
     let mut now = [old, new];
     let names: BTreeSet<Queue> = seen.iter().chain(&now).flat_map(BTreeMap::keys).cloned().collect();
@@ -381,20 +380,19 @@ async fn make_alike(stores: [&Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()
         }
     }
     for copies in copies.chunks(AT_A_TIME) {
-        let mut under_way = JoinSet::new();
-        for (to, queue, left) in copies.iter().cloned() {
+        let under_way = copies.iter().cloned().map(|(to, queue, left)| {
             let store = stores[to].clone();
-            under_way.spawn(async move {
+            tasks.spawn(async move {
                 let pause = match left {
                     Duration::ZERO => store.resume(&queue).await.map(|()| None),
                     Duration::MAX => store.pause(&queue, None).await.map(Some),
                     time => store.pause(&queue, Some(time)).await.map(Some),
                 };
                 Ok::<_, Error>((to, queue, pause?))
-            });
-        }
-        while let Some(copied) = under_way.join_next().await {
-            match copied.map_err(Error::away)?? {
+            })
+        });
+        for copied in under_way.collect::<Vec<_>>() {
+            match copied.await.map_err(Error::away)?? {
                 (to, queue, Some(pause)) => drop(now[to].insert(queue, pause)),
                 (to, queue, None) => drop(now[to].remove(&queue)),
             }
