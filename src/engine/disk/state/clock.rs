@@ -67,9 +67,9 @@ impl PoolClock {
         self.clock.now()
     }
 
-    /// How far ahead it is of the time of day.
-    pub fn ahead(&self) -> Micros {
-        self.now_micros().saturating_sub(self.clock.wall_micros())
+    /// How far ahead it is of the time of day, in whole milliseconds: both are cut to microseconds.
+    pub fn ahead(&self) -> Millis {
+        self.now_micros().saturating_sub(self.clock.wall_micros()) / 1000
     }
 
     /// Logs that the machine's clock was set, if it was since the last call.
@@ -77,7 +77,7 @@ impl PoolClock {
         let (wall, now) = read(&*self.clock);
         let offset = wall.saturating_sub(now);
         let step = offset.saturating_sub(self.offsets.wall.swap(offset, Ordering::Relaxed));
-        let (step_ms, ahead_ms) = (step / 1000, self.ahead() / 1000);
+        let (step_ms, ahead_ms) = (step / 1000, self.ahead());
         if step <= -STEP {
             tracing::warn!(step_ms, ahead_ms, "the machine's clock was set back; the pool's clock goes on");
         } else if step >= STEP {
@@ -157,6 +157,16 @@ mod tests {
         machine.step_wall(START as i64 + HOUR);
         assert_eq!(pool.now(), START + 60_000 + HOUR as u64, "it is the time of day, and not twice as late");
         assert_eq!(pool.ahead(), 0, "nothing of it is left");
+    }
+
+    /// Guards against a warning that a fresh pool is ahead by nothing: both clocks are cut to whole microseconds.
+    #[test]
+    fn a_microsecond_between_the_two_clocks_is_not_ahead() {
+        let machine = Arc::new(ManualClock::new(START));
+        let pool = PoolClock::new(machine.clone(), machine.wall_micros() + 1);
+        assert_eq!(pool.ahead(), 0, "milliseconds that the pool is ahead of the time of day");
+        let pool = PoolClock::new(machine.clone(), machine.wall_micros() + 1_000);
+        assert_eq!(pool.ahead(), 1, "milliseconds that the pool is ahead of the time of day");
     }
 
     proptest! {

@@ -27,8 +27,8 @@ pub fn load(
     let seq = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
     let clock_mark = store.number(META_CLOCK)?.unwrap_or(0);
     let clock = PoolClock::new(clock, clock_mark);
-    if clock.ahead() > 0 {
-        let ahead_ms = clock.ahead() / 1000;
+    let ahead_ms = clock.ahead();
+    if ahead_ms > 0 {
         tracing::warn!(
             ahead_ms,
             "the machine's clock is behind the store's; the store's goes on from where it was"
