@@ -3,6 +3,7 @@
 
 mod cli;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -61,11 +62,22 @@ enum Command {
 }
 
 /// lmstfy's flags have one dash and several letters, which Go's parser takes and clap's does not.
-fn args() -> impl Iterator<Item = String> {
-    std::env::args().map(|arg| match arg.split_once('=').map_or(arg.as_str(), |(flag, _)| flag) {
-        "-sv" | "-bt" => format!("-{arg}"),
+fn args() -> impl Iterator<Item = OsString> {
+    std::env::args_os().map(|arg| match arg.to_str() {
+        Some(flag) if matches!(flag.split('=').next(), Some("-sv" | "-bt")) => format!("-{flag}").into(),
         _ => arg,
     })
+}
+
+/// The environment, or the name of a variable of ours that cannot be read. Those of others are passed over.
+fn variables() -> Result<Vec<(String, String)>, String> {
+    let names = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let read = names.map(|(name, value)| match value.into_string() {
+        Ok(value) => Ok(Some((name, value))),
+        Err(_) if name.starts_with("DORMOUSE_") => Err(name),
+        Err(_) => Ok(None),
+    });
+    read.filter_map(Result::transpose).collect()
 }
 
 fn main() -> ExitCode {
@@ -82,8 +94,10 @@ fn main() -> ExitCode {
     }
     files::keep_private();
     let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
-    let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-    let env: Vec<(String, String)> = env.collect();
+    let env = match variables() {
+        Ok(env) => env,
+        Err(variable) => return fail(2, &format!("the variable {variable} is not UTF-8")),
+    };
     let demo = file.is_none() && !is_configured(&env);
     let links: Vec<&str> =
         env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
@@ -95,7 +109,7 @@ fn main() -> ExitCode {
     let dir = config.log_dir.as_deref();
     let logs = match log::setup(dir, config.log_format, config.log_level, args.backtrace) {
         Ok(logs) => logs,
-        Err(error) => return fail(2, &error),
+        Err(error) => return fail(2, &format!("LogDir: {error}")),
     };
     log::log_panics();
     if !links.is_empty() {

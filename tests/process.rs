@@ -135,12 +135,17 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     std::fs::create_dir(dir.path().join("foreign")).unwrap();
     std::fs::write(dir.path().join("foreign/letter.txt"), "not a store").unwrap();
+    std::fs::create_dir_all(dir.path().join("taken/error.log")).unwrap();
     for (name, toml, code, says) in [
         ("unknown-key", "Prot = 1\n[Pool.default]\nPath = 'x'", 2, "Prot"),
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
         ("not-toml", "what is this", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
+        ("logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
+        ("no-logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "letter.txt/logs"),
+        ("log-file", "LogDir = 'taken'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
+        ("log-file-path", "LogDir = 'taken'\n[Pool.default]\nPath = 'x'", 2, "taken/error.log"),
         (
             "away",
             "[Pool.default]\nAddr = '127.0.0.1:1'\n[AdminRedis]\nAddr = '127.0.0.1:1'",
@@ -234,6 +239,36 @@ fn flags_are_lmstfys() {
     }
     let (code, _) = run(&["-bt", "loud"]);
     assert_eq!(code, Some(2), "an unknown level");
+}
+
+/// Guards against a panic on an argument or a variable that is not UTF-8.
+#[test]
+fn what_is_not_utf8_is_refused_or_taken_as_a_path() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let dir = dir();
+    let odd = OsStr::from_bytes(b"caf\xe9");
+    let file = dir.path().join(odd);
+    std::fs::write(&file, "Prot = 1").unwrap();
+    let run = |args: &[&OsStr], variable: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        command.args(args).env(variable, odd).current_dir(dir.path());
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let path = file.as_os_str();
+    for (args, variable, says) in [
+        (&[odd][..], "OTHER", "unrecognized subcommand"),
+        (&["-bt".as_ref(), odd], "OTHER", "invalid"),
+        (&["queue".as_ref(), "peek".as_ref(), odd], "OTHER", "invalid UTF-8"),
+        (&["queue".as_ref(), odd], "OTHER", "unrecognized subcommand"),
+        (&["-c".as_ref(), path], "OTHER", "Prot"),
+        (&[], "DORMOUSE_HOST", "DORMOUSE_HOST is not UTF-8"),
+    ] {
+        let (code, said) = run(args, variable);
+        assert_eq!(code, Some(2), "{args:?} with {variable}; it said:\n{said}");
+        assert!(said.contains(says) && !said.contains("panicked"), "{args:?} should say {says}:\n{said}");
+    }
 }
 
 #[tokio::test]

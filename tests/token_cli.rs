@@ -203,3 +203,15 @@ fn help_shows_every_flag_and_an_example() {
         assert!(out.contains(wanted), "--help does not tell of {wanted}:\n{out}");
     }
 }
+
+/// Guards against a panic on an argument that is not UTF-8.
+#[test]
+fn an_argument_that_is_not_utf8_is_refused() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    for before in [&[][..], &["-n"], &["127.0.0.1:1", "-c", "-D"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_token-cli"));
+        let end = ended(&command.args(before).arg(OsStr::from_bytes(b"caf\xe9")).output().expect("it runs"));
+        assert!(end.0 == 2 && !end.2.contains("panicked"), "after {before:?}: {end:?}");
+    }
+}

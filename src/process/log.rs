@@ -48,7 +48,8 @@ pub fn setup(
 ) -> io::Result<Logs> {
     let (errors, access) = match dir {
         Some(dir) => {
-            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+            made.map_err(|e| io::Error::new(e.kind(), format!("the directory {}: {e}", dir.display())))?;
             (Sink::file(dir.join("error.log"))?, Sink::file(dir.join("access.log"))?)
         }
         None => (Sink::Stderr, Sink::Stderr),
