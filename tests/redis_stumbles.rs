@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
+use dormouse::admin::{AdminStore, Scope, TokenKey};
 use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
-use dormouse::name::{PoolName, Queue};
+use dormouse::name::{Namespace, PoolName, Queue, Token};
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use redis::Commands;
@@ -117,6 +118,29 @@ async fn a_master_that_hands_over_while_connections_stay_is_left_within_two_seco
     engine.publish(vec![job(&queue("after"), id(1), "x")]).await.expect("published");
     let there: u64 = new.connection().llen("q/shop/after").expect("LLEN");
     assert_eq!(there, 1, "the new master has what is published now");
+}
+
+/// Guards against a write of a token that is the first to find out that the Redis is no master any more.
+#[tokio::test]
+async fn tokens_follow_a_master_that_handed_over_while_nobody_writes_one() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(old.addr()).await;
+    let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
+    let tasks = Tasks::new(Failure::default());
+    let admin =
+        RedisAdmin::connect(&address, Outage::new("tokens"), &tasks).await.expect("the Redis is there");
+    let key = TokenKey {
+        scope: Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("ns").expect("a name") },
+        token: Token::new("01GA47SA3EXAMPLETOKEN000").expect("a token"),
+    };
+    assert!(!admin.look_up(&key).await.expect("looked up").exists, "it is not there");
+    proxy.lead_to(new.addr());
+    tell(&old, &["REPLICAOF", "127.0.0.1", "1"]);
+    tokio::time::sleep(RESUMED).await;
+    let added = admin.add_token(&key, "the first write").await;
+    assert!(matches!(added, Ok(true)), "the first write of a token, {RESUMED:?} after a failover: {added:?}");
+    let there: u64 = new.connection().hlen("tk/default/ns").expect("HLEN");
+    assert_eq!(there, 1, "the new master has it");
 }
 
 #[tokio::test]

@@ -17,12 +17,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{Cmd, FromRedisValue};
+use tokio::time::sleep;
 
 use super::push::{PushKey, Version};
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::engine::redis::connection::connector::Connector;
+use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::connection::status::Connections;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
@@ -44,6 +46,9 @@ pub(super) const PUSH: &str = "dormouse/push";
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
 /// How long a check of a Redis that answers waits for the shared connection, if that is down.
 const CONNECTION_WAIT: Duration = Duration::from_millis(500);
+/// How often it is looked whether the Redis is still the master. One that has become a replica answers reads as before,
+/// and tokens are hardly ever written: the first to write one would get an error.
+const LOOK: Duration = Duration::from_secs(1);
 /// About how many fields of a hash are read in one step: half a millisecond of the Redis.
 const SCAN_STEP: usize = 1000;
 
@@ -71,6 +76,17 @@ impl RedisAdmin {
         let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());
         tasks.spawn_essential("the connection of tokens and limits", keep);
+        let (look, stop) = (shared.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the look for the master of tokens and limits", async move {
+            let looks = async {
+                loop {
+                    sleep(LOOK).await;
+                    // A refusal says that another is the master now, or is for those to tell who write.
+                    let _: Outcome<u64> = look.query(&check::empty_write()).await;
+                }
+            };
+            stop.run_until_cancelled(looks).await;
+        });
         // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
         let _ = connections.all_up(FIRST_CONNECTION).await;
         let (scripts, unreadable) = (Scripts::default(), AtomicBool::new(false));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::InfoDict;
+use redis::{Cmd, InfoDict};
 
 use super::RedisCore;
 use super::connection::connector::Connection;
@@ -30,10 +30,17 @@ impl RedisCore {
     /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether every connection is
     /// up: requests use others than this write, and those may still be down when the Redis is back.
     pub async fn check(&self) -> Result<()> {
-        let _: u64 = self.shared.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await?;
+        let _: u64 = self.shared.query(&empty_write()).await?;
         self.connections.retry_now();
         self.connections.all_up(CONNECTIONS_WAIT).await
     }
+}
+
+/// A write of nothing: it is refused as a job would be, and leaves nothing behind.
+pub fn empty_write() -> Cmd {
+    let mut cmd = redis::cmd("SETRANGE");
+    cmd.arg(keys::CHECK).arg(0).arg("");
+    cmd
 }
 
 /// Refuses a server that is too old, and one in cluster mode: its keys are spread over slots, and every script that

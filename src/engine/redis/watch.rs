@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::RedisCore;
+use super::check::empty_write;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::status::{Backoff, ConnectionStatus, Connections, Group};
@@ -137,7 +138,7 @@ async fn serve(
 /// A server that was a master and is a replica now answers reads as before, and nobody would notice while nobody
 /// writes. So an empty write is tried, which leaves nothing behind. Other refusals are for those who write to tell.
 async fn look_for_master(connections: &Connections, connection: &mut Connection) -> Outcome<()> {
-    let empty: Outcome<u64> = connection.query(redis::cmd("SETRANGE").arg(keys::CHECK).arg(0).arg("")).await;
+    let empty: Outcome<u64> = connection.query(&empty_write()).await;
     match empty {
         Err(fault) if fault.reconnect => {
             connections.note(connection, &fault);
