@@ -682,3 +682,22 @@ async fn a_weighted_fetch_that_fails_halfway_hands_out_what_it_has() {
     }
     assert_eq!(got.len() + rest.len(), 150, "every job was handed out once");
 }
+
+/// Guards against a weighted fetch that takes what one answer may have from each of its calls: most of it would go back.
+#[tokio::test(start_paused = true)]
+async fn a_weighted_fetch_has_one_budget_of_bytes() {
+    for (size, fit) in [(500_000, 16), (100_000, 83), (1_000, 100)] {
+        let setup = Setup::new();
+        for name in ["a", "b", "c"] {
+            setup.publish((0..40).map(|_| job(&queue(name), "x".repeat(size)))).await;
+        }
+        let before = setup.engine.handed_out();
+        let got = setup.weighted(&[5, 3, 2], 100, Duration::ZERO).await;
+        let handed_out = setup.engine.handed_out() - before;
+        assert_eq!(
+            (handed_out, got.len()),
+            (fit, fit),
+            "jobs of {size} bytes: handed out by the store, and got"
+        );
+    }
+}

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
 use super::wait_lists::Wanted;
-use crate::engine::{Consumed, Engine};
+use crate::engine::{Consumed, Engine, MAX_CONSUME_BYTES};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::QueueList;
@@ -54,8 +54,9 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// [`Engine::consume`] in several calls, each of at most [`QUANTUM`] jobs. There is at most one at a time for each
-    /// list.
+    /// [`Engine::consume`] in several calls, each of at most [`QUANTUM`] jobs, and together of about
+    /// [`MAX_CONSUME_BYTES`]: a call asks for as many jobs as fit if none is larger than those before. There is at most
+    /// one at a time for each list.
     pub async fn consume(
         &self,
         engine: &dyn Engine,
@@ -65,9 +66,14 @@ impl Shares {
     ) -> Result<Consumed> {
         let passes = self.of(wanted);
         let mut all = Consumed::default();
+        let (mut bytes, mut largest) = (0, 0);
         loop {
             let left = &ttrs[all.jobs.len()..];
-            let asked = left.len().min(QUANTUM);
+            let fit = MAX_CONSUME_BYTES.saturating_sub(bytes).checked_div(largest).unwrap_or(QUANTUM);
+            let asked = left.len().min(QUANTUM).min(fit);
+            if asked == 0 {
+                return Ok(Consumed { more: true, ..all });
+            }
             let order = passes.lock().order();
             let queues = reordered(&wanted.queues, &order);
             let Consumed { jobs, more } = match engine.consume(&queues, &left[..asked]).await {
@@ -78,6 +84,10 @@ impl Shares {
             };
             passes.lock().served(&order, queues_of(&jobs, &wanted.queues), weights);
             let short = jobs.len() < asked;
+            for job in &jobs {
+                bytes += job.body.len();
+                largest = largest.max(job.body.len());
+            }
             all.jobs.extend(jobs);
             all.more = more;
             if short || all.jobs.len() >= ttrs.len() {

@@ -79,6 +79,8 @@ use crate::name::{JobKey, Namespace, Queue, QueueList};
 pub const MAX_PUBLISH: usize = 64;
 /// The most jobs that one [`Engine::consume`] may ask for.
 pub const MAX_CONSUME: usize = 128;
+/// What is handed out for one fetch ends after so many bytes of bodies, or one job: it is held in memory.
+pub const MAX_CONSUME_BYTES: usize = 8 << 20;
 /// The most jobs that one [`Engine::ack_many`] or [`Engine::respawn_jobs`] names.
 pub const MAX_NAMED: usize = 100;
 /// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.

@@ -24,6 +24,7 @@ pub struct Gated<E> {
     inner: E,
     gate: Mutex<()>,
     fetches: AtomicUsize,
+    handed_out: AtomicUsize,
     /// How many consumes are under way, and the most that ever were.
     under_way: AtomicUsize,
     most_under_way: AtomicUsize,
@@ -55,6 +56,7 @@ impl<E: Engine> Gated<E> {
             inner,
             gate: Mutex::new(()),
             fetches: AtomicUsize::new(0),
+            handed_out: AtomicUsize::new(0),
             under_way: AtomicUsize::new(0),
             most_under_way: AtomicUsize::new(0),
             endless: watch::Sender::default(),
@@ -90,6 +92,11 @@ impl<E: Engine> Gated<E> {
     /// How many consumes there were.
     pub fn fetches(&self) -> usize {
         self.fetches.load(Ordering::SeqCst)
+    }
+
+    /// How many jobs they brought.
+    pub fn handed_out(&self) -> usize {
+        self.handed_out.load(Ordering::SeqCst)
     }
 
     /// The most consumes that were under way at a time.
@@ -172,6 +179,8 @@ impl<E: Engine> Engine for Gated<E> {
         let under_way = self.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_under_way.fetch_max(under_way, Ordering::SeqCst);
         let result = self.inner.consume(queues, ttrs).await;
+        let jobs = result.as_ref().map_or(0, |consumed| consumed.jobs.len());
+        self.handed_out.fetch_add(jobs, Ordering::SeqCst);
         // The jobs are popped; whoever holds the gate decides when the caller hears of it.
         let _open = self.gate.lock().await;
         self.under_way.fetch_sub(1, Ordering::SeqCst);

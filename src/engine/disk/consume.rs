@@ -7,12 +7,9 @@ use super::step::{Outcome, STEP_ENTRIES, Step};
 use super::store::codec::{self, Entry, Record};
 use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
-use crate::engine::Consumed;
+use crate::engine::{Consumed, MAX_CONSUME_BYTES};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
-
-/// One call hands out no further job after so many bytes of them: what it hands out is held in memory.
-const MAX_BYTES: usize = 8 << 20;
 
 /// Hands out jobs, one for each ttr.
 pub struct Consume {
@@ -45,7 +42,7 @@ impl WriterState {
                         let job = self.hand_out(&queue, (seq, entry), record, *ttr, now);
                         bytes += job.body.len();
                         consumed.jobs.push(job);
-                        if bytes >= MAX_BYTES && consumed.jobs.len() < ttrs.len() {
+                        if bytes >= MAX_CONSUME_BYTES && consumed.jobs.len() < ttrs.len() {
                             return Ok(Consumed { more: true, ..consumed });
                         }
                     }
