@@ -1,12 +1,27 @@
--- Ends a pause.
+-- Ends pauses. The end of one whose time is over is no change of the version: every server knows of it.
 -- KEYS    hash of paused queues
--- ARGV    ns/queue, 1 = only if its time is over
--- returns 1 when it was paused
--- bound   two fields
-local ends = call('HGET', KEYS[1], ARGV[1])
-if not ends or ARGV[2] == '1' and (ends == '0' or tonumber(ends) * 1000 > now) then return 0 end
-call('HDEL', KEYS[1], ARGV[1])
--- The field without a name tells that something has changed.
-if call('HLEN', KEYS[1]) <= 1 then call('DEL', KEYS[1])
-else call('HSET', KEYS[1], '', string.format('%.0f', now)) end
-return 1
+-- ARGV    1 = only those whose time is over, queues as ns/queue
+-- returns {now, the version before, the version after (0 = nothing is paused), {per queue: 1 = it is not paused now}}
+-- bound   the caller's queues, three fields each
+local only_if_over = ARGV[1] == '1'
+local before = tonumber(call('HGET', KEYS[1], '')) or 0
+local version, over = before, {}
+for i = 2, #ARGV do
+  local ends = tonumber(call('HGET', KEYS[1], ARGV[i]))
+  over[i - 1] = 1
+  if ends and only_if_over and (ends == 0 or ends * 1000 > now) then
+    over[i - 1] = 0
+  elseif ends then
+    local namespace = string.match(ARGV[i], '^[^/]*/')
+    call('HDEL', KEYS[1], ARGV[i])
+    if call('HINCRBY', KEYS[1], namespace, -1) <= 0 then call('HDEL', KEYS[1], namespace) end
+    if not only_if_over then version = math.max(now, before + 1) end
+  end
+end
+if call('HLEN', KEYS[1]) <= 1 then
+  call('DEL', KEYS[1])
+  version = 0
+elseif version > before then
+  call('HSET', KEYS[1], '', string.format('%.0f', version))
+end
+return {now, before, version, over}

@@ -36,6 +36,9 @@ pub enum Error {
     /// What would be stored is more than the quota of its namespace leaves: of jobs, bytes or queues. Nothing happened.
     #[error("the quota of the namespace is used up: {0}")]
     OverQuota(&'static str),
+    /// As many queues of the namespace are paused as may be. Nothing happened.
+    #[error("too many queues of the namespace are paused (at most {0})")]
+    TooManyPaused(usize),
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

@@ -84,7 +84,7 @@ impl Outage {
     /// is reported by the store itself.
     pub fn report<T>(&self, result: &Result<T>) {
         match result {
-            Ok(_) => self.works(),
+            Ok(_) | Err(Error::TooManyPaused(_)) => self.works(),
             Err(
                 Error::Overloaded
                 | Error::Closed

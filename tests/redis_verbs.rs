@@ -380,6 +380,144 @@ async fn a_pause_is_seen_by_every_server_within_a_second() {
         .await;
 }
 
+/// How often a command was called.
+fn calls(conn: &mut Connection, command: &str) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Pauses that somebody has set, of queues that nobody uses: 1,000 in each of these many namespaces.
+fn paused_elsewhere(conn: &mut Connection, namespaces: usize) {
+    let mut all = redis::pipe();
+    for namespace in 0..namespaces {
+        for n in 0..1000 {
+            all.hset("dormouse/paused", format!("tenant{namespace}/queue{n}"), 0).ignore();
+        }
+    }
+    all.hset("dormouse/paused", "", 1).ignore();
+    let () = all.query(conn).expect("written");
+}
+
+/// Guards against one caller whose pauses hold up everybody's consumes: each of them made the whole hash be read, and
+/// consumes wait while it is read.
+#[tokio::test]
+async fn a_stream_of_pauses_holds_up_no_consume() {
+    let server = RedisServer::start();
+    paused_elsewhere(&mut server.connection(), 20);
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    let stranger = queue("stranger");
+    let end = Instant::now() + Duration::from_secs(4);
+    let pausers: Vec<_> = (0..8)
+        .map(|n| {
+            let (one, q) = (one.clone(), queue(&format!("noisy{n}")));
+            tokio::spawn(async move {
+                while Instant::now() < end {
+                    one.pause(&q, Some(Duration::from_millis(50))).await.expect("paused");
+                    one.resume(&q).await.expect("resumed");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            })
+        })
+        .collect();
+    let (mut slowest, mut n) = (Duration::ZERO, 0);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    while Instant::now() < end {
+        for engine in [&one, &two] {
+            n += 1;
+            engine.publish(vec![job(&stranger, id(n), "x")]).await.expect("published");
+            let began = Instant::now();
+            let taken =
+                tokio::time::timeout(Duration::from_secs(20), consume(engine, &stranger, 1, TTR)).await;
+            let taken = taken.expect("a consume was held up for 20 s").expect("consumed");
+            slowest = slowest.max(began.elapsed());
+            assert_eq!(taken.len(), 1, "the job that is ready");
+        }
+    }
+    assert!(slowest < Duration::from_secs(2), "the slowest of {n} consumes took {slowest:?}");
+    for pauser in pausers {
+        pauser.await.expect("no panic");
+    }
+}
+
+/// Guards against a server that reads all pauses again for each one that it has made itself.
+#[tokio::test]
+async fn own_pauses_need_no_reading() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let conn = &mut server.connection();
+    engine.pause(&queue("first"), None).await.expect("paused");
+    let looks = calls(conn, "hget");
+    until("it has asked twice", async || calls(conn, "hget") >= looks + 2).await;
+    let scans = calls(conn, "hscan");
+    for n in 0..100 {
+        let q = queue(&format!("q{}", n % 20));
+        engine.pause(&q, None).await.expect("paused");
+        assert_eq!(consume(&engine, &q, 1, TTR).await.expect("consumed"), [], "here at once");
+        if n % 3 > 0 {
+            engine.resume(&q).await.expect("resumed");
+        }
+    }
+    let looks = calls(conn, "hget");
+    until("it has asked twice more", async || calls(conn, "hget") >= looks + 2).await;
+    assert_eq!(calls(conn, "hscan") - scans, 0, "steps of reading all pauses");
+}
+
+/// Guards against names and counts that stay when nothing is paused any more.
+#[tokio::test]
+async fn pauses_leave_nothing() {
+    let server = RedisServer::start();
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    let conn = &mut server.connection();
+    for n in 0..600 {
+        one.pause(&queue(&format!("q{n}")), Some(Duration::from_secs(1))).await.expect("paused");
+    }
+    two.pause(&queue("q0"), None).await.expect("paused");
+    two.pause(&queue("other"), None).await.expect("paused");
+    one.pause(&queue("other"), None).await.expect("paused");
+    until("those whose time is over are gone", async || {
+        let fields: BTreeSet<String> =
+            conn.hkeys::<_, Vec<_>>("dormouse/paused").expect("HKEYS").into_iter().collect();
+        fields == ["", "shop/", "shop/other", "shop/q0"].map(str::to_owned).into()
+    })
+    .await;
+    let count: u64 = conn.hget("dormouse/paused", "shop/").expect("HGET");
+    assert_eq!(count, 2, "queues of the namespace");
+    one.resume(&queue("q0")).await.expect("resumed");
+    two.resume(&queue("other")).await.expect("resumed");
+    assert!(keys_like(conn, "dormouse/*").is_empty(), "nothing is paused");
+}
+
+/// Guards against consumes that wait for a Redis that hangs one after the other.
+#[tokio::test]
+async fn consumes_that_wait_for_the_pauses_wait_together() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let status = |signal: &str| {
+        std::process::Command::new("kill")
+            .args([signal, &server.pid().to_string()])
+            .status()
+            .expect("kill runs")
+    };
+    assert!(status("-STOP").success(), "it is stopped");
+    // What is remembered of the pauses gets too old.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    let consumes: Vec<_> = (0..6)
+        .map(|n| {
+            let (engine, q) = (engine.clone(), queue(&format!("q{n}")));
+            tokio::spawn(async move { consume(&engine, &q, 1, TTR).await.map(|jobs| jobs.len()) })
+        })
+        .collect();
+    for consume in consumes {
+        let answer = consume.await.expect("no panic");
+        assert!(answer.is_err(), "a server that cannot hear of a pause hands out nothing: {answer:?}");
+    }
+    let took = began.elapsed();
+    assert!(status("-CONT").success(), "it goes on");
+    assert!(took < Duration::from_secs(8), "six consumes waited for {took:?}");
+}
+
 /// Guards against a list that shows a job twice, or not at all, since those on its page were respawned, and against a
 /// respawn that searches a long dead letter in one step.
 #[tokio::test]

@@ -42,6 +42,23 @@ async fn a_paused_queue_hands_out_nothing_until_it_is_resumed(store: Store) {
     server.get(&token, "/api/ns/q").await.expect(200);
 }
 
+/// Guards against one namespace that has every server remember names without bound.
+async fn a_thousand_queues_of_a_namespace_can_be_paused(store: Store) {
+    let server = TestServer::on(store).await;
+    let (token, other) = (server.token("ns").await, server.token("other").await);
+    for n in 0..1000 {
+        post(&server, &token, &format!("/api/ns/q{n}/pause")).await.expect(200);
+    }
+    server.put(&token, "/api/ns/more", "x").await.expect(201);
+    let refused = post(&server, &token, "/api/ns/more/pause").await.expect(409);
+    assert_eq!(refused.says(), "too many queues of this namespace are paused");
+    assert_eq!(server.get(&token, "/api/ns/more").await.expect(200).data(), b"x", "it is not paused");
+    post(&server, &other, "/api/other/more/pause").await.expect(200);
+    post(&server, &token, "/api/ns/q7/pause?for=600").await.expect(200);
+    post(&server, &token, "/api/ns/q7/resume").await.expect(200);
+    post(&server, &token, "/api/ns/more/pause").await.expect(200);
+}
+
 async fn a_pause_ends_by_itself_and_a_second_one_replaces_it(store: Store) {
     let server = TestServer::on(store).await;
     let token = server.token("ns").await;
@@ -100,6 +117,7 @@ async fn queues_with_weights_share_the_consumes(store: Store) {
 
 on_each_store!(
     a_paused_queue_hands_out_nothing_until_it_is_resumed,
+    a_thousand_queues_of_a_namespace_can_be_paused,
     a_pause_ends_by_itself_and_a_second_one_replaces_it,
     queues_with_weights_share_the_consumes,
 );

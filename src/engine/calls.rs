@@ -231,6 +231,13 @@ pub struct Pause {
     pub until: Option<Millis>,
 }
 
+impl Pause {
+    /// Whether it has not ended by then.
+    pub fn lasts(&self, now: Millis) -> bool {
+        self.until.is_none_or(|until| until > now)
+    }
+}
+
 /// Where a list goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);

@@ -85,6 +85,8 @@ pub const MAX_CONSUME_BYTES: usize = 8 << 20;
 pub const MAX_NAMED: usize = 100;
 /// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.
 pub const MAX_LISTED: usize = 100;
+/// The most queues of one namespace that may be paused.
+pub const MAX_PAUSED: usize = 1000;
 /// How long a publish with a [`Once`] is remembered, at least.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
@@ -189,7 +191,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
 
     /// From now on no consume hands out this queue's jobs: at once from this process, and within a second from others.
-    /// Takes the place of an earlier pause. Everything else goes on. Lasts over restarts. `time` is how long; `None`:
+    /// Takes the place of an earlier pause. Everything else goes on. Lasts over restarts. Beyond [`MAX_PAUSED`] queues of
+    /// the namespace it is refused ([`TooManyPaused`](crate::error::Error::TooManyPaused)). `time` is how long; `None`:
     /// until [`resume`](Engine::resume). Notifiers are told when the pause ends by itself.
     async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause>;
 

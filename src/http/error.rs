@@ -156,6 +156,9 @@ impl From<Error> for ApiError {
                     job_id: None,
                 }),
             ),
+            Error::TooManyPaused(_) => {
+                ApiError::Refused(StatusCode::CONFLICT, "too many queues of this namespace are paused")
+            }
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the store of this pool has failed",

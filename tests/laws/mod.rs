@@ -270,6 +270,7 @@ macro_rules! more_laws {
                 a_pause_ends_by_itself,
                 a_second_pause_takes_the_place_of_the_first,
                 a_pause_is_shown,
+                a_namespace_has_so_many_paused_queues_at_most,
             }
             lists {
                 jobs_are_listed_in_the_order_in_which_they_come,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dormouse::engine::Pause;
+use dormouse::engine::{MAX_PAUSED, Pause};
+use dormouse::error::Error;
 use dormouse::name::Queue;
 
 use super::notifier::{is_told, waiting};
@@ -126,4 +127,37 @@ pub async fn a_pause_is_shown(s: &dyn Stage) {
         s.pass(SHORT).await;
         assert_eq!(shown(q).await, None, "the pause of {q} is over");
     }
+}
+
+/// Guards against one namespace that has every server remember names without bound.
+pub async fn a_namespace_has_so_many_paused_queues_at_most(s: &dyn Stage) {
+    let numbered = |n: usize| queue(&format!("q{n}"));
+    let pauses: Vec<_> = (0..MAX_PAUSED)
+        .map(|n| {
+            let engine = s.engine();
+            tokio::spawn(async move { engine.pause(&numbered(n), None).await })
+        })
+        .collect();
+    for pause in pauses {
+        ok("pause", pause.await.expect("no panic"));
+    }
+    let refused = s.engine().pause(&queue("more"), None).await;
+    assert!(matches!(refused, Err(Error::TooManyPaused(MAX_PAUSED))), "one more: {refused:?}");
+    s.put(job(&queue("more"), "job")).await;
+    assert_eq!(s.drain(&queue("more")).await, ["job"], "what was refused is not paused");
+    pause(s, &queue_in("other", "more"), None).await;
+    resume(s, &numbered(1)).await;
+    resume(s, &numbered(1)).await;
+    pause(s, &queue("more"), None).await;
+    assert!(s.engine().pause(&numbered(1), None).await.is_err(), "only one place was free");
+    pause(s, &numbered(0), Some(SHORT)).await;
+    s.pass(SHORT).await;
+    let place = async {
+        while let Err(error) = s.engine().pause(&numbered(1), None).await {
+            assert!(matches!(error, Error::TooManyPaused(_)), "{error}");
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    };
+    tokio::time::timeout(LONG, place).await.expect("the pause that has ended makes place");
+    assert!(s.engine().pause(&numbered(0), None).await.is_err(), "only one pause has ended");
 }

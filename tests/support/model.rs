@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause,
-    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, REMEMBERED,
+    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
+    Once, Pause, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas,
+    REMEMBERED,
     Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
@@ -696,6 +697,10 @@ impl Engine for ModelEngine {
 
     async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
         let (mut state, now) = self.open()?;
+        let of_namespace = state.paused.keys().filter(|other| other.namespace == queue.namespace).count();
+        if of_namespace >= MAX_PAUSED && !state.paused.contains_key(queue) {
+            return Err(Error::TooManyPaused(MAX_PAUSED));
+        }
         let until = time.map(|time| now + ms(time));
         state.paused.insert(queue.clone(), until);
         drop(state);

@@ -7,8 +7,9 @@ use super::state::WriterState;
 use super::step::{Outcome, Step};
 use super::store::{Space, codec};
 use crate::clock::{Micros, micros};
-use crate::engine::Pause;
-use crate::name::Queue;
+use crate::engine::{MAX_PAUSED, Pause};
+use crate::error::Error;
+use crate::name::{Namespace, Queue};
 
 /// Pauses a queue.
 pub struct PauseQueue {
@@ -27,6 +28,10 @@ impl Step for PauseQueue {
     const MUST_LAST: bool = true;
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Pause> {
+        let is_paused = state.queues.get(&self.queue).is_some_and(|queue| queue.paused.is_some());
+        if !is_paused && state.paused.get(&self.queue.namespace).is_some_and(|paused| *paused >= MAX_PAUSED) {
+            return Err(Error::TooManyPaused(MAX_PAUSED).into());
+        }
         // One microsecond before forever is far enough.
         let until =
             self.time.map_or(Micros::MAX, |time| now.saturating_add(micros(time)).min(Micros::MAX - 1));
@@ -82,7 +87,17 @@ impl WriterState {
         if let Some(before) = before {
             self.pauses.remove(&(before, queue.clone()));
         }
+        self.count_paused(&queue.namespace, isize::from(until.is_some()) - isize::from(before.is_some()));
         self.txn.put(Space::Queues, key, codec::queue_value(until));
         self.queues.note_idle(queue, now);
+    }
+
+    /// So many more queues of a namespace are paused.
+    pub fn count_paused(&mut self, namespace: &Namespace, more: isize) {
+        let paused = self.paused.entry(namespace.clone()).or_default();
+        *paused = paused.saturating_add_signed(more);
+        if *paused == 0 {
+            self.paused.remove(namespace);
+        }
     }
 }

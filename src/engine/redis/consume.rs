@@ -20,10 +20,7 @@ use crate::name::{Queue, QueueList};
 impl RedisCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
     pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.know_pauses().await?;
-        let now = self.clock.now();
-        let queues: Vec<Queue> =
-            queues.queues().filter(|queue| self.pauses.of(queue, now).is_none()).collect();
+        let queues = self.not_paused(queues).await?;
         if queues.is_empty() {
             return Ok(Consumed::default());
         }

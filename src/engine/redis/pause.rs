@@ -1,23 +1,27 @@
 //! Pauses. They stand in one hash of the Redis; each server remembers what is in it, and asks several times a second
 //! whether it has changed. A consume leaves out the queues that are paused, so that it costs the Redis nothing. What is
 //! remembered is believed for [`BELIEVED`]: when it is older, since the Redis hangs or the task is late, a consume asks
-//! first. Both ask on the connection of consumes, so that what holds up others holds up no consume.
+//! for its own queues. Both ask on the connection of consumes, so that what holds up others holds up no consume.
+//!
+//! What this process has changed it applies itself. An answer says which version the hash had before the change and
+//! after it. While these versions follow on each other nothing is read again; what others have changed is read as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::HashMap;
 use parking_lot::RwLock;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::RedisCore;
 use super::layout::keys;
 use super::publish::micros;
-use crate::clock::Millis;
-use crate::engine::Pause;
+use crate::clock::{Micros, Millis};
+use crate::engine::{MAX_PAUSED, Pause};
 use crate::error::{Error, Result};
-use crate::name::{Namespace, Queue};
+use crate::name::{Namespace, Queue, QueueList};
 
 /// How often a server asks for changes.
 const ASK: Duration = Duration::from_millis(400);
@@ -25,33 +29,99 @@ const ASK: Duration = Duration::from_millis(400);
 const BELIEVED: Duration = Duration::from_millis(800);
 /// How many fields one step of a scan is asked for.
 const SCAN: usize = 500;
+/// How many pauses one call ends.
+const MOST_ENDED: usize = 500;
+/// How long a change of this process is remembered: longer than its answer may take to be read.
+const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// What this server knows of the paused queues.
 #[derive(Debug, Default)]
 pub struct Pauses {
     known: RwLock<Known>,
-    changed: Notify,
-    /// One reading at a time.
-    reading: tokio::sync::Mutex<()>,
+    /// A pause may end earlier than the task knows.
+    earlier: Notify,
 }
 
+/// What the task knows.
 #[derive(Debug, Default)]
 struct Known {
-    /// The field without a name, when the rest was read. `None`: it must be read again, since this process has changed
-    /// something.
-    version: Option<Option<Vec<u8>>>,
+    /// The version that this is; 0 while nothing is paused. `None`: nothing was read yet.
+    version: Option<Micros>,
     paused: BTreeMap<Queue, Pause>,
+    /// The ends of those that end by themselves.
+    ends: BTreeSet<(Millis, Queue)>,
     /// When the version was last seen to be the newest; never at first.
     read_at: Option<Instant>,
-    /// Counts the pauses and resumes of this process: a reading that began before one of them says nothing.
-    own_changes: u64,
+    /// The newest change of this process to each queue, for [`REMEMBERED`].
+    own: HashMap<Queue, Own>,
+    /// From the version before a change of this process to the one after it, and when its answer came: those that do
+    /// not follow on `version` yet.
+    links: HashMap<Micros, (Micros, Instant)>,
+}
+
+/// A change of this process.
+#[derive(Debug)]
+struct Own {
+    /// Orders the changes, also those that leave version 0.
+    order: Micros,
+    pause: Option<Pause>,
+    /// When its answer came.
+    at: Instant,
+}
+
+/// What a script says of the versions: before a change, and after it.
+#[derive(Clone, Copy, Debug)]
+struct Versions {
+    now: Micros,
+    before: Micros,
+    after: Micros,
+}
+
+impl Known {
+    fn set(&mut self, queue: &Queue, pause: Option<Pause>) {
+        let before = match pause {
+            Some(pause) => self.paused.insert(queue.clone(), pause),
+            None => self.paused.remove(queue),
+        };
+        if let Some(until) = before.and_then(|pause| pause.until) {
+            self.ends.remove(&(until, queue.clone()));
+        }
+        if let Some(until) = pause.and_then(|pause| pause.until) {
+            self.ends.insert((until, queue.clone()));
+        }
+    }
+
+    /// Goes on to the version that this process's changes have led to.
+    fn follow(&mut self) {
+        while let Some((after, _)) = self.version.and_then(|version| self.links.remove(&version)) {
+            self.version = Some(after);
+        }
+    }
+
+    /// All was read by an asking that began at `asked` and saw this version. Answers what is paused no more.
+    fn replace(&mut self, version: Micros, paused: BTreeMap<Queue, Pause>, asked: Instant) -> Vec<Queue> {
+        let before = std::mem::replace(&mut self.paused, paused);
+        let ends = self.paused.iter().filter_map(|(queue, pause)| Some((pause.until?, queue.clone())));
+        self.ends = ends.collect();
+        // What this process has changed meanwhile may be newer than what was read. If it is not, its link says that
+        // the next asking must read again.
+        let own = std::mem::take(&mut self.own);
+        for (queue, own) in own.iter().filter(|(_, own)| own.at >= asked && own.order > version) {
+            self.set(queue, own.pause);
+        }
+        self.own = own;
+        self.links.retain(|_, (_, at)| *at >= asked);
+        self.version = Some(version);
+        self.follow();
+        before.into_keys().filter(|queue| !self.paused.contains_key(queue)).collect()
+    }
 }
 
 impl Pauses {
     /// The queue's pause, if it has one.
     pub fn of(&self, queue: &Queue, now: Millis) -> Option<Pause> {
         let known = self.known.read();
-        known.paused.get(queue).copied().filter(|pause| pause.until.is_none_or(|until| until > now))
+        known.paused.get(queue).copied().filter(|pause| pause.lasts(now))
     }
 
     /// Every paused queue of a namespace whose name comes after `after`, in the order of their names.
@@ -61,13 +131,29 @@ impl Pauses {
         of.filter(|queue| after.is_none_or(|after| queue.name.as_str() > after)).cloned().collect()
     }
 
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<Queue, Pause>)) {
+    /// This process has changed a queue's pause.
+    fn change(&self, queue: &Queue, pause: Option<Pause>, versions: Versions) {
+        let Versions { now, before, after } = versions;
+        let (order, at) = (now.max(before + 1), Instant::now());
         let mut known = self.known.write();
-        known.own_changes += 1;
-        known.version = None;
-        change(&mut known.paused);
+        // Answers may be read in another order than they were given.
+        if known.own.get(queue).is_some_and(|own| own.order > order) {
+            return;
+        }
+        known.own.insert(queue.clone(), Own { order, pause, at });
+        if known.version.is_some_and(|version| version >= order) {
+            return; // it was read
+        }
+        known.set(queue, pause);
+        if before != after {
+            known.links.insert(before, (after, at));
+            known.follow();
+        }
+        let first = pause.is_some() && known.ends.first().is_some_and(|(_, first)| first == queue);
         drop(known);
-        self.changed.notify_one();
+        if first {
+            self.earlier.notify_one();
+        }
     }
 
     fn believed(&self) -> bool {
@@ -79,79 +165,102 @@ impl RedisCore {
     /// Pauses a queue; its earlier pause is forgotten.
     pub async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
         let mut cmd = self.scripts.pause.call(1);
-        cmd.arg(keys::PAUSED).arg(keys::group(queue));
-        match time {
-            Some(time) => cmd.arg(micros(time)),
-            None => cmd.arg(""),
-        };
+        cmd.arg(keys::PAUSED).arg(keys::group(queue)).arg(MAX_PAUSED);
+        if let Some(time) = time {
+            cmd.arg(micros(time));
+        }
         let sent = self.clock.mark();
-        let (now, until): (u64, Millis) = self.run(&self.shared, &self.scripts.pause, cmd).await?;
+        let (now, until, before, after): (u64, i64, u64, u64) =
+            self.run(&self.shared, &self.scripts.pause, cmd).await?;
         self.clock.learn(sent, now);
+        let Ok(until) = Millis::try_from(until) else { return Err(Error::TooManyPaused(MAX_PAUSED)) };
         let pause = Pause { until: (until > 0).then_some(until) };
-        self.pauses.change(|paused| {
-            paused.insert(queue.clone(), pause);
-        });
+        self.pauses.change(queue, Some(pause), Versions { now, before, after });
         Ok(pause)
     }
 
     /// Ends a pause, if there is one.
     pub async fn resume(&self, queue: &Queue) -> Result<()> {
-        let _: u8 = self.end_pause(queue, false).await?;
-        self.pauses.change(|paused| {
-            paused.remove(queue);
-        });
+        let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
+        self.pauses.change(queue, None, versions);
         self.notifiers.notify(queue);
         Ok(())
     }
 
-    async fn end_pause(&self, queue: &Queue, only_if_over: bool) -> Result<u8> {
+    /// Ends pauses; with `only_if_over` those whose time is over. Says of each queue whether it is not paused now.
+    async fn end(&self, queues: &[Queue], only_if_over: bool) -> Result<(Versions, Vec<bool>)> {
         let mut cmd = self.scripts.resume.call(1);
-        cmd.arg(keys::PAUSED).arg(keys::group(queue)).arg(u8::from(only_if_over));
-        Ok(self.run(&self.shared, &self.scripts.resume, cmd).await?)
+        cmd.arg(keys::PAUSED).arg(u8::from(only_if_over));
+        for queue in queues {
+            cmd.arg(keys::group(queue));
+        }
+        let sent = self.clock.mark();
+        let (now, before, after, ended): (u64, u64, u64, Vec<bool>) =
+            self.run(&self.shared, &self.scripts.resume, cmd).await?;
+        self.clock.learn(sent, now);
+        Ok((Versions { now, before, after }, ended))
     }
 
     /// Every queue that is paused now. Asks the Redis.
     pub async fn all_paused(&self) -> Result<BTreeMap<Queue, Pause>> {
-        let _one = self.pauses.reading.lock().await;
-        self.read_pauses().await?;
+        self.ask_for_pauses().await?;
         let now = self.clock.now();
         let mut paused = self.pauses.known.read().paused.clone();
-        paused.retain(|_, pause| pause.until.is_none_or(|until| until > now));
+        paused.retain(|_, pause| pause.lasts(now));
         Ok(paused)
     }
 
-    /// Asks the Redis, unless what is remembered is new enough.
-    pub async fn know_pauses(&self) -> Result<()> {
+    /// Those of these queues that are not paused.
+    pub async fn not_paused(&self, queues: &QueueList) -> Result<Vec<Queue>> {
+        let queues = queues.queues();
         if self.pauses.believed() {
-            return Ok(());
+            let now = self.clock.now();
+            return Ok(queues.filter(|queue| self.pauses.of(queue, now).is_none()).collect());
         }
-        let _one = self.pauses.reading.lock().await;
-        if self.pauses.believed() { Ok(()) } else { self.read_pauses().await }
+        let queues: Vec<Queue> = queues.collect();
+        let mut cmd = redis::cmd("HMGET");
+        cmd.arg(keys::PAUSED).arg(queues.iter().map(keys::group).collect::<Vec<_>>());
+        let paused: Vec<Option<Vec<u8>>> = self.consumes.query(&cmd).await?;
+        let now = self.clock.now();
+        let lasts = |until: Vec<u8>| read_pause(&until).is_some_and(|pause| pause.lasts(now));
+        let found = queues.into_iter().zip(paused);
+        Ok(found.filter(|(_, until)| !until.clone().is_some_and(lasts)).map(|(queue, _)| queue).collect())
+    }
+
+    /// Reads what has changed, unless what is remembered is new enough.
+    pub async fn know_pauses(&self) -> Result<()> {
+        if self.pauses.believed() { Ok(()) } else { self.ask_for_pauses().await }
     }
 
     /// Reads what has changed, and notifies of queues that were resumed elsewhere.
-    async fn read_pauses(&self) -> Result<()> {
-        loop {
-            let asked = Instant::now();
-            let own_changes = self.pauses.known.read().own_changes;
-            let version: Option<Vec<u8>> =
-                self.consumes.query(redis::cmd("HGET").arg(keys::PAUSED).arg("")).await?;
-            let same = self.pauses.known.read().version.as_ref() == Some(&version);
-            let paused = if same { None } else { Some(self.all_pauses().await?) };
+    async fn ask_for_pauses(&self) -> Result<()> {
+        let asked = Instant::now();
+        let version: Option<Vec<u8>> =
+            self.consumes.query(redis::cmd("HGET").arg(keys::PAUSED).arg("")).await?;
+        let version = version.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()).unwrap_or(0);
+        let same = {
             let mut known = self.pauses.known.write();
-            if known.own_changes != own_changes {
-                continue;
+            known.own.retain(|_, own| own.at.elapsed() < REMEMBERED);
+            let same = known.version == Some(version) && known.links.is_empty();
+            if same {
+                known.read_at = known.read_at.max(Some(asked));
             }
-            known.read_at = Some(asked);
-            let Some(paused) = paused else { return Ok(()) };
-            known.version = Some(version);
-            let before = std::mem::replace(&mut known.paused, paused);
-            let resumed: Vec<Queue> =
-                before.into_keys().filter(|queue| !known.paused.contains_key(queue)).collect();
-            drop(known);
+            same
+        };
+        if !same {
+            let paused = if version == 0 { BTreeMap::new() } else { self.all_pauses().await? };
+            let resumed = {
+                let mut known = self.pauses.known.write();
+                if known.read_at.is_some_and(|at| at > asked) {
+                    return Ok(()); // a later asking was faster
+                }
+                known.read_at = Some(asked);
+                known.replace(version, paused, asked)
+            };
+            self.pauses.earlier.notify_one();
             resumed.iter().for_each(|queue| self.notifiers.notify(queue));
-            return Ok(());
         }
+        Ok(())
     }
 
     async fn all_pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -161,10 +270,8 @@ impl RedisCore {
             cmd.arg(keys::PAUSED).arg(&cursor).arg("COUNT").arg(SCAN);
             let (next, step): (String, Vec<Vec<u8>>) = self.consumes.query(&cmd).await?;
             for field in step.chunks_exact(2) {
-                let until =
-                    std::str::from_utf8(&field[1]).ok().and_then(|until| until.parse::<Millis>().ok());
-                if let (Some(queue), Some(until)) = (keys::queue_of_group(&field[0]), until) {
-                    paused.insert(queue, Pause { until: (until > 0).then_some(until) });
+                if let (Some(queue), Some(pause)) = (keys::queue_of_group(&field[0]), read_pause(&field[1])) {
+                    paused.insert(queue, pause);
                 }
             }
             cursor = next;
@@ -174,49 +281,70 @@ impl RedisCore {
         }
     }
 
-    /// Ends the pauses whose time is over: notifies of their queues, and forgets them, here and in the Redis.
-    async fn end_pauses(&self) -> Result<()> {
+    /// Ends the pauses whose time is over: notifies of their queues, and forgets them, here and in the Redis. Other
+    /// servers do the same, so this is no change that they have to hear of. Answers whether they have all ended.
+    async fn end_pauses(&self) -> Result<bool> {
         let now = self.clock.now();
-        let over = |pause: &Pause| pause.until.is_some_and(|until| until <= now);
         let ended: Vec<Queue> = {
             let known = self.pauses.known.read();
-            known.paused.iter().filter(|(_, pause)| over(pause)).map(|(queue, _)| queue.clone()).collect()
+            let over = known.ends.iter().take_while(|(until, _)| *until <= now).take(MOST_ENDED);
+            over.map(|(_, queue)| queue.clone()).collect()
         };
-        for queue in &ended {
-            self.notifiers.notify(queue);
-            // It is the Redis's clock that says so. Otherwise the next round asks again.
-            if self.end_pause(queue, true).await? == 1 {
-                self.pauses.change(|paused| {
-                    paused.remove(queue);
-                });
+        if ended.is_empty() {
+            return Ok(true);
+        }
+        ended.iter().for_each(|queue| self.notifiers.notify(queue));
+        let (versions, over) = self.end(&ended, true).await?;
+        let mut known = self.pauses.known.write();
+        for (queue, _) in ended.iter().zip(&over).filter(|(_, over)| **over) {
+            // This process may have paused it again.
+            if known.paused.get(queue).is_some_and(|pause| !pause.lasts(now)) {
+                known.set(queue, None);
             }
         }
-        Ok(())
+        if versions.before != versions.after {
+            known.links.insert(versions.before, (versions.after, Instant::now()));
+            known.follow();
+        }
+        drop(known);
+        // It is the Redis's clock that says so, and somebody else may have paused it again.
+        Ok(!over.contains(&false))
     }
 }
 
-/// The task that learns of pauses.
+/// Until when a queue is paused, as the hash has it.
+fn read_pause(until: &[u8]) -> Option<Pause> {
+    let until: Millis = std::str::from_utf8(until).ok()?.parse().ok()?;
+    Some(Pause { until: (until > 0).then_some(until) })
+}
+
+/// The task that learns of pauses, and ends them.
 pub async fn run(core: Arc<RedisCore>) {
-    let closing = core.connections.closing.clone();
-    let watch = async {
+    let (pauses, closing) = (&core.pauses, core.connections.closing.clone());
+    let ask = async {
         loop {
-            let now = core.clock.now();
-            let first_end = core.pauses.known.read().paused.values().filter_map(|pause| pause.until).min();
-            let end = first_end.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(now)));
-            // The least pause bounds what a clock costs that is behind the Redis's.
-            let pause = end.clamp(Duration::from_millis(1), ASK);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = core.pauses.changed.notified() => {}
-            }
-            let _one = core.pauses.reading.lock().await;
+            let next = Instant::now() + ASK;
             // A Redis that is away is told of by all others that use it.
-            match core.end_pauses().await {
-                Ok(()) => drop(core.read_pauses().await),
-                Err(Error::Closed) => return,
-                Err(_) => sleep(ASK).await,
+            let _ = core.ask_for_pauses().await;
+            sleep_until(next).await;
+        }
+    };
+    let end = async {
+        loop {
+            let first = pauses.known.read().ends.first().map(|(until, _)| *until);
+            let rest =
+                first.map_or(ASK, |until| Duration::from_millis(until.saturating_sub(core.clock.now())));
+            // The least pause bounds what a clock costs that is behind the Redis's.
+            let rest = sleep(rest.clamp(Duration::from_millis(1), ASK));
+            let over = tokio::select! {
+                () = rest => true,
+                () = pauses.earlier.notified() => false,
+            };
+            // What has not ended, another server has paused again, which is learned soon.
+            if over && !core.end_pauses().await.unwrap_or(false) {
+                sleep(ASK).await;
             }
         }
     };
-    closing.run_until_cancelled(watch).await;
+    closing.run_until_cancelled(async { tokio::join!(ask, end) }).await;
 }

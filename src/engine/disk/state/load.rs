@@ -53,6 +53,7 @@ pub fn load(
         next_due: Arc::default(),
         garbage: Garbage::default(),
         pauses: Default::default(),
+        paused: Default::default(),
         keys: 0,
         once: 0,
         once_from: 0,
@@ -71,6 +72,9 @@ pub fn load(
         empty.paused = codec::read_queue_value(&value)?;
         if let Some(until) = empty.paused {
             state.pauses.insert((until, queue.clone()));
+        }
+        if empty.paused.is_some() {
+            state.count_paused(&queue.namespace, 1);
         }
         state.queues.insert(queue, empty);
     }

@@ -82,6 +82,8 @@ pub struct WriterState {
     pub garbage: Garbage,
     /// Pauses that end by themselves, the earliest first.
     pub pauses: BTreeSet<(Micros, Queue)>,
+    /// How many queues of a namespace are paused; only those that have some.
+    pub paused: HashMap<Namespace, usize>,
     /// Keys of jobs, and requests that are remembered. Not exact where a record could not be read.
     pub keys: u64,
     pub once: u64,
