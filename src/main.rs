@@ -116,13 +116,8 @@ fn main() -> ExitCode {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
     }
     let options = Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file };
-    let threads = threads(&config);
-    let mut runtime = match threads {
-        // The scheduler of one thread does less than one whose threads may take each other's tasks.
-        Some(1) => Builder::new_current_thread(),
-        _ => Builder::new_multi_thread(),
-    };
-    if let Some(threads) = threads {
+    let mut runtime = Builder::new_multi_thread();
+    if let Some(threads) = threads(&config) {
         runtime.worker_threads(threads);
     }
     let runtime = match runtime.enable_all().build() {
@@ -133,9 +128,8 @@ fn main() -> ExitCode {
         let stop = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
         server::run(config, options, stop).await
     });
-    // Whatever still runs has had its grace period. Dropped, a runtime of one thread would drop its tasks here, and one
-    // of them may hold a store that waits for its disk.
-    std::mem::forget(runtime);
+    // Whatever still runs has had its grace period.
+    runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ ServerError::Configuration(_)) => fail(2, &error),
@@ -145,10 +139,10 @@ fn main() -> ExitCode {
 
 /// How many threads serve requests. The writer of a pool on disk is a thread of its own, which they leave a core to:
 /// threads that displace each other cost a tenth of a request. `None` where the runtime's own rule holds: one for each
-/// core, or `TOKIO_WORKER_THREADS` if that is more than one.
+/// core, or `TOKIO_WORKER_THREADS`.
 fn threads(config: &Config) -> Option<usize> {
-    if let Some(given) = std::env::var_os("TOKIO_WORKER_THREADS") {
-        return (given == "1").then_some(1);
+    if std::env::var_os("TOKIO_WORKER_THREADS").is_some() {
+        return None;
     }
     let on_disk = config.pool.values().any(|pool| pool.path.is_some());
     let cores = std::thread::available_parallelism().ok()?.get();

@@ -466,7 +466,7 @@ fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
     with_faults("child_hangs");
 }
 
-/// The time that a stop has is for the disk too, with whichever scheduler the process serves.
+/// The time that a stop has is for the disk too, however many threads serve requests.
 #[test]
 fn a_stop_does_not_wait_for_a_disk_that_hangs() {
     let library = match shim() {

@@ -37,12 +37,7 @@ impl Handle {
     /// Asks for one step. Once the store is poisoned that is the answer to everything; who was under way then is told
     /// that the store is away.
     pub async fn ask<S: Step>(&self, step: S) -> Result<S::Reply> {
-        self.ask_as(boxed, step).await
-    }
-
-    /// Asks for one step of a verb that has a kind of [`Op`] to itself.
-    pub async fn ask_as<S: Step>(&self, op: impl FnOnce(Call<S>) -> Op, step: S) -> Result<S::Reply> {
-        let answer = self.send(op, step)?;
+        let answer = self.send(step)?;
         let answer = tokio::select! {
             biased;
             answer = answer => self.received(answer),
@@ -55,7 +50,7 @@ impl Handle {
 
     /// As [`ask`](Handle::ask), for a thread that may block.
     pub fn ask_blocking<S: Step>(&self, step: S) -> Result<S::Reply> {
-        let answer = self.send(boxed, step)?;
+        let answer = self.send(step)?;
         self.ops.wake();
         self.received(answer.blocking_recv())
     }
@@ -68,19 +63,15 @@ impl Handle {
     /// Wakes the writer, so that it notices that it was told to end; also a poisoned one. When the queue is full it
     /// is awake.
     pub fn wake(&self) {
-        let _ = self.ops.send(boxed(Call::new(Check).0));
+        let _ = self.ops.send(Box::new(Call::new(Check).0));
         // Who ends the engine may block this thread until the writer has ended.
         self.ops.wake();
     }
 
-    fn send<S: Step>(
-        &self,
-        op: impl FnOnce(Call<S>) -> Op,
-        step: S,
-    ) -> Result<oneshot::Receiver<Result<S::Reply>>> {
+    fn send<S: Step>(&self, step: S) -> Result<oneshot::Receiver<Result<S::Reply>>> {
         self.poison.check()?;
         let (call, answer) = Call::new(step);
-        self.ops.send(op(call)).map_err(|e| self.or_poisoned(e))?;
+        self.ops.send(Box::new(call)).map_err(|e| self.or_poisoned(e))?;
         Ok(answer)
     }
 
@@ -92,8 +83,4 @@ impl Handle {
     fn or_poisoned(&self, e: Error) -> Error {
         if matches!(e, Error::Closed) { self.poison.error().unwrap_or(e) } else { e }
     }
-}
-
-fn boxed<S: Step>(call: Call<S>) -> Op {
-    Op::Other(Box::new(call))
 }

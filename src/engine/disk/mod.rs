@@ -15,7 +15,6 @@
 //!   [`rebuild`] makes lists anew that cannot.
 
 mod ack;
-mod answers;
 mod consume;
 mod dead_letter;
 mod destroy;
@@ -61,7 +60,6 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use self::ack::{Ack, AckMany};
-use self::answers::Answers;
 use self::consume::Consume;
 use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
 use self::destroy::{Destroy, Rest};
@@ -71,7 +69,6 @@ use self::handle::Handle;
 use self::inspect::Inspect;
 use self::keys::{CancelKey, FindKey};
 use self::lists::Lists;
-use self::op::Op;
 use self::pause::{PauseQueue, Paused, Resume};
 use self::peek::{Peek, PeekJob};
 use self::poison::Poison;
@@ -278,7 +275,6 @@ impl DiskEngine {
             group: Vec::new(),
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
-            answers: Answers::of_this_runtime(),
             notifiers: engine.notifiers.clone(),
             pulse: Arc::default(),
             sync: options.sync == Sync::Always,
@@ -380,7 +376,7 @@ impl Engine for DiskEngine {
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
         self.room.publish(jobs.len(), jobs.iter().map(|job| job.body.len()).sum())?;
-        self.handle.ask_as(Op::Publish, Publish(jobs)).await
+        self.handle.ask(Publish(jobs)).await
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
@@ -412,7 +408,7 @@ impl Engine for DiskEngine {
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
         let step = Consume { queues: queues.clone(), ttrs: ttrs.to_vec() };
-        self.handle.ask_as(Op::Consume, step).await
+        self.handle.ask(step).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
@@ -422,7 +418,7 @@ impl Engine for DiskEngine {
     }
 
     async fn ack(&self, job: JobRef) -> Result<()> {
-        self.handle.ask_as(Op::Ack, Ack(job)).await
+        self.handle.ask(Ack(job)).await
     }
 
     async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {

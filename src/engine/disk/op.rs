@@ -3,10 +3,7 @@
 
 use tokio::sync::oneshot;
 
-use super::ack::Ack;
-use super::consume::Consume;
 use super::poison::Poison;
-use super::publish::Publish;
 use super::state::WriterState;
 use super::step::{Failure, Step};
 use super::store::Fatal;
@@ -14,49 +11,23 @@ use crate::engine::batch::BatchSize;
 use crate::error::{Error, Result};
 
 /// One call of any verb.
-pub enum Op {
-    Publish(Call<Publish>),
-    Consume(Call<Consume>),
-    Ack(Call<Ack>),
-    Other(Box<dyn Pending>),
-}
+pub type Op = Box<dyn Pending>;
 
-impl Op {
-    fn pending(&self) -> &dyn Pending {
-        match self {
-            Op::Publish(call) => call,
-            Op::Consume(call) => call,
-            Op::Ack(call) => call,
-            Op::Other(call) => &**call,
-        }
-    }
-
-    fn pending_mut(&mut self) -> &mut dyn Pending {
-        match self {
-            Op::Publish(call) => call,
-            Op::Consume(call) => call,
-            Op::Ack(call) => call,
-            Op::Other(call) => &mut **call,
-        }
-    }
-
+/// What the writer does with a call, whatever its verb.
+pub trait Pending: Send {
+    /// How many jobs it names.
+    fn items(&self) -> usize;
+    /// How many bytes of jobs it has.
+    fn bytes(&self) -> usize;
     /// See [`Step::MUST_LAST`].
-    pub fn must_last(&self) -> bool {
-        self.pending().must_last()
-    }
-
+    fn must_last(&self) -> bool;
     /// Runs the step and keeps its answer.
-    pub fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal> {
-        self.pending_mut().run(state)
-    }
-
+    fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal>;
     /// Sends the answer, or the poison's error if the store is poisoned by now.
-    pub fn answer(&mut self, poison: &Poison) {
-        self.pending_mut().answer(poison);
-    }
+    fn answer(&mut self, poison: &Poison);
 }
 
-impl std::fmt::Debug for Op {
+impl std::fmt::Debug for dyn Pending {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Op(..)")
     }
@@ -64,21 +35,12 @@ impl std::fmt::Debug for Op {
 
 impl BatchSize for Op {
     fn items(&self) -> usize {
-        self.pending().items()
+        (**self).items()
     }
 
     fn bytes(&self) -> usize {
-        self.pending().bytes()
+        (**self).bytes()
     }
-}
-
-/// What the writer does with a call, whatever its verb.
-pub trait Pending: Send {
-    fn items(&self) -> usize;
-    fn bytes(&self) -> usize;
-    fn must_last(&self) -> bool;
-    fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal>;
-    fn answer(&mut self, poison: &Poison);
 }
 
 /// Where the answer goes.

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::answers::{Answers, Served};
 use super::mailbox;
 use super::op::Op;
 use super::poison::Poison;
@@ -28,7 +27,6 @@ pub struct Writer {
     pub group: Vec<Op>,
     pub stop: Arc<Stop>,
     pub poison: Arc<Poison>,
-    pub answers: Answers,
     pub notifiers: Arc<Notifiers>,
     /// Says that a group is served.
     pub pulse: Arc<Pulse>,
@@ -79,12 +77,12 @@ impl Writer {
             }
         }
         self.settle(must_last);
-        self.answers.send(Served {
-            ops: self.group.drain(..).collect(),
-            queues: self.state.to_notify.drain().collect(),
-            poison: self.poison.clone(),
-            notifiers: self.notifiers.clone(),
-        });
+        for mut op in self.group.drain(..) {
+            op.answer(&self.poison);
+        }
+        for queue in self.state.to_notify.drain() {
+            self.notifiers.notify(&queue);
+        }
     }
 
     /// Makes what was done durable: for the process always, for the machine where that was asked for.
