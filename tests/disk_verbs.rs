@@ -1,4 +1,4 @@
-//! What the verbs that lmstfy does not have leave in a directory: over a close, a crash, and from the format before.
+//! What the verbs that lmstfy does not have leave in a directory: over a close and a crash.
 
 mod disk_common;
 mod support;
@@ -8,12 +8,9 @@ use std::time::Duration;
 
 use disk_common::*;
 use dormouse::engine::disk::{DiskEngine, Sync};
-use dormouse::engine::{
-    Engine, Held, JobList, OnConflict, Once, Pause, Placing, Publication, Published, REMEMBERED, Release,
-    Released,
-};
+use dormouse::engine::{Engine, Held, OnConflict, Once, Pause, Placing, Publication, Published, REMEMBERED};
 use dormouse::error::Error;
-use dormouse::job::{JobRef, JobState, NewJob, Reason};
+use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Queue};
 
 /// Guards against an answer that says that nothing has happened after some steps of a destroy were done.
@@ -38,70 +35,6 @@ async fn what_was_done_before_the_store_closed_is_told() {
     assert!((1000..40_000).contains(&done) && matches!(*why, Error::Closed), "{done}: {why}");
     let left = open(dir.path(), &clock()).size(&q).await.expect("size");
     assert_eq!(left, 40_000 - done, "as many as was told");
-}
-
-/// The directory was written and closed by the last version of format 2, through its HTTP API: seven queues of
-/// namespace `ns`, each with a job that is named as its queue and tells by that where it was left. (Its journal is cut
-/// off where its zeros begin, and directories without files are not kept in a repository.)
-#[tokio::test]
-async fn a_directory_of_format_2_is_opened_in_place() {
-    for closed in [true, false] {
-        let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
-        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/disk-format-2");
-        copy(&golden, dir.path());
-        for keyspace in 1..10 {
-            std::fs::create_dir_all(dir.path().join(format!("db/keyspaces/{keyspace}/tables")))
-                .expect("made");
-        }
-        let mark = dir.path().join("dormouse");
-        if !closed {
-            std::fs::write(&mark, "dormouse disk pool, format 2\n").expect("written");
-        }
-        for round in ["opened", "opened again"] {
-            let engine = open(dir.path(), &clock);
-            let text = std::fs::read_to_string(&mark).expect("it is there");
-            assert_eq!(text, "dormouse disk pool, format 3\nmade\n", "no older version opens it any more");
-            let expected = [
-                ("ready", JobState::Ready, 3),
-                ("delayed", JobState::Delayed, 4),
-                ("attributes", JobState::Ready, 1),
-                ("running", JobState::Running, 1),
-                ("back", JobState::Ready, 4),
-                ("due", JobState::Ready, 1),
-                ("dead", JobState::Dead, 0),
-            ];
-            for (name, state, tries) in expected {
-                let list = JobList { state, limit: 9, cursor: None, bodies: true };
-                let page = engine.list_jobs(&queue(name), list).await.expect("listed").expect("it begins");
-                let [view] = &page.jobs[..] else { panic!("{round}: one job is {name}: {page:?}") };
-                assert_eq!(
-                    (view.body.as_deref(), view.tries_left),
-                    (Some(name.as_bytes()), Some(tries)),
-                    "{round}"
-                );
-                assert_eq!(view.attributes.len(), usize::from(name == "attributes"), "{round}: {name}");
-                let job = JobRef { queue: queue(name), id: view.id };
-                let seen = engine.inspect(&job).await.expect("inspected").expect("it is there");
-                assert_eq!((seen.state, seen.tries_left), (Some(state), Some(tries)), "{round}: {name}");
-            }
-            engine.close().await;
-        }
-        // It takes what is new, beside what is old.
-        let engine = open(dir.path(), &clock);
-        let held = take(&engine, &queue("ready"), 1, Duration::from_secs(60)).await.remove(0);
-        let name = JobRef { queue: held.queue.clone(), id: held.id };
-        let touched = engine.touch(&name, held.proof(), Duration::from_secs(60)).await.expect("touched");
-        let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
-        let release =
-            Release { reason: Reason::new("later"), delay: Duration::from_secs(9), ..Release::default() };
-        let released = engine.release(&name, touched.receipt, release).await.expect("released");
-        assert!(matches!(released, Held::Done(Released::Back { tries_left: 2, .. })), "{released:?}");
-        engine.close().await;
-        let engine = open(dir.path(), &clock);
-        let view = engine.inspect(&name).await.expect("inspected").expect("it is there");
-        assert_eq!((view.state, view.reason), (Some(JobState::Delayed), Reason::new("later")));
-        engine.close().await;
-    }
 }
 
 /// Guards against pauses, keys, requests and receipts that a restart forgets.

@@ -63,7 +63,7 @@ impl WriterState {
         self.txn.flush()?;
         match record.location {
             Location::Dead(seq) => {
-                let since = self.list_row(Space::Dead, &job.queue, seq)?.and_then(|(_, since)| since);
+                let since = self.list_row(Space::Dead, &job.queue, seq)?.map(|(_, since)| since);
                 Ok((JobState::Dead, since, Some(0)))
             }
             Location::Delayed(timer) if self.timers.is_delayed(timer) => {
@@ -85,19 +85,14 @@ impl WriterState {
                 };
                 let row = self.list_row(Space::Ready, &job.queue, seq)?;
                 let row = row.filter(|(entry, _)| entry.generation == record.generation);
-                let since = row.and_then(|(_, since)| since);
+                let since = row.map(|(_, since)| since);
                 Ok((JobState::Ready, since, row.map(|(entry, _)| entry.tries)))
             }
         }
     }
 
     /// A committed row of a list: the entry, and since when it is there.
-    pub fn list_row(
-        &self,
-        space: Space,
-        queue: &Queue,
-        seq: u64,
-    ) -> Result<Option<(Entry, Option<Millis>)>, Fatal> {
+    pub fn list_row(&self, space: Space, queue: &Queue, seq: u64) -> Result<Option<(Entry, Millis)>, Fatal> {
         let row = self.txn.store().get(space, &codec::list_key(&self.prefix(queue), seq))?;
         Ok(row.map(|row| codec::read_list_value(seq, &row)).transpose()?)
     }

@@ -247,7 +247,7 @@ impl Start {
             bytes += record.body.len();
             if record.generation == entry.generation && !record.expired(now) {
                 let tries = if self.state == JobState::Dead { 0 } else { entry.tries };
-                let place = (self.state, due_at, Some(tries));
+                let place = (self.state, Some(due_at), Some(tries));
                 page.jobs.push(view(entry.id, record, place, list.bodies, now));
             }
         }
@@ -255,13 +255,12 @@ impl Start {
     }
 
     /// Reads an entry: its place, and what it says if it is of this queue.
-    #[allow(clippy::type_complexity)] // one caller
-    fn read(&self, key: &[u8], value: &[u8]) -> Result<(Place, Option<(Entry, Option<Millis>)>), Fatal> {
+    fn read(&self, key: &[u8], value: &[u8]) -> Result<(Place, Option<(Entry, Millis)>), Fatal> {
         Ok(match self.state {
             JobState::Delayed | JobState::Running => {
                 let timer = codec::read_timer_key(key)?;
                 let (queue, entry) = codec::split_timer_value(value)?;
-                (Place::Timer(timer), (queue == self.prefix).then_some((entry, Some(timer.0 / 1000))))
+                (Place::Timer(timer), (queue == self.prefix).then_some((entry, timer.0 / 1000)))
             }
             JobState::Ready | JobState::Dead => {
                 let seq = codec::split_list_key(key)?.1;
@@ -364,7 +363,7 @@ impl WriterState {
                 Some(Ok(record)) if !record.expired(now) => {
                     *bytes += record.body.len();
                     self.txn.flush()?;
-                    let since = self.list_row(Space::Ready, queue, seq)?.and_then(|(_, since)| since);
+                    let since = self.list_row(Space::Ready, queue, seq)?.map(|(_, since)| since);
                     return Ok(since.map(|at| Duration::from_millis((now / 1000).saturating_sub(at))));
                 }
                 unfit => self.pass_over(queue, unfit, now)?,

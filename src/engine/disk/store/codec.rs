@@ -293,15 +293,14 @@ pub fn list_value(entry: &Entry, since: Option<Micros>) -> Vec<u8> {
     out
 }
 
-/// Reads [`list_value`] at number `seq`: the entry, and since when it is there. Format 2 wrote no time.
-pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Option<Millis>)> {
+/// Reads [`list_value`] at number `seq`: the entry, and since when it is there.
+pub fn read_list_value(seq: u64, value: &[u8]) -> Result<(Entry, Millis)> {
     let mut r = Reader(value);
     let (id, keyed) = r.flagged_id()?;
     let tries = r.u16()?;
     let (generation, since) = match r.0.len() {
-        0 => (seq, Some(id.published_at())),
-        8 => (r.u64()?, None),
-        _ => (r.u64()?, Some(r.u64()? / 1000)),
+        0 => (seq, id.published_at()),
+        _ => (r.u64()?, r.u64()? / 1000),
     };
     r.end().map(|()| (Entry { id, tries, generation, keyed }, since))
 }
@@ -611,33 +610,6 @@ mod tests {
         )
     }
 
-    /// As format 2 wrote them: with no key, no reason, and no word of since when.
-    #[test]
-    fn what_format_2_wrote_is_read() {
-        let id = JobId::from_bytes([7; 16], true);
-        let entry = Entry { id, tries: 3, generation: 9, keyed: false };
-        let old = [&[1][..], &[7; 16], &[0, 3], &[0, 0, 0, 0, 0, 0, 0, 9]].concat();
-        assert_eq!(read_list_value(9, &old[..19]), Ok((entry, Some(id.published_at()))), "a first entry");
-        assert_eq!(read_list_value(8, &old), Ok((entry, None)), "a later one");
-        assert_eq!(split_timer_value(&old), Ok((&[][..], entry)), "a timer");
-        assert_eq!(read_queue_value(b""), Ok(None), "a queue is not paused");
-        let record = Record {
-            location: Location::Delayed((5, 6)),
-            generation: 9,
-            expires: None,
-            attributes: Attributes::from([("a".into(), "b".into())]),
-            key: None,
-            reason: None,
-            body: Bytes::from_static(b"body"),
-        };
-        let numbers = [5u64, 6, 9, 0].map(u64::to_be_bytes).concat();
-        let value = [&[1][..], &numbers, &[0, 0, 0, 1, 0, 0, 0, 1, b'a', 0, 0, 0, 1, b'b'], b"body"].concat();
-        let sum = checksum(b"key", &value).to_be_bytes();
-        let old = [&sum[..], &value].concat();
-        assert_eq!(super::record(b"key", &record), old, "a job without extras is written as before");
-        assert_eq!(read_record(b"key", &old), Ok(record));
-    }
-
     proptest! {
         #[test]
         fn keys_and_entries_survive(
@@ -649,10 +621,10 @@ mod tests {
             prop_assert_eq!(split_list_key(&listed), Ok((&prefix[..], seq)));
             prop_assert_eq!(split_timer_value(&timed), Ok((&prefix[..], entry)));
             let read = read_list_value(seq, &list_value(&entry, Some(since)));
-            prop_assert_eq!(read, Ok((entry, Some(since / 1000))));
+            prop_assert_eq!(read, Ok((entry, since / 1000)));
             let first = Entry { generation: seq, ..entry };
             let read = read_list_value(seq, &list_value(&first, None));
-            prop_assert_eq!(read, Ok((first, Some(first.id.published_at()))));
+            prop_assert_eq!(read, Ok((first, first.id.published_at())));
             prop_assert_eq!(read_timer_key(&timer_key(timer)), Ok(timer));
             prop_assert_eq!(read_job_key(&job_key(&prefix, entry.id)).map(|(id, _)| id), Ok(entry.id));
             let reason = "a bad sector".to_owned();

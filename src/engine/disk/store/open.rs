@@ -9,17 +9,13 @@ use super::codec::{META_CLOSED, META_GROUP};
 use super::guard::groups::{Groups, RECORD_LEN, Record, State};
 use super::guard::keyspaces::{self, KEYSPACES};
 use super::guard::names::{self, Aside};
-use super::guard::{self, DATABASE, Findings, Made};
+use super::guard::{self, DATABASE, Findings};
 use super::{Fatal, Limits, Store, describe, journal};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 3;
-/// The format before, which had no groups. What it wrote reads as this one's; docs/disk-format.md says what is new.
-const WITHOUT_GROUPS: u32 = 2;
-/// Its groups begin here, so that one can see that there were batches without a number before them.
-const GROUPS_BEGIN: u64 = 1 << 32;
 /// The line of the mark that stands there once the database is whole.
 const MADE: &str = "made\n";
 
@@ -30,9 +26,7 @@ pub enum OpenError {
     Locked(PathBuf),
     #[error("{0} was written by a newer version (format {1}, this one reads {FORMAT}): run that version")]
     Newer(PathBuf, u32),
-    #[error(
-        "{0} was written before the first release (format {1}, this one reads {WITHOUT_GROUPS} and {FORMAT}): move it away"
-    )]
+    #[error("{0} was written before the first release (format {1}, this one reads {FORMAT}): move it away")]
     Older(PathBuf, u32),
     #[error("{0} is not empty and not a dormouse directory: choose an empty one")]
     NotOurs(PathBuf),
@@ -49,7 +43,6 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Mark {
     file: File,
-    format: u32,
     /// Whether the database was whole once: from then on, what is missing is damage.
     made: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
@@ -107,8 +100,6 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
 
 /// What is known of the groups; `None` if the database was never whole, so that it holds nothing.
 pub fn state(path: &Path, mark: &Mark) -> Result<Option<State>, OpenError> {
-    let io = |e| OpenError::Io(path.to_owned(), e);
-    let database = path.join(DATABASE);
     match State::read(path) {
         Ok(Some(state)) => Ok(Some(state)),
         Ok(None) if mark.made => {
@@ -117,15 +108,7 @@ pub fn state(path: &Path, mark: &Mark) -> Result<Option<State>, OpenError> {
         Err(e) if e.kind() == ErrorKind::InvalidData && mark.made => {
             Err(OpenError::Damaged(path.to_owned(), e.to_string()))
         }
-        Err(e) if e.kind() != ErrorKind::InvalidData => Err(io(e)),
-        _ if mark.format == WITHOUT_GROUPS => match guard::made(&database).map_err(io)? {
-            Made::Whole => Ok(Some(State::after(GROUPS_BEGIN, &database).map_err(io)?)),
-            // It was closed in good order, and now it is gone.
-            _ if mark.closed.is_some() => {
-                Err(OpenError::Damaged(path.to_owned(), "the database is missing".to_owned()))
-            }
-            _ => Ok(None),
-        },
+        Err(e) if e.kind() != ErrorKind::InvalidData => Err(OpenError::Io(path.to_owned(), e)),
         _ => Ok(None),
     }
 }
@@ -191,7 +174,7 @@ pub fn open_whole(
             state.base = stored.number.saturating_add(2);
             state.first = state.base;
         }
-        // The batches of another format, and those before a repair, have the numbers below.
+        // The batches before a repair have the numbers below.
         let base = Record { number: state.base - 1, ..Record::default() };
         let last = if stored.number < base.number { base } else { stored };
         Ok(Groups::open(path, state, last)?)
@@ -254,7 +237,7 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, format: FORMAT, made: false, closed: None, was_closed: None };
+    let mut mark = Mark { file, made: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -265,9 +248,8 @@ fn mark(path: &Path) -> Result<Mark, OpenError> {
     let text = String::from_utf8_lossy(&bytes);
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
-    mark.format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
-    let closed = match (mark.format, rest.strip_prefix(MADE)) {
-        (WITHOUT_GROUPS, _) => rest,
+    let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
+    let closed = match (format, rest.strip_prefix(MADE)) {
         (FORMAT, Some(closed)) => {
             mark.made = true;
             closed

@@ -84,7 +84,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
         }
         Err(OpenError::Damaged(_, what)) => {
             report.damage.push(what);
-            match State::after(State::BEHIND_ALL, &path.join(DATABASE)) {
+            match State::behind_all(&path.join(DATABASE)) {
                 Ok(state) => state,
                 Err(e) if e.kind() == ErrorKind::NotFound => State::new(),
                 Err(e) => return Err(io(e)),

@@ -76,7 +76,7 @@ impl Record {
 pub struct State {
     /// A number that only this pool has; whoever cannot read the directory does not know it.
     pub pool: u64,
-    /// Batches before this one are not held to their numbers: an older format, or a repair.
+    /// Batches before this one are not held to their numbers: a repair has judged them.
     pub base: u64,
     /// All up to this were synced.
     pub synced: u64,
@@ -108,9 +108,10 @@ impl State {
         State { pool, base: 1, synced: 0, seqno: 0, oldest: None, first: 1, keyspaces: Vec::new() }
     }
 
-    /// Of a database that has no numbers yet, or none that can be trusted: they begin at `base`.
-    pub fn after(base: u64, database: &Path) -> Result<State> {
+    /// Of a database whose numbers cannot be trusted.
+    pub fn behind_all(database: &Path) -> Result<State> {
         let keyspaces = super::keyspaces::list(database)?.0.into_iter().collect();
+        let base = State::BEHIND_ALL;
         Ok(State { base, first: base, synced: base - 1, keyspaces, ..State::new() })
     }
 

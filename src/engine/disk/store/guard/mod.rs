@@ -118,36 +118,6 @@ pub struct Findings {
     in_the_way: Vec<PathBuf>,
 }
 
-/// Where a database is, as far as its making goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// There is none.
-    Nothing,
-    /// Its making was cut off, so that it holds nothing.
-    Begun,
-    Whole,
-}
-
-/// How far the making of a database came that fjall alone knows of.
-pub fn made(database: &Path) -> Result<Made> {
-    if !database.exists() {
-        return Ok(Made::Nothing);
-    }
-    let version = match fs::read(database.join(VERSION)) {
-        Ok(version) => version,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Made::Begun),
-        Err(e) => return Err(e),
-    };
-    let has_keyspaces = match keyspaces::list(database) {
-        Ok((ids, _)) => !ids.is_empty(),
-        Err(e) if e.kind() == ErrorKind::NotFound => false,
-        Err(e) => return Err(e),
-    };
-    // Four bytes, none of them zero.
-    let is_whole = version.len() >= VERSION_TEXT.len() && !version.contains(&0);
-    Ok(if is_whole || has_keyspaces { Made::Whole } else { Made::Begun })
-}
-
 /// Judges a pool's directory. Changes nothing. `state` is what the file `groups` holds.
 pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
     let mut findings = Findings { synced: state.synced, ..Findings::default() };
@@ -585,30 +555,5 @@ mod tests {
         tear(left.path(), &[1]);
         assert_eq!(judged(left.path()).damage, [], "the torn batch was not synced, whatever its body says");
         assert_eq!(opened(left.path()), 1, "the first one counts");
-    }
-
-    /// A directory of the format before has batches without numbers.
-    #[test]
-    fn the_format_before_is_taken_over() {
-        let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        fs::create_dir(home.path().join(DATABASE)).unwrap(); // as above
-        fs::write(home.path().join("dormouse"), "dormouse disk pool, format 2\n").unwrap();
-        let db = fjall::Database::builder(home.path().join(DATABASE)).open().unwrap(); // it is empty
-        let ready = db.keyspace("ready", Default::default).unwrap(); // as above
-        ready.insert(b"a", b"before").unwrap();
-        drop((ready, db));
-        for (round, last) in [(1, 1u64 << 32), (2, (1 << 32) + 1)] {
-            let (store, _mark) =
-                open::open(home.path(), Limits::OF_A_TOOL).unwrap_or_else(|e| panic!("round {round}: {e}"));
-            assert_eq!(
-                store.get(Space::Ready, b"a").unwrap().as_deref(),
-                Some(&b"before"[..]),
-                "round {round}"
-            );
-            let mut txn = Txn::new(store);
-            txn.put(Space::Ready, [round], b"after");
-            txn.settle(true).unwrap(); // nothing is wrong with the disk
-            assert_eq!(txn.store().groups.last(), last, "round {round}");
-        }
     }
 }
