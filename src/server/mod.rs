@@ -207,7 +207,11 @@ impl Server {
                 stores.batches[name],
                 tasks.stopping().clone(),
             );
-            tasks.spawn_essential(format!("the pump of pool {name}"), pump);
+            tasks.spawn_essential(format!("the pump of pool {name}"), async move {
+                if let Err(error) = pump.await {
+                    tracing::error!(%error, "the timer of a pump failed");
+                }
+            });
         }
         let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {

@@ -2,12 +2,15 @@
 //! that is due earlier. While more jobs are due it does not pause. It sleeps by the monotonic clock, and looks each
 //! second whether the store's clock was set ahead meanwhile. Knows no queue and no consumer.
 
+mod timer;
+
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_io::Timer;
 use tokio_util::sync::CancellationToken;
 
+use self::timer::Timer;
 use crate::clock::Millis;
 use crate::engine::Engine;
 use crate::outage::Outage;
@@ -23,8 +26,14 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Pumps until `stop`. `batch` is how many jobs one step moves at most: it bounds how long the store is busy
-/// with one step. Tells `outage` whether each step worked.
-pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, stop: CancellationToken) {
+/// with one step. Tells `outage` whether each step worked. Fails only with its timer.
+pub async fn run(
+    engine: Arc<dyn Engine>,
+    outage: Arc<Outage>,
+    batch: usize,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let mut timer = Timer::new()?;
     let mut retry = None;
     while !stop.is_cancelled() {
         // The store's clock before the pump: it may be set ahead while the pump is under way.
@@ -45,35 +54,30 @@ pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, batch: usize, sto
         };
         tokio::select! {
             biased;
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => return Ok(()),
             // While the store is away nothing can be stored either, so only the retry wakes the pump.
             () = engine.due_earlier(), if retry.is_none() => {}
-            () = sleep(&*engine, clock, wait) => {}
+            slept = sleep(&*engine, clock, wait, &mut timer) => slept?,
         }
         tokio::select! {
             biased;
-            () = stop.cancelled() => return,
-            _ = Timer::at(began + SHORTEST_PAUSE) => {}
+            () = stop.cancelled() => return Ok(()),
+            slept = timer.sleep(SHORTEST_PAUSE.saturating_sub(began.elapsed())) => slept?,
         }
     }
+    Ok(())
 }
 
 /// Returns after `wait`, or when so much time has passed by the store's clock since it said `clock`: it is set ahead, or
 /// the machine sleeps, and jobs are due that were not.
-async fn sleep(engine: &dyn Engine, clock: Millis, wait: Duration) {
-    // The runtime's timers count in whole milliseconds and round up, which would make every job late by up to two
-    // milliseconds.
+async fn sleep(engine: &dyn Engine, clock: Millis, wait: Duration, timer: &mut Timer) -> io::Result<()> {
     let due = Instant::now() + wait;
     let due_there = clock.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
     loop {
-        let look = Instant::now() + LOOK;
-        if due <= look {
-            Timer::at(due).await;
-            return;
-        }
-        Timer::at(look).await;
-        if engine.now() >= due_there {
-            return;
+        let left = due.saturating_duration_since(Instant::now());
+        timer.sleep(left.min(LOOK)).await?;
+        if left <= LOOK || engine.now() >= due_there {
+            return Ok(());
         }
     }
 }
