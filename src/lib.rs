@@ -12,17 +12,18 @@
 //! - [`push`]: sends the jobs of a queue to a URL.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.
-//! - [`server`]: puts all of it together.
+//! - [`server`]: puts all of it together. [`cli`]: `dormouse queue` and `token-cli`, clients.
 //!
 //! # Who may use whom
 //!
 //! `main → server → {http, push, dispatch, pump, concrete engines}`, `http → {push, dispatch, engine trait, admin,
 //! metrics} → {job, name, error}`, `push → {dispatch, engine trait, admin, metrics}`. Only [`server`] names a concrete
-//! engine; only [`http`] knows axum; only [`http`] and [`push`] know hyper; only `engine::redis`, `admin::redis` and
+//! engine; only [`http`] knows axum; only [`http`], [`push`] and [`cli`] know hyper; only `engine::redis`, `admin::redis` and
 //! `admin::push_redis` know Redis; only [`metrics`] names a metric.
 //! tests/architecture.rs lists what each module may import, and checks it.
 
 pub mod admin;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod dispatch;

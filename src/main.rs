@@ -1,13 +1,12 @@
 //! The command line and the life of the process: configuration → logs → server, and the exit code. With `queue` it is
 //! a client of a server instead ([`cli`]), with `repair` it looks at a directory that no server has open.
 
-mod cli;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use dormouse::cli;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
 use dormouse::process::files;
 use dormouse::process::log;

@@ -1,22 +1,31 @@
-//! The HTTP of `dormouse queue`: one call, and what the server says to it.
+//! The HTTP of the command line: one call, and what the server says to it.
 
+use std::error::Error;
 use std::time::Duration;
 
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{HOST, HeaderValue};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 use serde_json::Value;
-use ureq::http;
+use tokio::net::TcpStream;
+use tokio::runtime::Builder;
+use tokio::time::timeout;
 
 use super::{Failure, Result};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest answer that is read, in bytes: a page of jobs with their bodies.
-const MAX_ANSWER: u64 = 64 << 20;
+/// The longest answer that is read, in bytes: a page of jobs with their bodies, or hundreds of thousands of tokens.
+const MAX_ANSWER: usize = 64 << 20;
 
 /// One call, built step by step.
 #[derive(Clone, Debug)]
 pub struct Call {
-    method: http::Method,
+    method: Method,
     /// Percent-encoded, as the query is.
     path: String,
     query: String,
@@ -26,7 +35,7 @@ pub struct Call {
 impl Call {
     /// A GET of nothing yet.
     pub fn get() -> Call {
-        Call { method: http::Method::GET, path: String::new(), query: String::new(), body: Vec::new() }
+        Call { method: Method::GET, path: String::new(), query: String::new(), body: Vec::new() }
     }
 
     /// The same one segment further down the path.
@@ -38,12 +47,12 @@ impl Call {
 
     /// A POST of this body.
     pub fn post(self, body: impl Into<Vec<u8>>) -> Call {
-        Call { method: http::Method::POST, body: body.into(), ..self }
+        Call { method: Method::POST, body: body.into(), ..self }
     }
 
     /// A PUT without a body.
     pub fn put(self) -> Call {
-        Call { method: http::Method::PUT, ..self }
+        Call { method: Method::PUT, ..self }
     }
 
     /// A PUT of this body.
@@ -53,7 +62,7 @@ impl Call {
 
     /// A DELETE.
     pub fn delete(self) -> Call {
-        Call { method: http::Method::DELETE, ..self }
+        Call { method: Method::DELETE, ..self }
     }
 
     /// With those parameters that are given.
@@ -72,8 +81,10 @@ impl Call {
 
 /// A server, and the header that opens it.
 pub struct Client {
-    agent: ureq::Agent,
+    /// As the user gave it, for messages.
     url: String,
+    /// Host and port.
+    address: String,
     key: Option<Key>,
 }
 
@@ -83,49 +94,44 @@ pub type Key = (&'static str, String);
 impl Client {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
     pub fn new(url: &str, key: Option<Key>) -> Result<Client> {
-        let uri = url.parse::<http::Uri>().ok();
-        let plain = uri.is_some_and(|uri| {
-            uri.scheme_str() == Some("http")
-                && uri.path() == "/"
-                && uri.query().is_none()
-                && uri.host().is_some()
+        let address = url.parse::<Uri>().ok().and_then(|uri| {
+            let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
+            let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
+            Some(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)))
         });
-        if !plain {
-            return Err(Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()));
-        }
-        if key.as_ref().is_some_and(|(_, key)| http::HeaderValue::from_str(key).is_err()) {
+        let address = address
+            .ok_or_else(|| Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
+        if key.as_ref().is_some_and(|(_, key)| HeaderValue::from_str(key).is_err()) {
             return Err(Failure::Usage("the token has characters that no token has".to_owned()));
         }
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .timeout_global(Some(TIMEOUT))
-            .build()
-            .into();
-        Ok(Client { agent, url: url.trim_end_matches('/').to_owned(), key })
+        Ok(Client { url: url.trim_end_matches('/').to_owned(), address, key })
     }
 
-    /// Sends a call, and answers the text of a 2xx.
-    pub fn send(&self, call: Call) -> Result<String> {
+    /// Sends a call, and answers the status and the text.
+    pub fn exchange(&self, call: Call) -> Result<(StatusCode, String)> {
         let trouble = |e: &dyn std::fmt::Display| Failure::NotDone(format!("cannot reach {}: {e}", self.url));
-        let mut request = http::Request::builder()
+        let mut request = Request::builder()
             .method(call.method)
-            .uri(format!("{}{}{}", self.url, call.path, call.query));
+            .uri(format!("{}{}", call.path, call.query))
+            .header(HOST, &self.address);
         if let Some((name, key)) = &self.key {
             request = request.header(*name, key);
         }
-        let request = request.body(call.body).map_err(|e| trouble(&e))?;
-        let mut answer = self.agent.run(request).map_err(|e| match e {
-            ureq::Error::Io(e) => trouble(&e),
-            e => trouble(&e),
-        })?;
-        let body = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
-        let text = String::from_utf8_lossy(&body.map_err(|e| trouble(&e))?).into_owned();
-        if answer.status().is_success() {
+        let request = request.body(Full::new(Bytes::from(call.body))).map_err(|e| trouble(&e))?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
+        let answer = runtime.block_on(async { timeout(TIMEOUT, send(&self.address, request)).await });
+        // It may still look up a name.
+        runtime.shutdown_background();
+        answer.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))
+    }
+
+    /// The text of a 2xx.
+    pub fn send(&self, call: Call) -> Result<String> {
+        let (status, text) = self.exchange(call)?;
+        if status.is_success() {
             return Ok(text);
         }
-        Err(Failure::NotDone(format!("{} answered {}: {}", self.url, answer.status(), says(&text))))
+        Err(Failure::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
     }
 
     /// The same for an answer that is JSON.
@@ -144,6 +150,22 @@ impl Client {
         serde_json::from_str(text)
             .map_err(|e| Failure::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
     }
+}
+
+async fn send(
+    address: &str,
+    request: Request<Full<Bytes>>,
+) -> std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let answer = async move {
+        let answer = sender.send_request(request).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    };
+    // The connection ends when its sender is gone. What it fails with the request fails with too.
+    tokio::join!(answer, connection).0
 }
 
 /// What an error answer says: its text, and which job or element it is about.

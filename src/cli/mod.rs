@@ -1,13 +1,17 @@
 //! `dormouse queue`: looks into queues and sets them right, for the person on call. It speaks to a server's public port
-//! as any client does, and to its admin port for what is pushed: it knows no store and no configuration.
+//! as any client does, and to its admin port for what is pushed: it knows no store and no configuration. `tokens.rs` is
+//! the other tool, token-cli.
 
 mod client;
 mod push;
 mod show;
+pub mod tokens;
 
 use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
@@ -176,14 +180,19 @@ type Result<T> = std::result::Result<T, Failure>;
 
 /// Does what the command line says, and answers the exit code.
 pub fn run(args: QueueArgs) -> ExitCode {
-    match Session::open(args.server).and_then(|session| session.run(args.command)) {
+    exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
+}
+
+/// Says why a command of `program` was not done.
+fn exit_code(program: &str, result: Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(what)) => {
-            eprintln!("dormouse: {what}");
+            eprintln!("{program}: {what}");
             ExitCode::from(2)
         }
         Err(Failure::NotDone(why)) => {
-            eprintln!("dormouse: {why}");
+            eprintln!("{program}: {why}");
             ExitCode::FAILURE
         }
     }
@@ -373,8 +382,16 @@ fn standard_input() -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Prints a text with one line end. It is no error if nobody reads it.
+/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
 fn print_line(text: &str) {
     use std::io::Write;
-    let _gone = writeln!(std::io::stdout(), "{}", text.trim_end());
+    let text = text.trim_end();
+    if !text.is_empty() {
+        let _gone = writeln!(std::io::stdout(), "{text}");
+    }
+}
+
+/// A header for basic auth.
+fn basic_auth(account: &str) -> client::Key {
+    ("Authorization", format!("Basic {}", STANDARD.encode(account)))
 }

@@ -1,12 +1,10 @@
 //! `dormouse queue push`: how a queue's jobs are sent to a URL, through the admin port.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use super::client::{Call, Key};
-use super::{Failure, Result, given, standard_input};
+use super::{Failure, Result, basic_auth, given, standard_input};
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -134,5 +132,5 @@ impl Command {
 /// The header for basic auth, as token-cli's: from the environment, where other users cannot read it.
 pub fn login() -> Result<Option<Key>> {
     let login = given(None, "DORMOUSE_ADMIN_AUTH")?;
-    Ok(login.map(|login| ("Authorization", format!("Basic {}", STANDARD.encode(login)))))
+    Ok(login.as_deref().map(basic_auth))
 }
