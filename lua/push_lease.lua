@@ -5,7 +5,7 @@
 -- ARGV    server, ms for which the answer stands (0 = it leaves), slots in all, slots that it wants, slots that it
 --         holds, rate (0 = no limit), per in ms, rate that it holds, requests in flight, since when its breaker is open
 --         in ms (0 = closed)
--- returns {slots, rate, attempts that have failed so far}
+-- returns {slots, rate, attempts that have failed so far, and that have delivered, 1 = nobody else pushes the queue}
 -- bound   as many servers as ask
 local call, time = redis.call, redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -74,4 +74,5 @@ call('HSET', KEYS[1], me, cjson.encode({
 }))
 if stands == 0 and lent_until <= now then call('HDEL', KEYS[1], me) end
 call('PEXPIRE', KEYS[1], stands + per + 60000)
-return {answer[1], answer[2], tonumber(call('HGET', KEYS[2], 'failed') or 0)}
+local counts = call('HMGET', KEYS[2], 'failed', 'delivered')
+return {answer[1], answer[2], tonumber(counts[1] or 0), tonumber(counts[2] or 0), #want_slots == 1 and 1 or 0}

@@ -86,11 +86,7 @@ impl Outage {
         match result {
             Ok(_) | Err(Error::TooManyPaused(_)) => self.works(),
             Err(
-                Error::Overloaded
-                | Error::Closed
-                | Error::Full { .. }
-                | Error::Locked
-                | Error::OverQuota(_),
+                Error::Overloaded | Error::Closed | Error::Full { .. } | Error::Locked | Error::OverQuota(_),
             ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),

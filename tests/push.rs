@@ -4,10 +4,12 @@ mod support;
 
 use std::time::Duration;
 
-use dormouse::engine::Engine;
-use dormouse::job::JobState;
+use dormouse::admin::push::{PushStore, Report};
+use dormouse::engine::{Engine, Release};
+use dormouse::job::{JobRef, JobState, Reason};
+use dormouse::push::worker::MEMORY;
 use serde_json::{Value, json};
-use support::push::{PushStage, answer, refused};
+use support::push::{Arrived, PushStage, answer, pushed, refused};
 use tokio::time::sleep;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -407,4 +409,203 @@ async fn the_last_20_attempts_are_shown_the_newest_first() {
     assert!((1000..=1027).contains(&answer.len()), "the first KiB of the answer, not {} bytes", answer.len());
     assert!(stage.engine.check().await.is_ok());
     assert!(stage.elapsed() < MINUTE, "shown at most 5 s late");
+}
+
+/// Guards against a worker that hears nothing while it waits for a store of jobs that failed.
+#[tokio::test(start_paused = true)]
+async fn a_stop_is_heard_at_once_while_consumes_fail() {
+    for millis in (2000..6000).step_by(173) {
+        let stage = PushStage::new(json!({})).await;
+        stage.engine.set_away(true);
+        stage.publish("x", 1).await;
+        sleep(Duration::from_millis(millis)).await;
+        let asked = stage.elapsed();
+        stage.push.stop();
+        stage.push.ended().await;
+        let took = stage.elapsed() - asked;
+        assert!(took < Duration::from_millis(5), "a stop {millis} ms after the beginning took {took:?}");
+    }
+}
+
+/// Hands the job out to a worker that gives it up with this reason, while push is paused.
+async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    sleep(SECOND).await;
+    let jobs = stage.engine.consume(&job.queue.clone().into(), &[MINUTE]).await.expect("it answers").jobs;
+    let release = Release { delay: SECOND, restore_try: false, reason: Reason::new(reason) };
+    stage.engine.release(job, jobs[0].proof(), release).await.expect("it is released");
+    stage.push.resume(&stage.key).await.expect("it resumes");
+}
+
+/// Guards against an attempt that another server made a moment ago, and that nobody has told of yet: the number is
+/// wrong, the first delay is taken again, and one attempt too few is counted at the death.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_of_another_server_counts_before_that_has_told_of_it() {
+    let stage = PushStage::new(json!({})).await;
+    stage.store.shared_with_another();
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    let job = stage.publish("x", 3).await;
+    fails_elsewhere(&stage, &job, "attempt 1: status 500").await;
+    sleep(MINUTE).await;
+    let arrived = stage.endpoint.arrived();
+    assert_eq!(arrived.first().map(Arrived::attempt), Some(2), "the attempt after the first one");
+}
+
+/// Guards against a count that begins anew when push is deleted and set again.
+#[tokio::test(start_paused = true)]
+async fn attempts_are_counted_on_when_push_is_set_again() {
+    let stage = PushStage::new(json!({"retry": [30]})).await;
+    stage.endpoint.says(500, &[], "");
+    stage.publish("x", 3).await;
+    sleep(5 * SECOND).await;
+    stage.push.delete(&stage.key).await.expect("it is deleted");
+    sleep(SECOND).await;
+    stage.set(json!({})).await;
+    sleep(MINUTE).await;
+    let attempts: Vec<u64> = stage.endpoint.arrived().iter().map(Arrived::attempt).collect();
+    assert_eq!(attempts[..2], [1, 2], "the second attempt is the second one");
+}
+
+/// Guards against a reason of a stranger that is taken for a number of ours, and then counted on.
+#[tokio::test(start_paused = true)]
+async fn a_reason_with_the_largest_number_overflows_nothing() {
+    let stage = PushStage::new(json!({"retry": [1]})).await;
+    stage.endpoint.says(500, &[], "");
+    let report = Report { failed: 1, ..Report::default() };
+    stage.store.report(&stage.key, report).await.expect("it is told");
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    let job = stage.publish("x", 3).await;
+    fails_elsewhere(&stage, &job, "attempt 18446744073709551615: status 500").await;
+    sleep(MINUTE).await;
+    let attempts: Vec<u64> = stage.endpoint.arrived().iter().map(Arrived::attempt).collect();
+    assert_eq!(attempts, [1, 2], "a number that no attempt has is none");
+    let view = stage.view(&job).await.expect("it is there");
+    assert_eq!(view.state, Some(JobState::Dead), "two tries were left");
+}
+
+/// Guards against a server that shows `open` for good: after the outage others have taken all jobs, so it has nothing
+/// to probe with.
+#[tokio::test(start_paused = true)]
+async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to_probe_with() {
+    let stage = PushStage::new(json!({"retry": [1]})).await;
+    stage.endpoint.does(|_| (Duration::ZERO, refused()));
+    for n in 0..10 {
+        stage.publish(&n.to_string(), 1).await;
+    }
+    sleep(2 * SECOND).await;
+    let state = async || stage.shown().await["state"].clone();
+    let elsewhere = async || {
+        let report = Report { delivered: 1, ..Report::default() };
+        stage.store.report(&stage.key, report).await.expect("it is told");
+    };
+    assert_eq!(state().await, "open");
+    sleep(MINUTE).await;
+    assert_eq!(state().await, "open", "nobody has answered yet");
+    elsewhere().await;
+    sleep(3 * SECOND).await;
+    assert_eq!(state().await, "on", "it has answered another server");
+    // This one does not know yet: it probes with the next job, and that costs no try.
+    let job = stage.publish("probe", 1).await;
+    let others = [stage.publish("1", 1).await, stage.publish("2", 1).await];
+    let before = stage.endpoint.arrived().len();
+    sleep(900 * Duration::from_millis(1)).await;
+    assert_eq!(stage.endpoint.arrived().len() - before, 1, "one request, a probe");
+    sleep(3 * SECOND).await;
+    assert_eq!(state().await, "open", "the probe has failed");
+    let view = stage.view(&job).await.expect("it is there");
+    assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "a probe costs no try");
+    stage.endpoint.says(200, &[], "");
+    sleep(2 * MINUTE).await;
+    for job in others {
+        assert!(stage.view(&job).await.is_none(), "{job:?} was not delivered");
+    }
+    assert_eq!(state().await, "on");
+}
+
+/// Guards against slow endpoints that take every connection of the server for as long as they are slow.
+#[tokio::test(start_paused = true)]
+async fn slow_endpoints_leave_connections_to_the_next_queue() {
+    let stage = PushStage::with(json!({"concurrency": 1000, "timeout": 300}), 42, MEMORY).await;
+    stage.endpoint.does(|arrived| {
+        let slow = arrived.body == "slow";
+        (if slow { 60 * SECOND } else { SECOND / 10 }, answer(200, &[], ""))
+    });
+    let queues = ["q", "slow2", "slow3", "slow4", "slow5", "slow6"].map(pushed);
+    let quick = pushed("quick");
+    for key in queues.iter().chain([&quick]) {
+        let set = stage.set_of(key, json!({"concurrency": 1000, "timeout": 300})).await;
+        set.expect("a setting");
+    }
+    sleep(SECOND).await;
+    for _ in 0..100 {
+        for key in &queues {
+            stage.publish_to(key, "slow", 1).await;
+        }
+    }
+    sleep(5 * SECOND).await;
+    let slow = stage.endpoint.most();
+    assert!((36..42).contains(&slow), "{slow} of 42 connections were taken by slow endpoints");
+    let job = stage.publish_to(&quick, "quick", 1).await;
+    sleep(SECOND).await;
+    assert!(stage.view(&job).await.is_none(), "delivered at once, beside six slow endpoints");
+}
+
+/// Guards against bodies in flight that take the memory of the server.
+#[tokio::test(start_paused = true)]
+async fn bodies_in_flight_stay_within_their_memory() {
+    const KIB: usize = 16 << 10;
+    let stage = PushStage::with(json!({"concurrency": 1000}), 1000, KIB).await;
+    stage.endpoint.does(|_| (SECOND, answer(200, &[], "")));
+    let body = "x".repeat(192 << 10);
+    for _ in 0..150 {
+        stage.publish(&body, 1).await;
+    }
+    sleep(20 * SECOND).await;
+    // 192 KiB and 64 for the answer.
+    assert_eq!(stage.endpoint.most(), KIB / 256, "requests in flight at most");
+    assert_eq!(stage.endpoint.arrived().len(), 150, "all of them were delivered");
+}
+
+/// Guards against settings that send the deaths of one queue to another and back.
+#[tokio::test(start_paused = true)]
+async fn a_circle_of_on_dead_is_refused() {
+    let stage = PushStage::new(json!({"on_dead": "b"})).await;
+    let set = async |queue: &str, on_dead: &str| {
+        let set = stage.set_of(&pushed(queue), json!({"on_dead": on_dead})).await;
+        set.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(set("b", "c").await, Ok(()), "a chain is none");
+    let refused = set("c", "q").await.expect_err("q, b, c, q");
+    assert!(refused.contains("on_dead") && refused.contains("queue b"), "{refused}");
+    let refused = set("b", "q").await.expect_err("q, b, q");
+    assert!(refused.contains("on_dead") && refused.contains("queue q"), "{refused}");
+    for n in 0..17 {
+        let made = set(&format!("n{}", n + 1), &format!("n{n}")).await;
+        assert_eq!(made.is_ok(), n < 16, "a chain of {} queues: {made:?}", n + 1);
+    }
+}
+
+/// Guards against a circle that is stored all the same, by two servers at a moment: one job became hundreds.
+#[tokio::test(start_paused = true)]
+async fn a_circle_that_is_stored_ends_with_the_first_message() {
+    let stage = PushStage::new(json!({"retry": [1], "on_dead": "b"})).await;
+    stage.endpoint.says(422, &[("dormouse-retry", "no")], "no");
+    // As another server would store it: with no look at others.
+    let (b, c) = (pushed("b"), pushed("c"));
+    stage.set_of(&c, json!({"on_dead": "q"})).await.expect("a setting");
+    let record = stage.store.record(&c).await.expect("it answers");
+    assert!(stage.store.swap(&b, None, record).await.expect("it answers"));
+    let job = stage.publish("x", 5).await;
+    stage.publish_to(&b, "y", 5).await;
+    sleep(MINUTE).await;
+    let dead = async |queue: &str| {
+        stage.engine.dead_letter(&support::jobs::queue(queue)).await.expect("it answers").size
+    };
+    assert_eq!((dead("q").await, dead("b").await), (2, 2), "each job, and one message of it");
+    assert_eq!(stage.endpoint.arrived().len(), 4, "requests");
+    let bodies: Vec<String> = stage.endpoint.arrived().into_iter().map(|arrived| arrived.body).collect();
+    let told =
+        bodies.iter().find(|body| body.contains(&job.id.to_string())).expect("a message of the first job");
+    let told: Value = serde_json::from_str(told).expect("JSON");
+    assert_eq!(told["data"], "eA==", "with the body of the job");
 }

@@ -204,8 +204,51 @@ async fn a_stop_gives_back_what_the_endpoint_does_not_answer(store: Store) {
     drop(server);
 }
 
+/// Guards against a rate that begins anew with the server.
+async fn a_rate_holds_over_a_restart(store: Store) {
+    let receiver = Receiver::start().await;
+    let toml = loopback(&store.toml());
+    let server = TestServer::start(&toml, ()).await;
+    let token = server.token("ns").await;
+    set(&server, &receiver, json!({"rate": 3, "per": 4})).await;
+    for n in 0..6 {
+        publish(&server, &token, &n.to_string()).await;
+    }
+    receiver.until(3).await;
+    server.stop().await;
+    let server = TestServer::start(&toml, store).await;
+    let arrived = receiver.until(6).await;
+    let took = arrived[3].at - arrived[0].at;
+    assert!(took > Duration::from_millis(3900), "the fourth request came {took:?} after the first, not 4 s");
+    drop(server);
+}
+
+/// Guards against slots that are given out anew while requests of the setting before are in flight.
+async fn requests_of_a_deleted_setting_keep_their_slots(store: Store) {
+    let (server, receiver) = (start(store).await, Receiver::start().await);
+    let token = server.token("ns").await;
+    receiver.answer(|_| Scripted::status(200).held());
+    for _ in 0..2 {
+        set(&server, &receiver, json!({"concurrency": 3, "timeout": 60})).await;
+        for n in 0..3 {
+            publish(&server, &token, &n.to_string()).await;
+        }
+        receiver.until_so("three in flight", |receiver| receiver.in_flight() >= 3).await;
+        ask(&server, "DELETE", "", None).await.expect(204);
+        tokio::time::sleep(Duration::from_millis(1100)).await; // every server knows of it within a second
+    }
+    assert_eq!(receiver.most_in_flight(), 3, "in flight at most");
+    receiver.release(3);
+    set(&server, &receiver, json!({"concurrency": 3, "timeout": 60})).await;
+    receiver.until(6).await;
+    assert_eq!(receiver.most_in_flight(), 3, "in flight at most, when the first ones have ended");
+    receiver.release(3);
+}
+
 on_each_store!(
     a_job_is_delivered_and_acked,
+    a_rate_holds_over_a_restart,
+    requests_of_a_deleted_setting_keep_their_slots,
     a_failed_job_comes_again_with_its_number_and_dies_at_last,
     pause_resume_test_secret_and_what_is_wrong,
     where_it_may_not_call_it_does_not,
@@ -234,6 +277,32 @@ async fn two_servers_share_the_slots_and_the_counts() {
     for server in &servers {
         until("both show all counts", async || shown(server).await["counts"]["delivered"] == 200).await;
     }
+}
+
+/// Guards against attempts that the other server has made a moment ago and not told of yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_count_the_attempts_of_a_job_together() {
+    let (redis, receiver) = (RedisServer::start(), Receiver::start().await);
+    receiver.answer(|_| Scripted::status(500));
+    let toml = loopback(&redis_toml(&redis));
+    let servers = [TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await];
+    let token = servers[0].token("ns").await;
+    let setting = json!({"url": receiver.url("/"), "retry": [0.1], "concurrency": 2}).to_string();
+    for queue in 0..60 {
+        let put = servers[queue % 2].admin("PUT", &format!("/push/ns/q{queue}"));
+        send(put.body(setting.clone())).await.expect(200);
+    }
+    tokio::time::sleep(Duration::from_millis(2500)).await; // both push all of them, and have their slots
+    for queue in 0..60 {
+        let path = format!("/api/ns/q{queue}?tries=3");
+        servers[queue % 2].put(&token, &path, "x").await.expect(201);
+    }
+    let mut attempts: std::collections::BTreeMap<String, Vec<u32>> = Default::default();
+    for request in receiver.until(180).await {
+        attempts.entry(request.job_id().into()).or_default().push(request.attempt());
+    }
+    let wrong: Vec<_> = attempts.values().filter(|attempts| **attempts != [1, 2, 3]).collect();
+    assert!(wrong.is_empty(), "{} of {} jobs were counted wrong: {wrong:?}", wrong.len(), attempts.len());
 }
 
 /// Guards against slots of a fleet that are given twice, kept by the dead, or divided unfairly.
@@ -379,10 +448,15 @@ impl Resolve for Names {
 
 /// A client that may call `allow` beside public addresses, and whose DNS says these, one after the other.
 fn client(allow: &[&str], names: Vec<Vec<SocketAddr>>) -> Client {
+    client_of(allow, names, 1000)
+}
+
+/// The same with so many connections.
+fn client_of(allow: &[&str], names: Vec<Vec<SocketAddr>>, connections: usize) -> Client {
     let allow: Vec<String> = allow.iter().map(|entry| (*entry).to_owned()).collect();
     let guard = Guard::new(&allow, false).expect("entries");
     let names = Arc::new(Names(Mutex::new(names)));
-    Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty())
+    Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty(), connections)
 }
 
 async fn call(client: &Client, url: &str, body_counts: bool) -> Result<Answer, Fault> {
@@ -495,6 +569,44 @@ async fn a_receiver_that_dies_of_a_request_gets_it_once_more_at_most() {
     receiver.answer(|_| Scripted::Bytes(b"no HTTP at all\r\n\r\n".to_vec()));
     call(&client, &receiver.url("/"), false).await.expect_err("no answer");
     assert_eq!(receiver.count() - before, 1, "garbage was asked for again");
+}
+
+/// How many connections lead to these ports, from this side.
+fn connections_to(ports: &[u16]) -> usize {
+    let table = std::fs::read_to_string("/proc/self/net/tcp").expect("Linux tells of its connections");
+    let established = table.lines().skip(1).filter(|line| {
+        let mut fields = line.split_whitespace().skip(2);
+        let (to, state) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let port = to.rsplit(':').next().and_then(|port| u16::from_str_radix(port, 16).ok());
+        state == "01" && port.is_some_and(|port| ports.contains(&port))
+    });
+    established.count()
+}
+
+/// Guards against connections that are kept for each endpoint, until the server has no file left for its stores.
+#[tokio::test]
+async fn kept_connections_are_bounded_over_all_endpoints_and_make_room() {
+    let mut receivers = Vec::new();
+    for _ in 0..30 {
+        receivers.push(Receiver::start().await);
+    }
+    let ports: Vec<u16> = receivers.iter().map(|receiver| receiver.addr().port()).collect();
+    let client = client_of(&["127.0.0.1"], vec![vec![receivers[0].addr()]], 4);
+    let (began, mut most) = (Instant::now(), 0);
+    for round in 0..2 {
+        for receiver in &receivers {
+            let answer = call(&client, &receiver.url("/"), false).await;
+            assert_eq!(answer.expect("an answer").status, 200, "round {round}");
+            most = most.max(connections_to(&ports));
+        }
+    }
+    assert_eq!(most, 4, "connections at most");
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "60 requests to 30 endpoints over 4 connections took {took:?}");
+    let last = &receivers[29];
+    let before = last.connections();
+    call(&client, &last.url("/"), false).await.expect("an answer");
+    assert_eq!(last.connections(), before, "the connection that was used last is still kept");
 }
 
 /// Guards against an answer that fills the memory, and against one that never ends.

@@ -191,6 +191,38 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
     assert_eq!((forbidden.count(), forbidden.connections()), (0, 0), "called, or connected to");
 }
 
+/// Guards against names that hang and take the threads on which the stores work, one for each request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
+    let receiver = Receiver::start_at("127.0.0.2:0").await;
+    let faked = match FakeNames::new(&[("hangs.test", &["hangs"]), ("good.test", &["127.0.0.2"])]) {
+        Ok(names) => names,
+        Err(why) => return eprintln!("skipped: {why}"),
+    };
+    let (dir, env) = (TempDir::new().expect("a temporary directory"), faked.env());
+    let config = "PushAllow = [\"127.0.0.2/32\"]\n[Pool.default]\nPath = \"jobs\"\n";
+    std::fs::write(dir.path().join("c.toml"), config).expect("a file");
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+    let pushed = Pushed::process(&mut process).await;
+    let setting = json!({"url": "http://hangs.test/", "concurrency": 600, "timeout": 60});
+    pushed.set("hangs", setting).await;
+    let jobs = json!((0..60).collect::<Vec<_>>());
+    for _ in 0..10 {
+        pushed.api("PUT", "/api/ns/hangs/bulk", jobs.to_string()).await.expect(201);
+    }
+    until("600 requests are under way", async || {
+        pushed.metrics().await.contains(r#"push_in_flight{namespace="ns",pool="default",queue="hangs"} 600"#)
+    })
+    .await;
+    let threads = std::fs::read_dir(format!("/proc/{}/task", process.pid())).expect("it lives").count();
+    assert!(threads < 100, "the server has {threads} threads, of which names have a few");
+    let port = receiver.addr().port();
+    pushed.set("good", json!({"url": format!("http://good.test:{port}/")})).await;
+    let job = pushed.publish("good", "", "x").await;
+    pushed.until_gone("good", &job).await;
+}
+
 /// An endpoint that may be called sends push to one that may not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redirect_leads_nowhere() {

@@ -12,6 +12,7 @@ use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
 use super::push::{PushKey, Version};
+use super::push_disk::Leased;
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;
@@ -39,8 +40,8 @@ pub struct DiskAdmin {
 pub(super) struct Pushed {
     /// Grows with every change of a record.
     pub version: Version,
-    /// What the server has told with its leases: requests in flight, and since when its breaker is open.
-    pub servers: HashMap<PushKey, (u32, Option<Millis>)>,
+    /// Who holds what of each queue.
+    pub leased: HashMap<PushKey, Leased>,
 }
 
 /// How often each token was used in its current interval.

@@ -77,6 +77,10 @@ pub struct Share {
     pub rate: u32,
     /// How many attempts have failed so far, on all servers.
     pub failed: u64,
+    /// How many have delivered, likewise.
+    pub delivered: u64,
+    /// Nobody else pushes the queue.
+    pub alone: bool,
 }
 
 /// One attempt, as it is shown. Stored as JSON.
@@ -136,12 +140,13 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>>;
 
     /// Puts `new` in the place of the record `old`, byte by byte. `false`, and nothing changes, when it is another
-    /// one by now. `None` is no record; without one what was reported of the queue is forgotten too.
+    /// one by now. `None` is no record; without one what was reported of the queue is forgotten too. What is leased
+    /// stands: requests may be in flight.
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool>;
 
     /// Divides the slots and the rate among the servers that ask, evenly. What all of them hold is never more than
     /// there is: who gets more waits until others have given it up. A server that did not ask again within its time
-    /// holds nothing.
+    /// holds nothing. What it may have begun counts in the rate for one more `per`, also after a restart.
     async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share>;
 
     /// Adds to what is known of a queue.

@@ -1,11 +1,16 @@
 //! What push shares, on local disk: records and reports in the directory of the default pool (docs/disk-format.md draws
-//! their keys), slots in memory: a directory has one server.
+//! their keys), slots in memory: a directory has one server. It may have two workers of a queue: one that was deleted
+//! has requests in flight when the queue is pushed again.
 
+use std::time::Duration;
+
+use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes};
 
 use super::disk::DiskAdmin;
 use super::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
+use crate::clock::Millis;
 use crate::engine::disk::{Change, PUSH_PREFIX, Table};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -13,6 +18,92 @@ use crate::name::{Namespace, PoolName, Queue, QueueName};
 /// What stands behind the prefix: which kind of row it is.
 const RECORD: u8 = b'r';
 const REPORT: u8 = b's';
+const LENT: u8 = b'l';
+
+/// The longest `per`: what was begun so long ago counts in no rate.
+const LONGEST_PER: Duration = Duration::from_secs(3600);
+/// For how long ahead it is stored that requests may be begun: so seldom is a row written.
+const AHEAD: Duration = Duration::from_secs(60);
+
+fn millis(time: Duration) -> Millis {
+    time.as_millis() as Millis
+}
+
+/// Who holds what of a queue.
+#[derive(Debug, Default)]
+pub(super) struct Leased {
+    workers: HashMap<String, Holds>,
+    /// Parts of the rate that nobody holds any more, and until when they count.
+    lent: Vec<(u32, Millis)>,
+    /// How many may have been begun, until when: what another start must count. `None` until it was read.
+    stored: Option<(u32, Millis)>,
+}
+
+/// What a worker has told with its last lease, and until when it stands.
+#[derive(Debug)]
+struct Holds {
+    until: Millis,
+    slots: u32,
+    rate: u32,
+    in_flight: u32,
+    open: Option<Millis>,
+}
+
+impl Leased {
+    /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
+    /// of two workers one is ending.
+    fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Share {
+        let until = now + millis(lease.per);
+        self.lent.retain(|(_, until)| *until > now);
+        self.workers.remove(lease.server);
+        let ended = self.workers.extract_if(|_, holds| holds.until <= now);
+        self.lent.extend(ended.map(|(_, holds)| (holds.rate, until)));
+        let (slots, rate) = self
+            .workers
+            .values()
+            .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
+        let mut share = Share { alone: self.workers.is_empty(), ..Share::default() };
+        if lease.wants > 0 {
+            share.slots = lease.slots.saturating_sub(slots);
+            let lent: u32 = self.lent.iter().map(|(lent, _)| lent).sum();
+            share.rate = lease.rate.min(lease.rate.saturating_sub(rate + lent).max(lease.rate_held));
+        }
+        if lease.rate_held > share.rate {
+            self.lent.push((lease.rate_held - share.rate, until));
+        }
+        if !lease.time.is_zero() {
+            let holds = Holds {
+                until: now + millis(lease.time),
+                slots: lease.holds.max(share.slots),
+                rate: share.rate,
+                in_flight: lease.in_flight,
+                open: lease.open,
+            };
+            self.workers.insert(lease.server.to_owned(), holds);
+        }
+        share
+    }
+
+    /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
+    /// none when nothing counts.
+    fn row(&mut self, lease: &Lease<'_>, now: Millis) -> Option<(u32, Millis)> {
+        let (rate, until) = self.stored.unwrap_or_default();
+        let row = match self.workers.is_empty() {
+            true => (self.lent.iter().map(|(lent, _)| lent).sum(), now),
+            false if lease.rate > rate || now + millis(lease.time) > until => {
+                (lease.rate, now + millis(AHEAD))
+            }
+            false => return None,
+        };
+        self.stored = Some(row);
+        (row.0 > 0 || rate > 0).then_some(row)
+    }
+}
+
+/// Reads what [`Leased::row`] has said; nothing where it cannot be read.
+fn read_lent(row: &Bytes) -> Option<(u32, Millis)> {
+    serde_json::from_slice(row).ok()
+}
 
 /// The key of a row: kind, pool and namespace with their lengths, queue.
 fn row(kind: u8, key: &PushKey) -> Bytes {
@@ -60,6 +151,20 @@ impl DiskAdmin {
         })
     }
 
+    /// Drops the rows of parts of a rate that count no more: the queue may not be pushed any longer.
+    async fn forget_lent(&self) -> Result<()> {
+        let (prefix, now) = ([PUSH_PREFIX, &[LENT]].concat(), self.records.now());
+        let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
+        let rows = self.records.read(Table::Push, |rows| {
+            let lent = rows.iter().filter(|(key, row)| key.starts_with(&prefix) && over(row));
+            lent.map(|(key, _)| (Table::Push, key.clone(), Change::Delete)).collect::<Vec<_>>()
+        });
+        if !rows.is_empty() {
+            self.records.change(rows).await?;
+        }
+        Ok(())
+    }
+
     fn push_report(&self, key: &PushKey) -> Result<Report> {
         let stored = self.records.read(Table::Push, |rows| rows.get(&row(REPORT, key)).cloned());
         let read = |stored: Bytes| serde_json::from_slice(&stored).map_err(Error::corrupt);
@@ -73,6 +178,9 @@ impl PushStore for DiskAdmin {
         let version = self.push.lock().version;
         if known == Some(version) {
             return Ok(None);
+        }
+        if known.is_none() {
+            self.forget_lent().await?;
         }
         Ok(Some(Records { version, all: self.push_records()? }))
     }
@@ -98,14 +206,33 @@ impl PushStore for DiskAdmin {
     }
 
     async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
-        let failed = self.push_report(key)?.failed;
-        let mut push = self.push.lock();
-        if lease.time.is_zero() {
-            push.servers.remove(key);
-        } else {
-            push.servers.insert(key.clone(), (lease.in_flight, lease.open));
+        let _turn = self.push_turn.lock().await;
+        let (report, now) = (self.push_report(key)?, self.records.now());
+        let (share, begun) = {
+            let mut push = self.push.lock();
+            let leased = push.leased.entry(key.clone()).or_default();
+            if leased.stored.is_none() {
+                let stored =
+                    self.records.read(Table::Push, |rows| rows.get(&row(LENT, key)).and_then(read_lent));
+                leased.stored = stored;
+                let begun = |(rate, until): (u32, Millis)| (rate, until.min(now) + millis(lease.per));
+                leased.lent.extend(stored.map(begun));
+            }
+            let (share, begun) = (leased.divide(&lease, now), leased.row(&lease, now));
+            if leased.workers.is_empty() {
+                push.leased.remove(key);
+            }
+            (share, begun)
+        };
+        if let Some(begun) = begun {
+            let change = match begun.0 {
+                0 => Change::Delete,
+                _ => Change::Put(serde_json::to_vec(&begun).map_err(Error::refused)?.into()),
+            };
+            // Before the answer: what may be begun is known after a kill, too.
+            self.records.change(vec![(Table::Push, row(LENT, key), change)]).await?;
         }
-        Ok(Share { slots: lease.slots, rate: lease.rate, failed })
+        Ok(Share { failed: report.failed, delivered: report.delivered, ..share })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
@@ -122,8 +249,10 @@ impl PushStore for DiskAdmin {
 
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
         let report = self.push_report(key)?;
-        let (in_flight, open) = self.push.lock().servers.get(key).copied().unwrap_or_default();
-        Ok(Seen { report, in_flight: u64::from(in_flight), open })
+        let push = self.push.lock();
+        let workers = || push.leased.get(key).into_iter().flat_map(|leased| leased.workers.values());
+        let in_flight = workers().map(|holds| u64::from(holds.in_flight)).sum();
+        Ok(Seen { report, in_flight, open: workers().filter_map(|holds| holds.open).min() })
     }
 }
 

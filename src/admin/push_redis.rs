@@ -63,11 +63,8 @@ impl PushStore for RedisAdmin {
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
         let script = &self.scripts.push_swap;
-        let mut call = script.call(4);
-        call.arg(PUSH);
-        for kind in ["counts", "attempts", "servers"] {
-            call.arg(push_key(key, kind));
-        }
+        let mut call = script.call(3);
+        call.arg(PUSH).arg(push_key(key, "counts")).arg(push_key(key, "attempts"));
         call.arg(key.to_string()).arg(&old.unwrap_or_default()[..]).arg(&new.unwrap_or_default()[..]);
         self.run(script, &call).await
     }
@@ -80,8 +77,8 @@ impl PushStore for RedisAdmin {
         call.arg(lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
         call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
         call.arg(lease.open.unwrap_or(0));
-        let (slots, rate, failed) = self.run(script, &call).await?;
-        Ok(Share { slots, rate, failed })
+        let (slots, rate, failed, delivered, alone) = self.run(script, &call).await?;
+        Ok(Share { slots, rate, failed, delivered, alone })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {

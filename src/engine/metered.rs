@@ -8,8 +8,8 @@ use async_trait::async_trait;
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Once, Pause, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};

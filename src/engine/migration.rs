@@ -56,9 +56,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed, Placing,
-    Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release, Released, Revival,
-    Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed,
+    Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release, Released,
+    Revival, Revived, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};

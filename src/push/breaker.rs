@@ -9,6 +9,10 @@ use tokio::time::Instant;
 const ROW: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// What other servers tell so soon after a failure here may be of the time before it.
+const TOLD_LATE: Duration = Duration::from_secs(5);
+/// A probe that is due begins within this time, if there is a job and a slot for it.
+const PROBED: Duration = Duration::from_secs(2);
 /// The concurrency is whole again when nothing has told to be slow for so long.
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
@@ -46,11 +50,36 @@ struct Open {
     pause: Duration,
     next: Instant,
     probing: bool,
+    /// When an attempt has failed last.
+    failed: Instant,
+    /// How many attempts of all servers had delivered a while after that.
+    delivered: u64,
+    /// The endpoint has answered another server since, and this one has had nothing to probe with.
+    answers_others: bool,
 }
 
 impl Breaker {
+    /// Whether nothing but probes may be sent.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// Whether the endpoint is down, as far as this server can know.
+    pub fn is_down(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| !open.answers_others)
+    }
+
+    /// So many attempts of all servers have delivered. Answers whether that ends what [`is_down`](Breaker::is_down)
+    /// says. This server still probes first: it may be its own network that is broken.
+    pub fn told(&mut self, now: Instant, delivered: u64) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        if now < open.failed + TOLD_LATE {
+            open.delivered = delivered;
+        }
+        let idle = !open.probing && now >= open.next + PROBED;
+        let ends = idle && delivered > open.delivered && !open.answers_others;
+        open.answers_others |= ends;
+        ends
     }
 
     /// Whether requests may be sent now.
@@ -70,12 +99,12 @@ impl Breaker {
         }
     }
 
-    /// An attempt has ended. Answers whether the breaker was opened or closed by it.
+    /// An attempt has ended. Answers whether the endpoint is [down](Breaker::is_down) by it, or up again.
     pub fn ended(&mut self, now: Instant, probe: bool, sign: Sign) -> bool {
         match (sign, &mut self.open) {
             (Sign::Answers, open) => {
                 self.row = 0;
-                open.take().is_some()
+                open.take().is_some_and(|open| !open.answers_others)
             }
             (sign, Some(open)) => {
                 if probe {
@@ -85,7 +114,10 @@ impl Breaker {
                     }
                     open.next = now + open.pause;
                 }
-                false
+                if sign == Sign::Down {
+                    open.failed = now;
+                }
+                sign == Sign::Down && std::mem::take(&mut open.answers_others)
             }
             (Sign::None, None) => false,
             (Sign::Down, None) => {
@@ -93,15 +125,22 @@ impl Breaker {
                 if self.row < ROW {
                     return false;
                 }
-                self.open = Some(Open { pause: FIRST_PAUSE, next: now + FIRST_PAUSE, probing: false });
+                self.open = Some(Open {
+                    pause: FIRST_PAUSE,
+                    next: now + FIRST_PAUSE,
+                    probing: false,
+                    failed: now,
+                    delivered: u64::MAX,
+                    answers_others: false,
+                });
                 true
             }
         }
     }
 
-    /// Begins anew: the setting has changed. Answers whether it was open.
+    /// Begins anew: the setting has changed. Answers whether the endpoint was down.
     pub fn reset(&mut self) -> bool {
-        std::mem::take(self).is_open()
+        std::mem::take(self).is_down()
     }
 }
 

@@ -2,13 +2,14 @@
 //! then called, so that no name can lead where push may not go. Connections are kept and used again. Redirects are
 //! never followed. Knows no job.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::Body;
 use hyper::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::{Request, Response, StatusCode, Uri};
@@ -25,13 +26,16 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, capture_connection};
 use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::Service;
 use url::Url;
 
@@ -39,12 +43,20 @@ use super::address::Guard;
 
 /// The most bytes of an answer that are read.
 pub const MAX_ANSWER: usize = 1 << 20;
+/// Of an answer that counts so much is read beside all others, and of any in one piece. Larger ones take turns.
+pub const SMALL_ANSWER: usize = 64 << 10;
+/// How many larger answers are read at a time, of [`MAX_ANSWER`] bytes each.
+const LARGE_ANSWERS: usize = 64;
+/// For how long one of them has its turn.
+const TURN: Duration = Duration::from_secs(10);
 /// How long one address of several may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a connection that nobody uses is kept: shorter than the servers of Node and Python keep it.
 const IDLE: Duration = Duration::from_secs(4);
 /// How many of them are kept for one endpoint.
 const MOST_IDLE: usize = 1000;
+/// How often a request that waits for a connection looks for one to close that nobody uses.
+const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 /// How much of an answer whose body does not count is kept, to be shown.
 pub const KEPT: usize = 1024;
 
@@ -93,17 +105,6 @@ pub trait Resolve: std::marker::Send + Sync + fmt::Debug + 'static {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-/// The machine's own resolver.
-#[derive(Debug)]
-pub struct SystemResolver;
-
-#[async_trait]
-impl Resolve for SystemResolver {
-    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        Ok(tokio::net::lookup_host((host, port)).await?.collect())
-    }
-}
-
 /// Where a proxy is, and what it wants to hear.
 #[derive(Clone)]
 pub struct Proxy {
@@ -146,15 +147,17 @@ pub struct Client {
     pool: Pool<Connector, Full<Bytes>>,
     guard: Arc<Guard>,
     proxy: Option<Proxy>,
+    large: Semaphore,
 }
 
 impl Client {
-    /// Verifies certificates against `roots`.
+    /// Verifies certificates against `roots`. Has so many connections at most, those that nobody uses included.
     pub fn new(
         guard: Arc<Guard>,
         resolver: Arc<dyn Resolve>,
         proxy: Option<Proxy>,
         roots: RootCertStore,
+        connections: usize,
     ) -> Client {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider)
@@ -163,13 +166,15 @@ impl Client {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let tls = TlsConnector::from(Arc::new(tls));
-        let connector = Connector { guard: guard.clone(), resolver, proxy: proxy.clone(), tls };
+        let places = Arc::new(Places::new(connections));
+        let connector = Connector { guard: guard.clone(), resolver, proxy: proxy.clone(), tls, places };
         let pool = Pool::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(MOST_IDLE)
             .pool_timer(TokioTimer::new())
+            .http1_max_buf_size(SMALL_ANSWER)
             .build(connector);
-        Client { pool, guard, proxy }
+        Client { pool, guard, proxy, large: Semaphore::new(LARGE_ANSWERS) }
     }
 
     async fn answer(
@@ -203,14 +208,19 @@ impl Client {
                 }
             }
         };
-        if let Some(connected) = used_mark(response.extensions()) {
-            connected.0.store(true, Ordering::Relaxed);
+        let used = used_mark(response.extensions()).cloned();
+        if let Some(used) = &used {
+            used.0.answered.store(true, Ordering::Relaxed);
         }
         if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return Err(Fault::Proxy("it asks for a password".into()));
         }
         let body_counts = body_counts && response.status().is_success();
-        read(response, deadline, body_counts).await
+        let answer = read(response, deadline, body_counts, &self.large).await;
+        if let Some(used) = used {
+            *used.0.idle.lock() = Some(Instant::now());
+        }
+        answer
     }
 }
 
@@ -228,19 +238,29 @@ impl Send for Client {
     }
 }
 
-/// Reads the body. Where it does not count, what does not come in time is left.
-async fn read(response: Response<Incoming>, deadline: Instant, body_counts: bool) -> Result<Answer, Fault> {
+/// Reads the body. Where it does not count, what does not come in time is left. Of a large one, what does not come
+/// within its turn is left too.
+async fn read<B>(
+    response: Response<B>,
+    deadline: Instant,
+    body_counts: bool,
+    large: &Semaphore,
+) -> Result<Answer, Fault>
+where
+    B: Body<Data = Bytes, Error: fmt::Display> + Unpin,
+{
     let (parts, mut body) = response.into_parts();
     let mut bytes = Vec::new();
     let (mut whole, mut came) = (false, 0);
     let most = if body_counts { MAX_ANSWER } else { KEPT };
     // Where the body does not count, the answer must be there before the caller's own time-out. Where it does, that one
     // ends it.
-    let until = deadline - Duration::from_millis(5);
+    let mut until = (!body_counts).then_some(deadline - Duration::from_millis(5));
+    let mut turn = None;
     loop {
-        let next = match body_counts {
-            true => Ok(body.frame().await),
-            false => timeout_at(until, body.frame()).await,
+        let next = match until {
+            None => Ok(body.frame().await),
+            Some(until) => timeout_at(until, body.frame()).await,
         };
         let frame = match next {
             Ok(Some(Ok(frame))) => frame,
@@ -253,6 +273,10 @@ async fn read(response: Response<Incoming>, deadline: Instant, body_counts: bool
         };
         if let Some(data) = frame.data_ref() {
             came += data.len();
+            if body_counts && came > SMALL_ANSWER && turn.is_none() {
+                turn = large.acquire().await.ok();
+                until = Some(deadline.min(Instant::now() + TURN));
+            }
             bytes.extend_from_slice(&data[..data.len().min(most - bytes.len())]);
             if came > MAX_ANSWER {
                 break;
@@ -262,14 +286,78 @@ async fn read(response: Response<Incoming>, deadline: Instant, body_counts: bool
     Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body: bytes.into(), whole })
 }
 
-/// Travels with a connection: whether an answer has come over it.
+/// Travels with a connection: what it was used for.
 #[derive(Clone, Debug, Default)]
-struct Used(Arc<AtomicBool>);
+struct Used(Arc<Use>);
+
+#[derive(Debug, Default)]
+struct Use {
+    /// An answer has come over it.
+    answered: AtomicBool,
+    /// Since when nobody uses it.
+    idle: Mutex<Option<Instant>>,
+    /// It is to make room.
+    close: CancellationToken,
+}
+
+/// The connections that there may be. Each has a place until it is closed.
+#[derive(Debug)]
+struct Places {
+    free: Arc<Semaphore>,
+    taken: Mutex<HashMap<u64, Used>>,
+    next: AtomicU64,
+}
+
+impl Places {
+    fn new(most: usize) -> Places {
+        Places { free: Arc::new(Semaphore::new(most)), taken: Mutex::default(), next: AtomicU64::new(0) }
+    }
+
+    /// Waits for a place. Where there is none, the connection that nobody has used for longest makes room.
+    async fn take(self: &Arc<Self>) -> Place {
+        let free = self.free.clone().acquire_owned();
+        tokio::pin!(free);
+        let permit = loop {
+            if self.free.available_permits() == 0 {
+                self.close_one();
+            }
+            if let Ok(permit) = timeout(CLOSE_AGAIN, &mut free).await {
+                break permit.expect("the semaphore is never closed");
+            }
+        };
+        let (number, used) = (self.next.fetch_add(1, Ordering::Relaxed), Used::default());
+        self.taken.lock().insert(number, used.clone());
+        Place { places: self.clone(), number, used, _permit: permit }
+    }
+
+    fn close_one(&self) {
+        let taken = self.taken.lock();
+        let idle = taken.values().filter_map(|used| Some(((*used.0.idle.lock())?, used)));
+        if let Some((_, used)) = idle.min_by_key(|(since, _)| *since) {
+            *used.0.idle.lock() = None;
+            used.0.close.cancel();
+        }
+    }
+}
+
+/// A connection's place.
+struct Place {
+    places: Arc<Places>,
+    number: u64,
+    used: Used,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken.lock().remove(&self.number);
+    }
+}
 
 fn was_used(connected: &Connected) -> bool {
     let mut extensions = hyper::http::Extensions::new();
     connected.get_extras(&mut extensions);
-    used_mark(&extensions).is_some_and(|used| used.0.load(Ordering::Relaxed))
+    used_mark(&extensions).is_some_and(|used| used.0.answered.load(Ordering::Relaxed))
 }
 
 fn used_mark(extensions: &hyper::http::Extensions) -> Option<&Used> {
@@ -315,6 +403,7 @@ struct Connector {
     resolver: Arc<dyn Resolve>,
     proxy: Option<Proxy>,
     tls: TlsConnector,
+    places: Arc<Places>,
 }
 
 impl fmt::Debug for Connector {
@@ -330,6 +419,7 @@ impl Connector {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let port = to.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let addresses = self.resolve(host, port).await?;
+        let place = self.places.take().await;
         let tcp = match &self.proxy {
             None => reach(&addresses).await?,
             Some(proxy) => self.through(proxy, secure.then_some(&to)).await?,
@@ -344,7 +434,8 @@ impl Connector {
         } else {
             Box::new(tcp)
         };
-        Ok(Stream { io: TokioIo::new(io), proxied, used: Used::default() })
+        let close = Box::pin(place.used.0.close.clone().cancelled_owned());
+        Ok(Stream { io: TokioIo::new(io), proxied, close, place })
     }
 
     /// The addresses of a host that may be called. Through a proxy none is needed: a name that only the proxy knows is
@@ -454,12 +545,13 @@ struct Stream {
     io: TokioIo<Box<dyn Io>>,
     /// It leads to a proxy that must be told the whole URL.
     proxied: bool,
-    used: Used,
+    close: Pin<Box<WaitForCancellationFutureOwned>>,
+    place: Place,
 }
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
-        Connected::new().proxy(self.proxied).extra(self.used.clone())
+        Connected::new().proxy(self.proxied).extra(self.place.used.clone())
     }
 }
 
@@ -469,12 +561,17 @@ impl Read for Stream {
         cx: &mut Context<'_>,
         to: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        // As if the other side had closed it.
+        if self.close.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.io).poll_read(cx, to)
     }
 }
 
 impl Write for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        *self.place.used.0.idle.lock() = None;
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
 
@@ -495,6 +592,7 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        *self.place.used.0.idle.lock() = None;
         Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
     }
 }
@@ -516,4 +614,51 @@ pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
         added += 1;
     }
     if added == 0 { Err(wrong(&"there is no certificate in it")) } else { Ok(roots) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use hyper::body::Frame;
+
+    use super::*;
+
+    /// So many pieces of 32 KiB, and then nothing more for ever, or the end.
+    struct Pieces {
+        left: usize,
+        ends: bool,
+    }
+
+    impl Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            if self.left == 0 {
+                return if self.ends { Poll::Ready(None) } else { Poll::Pending };
+            }
+            self.left -= 1;
+            Poll::Ready(Some(Ok(Frame::data(vec![0; 32 << 10].into()))))
+        }
+    }
+
+    /// Guards against answers that fill the memory together, and against one that never ends and keeps its turn.
+    #[tokio::test(start_paused = true)]
+    async fn large_answers_take_turns() {
+        let (began, large) = (Instant::now(), Semaphore::new(1));
+        let ask = async |left: usize, ends: bool| {
+            let deadline = began + Duration::from_secs(60);
+            let answer = read(Response::new(Pieces { left, ends }), deadline, true, &large).await;
+            let answer = answer.expect("an answer");
+            (answer.body.len() >> 10, answer.whole, began.elapsed().as_secs())
+        };
+        let (stalls, large, small) = tokio::join!(ask(4, false), ask(20, true), ask(2, true));
+        assert_eq!(small, (64, true, 0), "a small answer waits for none: KiB, whole, seconds");
+        assert_eq!(stalls, (128, false, 10), "what does not come within its turn is left");
+        assert_eq!(large, (640, true, 10), "the next one has its turn then");
+    }
 }

@@ -1,5 +1,6 @@
 //! One delivery: the request that a job becomes, and what its answer means. Knows no connection and no store.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -7,14 +8,15 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use hyper::{Request, Uri};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::breaker::Sign;
-use super::client::{Answer, Fault, KEPT};
+use super::client::{Answer, Fault, KEPT, SMALL_ANSWER};
 use super::setting::{Setting, Switch};
 use super::sign::Signer;
 use crate::clock::Millis;
-use crate::job::{Job, Reason};
+use crate::job::{Job, JobId, Reason};
 use crate::name::{Queue, QueueName};
 
 /// The longest pause that an answer may ask for.
@@ -74,6 +76,13 @@ impl Plan {
             headers,
             signers: (old, new),
         })
+    }
+
+    /// How much memory a job takes while it is sent: its body, with `on_dead` also what may tell of its death, and what
+    /// is read of the answer at first.
+    pub fn memory(&self, job: &Job) -> usize {
+        let body = job.body.len() * if self.setting.on_dead.is_some() { 4 } else { 1 };
+        body + SMALL_ANSWER * if self.setting.ok_when.is_some() { 2 } else { 1 }
     }
 
     /// How long a job is consumed for.
@@ -257,7 +266,8 @@ pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
 /// Which attempt the reason of a job tells of; 0 when it is none of ours.
 pub fn attempts_told(reason: Option<&Reason>) -> u64 {
     let told = reason.and_then(|reason| reason.as_str().strip_prefix(ATTEMPT)?.split_once(':'));
-    told.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
+    // A worker may write what it likes.
+    told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()
 }
 
 /// What is shown of an answer.
@@ -270,14 +280,36 @@ pub fn shown(answer: &Result<Answer, Fault>) -> String {
 
 /// The job that the queue of `on_dead` gets for one that has died.
 pub fn obituary(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
-    let data = (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body));
-    let text = json!({
-        "job_id": job.id.to_string(),
-        "queue": queue.as_str(),
-        "attempts": attempts,
-        "last_status": failed.status,
-        "reason": failed.reason,
-        "data": data,
-    });
-    text.to_string().into()
+    let obituary = Obituary {
+        job_id: job.id.to_string().into(),
+        queue: queue.as_str().into(),
+        attempts,
+        last_status: failed.status,
+        reason: failed.reason.as_str().into(),
+        data: (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body).into()),
+    };
+    // Texts and numbers become JSON without fail.
+    serde_json::to_vec(&obituary).unwrap_or_default().into()
+}
+
+/// Whether a job is such a message. By its body, so that those that an earlier version has made are known too.
+pub fn is_obituary(job: &Job) -> bool {
+    let read = serde_json::from_slice::<Obituary>(&job.body);
+    read.is_ok_and(|obituary| JobId::parse(&obituary.job_id).is_some())
+}
+
+/// What a message of `on_dead` says.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Obituary<'a> {
+    #[serde(borrow)]
+    job_id: Cow<'a, str>,
+    #[serde(borrow)]
+    queue: Cow<'a, str>,
+    attempts: u64,
+    last_status: Option<u16>,
+    #[serde(borrow)]
+    reason: Cow<'a, str>,
+    #[serde(borrow)]
+    data: Option<Cow<'a, str>>,
 }

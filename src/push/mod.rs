@@ -14,7 +14,8 @@ mod breaker;
 pub mod client;
 mod delivery;
 pub mod encrypted;
-mod limits;
+pub mod limits;
+pub mod names;
 pub mod setting;
 mod sign;
 pub mod worker;
@@ -37,10 +38,12 @@ use self::sign::Secret;
 use self::worker::{Shared, Target};
 use crate::admin::push::{PushKey, Records, Version};
 use crate::error::{Error, LOCKED};
-use crate::name::PoolName;
+use crate::name::{PoolName, QueueName};
 
 /// How often the store is asked for changes: every server knows of one within a second.
 const LOOK: Duration = Duration::from_millis(500);
+/// Through how many queues `on_dead` may lead.
+const MAX_ON_DEAD: usize = 16;
 
 /// Why an operator's request was not done.
 #[derive(Debug, thiserror::Error)]
@@ -171,6 +174,9 @@ impl Push {
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
         workers.retain(|key, running| there.contains(key) || running.plan.send_replace(None).is_none());
+        let here = records.all.iter().filter(|(key, _)| self.targets.contains_key(&key.pool)).count();
+        self.shared.connections.divide(here);
+        self.shared.memory.divide(here);
         for (key, bytes) in records.all {
             // Another server may have more pools.
             let Some(target) = self.targets.get(&key.pool) else { continue };
@@ -205,6 +211,11 @@ impl Push {
     pub async fn put(&self, key: &PushKey, given: &Value) -> Result<Value> {
         let setting = Setting::parse(given, &key.queue.name).map_err(PushError::Bad)?;
         if let Some(why) = setting.refused(&self.guard) {
+            return Err(PushError::Bad(why));
+        }
+        if let Some(queue) = &setting.on_dead
+            && let Some(why) = self.circle(key, queue).await?
+        {
             return Err(PushError::Bad(why));
         }
         let now = self.shared.now();
@@ -358,6 +369,27 @@ impl Push {
             "milliseconds": began.elapsed().as_millis() as u64,
             "answer": answer.is_ok().then(|| delivery::shown(&answer)),
         }))
+    }
+
+    /// Why the queue of `key` may not have this `on_dead`: what is set of others leads back to it. Two settings that
+    /// are made at the same moment may still become a circle: no message of `on_dead` has one of its own.
+    async fn circle(&self, key: &PushKey, on_dead: &QueueName) -> Result<Option<String>> {
+        let mut next = PushKey { pool: key.pool.clone(), queue: key.queue.clone() };
+        next.queue.name = on_dead.clone();
+        for _ in 0..MAX_ON_DEAD {
+            // One that cannot be read leads nowhere.
+            let record = self.shared.store.record(&next).await?;
+            let record = record.and_then(|record| Record::parse(&record, &next.queue.name).ok());
+            match record.and_then(|record| record.setting.on_dead) {
+                None => return Ok(None),
+                Some(name) if name == key.queue.name => {
+                    let last = &next.queue.name;
+                    return Ok(Some(format!("on_dead: that of queue {last} leads back to this queue")));
+                }
+                Some(name) => next.queue.name = name,
+            }
+        }
+        Ok(Some(format!("on_dead leads through more than {MAX_ON_DEAD} queues")))
     }
 
     async fn change(

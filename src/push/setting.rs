@@ -292,7 +292,7 @@ pub struct Record {
     pub switch: Switch,
     pub since: Millis,
     pub why: String,
-    /// Grows with every change.
+    /// Grows with every change. The first is the time of day at which it was set, in microseconds.
     pub revision: u64,
 }
 

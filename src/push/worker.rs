@@ -12,11 +12,11 @@
 //! jobs go back with their tries.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OnceCell, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,7 @@ use super::breaker::{Breaker, Gate, Sign, Throttle};
 use super::client;
 use super::delivery::{self, Failed, Plan, Verdict};
 use super::encrypted;
-use super::limits::Window;
+use super::limits::{Part, Shares, Taken, Window};
 use super::setting::{Record, Switch};
 use crate::admin::push::{Attempt, Lease, PushKey, PushStore, Report, Share};
 use crate::clock::{Clock, Millis};
@@ -53,6 +53,8 @@ const MOST_UNACKED: usize = 2000;
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 /// The pause before a store that failed is asked again.
 const AGAIN: Duration = Duration::from_millis(250);
+/// How much memory bodies and answers in flight may take over all queues, in KiB.
+pub const MEMORY: usize = 256 << 10;
 /// How long the number of an attempt is looked for: the ttr runs meanwhile.
 const NUMBER: Duration = Duration::from_secs(2);
 /// How many times the job of an `on_dead` may be handed out. It lives forever.
@@ -73,7 +75,9 @@ pub struct Shared {
     /// Requests in flight are cut.
     pub cut: CancellationToken,
     /// How many requests of all queues may be in flight: open files are bounded.
-    pub connections: Arc<Semaphore>,
+    pub connections: Arc<Shares>,
+    /// How much memory their bodies and answers may take, in KiB: [`MEMORY`].
+    pub memory: Arc<Shares>,
 }
 
 impl Shared {
@@ -132,8 +136,15 @@ struct Queued {
     report: Mutex<Report>,
     /// Delivered, and the ack is not done yet.
     unacked: AtomicUsize,
-    /// How many attempts have failed, on any server: with none, no job has had an attempt before.
+    /// How many attempts have failed, on any server.
     failed: AtomicU64,
+    /// The store knows that attempts fail.
+    failure_told: OnceCell<()>,
+    /// No other server pushes the queue.
+    alone: AtomicBool,
+    /// What it holds of connections and memory.
+    connections: Part,
+    memory: Part,
 }
 
 /// A request is over, or what becomes of it is known.
@@ -152,7 +163,7 @@ struct Ended {
 struct Slot {
     ended: Option<Ended>,
     tell: mpsc::UnboundedSender<Ended>,
-    _connection: OwnedSemaphorePermit,
+    _connection: Taken,
 }
 
 impl Slot {
@@ -218,6 +229,10 @@ pub async fn run(
         report: Mutex::default(),
         unacked: AtomicUsize::new(0),
         failed: AtomicU64::new(0),
+        failure_told: OnceCell::new(),
+        alone: AtomicBool::new(false),
+        connections: Part::default(),
+        memory: Part::default(),
         shared: shared.clone(),
         target,
         key,
@@ -242,7 +257,7 @@ pub async fn run(
         tell,
     };
     let stop = shared.tasks.stopping().clone();
-    let (mut lease_at, mut report_at) = (now, now + REPORT);
+    let (mut lease_at, mut report_at, mut consume_at) = (now, now + REPORT, now);
     let (mut leasing, mut reporting, mut consuming) = (None, None, None::<Consuming>);
     let mut ending = false;
     loop {
@@ -270,6 +285,9 @@ pub async fn run(
         if consuming.as_ref().is_some_and(|consuming| consuming.count > room || consuming.probe != probe) {
             consuming = None; // what it has brought meanwhile goes back
         }
+        if room > 0 && now < consume_at {
+            (room, wake) = (0, Some(consume_at));
+        }
         if consuming.is_none() && room > 0 {
             consuming = Some(Consuming { count: room, probe, delivery: worker.consume(room) });
         }
@@ -280,7 +298,7 @@ pub async fn run(
         tokio::select! {
             biased;
             () = stop.cancelled(), if !ending => {
-                (ending, consuming) = (true, None);
+                (ending, consuming, lease_at) = (true, None, now);
             }
             changed = plans.changed(), if !ending => {
                 let plan = plans.borrow_and_update().clone();
@@ -290,33 +308,39 @@ pub async fn run(
                         consuming = None; // its ttr was another one
                         lease_at = Instant::now();
                     }
-                    None => (ending, consuming) = (true, None),
+                    None => (ending, consuming, lease_at) = (true, None, now),
                 }
             }
             Some(ended) = ends.recv() => {
-                let before = worker.breaker.is_open();
+                let before = (worker.breaker.is_open(), worker.breaker.is_down());
                 worker.ended(ended);
                 while let Ok(ended) = ends.try_recv() {
                     worker.ended(ended);
                 }
-                if worker.breaker.is_open() != before {
+                if (worker.breaker.is_open(), worker.breaker.is_down()) != before {
                     lease_at = Instant::now(); // so that it is shown
                 }
             }
             delivery = pending(&mut consuming, |consuming| &mut consuming.delivery) => {
                 consuming = None;
                 match delivery {
-                    Ok(delivery) => worker.begin(delivery, probe),
+                    Ok(delivery) => {
+                        if !worker.begin(delivery, probe) {
+                            consume_at = Instant::now() + AGAIN;
+                        }
+                    }
                     // The dispatcher has tried for a while, and tells the outage.
                     Err(error) => {
                         worker.consume_failed(&error);
-                        sleep(AGAIN).await;
+                        consume_at = Instant::now() + AGAIN;
                     }
                 }
             }
             share = pending(&mut leasing, |leasing| leasing) => {
                 leasing = None;
-                worker.shared(share);
+                if worker.shared(share) {
+                    lease_at = Instant::now(); // so that it is shown
+                }
             }
             failed = pending(&mut reporting, |reporting| reporting) => {
                 reporting = None;
@@ -350,8 +374,10 @@ impl Worker {
         if now >= self.share_until {
             return (0, None);
         }
-        let connections = self.queued.shared.connections.available_permits();
-        if connections == 0 || self.queued.unacked.load(Ordering::Relaxed) >= MOST_UNACKED {
+        let shared = &self.queued.shared;
+        let connections = shared.connections.room(&self.queued.connections);
+        let memory = shared.memory.room(&self.queued.memory);
+        if connections == 0 || memory == 0 || self.queued.unacked.load(Ordering::Relaxed) >= MOST_UNACKED {
             return (0, Some(now + AGAIN));
         }
         let mut wake = self.throttle.tick(now);
@@ -388,15 +414,21 @@ impl Worker {
         tracing::debug!(queue = %self.queued.key, %error, "push could not consume");
     }
 
-    /// Sends jobs that were consumed.
-    fn begin(&mut self, mut delivery: Delivery, probe: bool) {
+    /// Sends jobs that were consumed. Answers whether there was room for all of them.
+    fn begin(&mut self, mut delivery: Delivery, probe: bool) -> bool {
         let now = Instant::now();
         let shared = &self.queued.shared;
-        // Another queue may have taken the connections meanwhile.
-        let connection = |_: &Job| shared.connections.clone().try_acquire_owned().ok();
-        let connections: Vec<_> = delivery.jobs().iter().map_while(connection).collect();
-        delivery.keep(connections.len());
-        for (job, connection) in delivery.take().into_iter().zip(connections) {
+        // Another queue may have taken the connections meanwhile, and jobs may be large.
+        let room = |job: &Job| {
+            // A part of the whole at most, so that each job finds room at some time.
+            let kib = self.plan.memory(job).div_ceil(1024).min(MEMORY / 8);
+            let connection = shared.connections.take(&self.queued.connections, 1)?;
+            Some((connection, shared.memory.take(&self.queued.memory, kib)?))
+        };
+        let rooms: Vec<_> = delivery.jobs().iter().map_while(room).collect();
+        let all = rooms.len() == delivery.jobs().len();
+        delivery.keep(rooms.len());
+        for (job, (connection, memory)) in delivery.take().into_iter().zip(rooms) {
             self.in_flight += 1;
             self.queued.metrics.in_flight.inc();
             // Nobody would take them out again.
@@ -409,10 +441,11 @@ impl Worker {
             let ended =
                 Ended { began: now, probe, sign: Sign::None, slow: false, success: false, gone: None };
             let slot = Slot { ended: Some(ended), tell: self.tell.clone(), _connection: connection };
-            let sending =
-                Sending { queued: self.queued.clone(), plan: self.plan.clone(), job, probe, began: now };
+            let (queued, plan) = (self.queued.clone(), self.plan.clone());
+            let sending = Sending { queued, plan, job, probe, began: now, _memory: memory };
             shared.tasks.spawn(sending.run(slot, self.acks.clone()));
         }
+        all
     }
 
     /// A request has ended: its slot is free.
@@ -440,7 +473,7 @@ impl Worker {
     fn breaker_changed(&mut self) {
         let key = &self.queued.key;
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
-        if self.breaker.is_open() {
+        if self.breaker.is_down() {
             self.open_since = Some(self.queued.shared.now());
             self.queued.metrics.breaker_open.inc();
             tracing::warn!(
@@ -490,14 +523,19 @@ impl Worker {
         let valid = now < self.share_until;
         let may = if valid { self.share.slots.min(slots) } else { 0 };
         let holds = may.max(self.in_flight);
-        let rate_held = if valid { self.share.rate.min(rate) } else { 0 };
+        let rate_held = match (valid, ending) {
+            (false, _) => 0,
+            (true, false) => self.share.rate.min(rate),
+            // It begins nothing more.
+            (true, true) => self.share.rate.min(self.window.count(now, per)),
+        };
         let wants = match self.plan.switch {
             Switch::On if ending || self.gone == Some(self.plan.revision) => 0,
             Switch::On if self.breaker.is_open() => 1,
             Switch::On => slots,
             Switch::Paused | Switch::Off => 0,
         };
-        let (in_flight, open) = (self.in_flight, self.open_since);
+        let (in_flight, open) = (self.in_flight, self.open_since.filter(|_| !ending));
         self.told_holds = holds;
         Box::pin(async move {
             let server = queued.name.as_str();
@@ -510,14 +548,19 @@ impl Worker {
     }
 
     /// What the store has answered to a lease that was asked for then. Without an answer the last one stands until its
-    /// end.
-    fn shared(&mut self, (asked, share): (Instant, Result<Share>)) {
-        if let Ok(share) = share {
-            self.told_holds = self.told_holds.max(share.slots);
-            self.share = share;
-            self.share_until = asked + LEASE;
-            self.queued.failed.fetch_max(share.failed, Ordering::Relaxed);
+    /// end. Answers whether an endpoint that was down here answers others.
+    fn shared(&mut self, (asked, share): (Instant, Result<Share>)) -> bool {
+        let Ok(share) = share else { return false };
+        self.told_holds = self.told_holds.max(share.slots);
+        self.share = share;
+        self.share_until = asked + LEASE;
+        self.queued.failed.fetch_max(share.failed, Ordering::Relaxed);
+        self.queued.alone.store(share.alone, Ordering::Relaxed);
+        let ends = self.breaker.told(Instant::now(), share.delivered);
+        if ends {
+            self.breaker_changed();
         }
+        ends
     }
 
     /// Tells the store what was delivered. Answers what could not be told.
@@ -542,7 +585,8 @@ impl Worker {
             report.await;
         }
         let setting = &self.plan.setting;
-        let valid = Instant::now() < self.share_until;
+        let now = Instant::now();
+        let begun = self.window.count(now, setting.per);
         let lease = Lease {
             server: &queued.name,
             time: Duration::ZERO,
@@ -551,7 +595,7 @@ impl Worker {
             holds: 0,
             rate: setting.rate,
             per: setting.per,
-            rate_held: if valid { self.share.rate } else { 0 },
+            rate_held: if now < self.share_until { self.share.rate.min(begun) } else { 0 },
             in_flight: 0,
             open: None,
         };
@@ -589,8 +633,12 @@ impl Queued {
                 }
                 // Those that have the key hear it from the endpoint, too.
                 Err(Error::Locked) => return,
-                Err(_) if self.shared.tasks.stopping().is_cancelled() => return,
-                Err(_) => sleep(4 * AGAIN).await,
+                Err(_) => {
+                    let stop = self.shared.tasks.stopping();
+                    if stop.run_until_cancelled(sleep(4 * AGAIN)).await.is_none() {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -632,6 +680,7 @@ struct Sending {
     job: Job,
     probe: bool,
     began: Instant,
+    _memory: Taken,
 }
 
 impl Sending {
@@ -685,6 +734,7 @@ impl Sending {
             Verdict::Failed(failed) => {
                 // Before the slot is free: who looks for earlier attempts must look from now on.
                 self.queued.failed.fetch_add(1, Ordering::Relaxed);
+                let told_already = self.first_failure().await;
                 slot.end(|ended| (ended.slow, ended.sign) = (failed.slow, failed.sign));
                 let died = self.failed(attempt, &failed).await;
                 let metrics = &self.queued.metrics;
@@ -693,17 +743,37 @@ impl Sending {
                 } else {
                     metrics.failed.inc()
                 }
-                told(0, 1, u64::from(died));
+                told(0, u64::from(!told_already), u64::from(died));
             }
         }
     }
 
+    /// The store is told that attempts fail before the first job that failed comes back: a server that is killed must
+    /// not take the knowledge with it. Answers whether this failure was told so.
+    async fn first_failure(&self) -> bool {
+        let (queued, mut told) = (&self.queued, false);
+        let tell = async {
+            let first = Report { failed: 1, ..Report::default() };
+            queued.shared.store.report(&queued.key, first).await?;
+            told = true;
+            Ok::<_, Error>(())
+        };
+        // Later than that it is told with the others.
+        let _ = timeout(NUMBER, queued.failure_told.get_or_try_init(|| tell)).await;
+        told
+    }
+
     /// Which attempt this is. The reason of an earlier failure tells of it, whichever server it was on. It is not
-    /// looked for where there can be none.
+    /// looked for where there can be none: the job has just become due, or no attempt has failed since push was set,
+    /// and no other server can know better.
     async fn number(&self) -> u64 {
-        let since_due =
-            self.job.elapsed.saturating_sub(Duration::from_secs(u64::from(self.job.id.delay_seconds())));
-        if self.queued.failed.load(Ordering::Relaxed) == 0 || since_due < SHORTEST_RETRY {
+        let (queued, job) = (&self.queued, &self.job);
+        let since_due = job.elapsed.saturating_sub(Duration::from_secs(u64::from(job.id.delay_seconds())));
+        let none_failed = queued.failed.load(Ordering::Relaxed) == 0
+            && queued.alone.load(Ordering::Relaxed)
+            && !self.probe
+            && job.id.published_at() * 1000 > self.plan.revision;
+        if none_failed || since_due < SHORTEST_RETRY {
             return 1;
         }
         let job = self.job_ref();
@@ -740,6 +810,10 @@ impl Sending {
     /// Publishes to the queue of `on_dead`, before the job dies: who is told twice knows it by the job's id.
     async fn tell_of_death(&self, attempt: u64, failed: &Failed) {
         let Some(name) = &self.plan.setting.on_dead else { return };
+        // Or circles of settings, which two servers can make, would never end.
+        if delivery::is_obituary(&self.job) {
+            return;
+        }
         let (target, queue) = (&self.queued.target, &self.job.queue);
         let body = delivery::obituary(&queue.name, &self.job, attempt, failed);
         let to = Queue { namespace: queue.namespace.clone(), name: name.clone() };

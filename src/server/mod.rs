@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
@@ -42,9 +41,11 @@ use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::push::Push;
 use crate::push::address::Guard;
-use crate::push::client::{self, Client, Proxy, SystemResolver};
+use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::{Encrypted, SecretKeys};
-use crate::push::worker::{Shared, Target};
+use crate::push::limits::Shares;
+use crate::push::names::SystemResolver;
+use crate::push::worker::{MEMORY, Shared, Target};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -126,15 +127,16 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
         let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
+        let (guard, client) =
+            push_client(&config, files.push_connections).map_err(ServerError::Configuration)?;
         // As many again may be kept for a while after their requests.
-        let push = (guard, client, Arc::new(Semaphore::new((files.push_connections / 2).max(1))));
+        let push = (guard, client, Shares::new((files.push_connections / 2).max(1)));
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -324,13 +326,15 @@ impl Server {
 }
 
 /// What push sends with, and where it may call. Reads the certificates before anything is opened.
-fn push_client(config: &Config) -> Result<(Arc<Guard>, Client), String> {
+fn push_client(config: &Config, connections: usize) -> Result<(Arc<Guard>, Client), String> {
     let https_only = config.push_https == PushHttps::Only;
     let guard = Guard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
     let guard = Arc::new(guard);
     let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
     let roots = client::roots(config.push_ca.as_deref())?;
-    Ok((guard.clone(), Client::new(guard, Arc::new(SystemResolver), proxy, roots)))
+    let resolver = SystemResolver::new().map_err(|e| format!("no threads to look up names: {e}"))?;
+    let client = Client::new(guard.clone(), Arc::new(resolver), proxy, roots, connections.max(2));
+    Ok((guard, client))
 }
 
 /// What each pool serves from: its store, or both when it moves.
@@ -362,7 +366,7 @@ fn app_state(
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
-    (guard, client, connections): (Arc<Guard>, Client, Arc<Semaphore>),
+    (guard, client, connections): (Arc<Guard>, Client, Arc<Shares>),
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
@@ -387,6 +391,7 @@ fn app_state(
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
         connections,
+        memory: Shares::new(MEMORY),
     };
     let targets = pools.values().map(|pool| Target {
         name: pool.name.clone(),

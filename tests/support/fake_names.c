@@ -1,6 +1,7 @@
 /* Answers some host names as a test says. Preloaded into a process. NAMES holds entries "name=answer/answer/...",
    separated by spaces. Each answer is addresses separated by commas: the first question for a name gets the first
-   answer, the second one the second, and after the last one it begins again. Other names are asked of the system. */
+   answer, the second one the second, and after the last one it begins again. The answer "hangs" takes a minute and
+   is none. Other names are asked of the system. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define MOST 64
 
@@ -46,6 +48,7 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
     Lookup real = (Lookup)dlsym(RTLD_NEXT, "getaddrinfo");
     char *addresses = answer(name), *rest;
     if (!addresses) return real(name, service, hints, into);
+    if (!strcmp(addresses, "hangs")) sleep(60);
     struct addrinfo numeric = {0};
     if (hints) numeric = *hints;
     numeric.ai_flags = (numeric.ai_flags & ~(AI_ADDRCONFIG | AI_CANONNAME)) | AI_NUMERICHOST;

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};

@@ -12,8 +12,7 @@ use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
     Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
     Once, Pause, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas,
-    REMEMBERED,
-    Release, Released, Revival, Revived, Stats, Touched,
+    REMEMBERED, Release, Released, Revival, Revived, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,18 +18,19 @@ use dormouse::metrics::Metrics;
 use dormouse::name::{PoolName, QueueName};
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
-use dormouse::push::Push;
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Fault, Send};
-use dormouse::push::worker::{Shared, Target};
+use dormouse::push::limits::Shares;
+use dormouse::push::worker::{MEMORY, Shared, Target};
+use dormouse::push::{Push, PushError};
 use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::gated::Gated;
 use super::jobs::queue;
 use super::model::ModelEngine;
 
@@ -49,7 +51,14 @@ impl Clock for RuntimeClock {
 
 /// What push shares, in maps, for one server.
 #[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>);
+pub struct MemoryPush(Mutex<Kept>, AtomicBool);
+
+impl MemoryPush {
+    /// From now on another server pushes the queues too.
+    pub fn shared_with_another(&self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -87,7 +96,9 @@ impl PushStore for MemoryPush {
         let mut kept = self.0.lock();
         let seen = kept.seen.entry(key.clone()).or_default();
         (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
-        Ok(Share { slots: lease.slots, rate: lease.rate, failed: seen.report.failed })
+        let (report, alone) = (&seen.report, !self.1.load(Ordering::Relaxed));
+        let (failed, delivered) = (report.failed, report.delivered);
+        Ok(Share { slots: lease.slots, rate: lease.rate, failed, delivered, alone })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
@@ -225,7 +236,8 @@ impl Send for Endpoint {
 /// The queue `ns/q` of the model, pushed to an endpoint.
 pub struct PushStage {
     pub push: Arc<Push>,
-    pub engine: Arc<ModelEngine>,
+    pub engine: Arc<Gated<ModelEngine>>,
+    pub store: Arc<MemoryPush>,
     pub endpoint: Arc<Endpoint>,
     pub key: PushKey,
     ids: Arc<JobIds>,
@@ -236,9 +248,14 @@ pub struct PushStage {
 impl PushStage {
     /// With this setting beside the URL. The endpoint says 200.
     pub async fn new(setting: Value) -> PushStage {
+        PushStage::with(setting, 1000, MEMORY).await
+    }
+
+    /// On a server with so many connections, and so many KiB for bodies and answers.
+    pub async fn with(setting: Value, connections: usize, memory: usize) -> PushStage {
         let began = Instant::now();
         let clock: Arc<dyn Clock> = Arc::new(RuntimeClock(began));
-        let engine = Arc::new(ModelEngine::new(clock.clone()));
+        let engine = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
         let tasks = Tasks::new(Failure::default());
         let parked = Arc::new(ParkedPolls::new(1, 1));
         let dispatcher = Dispatcher::start(engine.clone(), parked, Failure::default());
@@ -262,15 +279,17 @@ impl PushStage {
             began,
         });
         let (ids, pool) = (Arc::new(JobIds::default()), PoolName::default_pool());
+        let store = Arc::new(MemoryPush::default());
         let shared = Shared {
-            store: Arc::new(MemoryPush::default()),
+            store: store.clone(),
             outage: Outage::new("tokens and limits"),
             client: endpoint.clone(),
             clock,
             server: "one".into(),
             tasks: Tasks::new(Failure::default()),
             cut: CancellationToken::new(),
-            connections: Arc::new(Semaphore::new(1000)),
+            connections: Shares::new(connections),
+            memory: Shares::new(memory),
         };
         let target = Target {
             name: pool.clone(),
@@ -283,20 +302,30 @@ impl PushStage {
         let push = Push::new(shared, Arc::new(Guard::default()), [target]);
         tasks.spawn(push.clone().run());
         let key = PushKey { pool, queue: queue("q") };
-        let stage = PushStage { push, engine, endpoint, key, ids, tasks, began };
+        let stage = PushStage { push, engine, store, endpoint, key, ids, tasks, began };
         stage.set(setting).await;
         stage
     }
 
     /// Sets it anew.
-    pub async fn set(&self, mut setting: Value) -> Value {
+    pub async fn set(&self, setting: Value) -> Value {
+        self.set_of(&self.key, setting).await.expect("a setting")
+    }
+
+    /// Sets another queue.
+    pub async fn set_of(&self, key: &PushKey, mut setting: Value) -> std::result::Result<Value, PushError> {
         setting["url"] = json!("https://shop.example/jobs");
-        self.push.put(&self.key, &setting).await.expect("a setting")
+        self.push.put(key, &setting).await
     }
 
     /// Publishes a job that lives forever.
     pub async fn publish(&self, body: &str, tries: u16) -> JobRef {
-        let (id, queue) = (self.ids.make(self.engine.now(), 0, false), self.key.queue.clone());
+        self.publish_to(&self.key, body, tries).await
+    }
+
+    /// The same to another queue.
+    pub async fn publish_to(&self, key: &PushKey, body: &str, tries: u16) -> JobRef {
+        let (id, queue) = (self.ids.make(self.engine.now(), 0, false), key.queue.clone());
         let job = NewJob {
             queue: queue.clone(),
             id,

@@ -99,8 +99,8 @@ use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
-    QueuePage, QueueSize, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
+    Pumped, QueuePage, QueueSize, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};

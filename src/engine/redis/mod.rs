@@ -55,8 +55,8 @@ use crate::engine::batch::{self, BatchLimit, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published, Pumped,
-    QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};

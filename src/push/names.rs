@@ -1,0 +1,217 @@
+//! Looks up names, by the machine's own resolver. A name that does not resolve can hang for half a minute, so few are
+//! looked up at a time, each once however many requests ask for it, and on threads on which nothing else waits. Names
+//! that were slow wait for each other and for nobody else. Knows no address that is forbidden.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
+
+use super::client::Resolve;
+
+/// How many names are looked up at a time, and how many of those that were slow.
+const AT_A_TIME: usize = 8;
+const SLOW_AT_A_TIME: usize = 4;
+/// A name that took longer is slow, until it takes less.
+const SLOW: Duration = Duration::from_millis(500);
+/// How many names are known to be slow. With more all are forgotten.
+const MOST_SLOW: usize = 10_000;
+
+/// Finds the addresses of a name. It may block.
+pub type LookUp = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
+
+/// What was found, for everybody who asked.
+type Found = Option<Result<Vec<IpAddr>, (io::ErrorKind, String)>>;
+
+/// The machine's own resolver.
+pub struct SystemResolver {
+    /// Threads that block, for names that are not known to be slow and for those that are.
+    lanes: [Option<Runtime>; 2],
+    state: Arc<Mutex<State>>,
+    look_up: Arc<LookUp>,
+}
+
+#[derive(Default)]
+struct State {
+    under_way: HashMap<String, watch::Receiver<Found>>,
+    slow: HashSet<String>,
+}
+
+impl fmt::Debug for SystemResolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SystemResolver")
+    }
+}
+
+impl SystemResolver {
+    pub fn new() -> io::Result<SystemResolver> {
+        SystemResolver::by(Arc::new(|host: &str| {
+            Ok((host, 0).to_socket_addrs()?.map(|to| to.ip()).collect())
+        }))
+    }
+
+    /// By another one, for tests.
+    pub fn by(look_up: Arc<LookUp>) -> io::Result<SystemResolver> {
+        let lane = |most| {
+            let mut lane = Builder::new_current_thread();
+            lane.max_blocking_threads(most).thread_name("names").build().map(Some)
+        };
+        let lanes = [lane(AT_A_TIME)?, lane(SLOW_AT_A_TIME)?];
+        Ok(SystemResolver { lanes, state: Arc::default(), look_up })
+    }
+
+    /// What is found of a name: by a look-up that is under way, or by a new one.
+    fn ask(&self, host: &str) -> watch::Receiver<Found> {
+        let mut state = self.state.lock();
+        if let Some(found) = state.under_way.get(host) {
+            return found.clone();
+        }
+        let (tell, found) = watch::channel(None);
+        state.under_way.insert(host.to_owned(), found.clone());
+        let lane = &self.lanes[usize::from(state.slow.contains(host))];
+        let (state, look_up, host) = (self.state.clone(), self.look_up.clone(), host.to_owned());
+        let ask = move || {
+            {
+                let mut state = state.lock();
+                // The state has one; a name that nobody waits for any more is not looked up.
+                if tell.receiver_count() <= 1 {
+                    state.under_way.remove(&host);
+                    return;
+                }
+            }
+            let began = Instant::now();
+            let addresses = look_up(&host).map_err(|error| (error.kind(), error.to_string()));
+            let slow = began.elapsed() > SLOW;
+            let mut state = state.lock();
+            state.under_way.remove(&host);
+            if state.slow.len() >= MOST_SLOW {
+                state.slow.clear();
+            }
+            match slow {
+                true => state.slow.insert(host),
+                false => state.slow.remove(&host),
+            };
+            tell.send_replace(Some(addresses));
+        };
+        if let Some(lane) = lane {
+            lane.handle().spawn_blocking(ask);
+        }
+        found
+    }
+}
+
+impl Drop for SystemResolver {
+    fn drop(&mut self) {
+        // What hangs is not waited for.
+        self.lanes.iter_mut().filter_map(Option::take).for_each(Runtime::shutdown_background);
+    }
+}
+
+#[async_trait]
+impl Resolve for SystemResolver {
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        // In lower case: a name is one name however it is written.
+        let mut found = self.ask(&host.to_ascii_lowercase());
+        let found = found.wait_for(Option::is_some).await.map(|found| found.clone());
+        match found.ok().flatten() {
+            Some(Ok(found)) => Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
+            Some(Err((kind, text))) => Err(io::Error::new(kind, text)),
+            None => Err(io::Error::other("it could not be looked up")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// Guards against names that hang and hold up every other name, or take a thread for each request.
+    #[tokio::test]
+    async fn names_that_hang_are_few_at_a_time_and_hold_up_no_other() {
+        let (release, held) = (Arc::new(Mutex::new(())), Arc::new([const { AtomicUsize::new(0) }; 2]));
+        let look_up = {
+            let (release, held) = (release.clone(), held.clone());
+            move |host: &str| {
+                if host.starts_with("slow") {
+                    held[0].fetch_add(1, Ordering::SeqCst);
+                    held[1].fetch_max(held[0].load(Ordering::SeqCst), Ordering::SeqCst);
+                    std::thread::sleep(SLOW + Duration::from_millis(50));
+                    drop(release.lock());
+                    held[0].fetch_sub(1, Ordering::SeqCst);
+                }
+                Ok(vec![IpAddr::from([1, 1, 1, 1])])
+            }
+        };
+        let resolver = Arc::new(SystemResolver::by(Arc::new(look_up)).expect("threads"));
+        let ask = |name: String| {
+            let resolver = resolver.clone();
+            async move { resolver.resolve(&name, 80).await.expect("an address") }
+        };
+        // Each of them is slow once.
+        let mut first: JoinSet<_> = (0..16).map(|n| ask(format!("slow{n}"))).collect();
+        while first.join_next().await.is_some() {}
+        let hangs = release.lock();
+        let asked = held[1].load(Ordering::SeqCst);
+        assert!(asked <= AT_A_TIME, "{asked} names were looked up at a time");
+        let mut slow: JoinSet<_> = (0..160).map(|n| ask(format!("slow{}", n % 16))).collect();
+        let others = async {
+            for n in 0..20 {
+                ask(format!("quick{n}")).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), others).await.expect("other names are looked up");
+        until_held(&held[0], SLOW_AT_A_TIME).await;
+        drop(hangs);
+        while slow.join_next().await.is_some() {}
+    }
+
+    async fn until_held(held: &AtomicUsize, many: usize) {
+        let reached = async {
+            while held.load(Ordering::SeqCst) != many {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let so = tokio::time::timeout(Duration::from_secs(10), reached).await;
+        so.unwrap_or_else(|_| panic!("{many} at a time, not {}", held.load(Ordering::SeqCst)));
+    }
+
+    /// Guards against a look-up for each request of one name, and for requests that have long ended.
+    #[tokio::test]
+    async fn a_name_is_looked_up_once_for_all_who_ask_and_not_for_nobody() {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let look_up = move |_: &str| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(100));
+            Err(io::Error::other("no such name"))
+        };
+        let resolver = Arc::new(SystemResolver::by(Arc::new(look_up)).expect("threads"));
+        let mut asking = JoinSet::new();
+        for _ in 0..500 {
+            let resolver = resolver.clone();
+            asking.spawn(async move { resolver.resolve("Nobody.example", 80).await });
+        }
+        while let Some(found) = asking.join_next().await {
+            found.expect("no panic").expect_err("there is no such name");
+        }
+        assert_eq!(count.load(Ordering::SeqCst), 1, "looked up so often");
+        // Fills the threads; those behind are asked for by nobody when their turn comes.
+        for n in 0..100 {
+            drop(resolver.ask(&format!("left{n}")));
+        }
+        resolver.resolve("waits", 80).await.expect_err("there is no such name");
+        let looked_up = count.load(Ordering::SeqCst);
+        assert!(looked_up <= 2 + AT_A_TIME, "{looked_up} names were looked up, mostly for nobody");
+    }
+}
