@@ -723,6 +723,48 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     assert_eq!(stayed, all[30..], "each that was ready all the while, once");
 }
 
+/// How often the Redis has carried out a command since the last call.
+fn calls_of(conn: &mut Connection, command: &str) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+    let _: () = redis::cmd("CONFIG").arg("RESETSTAT").query(conn).expect("RESETSTAT");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Guards against looks that no limit counts and that keep the Redis busy for milliseconds: a page among the timers of
+/// others, and a job of which it is not known where it stands.
+#[tokio::test]
+async fn looks_cost_the_redis_little() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let conn = &mut server.connection();
+    let (q, other) = (queue("q"), queue("other"));
+    for ids in (0..9600).map(id).collect::<Vec<_>>().chunks(64) {
+        let jobs = ids.iter().map(|id| NewJob { delay: Duration::from_secs(50), ..job(&other, *id, "x") });
+        engine.publish(jobs.collect()).await.expect("published");
+    }
+    // The first call tells the Redis the script.
+    walk(&engine, &queue("r"), list(JobState::Delayed, 20), async |_| {}).await;
+    calls_of(conn, "evalsha");
+    let page = engine.list_jobs(&q, list(JobState::Delayed, 20)).await.expect("a list").expect("no cursor");
+    assert_eq!((page.jobs.len(), page.scanned), (0, 0), "none of its own");
+    assert!(page.cursor.is_some(), "and more to look through");
+    let pieces = calls_of(conn, "evalsha");
+    assert!(pieces <= 4, "2,000 timers of others in pieces of 500, but {pieces} were read");
+    let (shown, _) = walk(&engine, &other, list(JobState::Delayed, 100), async |_| {}).await;
+    assert_eq!(shown.len(), 9600, "all come in the end");
+
+    for ids in (10_000..12_000).map(id).collect::<Vec<_>>().chunks(50) {
+        engine.publish(ids.iter().map(|id| job(&q, *id, "x")).collect()).await.expect("published");
+    }
+    for (n, what) in [(10_001, "at the head"), (11_999, "at the end"), (10_900, "far from both")] {
+        calls_of(conn, "lrange");
+        let view = engine.inspect(&name(&q, id(n))).await.expect("inspect").expect("it is there");
+        assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "{what}");
+        assert_eq!(calls_of(conn, "lrange"), 0, "{what}: a list was read in place of being searched");
+    }
+}
+
 /// Guards against jobs that a list of timers leaves out or shows twice: lmstfy gives thousands the same score, and the
 /// one where the list stopped may be gone.
 #[tokio::test]
