@@ -20,7 +20,7 @@
 //!
 //! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store has
 //! them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and if it
-//! has some, the old store gets its jobs back.
+//! has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
 //!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
@@ -36,8 +36,8 @@
 //! - touch, release and bury succeed when the new store has the job, and fail otherwise; so does an ack with a receipt.
 //! - Jobs that are given back to the old store are there later, and those of the new one at once.
 //! - What changes many jobs (destroy, respawn, delete_dead, respawn_jobs) changes nothing and fails: the oldest jobs are
-//!   in the old store. Lists fail, and so does a publish with a key or one that is safe to
-//!   repeat: nobody can say whether the key is taken, or whether it was done already.
+//!   in the old store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
+//!   the key is taken, or whether it was done already.
 //! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
 //!   So fail the figures of the whole pool (queues, stats), by which somebody decides whether the old store
 //!   is empty, and the check, since a consumer may get an error now.
