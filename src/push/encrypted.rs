@@ -101,6 +101,43 @@ impl SecretKeys {
             Some((nth, serde_json::from_slice(text).ok()?))
         })
     }
+
+    /// A record as it is stored.
+    fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
+        let Ok(Value::Object(mut record)) = serde_json::from_slice(&plain) else { return Ok(plain) };
+        let mut secrets: Map<String, Value> =
+            SECRET.iter().filter_map(|field| record.remove_entry(*field)).collect();
+        let mut record = Value::Object(record);
+        if let Some(Value::Object(headers)) = record.pointer_mut("/setting/headers") {
+            secrets.insert(HEADERS.into(), headers.clone().into());
+            headers.values_mut().for_each(|value| *value = Value::Null);
+        }
+        let text = serde_json::to_vec(&secrets).map_err(Error::refused)?;
+        let Some(sealed) = self.seal(&bound_to(key, &record), text)? else { return Ok(plain) };
+        record[ENCRYPTED] = sealed.into();
+        Ok(serde_json::to_vec(&record).map_err(Error::refused)?.into())
+    }
+
+    /// A stored record as push has written it, and whether it is stored as it would be now. One that is locked, or no
+    /// record, stays as it is.
+    fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
+        let Ok(mut record) = serde_json::from_slice::<Value>(&stored) else { return (stored, true) };
+        let Some(sealed) = record.get(ENCRYPTED) else {
+            let plain = record.get(SECRET[0]).is_some();
+            return (stored, !plain);
+        };
+        let opened = sealed.as_str().and_then(|sealed| self.open(&bound_to(key, &record), sealed));
+        let Some((nth, mut secrets)) = opened else { return (stored, true) };
+        let headers = secrets.remove(HEADERS);
+        if let (Some(headers), Some(place)) = (headers, record.pointer_mut("/setting/headers")) {
+            *place = headers;
+        }
+        if let Value::Object(record) = &mut record {
+            record.remove(ENCRYPTED);
+            record.extend(secrets);
+        }
+        (record.to_string().into(), nth == 0)
+    }
 }
 
 /// What secrets are bound to: nobody can have them sent elsewhere.
@@ -129,43 +166,6 @@ impl Encrypted {
         let all = AtomicBool::new(keys.0.is_empty());
         Encrypted { store, keys, all }
     }
-
-    /// A record as it is stored.
-    fn hide(&self, key: &PushKey, plain: Bytes) -> Result<Bytes> {
-        let Ok(Value::Object(mut record)) = serde_json::from_slice(&plain) else { return Ok(plain) };
-        let mut secrets: Map<String, Value> =
-            SECRET.iter().filter_map(|field| record.remove_entry(*field)).collect();
-        let mut record = Value::Object(record);
-        if let Some(Value::Object(headers)) = record.pointer_mut("/setting/headers") {
-            secrets.insert(HEADERS.into(), headers.clone().into());
-            headers.values_mut().for_each(|value| *value = Value::Null);
-        }
-        let text = serde_json::to_vec(&secrets).map_err(Error::refused)?;
-        let Some(sealed) = self.keys.seal(&bound_to(key, &record), text)? else { return Ok(plain) };
-        record[ENCRYPTED] = sealed.into();
-        Ok(serde_json::to_vec(&record).map_err(Error::refused)?.into())
-    }
-
-    /// A stored record as push has written it, and whether it is stored as it would be now. One that is locked, or no
-    /// record, stays as it is.
-    fn show(&self, key: &PushKey, stored: Bytes) -> (Bytes, bool) {
-        let Ok(mut record) = serde_json::from_slice::<Value>(&stored) else { return (stored, true) };
-        let Some(sealed) = record.get(ENCRYPTED) else {
-            let plain = record.get(SECRET[0]).is_some();
-            return (stored, !plain);
-        };
-        let opened = sealed.as_str().and_then(|sealed| self.keys.open(&bound_to(key, &record), sealed));
-        let Some((nth, mut secrets)) = opened else { return (stored, true) };
-        let headers = secrets.remove(HEADERS);
-        if let (Some(headers), Some(place)) = (headers, record.pointer_mut("/setting/headers")) {
-            *place = headers;
-        }
-        if let Value::Object(record) = &mut record {
-            record.remove(ENCRYPTED);
-            record.extend(secrets);
-        }
-        (record.to_string().into(), nth == 0)
-    }
 }
 
 #[async_trait]
@@ -175,9 +175,9 @@ impl PushStore for Encrypted {
         let Some(mut records) = self.store.records(known.filter(|_| all)).await? else { return Ok(None) };
         let (mut done, mut left, mut failed) = (0, 0, None);
         for (key, record) in &mut records.all {
-            let (plain, as_now) = self.show(key, record.clone());
+            let (plain, as_now) = self.keys.show(key, record.clone());
             if !all && !as_now {
-                let new = self.hide(key, plain.clone())?;
+                let new = self.keys.hide(key, plain.clone())?;
                 match self.store.swap(key, Some(record.clone()), Some(new)).await {
                     Ok(true) => done += 1,
                     // Changed meanwhile: the next look finds out how.
@@ -203,15 +203,15 @@ impl PushStore for Encrypted {
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.store.record(key).await?.map(|stored| self.show(key, stored).0))
+        Ok(self.store.record(key).await?.map(|stored| self.keys.show(key, stored).0))
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
         let stored = self.store.record(key).await?;
-        if stored.clone().map(|stored| self.show(key, stored).0) != old {
+        if stored.clone().map(|stored| self.keys.show(key, stored).0) != old {
             return Ok(false);
         }
-        let new = new.map(|new| self.hide(key, new)).transpose()?;
+        let new = new.map(|new| self.keys.hide(key, new)).transpose()?;
         self.store.swap(key, stored, new).await
     }
 
@@ -249,38 +249,12 @@ mod tests {
         SecretKeys::read(file.path())
     }
 
+    fn keys(text: &str) -> SecretKeys {
+        read(text).expect("keys")
+    }
+
     fn of_bytes(bytes: &[u8]) -> String {
         bytes.iter().map(|byte| STANDARD.encode([*byte; 32]) + "\n").collect()
-    }
-
-    /// A stage of the real stores is in tests/wire_push_settings.rs.
-    #[derive(Debug)]
-    struct NoStore;
-
-    #[async_trait]
-    impl PushStore for NoStore {
-        async fn records(&self, _: Option<Version>) -> Result<Option<Records>> {
-            Ok(None)
-        }
-        async fn record(&self, _: &PushKey) -> Result<Option<Bytes>> {
-            Ok(None)
-        }
-        async fn swap(&self, _: &PushKey, _: Option<Bytes>, _: Option<Bytes>) -> Result<bool> {
-            Ok(false)
-        }
-        async fn lease(&self, _: &PushKey, _: Lease<'_>) -> Result<Share> {
-            Ok(Share::default())
-        }
-        async fn report(&self, _: &PushKey, _: Report) -> Result<()> {
-            Ok(())
-        }
-        async fn seen(&self, _: &PushKey) -> Result<Seen> {
-            Ok(Seen::default())
-        }
-    }
-
-    fn encrypted(keys: &str) -> Encrypted {
-        Encrypted::new(Arc::new(NoStore), read(keys).expect("keys"))
     }
 
     fn record() -> Value {
@@ -301,7 +275,7 @@ mod tests {
     #[test]
     fn a_record_is_opened_by_its_key_in_its_place_only() {
         let plain = bytes(&record());
-        let one = encrypted(&of_bytes(&[1]));
+        let one = keys(&of_bytes(&[1]));
         let stored = one.hide(&key("mail"), plain.clone()).expect("it is encrypted");
         for secret in ["Bearer", "whsec_", "\"y\""] {
             assert!(!String::from_utf8_lossy(&stored).contains(secret), "{secret} is stored: {stored:?}");
@@ -315,7 +289,7 @@ mod tests {
             "never the same nonce"
         );
         // Other keys, another place, other bytes.
-        for (what, keys, name, url) in [
+        for (what, of, name, url) in [
             ("another key", &[2, 3][..], "mail", "https://shop.example/"),
             ("another queue", &[1], "mails", "https://shop.example/"),
             ("another URL", &[1], "mail", "https://evil.example/"),
@@ -324,7 +298,7 @@ mod tests {
             record["setting"]["url"] = url.into();
             let record = bytes(&record);
             assert_eq!(
-                encrypted(&of_bytes(keys)).show(&key(name), record.clone()),
+                keys(&of_bytes(of)).show(&key(name), record.clone()),
                 (record.clone(), true),
                 "{what}"
             );
@@ -340,19 +314,19 @@ mod tests {
 
     #[test]
     fn the_first_key_encrypts_and_all_decrypt() {
-        let stored = encrypted(&of_bytes(&[1])).hide(&key("q"), bytes(&record())).expect("it is encrypted");
-        for (keys, as_now) in [(&[1, 2][..], true), (&[2, 1], false)] {
-            let (shown, now) = encrypted(&of_bytes(keys)).show(&key("q"), stored.clone());
-            assert_eq!((parsed(&shown), now), (record(), as_now), "with the keys {keys:?}");
+        let stored = keys(&of_bytes(&[1])).hide(&key("q"), bytes(&record())).expect("it is encrypted");
+        for (of, as_now) in [(&[1, 2][..], true), (&[2, 1], false)] {
+            let (shown, now) = keys(&of_bytes(of)).show(&key("q"), stored.clone());
+            assert_eq!((parsed(&shown), now), (record(), as_now), "with the keys {of:?}");
         }
-        let both = encrypted(&of_bytes(&[2, 1]));
+        let both = keys(&of_bytes(&[2, 1]));
         assert_eq!(
             both.show(&key("q"), bytes(&record())),
             (bytes(&record()), false),
             "plain, and to be encrypted"
         );
         let anew = both.hide(&key("q"), bytes(&record())).expect("it is encrypted");
-        assert!(encrypted(&of_bytes(&[2])).show(&key("q"), anew).1, "by the first key");
+        assert!(keys(&of_bytes(&[2])).show(&key("q"), anew).1, "by the first key");
     }
 
     #[test]
