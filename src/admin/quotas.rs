@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::push::Version;
 use super::{AdminStore, Scope};
@@ -17,6 +17,8 @@ use crate::outage::Outage;
 
 /// How often a server asks for changes.
 const ASK: Duration = Duration::from_millis(400);
+/// How often a store is told of quotas that have not changed: a Redis may have lost them.
+const AGAIN: Duration = Duration::from_secs(60);
 /// How long a change waits until it is in force on this server. Counting what a large store has may take longer.
 const IN_FORCE: Duration = Duration::from_secs(1);
 
@@ -84,8 +86,11 @@ impl QuotaManager {
     /// Keeps the quotas of one store up to date. Never returns.
     pub async fn keep(&self, store: usize) {
         let store = &self.stores[store];
-        let mut known = None;
+        let (mut known, mut told) = (None, Instant::now());
         loop {
+            if told.elapsed() >= AGAIN {
+                (known, told) = (None, Instant::now());
+            }
             let made = *store.made.borrow();
             match self.bring(store, known).await {
                 Ok(version) => {
