@@ -259,9 +259,7 @@ async fn accounts_guard_rights_and_nothing_else() {
         ("DELETE", "/token/ns/x/limit"),
         ("GET", "/limits"),
         ("GET", "/quota/ns"),
-        ("POST", "/quota/ns"),
         ("PUT", "/quota/ns"),
-        ("DELETE", "/quota/ns"),
         ("POST", "/accesslog?status=enable"),
     ];
     for (method, path) in guarded {
