@@ -351,6 +351,54 @@ async fn leases_never_hold_more_than_there_is() {
     .await;
 }
 
+/// One worker's lease of four slots, and of ten requests in half a second.
+async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, u32, bool) {
+    let lease = Lease {
+        server,
+        time: Duration::from_secs(60),
+        slots: 4,
+        wants: 4,
+        holds: 0,
+        rate: 10,
+        per: Duration::from_millis(500),
+        rate_held,
+        in_flight: 0,
+        open: None,
+    };
+    let share = store.lease(&pushed("q"), lease).await.expect("it answers");
+    (share.slots, share.rate, share.alone)
+}
+
+/// Guards against slots that are forgotten with the setting while their requests are in flight.
+async fn what_is_leased_outlives_the_setting(store: &dyn PushStore) {
+    let (key, record) = (pushed("q"), Some("one".into()));
+    assert!(store.swap(&key, None, record.clone()).await.expect("it answers"));
+    assert_eq!(lease_of(store, "a", 0).await, (4, 10, true), "alone: everything");
+    assert!(store.swap(&key, record.clone(), None).await.expect("it answers"));
+    assert!(store.swap(&key, None, record).await.expect("it answers"));
+    assert_eq!(lease_of(store, "b", 0).await, (0, 0, false), "all is held");
+}
+
+#[tokio::test]
+async fn what_is_leased_outlives_the_setting_on_redis() {
+    let redis = RedisServer::start();
+    what_is_leased_outlives_the_setting(&*support::stores::open_admin_redis(&redis).await).await;
+}
+
+/// On disk the rate outlives the process, too: it may have been killed.
+#[tokio::test]
+async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
+    let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
+    let (engine, dir) = support::stores::open_disk(clock);
+    let open = || dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
+    what_is_leased_outlives_the_setting(&open()).await;
+    let after_a_kill = open();
+    assert_eq!(lease_of(&after_a_kill, "c", 0).await, (4, 0, true), "ten may have been begun before it");
+    until("the rate is free after `per`", async || lease_of(&after_a_kill, "c", 0).await == (4, 10, true))
+        .await;
+    drop(dir);
+}
+
 /// Guards against a server that cannot reach the endpoint and keeps the only slot from those that can.
 #[tokio::test]
 async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {

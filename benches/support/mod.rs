@@ -11,6 +11,11 @@ pub mod receiver;
 pub mod report;
 pub mod setup;
 
+#[path = "../../tests/support/fake_names.rs"]
+pub mod fake_names;
+#[path = "../../tests/support/shim.rs"]
+mod shim;
+
 #[path = "../../tests/support/process.rs"]
 mod process;
 #[path = "../../tests/support/redis_server.rs"]

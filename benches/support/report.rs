@@ -20,6 +20,7 @@ pub struct Bench {
     /// What `--seconds` says.
     said: Option<f64>,
     filters: Vec<String>,
+    args: Vec<String>,
     failed: AtomicBool,
 }
 
@@ -36,7 +37,12 @@ pub fn run(body: impl AsyncFnOnce(&Bench)) -> ExitCode {
         said: said.and_then(|seconds| seconds.parse().ok()),
         quick: args.iter().any(|arg| arg == "--quick"),
         // cargo adds flags of its own.
-        filters: args.into_iter().filter(|arg| !arg.starts_with('-')).collect(),
+        filters: args
+            .iter()
+            .filter(|arg| !arg.starts_with('-') && arg.parse::<f64>().is_err())
+            .cloned()
+            .collect(),
+        args,
         failed: AtomicBool::new(false),
     };
     raise_open_files();
@@ -64,6 +70,12 @@ impl Bench {
     /// The full size, or the small one of a quick run.
     pub fn size(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
+    }
+
+    /// The number that follows a flag.
+    pub fn number(&self, flag: &str) -> Option<f64> {
+        let at = self.args.iter().position(|arg| arg == flag)?;
+        self.args.get(at + 1)?.parse().ok()
     }
 
     /// The same for seconds.

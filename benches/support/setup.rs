@@ -47,9 +47,14 @@ pub struct Server {
 
 impl Server {
     async fn start(pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
+        Server::start_under(&[], pool, env).await
+    }
+
+    /// The same, run by another program.
+    async fn start_under(words: &[String], pool: &str, env: &[(&str, &str)]) -> Outcome<Server> {
         let dir = TempDir::new()?;
         std::fs::write(dir.path().join("dormouse.toml"), format!("LogLevel = \"info\"\n{pool}"))?;
-        let mut process = Process::start(dir.path(), &["-c", "dormouse.toml"], env);
+        let mut process = Process::start_under(words, dir.path(), &["-c", "dormouse.toml"], env);
         let api: SocketAddr = process.address("api").parse()?;
         let admin = Target::new(process.address("admin").parse()?, None);
         #[derive(Deserialize)]
@@ -143,6 +148,14 @@ impl Setup {
         };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
         Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None })
+    }
+
+    /// One on a disk that may open so many files.
+    pub async fn with_open_files(most: usize, env: &[(&str, &str)]) -> Outcome<Setup> {
+        let shell = ["/bin/sh", "-c", &format!("ulimit -n {most} && exec \"$@\""), "sh"];
+        let pool = "[Pool.default]\nPath = \"jobs\"\n";
+        let server = Server::start_under(&shell.map(str::to_owned), pool, env).await?;
+        Ok(Setup { servers: vec![server], redis: None })
     }
 
     /// Several servers on one Redis, each with variables of its own.

@@ -11,8 +11,9 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
+use super::leases::Leased;
 use super::push::{PushKey, Version};
-use super::push_disk::Leased;
+
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
 use crate::clock::Millis;
 use crate::engine::Quota;

@@ -4,6 +4,7 @@
 
 pub mod cache;
 pub mod disk;
+mod leases;
 pub mod limits;
 pub mod push;
 mod push_disk;

@@ -4,13 +4,12 @@
 
 use std::time::Duration;
 
-use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes};
 
 use super::disk::DiskAdmin;
+use super::leases::{Begun, millis};
 use super::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
-use crate::clock::Millis;
 use crate::engine::disk::{Change, PUSH_PREFIX, Table};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -22,86 +21,8 @@ const LENT: u8 = b'l';
 
 /// The longest `per`: what was begun so long ago counts in no rate.
 const LONGEST_PER: Duration = Duration::from_secs(3600);
-/// For how long ahead it is stored that requests may be begun: so seldom is a row written.
-const AHEAD: Duration = Duration::from_secs(60);
-
-fn millis(time: Duration) -> Millis {
-    time.as_millis() as Millis
-}
-
-/// Who holds what of a queue.
-#[derive(Debug, Default)]
-pub(super) struct Leased {
-    workers: HashMap<String, Holds>,
-    /// Parts of the rate that nobody holds any more, and until when they count.
-    lent: Vec<(u32, Millis)>,
-    /// How many may have been begun, until when: what another start must count. `None` until it was read.
-    stored: Option<(u32, Millis)>,
-}
-
-/// What a worker has told with its last lease, and until when it stands.
-#[derive(Debug)]
-struct Holds {
-    until: Millis,
-    slots: u32,
-    rate: u32,
-    in_flight: u32,
-    open: Option<Millis>,
-}
-
-impl Leased {
-    /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
-    /// of two workers one is ending.
-    fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Share {
-        let until = now + millis(lease.per);
-        self.lent.retain(|(_, until)| *until > now);
-        self.workers.remove(lease.server);
-        let ended = self.workers.extract_if(|_, holds| holds.until <= now);
-        self.lent.extend(ended.map(|(_, holds)| (holds.rate, until)));
-        let (slots, rate) = self
-            .workers
-            .values()
-            .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
-        let mut share = Share { alone: self.workers.is_empty(), ..Share::default() };
-        if lease.wants > 0 {
-            share.slots = lease.slots.saturating_sub(slots);
-            let lent: u32 = self.lent.iter().map(|(lent, _)| lent).sum();
-            share.rate = lease.rate.min(lease.rate.saturating_sub(rate + lent).max(lease.rate_held));
-        }
-        if lease.rate_held > share.rate {
-            self.lent.push((lease.rate_held - share.rate, until));
-        }
-        if !lease.time.is_zero() {
-            let holds = Holds {
-                until: now + millis(lease.time),
-                slots: lease.holds.max(share.slots),
-                rate: share.rate,
-                in_flight: lease.in_flight,
-                open: lease.open,
-            };
-            self.workers.insert(lease.server.to_owned(), holds);
-        }
-        share
-    }
-
-    /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
-    /// none when nothing counts.
-    fn row(&mut self, lease: &Lease<'_>, now: Millis) -> Option<(u32, Millis)> {
-        let (rate, until) = self.stored.unwrap_or_default();
-        let row = match self.workers.is_empty() {
-            true => (self.lent.iter().map(|(lent, _)| lent).sum(), now),
-            false if lease.rate > rate || now + millis(lease.time) > until => {
-                (lease.rate, now + millis(AHEAD))
-            }
-            false => return None,
-        };
-        self.stored = Some(row);
-        (row.0 > 0 || rate > 0).then_some(row)
-    }
-}
-
-/// Reads what [`Leased::row`] has said; nothing where it cannot be read.
-fn read_lent(row: &Bytes) -> Option<(u32, Millis)> {
+/// Reads what [`Leased::row`](super::leases::Leased::row) has said; nothing where it cannot be read.
+fn read_lent(row: &Bytes) -> Option<Begun> {
     serde_json::from_slice(row).ok()
 }
 
@@ -215,7 +136,7 @@ impl PushStore for DiskAdmin {
                 let stored =
                     self.records.read(Table::Push, |rows| rows.get(&row(LENT, key)).and_then(read_lent));
                 leased.stored = stored;
-                let begun = |(rate, until): (u32, Millis)| (rate, until.min(now) + millis(lease.per));
+                let begun = |(rate, until): Begun| (rate, until.min(now) + millis(lease.per));
                 leased.lent.extend(stored.map(begun));
             }
             let (share, begun) = (leased.divide(&lease, now), leased.row(&lease, now));

@@ -1,0 +1,90 @@
+//! Divides the slots and the rate of a pushed queue among the workers of one process. Plain values: time is an argument,
+//! and what outlives the process is kept by its caller.
+
+use std::time::Duration;
+
+use ahash::HashMap;
+
+use super::push::{Lease, Share};
+use crate::clock::Millis;
+
+/// So many requests of a rate, and until when they may be begun, or count.
+pub(super) type Begun = (u32, Millis);
+
+/// For how long ahead it is stored that requests may be begun: so seldom is a row written.
+const AHEAD: Duration = Duration::from_secs(60);
+
+pub(super) fn millis(time: Duration) -> Millis {
+    time.as_millis() as Millis
+}
+
+/// Who holds what of a queue.
+#[derive(Debug, Default)]
+pub(super) struct Leased {
+    pub workers: HashMap<String, Holds>,
+    /// Parts of the rate that nobody holds any more, and until when they count.
+    pub lent: Vec<Begun>,
+    /// How many may have been begun, until when: what another start must count. `None` until it was read.
+    pub stored: Option<Begun>,
+}
+
+/// What a worker has told with its last lease, and until when it stands.
+#[derive(Debug)]
+pub(super) struct Holds {
+    until: Millis,
+    slots: u32,
+    rate: u32,
+    pub in_flight: u32,
+    pub open: Option<Millis>,
+}
+
+impl Leased {
+    /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
+    /// of two workers one is ending.
+    pub fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Share {
+        let until = now + millis(lease.per);
+        self.lent.retain(|(_, until)| *until > now);
+        self.workers.remove(lease.server);
+        let ended = self.workers.extract_if(|_, holds| holds.until <= now);
+        self.lent.extend(ended.map(|(_, holds)| (holds.rate, until)));
+        let (slots, rate) = self
+            .workers
+            .values()
+            .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
+        let mut share = Share { alone: self.workers.is_empty(), ..Share::default() };
+        if lease.wants > 0 {
+            share.slots = lease.slots.saturating_sub(slots);
+            let lent: u32 = self.lent.iter().map(|(lent, _)| lent).sum();
+            share.rate = lease.rate.min(lease.rate.saturating_sub(rate + lent).max(lease.rate_held));
+        }
+        if lease.rate_held > share.rate {
+            self.lent.push((lease.rate_held - share.rate, until));
+        }
+        if !lease.time.is_zero() {
+            let holds = Holds {
+                until: now + millis(lease.time),
+                slots: lease.holds.max(share.slots),
+                rate: share.rate,
+                in_flight: lease.in_flight,
+                open: lease.open,
+            };
+            self.workers.insert(lease.server.to_owned(), holds);
+        }
+        share
+    }
+
+    /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
+    /// none when nothing counts.
+    pub fn row(&mut self, lease: &Lease<'_>, now: Millis) -> Option<Begun> {
+        let (rate, until) = self.stored.unwrap_or_default();
+        let row = match self.workers.is_empty() {
+            true => (self.lent.iter().map(|(lent, _)| lent).sum(), now),
+            false if lease.rate > rate || now + millis(lease.time) > until => {
+                (lease.rate, now + millis(AHEAD))
+            }
+            false => return None,
+        };
+        self.stored = Some(row);
+        (row.0 > 0 || rate > 0).then_some(row)
+    }
+}
