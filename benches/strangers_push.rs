@@ -37,11 +37,11 @@ fn main() -> ExitCode {
         let time = Duration::from_secs_f64(bench.number("--seconds").unwrap_or(20.0));
         let longest = time * 2 + Duration::from_secs(120);
         let name = format!("endpoints: {ENDPOINTS} that keep connections, {FILES} open files");
-        bench.long_section(&name, longest, endpoints(bench, time)).await;
+        bench.long_section(&name, longest, Box::pin(endpoints(bench, time))).await;
         let name = format!("names: {NAMES} that hang or are unknown");
-        bench.long_section(&name, longest, names(bench, time)).await;
+        bench.long_section(&name, longest, Box::pin(names(bench, time))).await;
         let name = format!("slow: {SLOW} endpoints that answer after a minute, 1,000 at a time each");
-        bench.long_section(&name, longest, slow(bench, time)).await;
+        bench.long_section(&name, longest, Box::pin(slow(bench, time))).await;
         bench
             .long_section("circle: on_dead from one queue to another and back", longest, circle(bench, time))
             .await;

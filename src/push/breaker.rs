@@ -52,8 +52,8 @@ struct Open {
     probing: bool,
     /// When an attempt has failed last.
     failed: Instant,
-    /// How many attempts of all servers had delivered a while after that.
-    delivered: u64,
+    /// How many attempts of all servers had delivered a while after that; `None` until a server has told.
+    delivered: Option<u64>,
     /// The endpoint has answered another server since, and this one has had nothing to probe with.
     answers_others: bool,
 }
@@ -73,11 +73,11 @@ impl Breaker {
     /// says. This server still probes first: it may be its own network that is broken.
     pub fn told(&mut self, now: Instant, delivered: u64) -> bool {
         let Some(open) = &mut self.open else { return false };
-        if now < open.failed + TOLD_LATE {
-            open.delivered = delivered;
+        if now < open.failed + TOLD_LATE || open.delivered.is_none() {
+            open.delivered = Some(delivered);
         }
         let idle = !open.probing && now >= open.next + PROBED;
-        let ends = idle && delivered > open.delivered && !open.answers_others;
+        let ends = idle && Some(delivered) > open.delivered && !open.answers_others;
         open.answers_others |= ends;
         ends
     }
@@ -130,7 +130,7 @@ impl Breaker {
                     next: now + FIRST_PAUSE,
                     probing: false,
                     failed: now,
-                    delivered: u64::MAX,
+                    delivered: None,
                     answers_others: false,
                 });
                 true

@@ -130,7 +130,7 @@ impl Resolve for SystemResolver {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use tokio::task::JoinSet;
 
@@ -139,15 +139,17 @@ mod tests {
     /// Guards against names that hang and hold up every other name, or take a thread for each request.
     #[tokio::test]
     async fn names_that_hang_are_few_at_a_time_and_hold_up_no_other() {
-        let (release, held) = (Arc::new(Mutex::new(())), Arc::new([const { AtomicUsize::new(0) }; 2]));
+        let (hangs, held) = (Arc::new(AtomicBool::new(false)), Arc::new([const { AtomicUsize::new(0) }; 2]));
         let look_up = {
-            let (release, held) = (release.clone(), held.clone());
+            let (hangs, held) = (hangs.clone(), held.clone());
             move |host: &str| {
                 if host.starts_with("slow") {
                     held[0].fetch_add(1, Ordering::SeqCst);
                     held[1].fetch_max(held[0].load(Ordering::SeqCst), Ordering::SeqCst);
                     std::thread::sleep(SLOW + Duration::from_millis(50));
-                    drop(release.lock());
+                    while hangs.load(Ordering::SeqCst) {
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
                     held[0].fetch_sub(1, Ordering::SeqCst);
                 }
                 Ok(vec![IpAddr::from([1, 1, 1, 1])])
@@ -161,7 +163,7 @@ mod tests {
         // Each of them is slow once.
         let mut first: JoinSet<_> = (0..16).map(|n| ask(format!("slow{n}"))).collect();
         while first.join_next().await.is_some() {}
-        let hangs = release.lock();
+        hangs.store(true, Ordering::SeqCst);
         let asked = held[1].load(Ordering::SeqCst);
         assert!(asked <= AT_A_TIME, "{asked} names were looked up at a time");
         let mut slow: JoinSet<_> = (0..160).map(|n| ask(format!("slow{}", n % 16))).collect();
@@ -172,7 +174,7 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(10), others).await.expect("other names are looked up");
         until_held(&held[0], SLOW_AT_A_TIME).await;
-        drop(hangs);
+        hangs.store(false, Ordering::SeqCst);
         while slow.join_next().await.is_some() {}
     }
 
