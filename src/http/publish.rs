@@ -78,6 +78,8 @@ pub async fn publish(State(state): App, auth: Authorized, request: Request) -> H
 /// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
 pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
     let replaces = auth.job_id.map(|id| JobRef { queue: auth.queue.clone(), id });
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     // Of an unknown job it is a publish, and counts as one. Only a token that may have a limit need know.
     let limited = auth.record.is_none_or(|record| record.limit.is_some_and(|limit| limit.write > 0));
     let known = match &replaces {
@@ -88,8 +90,6 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
         true => None,
         false => Some(admitted(&state, &auth.key, auth.record, Direction::Write).await?),
     };
-    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
-    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, replaces, repeatable).await?;
     if let Some(counted) = counted {
         counted.keep();
