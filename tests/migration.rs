@@ -404,7 +404,7 @@ async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
         for (store, queues) in [in_old.clone(), vec!["a", "b", "c"]].into_iter().enumerate() {
             for name in queues {
                 for n in 0..2 {
-                    let new = job(&queue(name), &format!("{name} {} {n}", ["old", "new"][store])).tries(1);
+                    let new = job(&queue(name), format!("{name} {} {n}", ["old", "new"][store])).tries(1);
                     let new = new.make(&pools.stages[store]);
                     ok("publish", pools.stages[store].engine().publish(vec![new]).await);
                 }
