@@ -129,12 +129,12 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
         let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
+        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
-        let (guard, client) =
-            push_client(&config, files.push_connections).map_err(ServerError::Configuration)?;
+        let client = client(files.push_connections.max(2));
         // As many again may be kept for a while after their requests.
         let push = (guard, client, Shares::new((files.push_connections / 2).max(1)));
         // Ports first: a second server on the same machine then fails before it touches a store.
@@ -325,16 +325,16 @@ impl Server {
     }
 }
 
-/// What push sends with, and where it may call. Reads the certificates before anything is opened.
-fn push_client(config: &Config, connections: usize) -> Result<(Arc<Guard>, Client), String> {
+/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is opened.
+fn push_client(config: &Config) -> Result<(Arc<Guard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
     let guard = Guard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
     let guard = Arc::new(guard);
     let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
     let roots = client::roots(config.push_ca.as_deref())?;
     let resolver = SystemResolver::new().map_err(|e| format!("no threads to look up names: {e}"))?;
-    let client = Client::new(guard.clone(), Arc::new(resolver), proxy, roots, connections.max(2));
-    Ok((guard, client))
+    let of = guard.clone();
+    Ok((guard, move |connections| Client::new(of, Arc::new(resolver), proxy, roots, connections)))
 }
 
 /// What each pool serves from: its store, or both when it moves.
