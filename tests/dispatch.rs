@@ -139,6 +139,71 @@ async fn parked_consumers_are_served_in_order_of_arrival() {
     }
 }
 
+/// Guards against a fetch that serves a later waiter of its own list before an earlier one of another list.
+#[tokio::test(start_paused = true)]
+async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
+    let lists: [&[&str]; 4] = [&["a"], &["a", "b"], &["c", "a"], &["d", "b", "a"]];
+    // More of them make several lists fetch at the same time, and neighbours may change places.
+    for jobs in [1, 2, 3, 5] {
+        let setup = Setup::new();
+        let mut consumers = Vec::new();
+        for n in [0, 1, 0, 0, 2, 1, 3, 0, 1, 1, 2, 3].into_iter().cycle().take(50) {
+            consumers.push(setup.consumer(lists[n], 1));
+            setup.settle().await;
+        }
+        setup.publish((0..jobs).map(|n| job(&queue("a"), n.to_string()))).await;
+        setup.settle().await;
+        let served: Vec<usize> = (0..50).filter(|n| consumers[*n].is_finished()).collect();
+        assert_eq!(served, (0..jobs).collect::<Vec<_>>(), "whom {jobs} jobs served, by arrival");
+        for (n, consumer) in consumers.into_iter().take(jobs).enumerate() {
+            assert_eq!(consumer.await.expect("no panic"), [n.to_string()], "what consumer {n} got");
+        }
+    }
+}
+
+/// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain, lists.
+#[tokio::test(start_paused = true)]
+async fn the_order_of_arrival_costs_one_list_nothing_and_mixed_lists_a_fetch_for_each_job() {
+    for (lists, most) in [(1, 2), (2, 66), (100, 164)] {
+        let setup = Setup::new();
+        let names: Vec<String> = (0..lists).map(|n| format!("other{n}")).collect();
+        for n in 0..2000 {
+            drop(setup.consumer(&["a", &names[n % lists]], 1));
+        }
+        setup.parked(2000).await;
+        let before = setup.engine.fetches();
+        setup.publish((0..64).map(|_| job(&queue("a"), "x"))).await;
+        setup.parked(2000 - 64).await;
+        let fetches = setup.engine.fetches() - before;
+        assert!(
+            fetches <= most,
+            "64 jobs for {lists} lists cost {fetches} fetches, at most {most} are expected"
+        );
+    }
+}
+
+/// Guards against a consumer that does not wait, and gets no answer, since its list leaves the fetching to another.
+#[tokio::test(start_paused = true)]
+async fn a_poll_that_does_not_wait_is_answered_though_other_lists_wait_longer() {
+    let setup = Setup::new();
+    let _first = setup.consumer(&["a", "b"], 1);
+    setup.settle().await;
+    let _second = setup.consumer(&["a"], 1);
+    setup.parked(2).await;
+    for jobs in 0..6 {
+        let gate = setup.engine.hold().await;
+        let polls: Vec<_> = (0..4).map(|_| setup.consumer_for(&["a"], 1, Duration::ZERO)).collect();
+        setup.settle().await;
+        if jobs > 0 {
+            setup.publish((0..jobs).map(|_| job(&queue("a"), "x"))).await;
+        }
+        drop(gate);
+        setup.settle().await;
+        let answered = polls.iter().filter(|poll| poll.is_finished()).count();
+        assert_eq!(answered, 4, "polls that were answered, with {jobs} jobs");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_publish_to_ten_thousand_parked_consumers_costs_one_fetch() {
     let setup = Setup::new();

@@ -17,6 +17,9 @@
 //! and it serves as many of the first waiters as one call of the engine may. So a publish to a queue with ten
 //! thousand waiters costs one call.
 //!
+//! **Order.** A fetch serves nobody who came after the next waiter of another list of one of its queues. Lists that
+//! are to fetch at the same time ask the store one after the other, in the order of their next waiters.
+//!
 //! **Weights.** A fetch of a list with weights is several calls of the engine, each with the queues in another order
 //! ([`weights`]).
 //!
@@ -37,9 +40,13 @@ mod parked_polls;
 mod wait_lists;
 mod weights;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
+use std::vec::IntoIter;
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
@@ -235,7 +242,7 @@ impl Dispatcher {
         // Asked under the lock: whom `close` does not find in a list must not wait.
         let patient = patient && !lists.closed;
         let list = lists.get_or_insert(&queues);
-        let was_empty = list.is_empty();
+        let may_be_next = list.is_empty() || list.serving.is_some();
         list.push(arrival, (count, ttr), patient, sender);
         // A registered list that is not stale knows that its queues are empty, or that another list was notified:
         // a patient consumer just waits. One that does not wait must not rely on notifications, which may be a
@@ -244,7 +251,7 @@ impl Dispatcher {
             list.stale = true;
         }
         let start = list.stale && !std::mem::replace(&mut list.fetching, true);
-        if was_empty {
+        if may_be_next {
             lists.reorder(&queues);
         }
         drop(lists);
@@ -254,34 +261,42 @@ impl Dispatcher {
         Waiting { dispatcher: self.clone(), queues, arrival, parked, outcome, left: false }
     }
 
-    /// Starts fetching for lists whose `fetching` was set.
+    /// Starts fetching for lists whose `fetching` was set. They ask the store in this order: each begins once the one
+    /// before it has asked.
     fn start_fetches(&self, lists: Vec<Wanted>) {
-        lists.into_iter().for_each(|queues| self.start_fetch(queues));
+        self.start_next(lists.into_iter());
     }
 
     fn start_fetch(&self, queues: Wanted) {
+        self.start_fetches(vec![queues]);
+    }
+
+    fn start_next(&self, mut lists: IntoIter<Wanted>) {
         // `None` only while the last reference is dropped: nobody waits any more.
-        if let Some(this) = self.this.upgrade() {
-            self.tasks.spawn(this.fetch(queues));
-        }
+        let (Some(this), Some(queues)) = (self.this.upgrade(), lists.next()) else { return };
+        self.tasks.spawn(this.fetch(queues, lists));
     }
 
     /// Fetches until the list is empty, or knows that its queues are. Runs as a task of its own, so that a
     /// consumer that leaves cannot drop a call that has taken jobs.
-    async fn fetch(self: Arc<Self>, queues: Wanted) {
+    /// Once it has asked the store it starts the `others`.
+    async fn fetch(self: Arc<Self>, queues: Wanted, mut others: IntoIter<Wanted>) {
         loop {
             // Nobody closes the semaphore.
             let Ok(_permit) = self.fetches.acquire().await else { return };
+            let next = Next { dispatcher: &self, lists: std::mem::take(&mut others) };
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let ttrs = under_way.fetch.as_ref().map_or(&[][..], |fetch| &fetch.ttrs);
-            let result = match &queues.weights {
-                None => self.engine.consume(&queues.queues, ttrs).await,
-                // Boxed, so that other fetches do not keep memory for it.
-                Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)).await,
+            let call: Call<'_, Result<Consumed>> = match &queues.weights {
+                None => self.engine.consume(&queues.queues, ttrs),
+                Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
-            if let Some(fetch) = under_way.fetch.take() {
-                self.end(&queues, fetch, result);
+            let result = next.after(call).await;
+            if let Some(fetch) = under_way.fetch.take()
+                && !self.end(&queues, fetch, result)
+            {
+                return;
             }
         }
     }
@@ -304,14 +319,17 @@ impl Dispatcher {
             return None;
         }
         list.stale = false;
-        Some(list.fetch(arrivals))
+        let next = lists.next_of_others(queues);
+        let fetch = lists.get(queues)?.fetch(arrivals, next);
+        lists.reorder(queues);
+        Some(fetch)
     }
 
-    /// Hands out what a fetch brought.
-    fn end(&self, queues: &Wanted, fetch: Fetch, result: Result<Consumed>) {
+    /// Hands out what a fetch brought. Answers whether its task goes on.
+    fn end(&self, queues: &Wanted, fetch: Fetch, result: Result<Consumed>) -> bool {
         let mut lists = self.lists.lock();
         // A list is removed by its own fetch, or while none is under way.
-        let Some(list) = lists.get(queues) else { return };
+        let Some(list) = lists.get(queues) else { return false };
         list.serving = None;
         match result {
             Ok(Consumed { jobs, more }) => {
@@ -334,8 +352,13 @@ impl Dispatcher {
                     // others when it is removed.
                     list.stale = true;
                     if list.is_registered() && !list.is_empty() {
+                        // Whoever waits longest is next, in this list or in another. Those that do not wait are
+                        // owed an answer by this list alone.
+                        let goes_on = list.anybody_impatient();
+                        (list.stale, list.fetching) = (goes_on, goes_on);
                         lists.reorder(queues);
                         self.start_fetches(lists.wake_others(queues));
+                        return goes_on;
                     }
                 } else {
                     // The queues were empty at some moment after the fetch began.
@@ -368,6 +391,7 @@ impl Dispatcher {
                 }
             }
         }
+        true
     }
 
     /// A fetch that failed may have been told of a job that is still there, and nobody will tell again.
@@ -420,6 +444,33 @@ impl Notifier for Dispatcher {
 
     fn waited_for(&self) -> Vec<Queue> {
         self.lists.lock().waited_for()
+    }
+}
+
+/// A call of the engine.
+type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Lists that are to fetch after another one. Dropped when that one has asked the store, or need not, or has panicked.
+struct Next<'a> {
+    dispatcher: &'a Dispatcher,
+    lists: IntoIter<Wanted>,
+}
+
+impl Next<'_> {
+    /// Starts them once the call has begun. The call's answer.
+    async fn after<T>(self, mut call: Call<'_, T>) -> T {
+        let begun = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
+        drop(self);
+        match begun {
+            Poll::Ready(answer) => answer,
+            Poll::Pending => call.await,
+        }
+    }
+}
+
+impl Drop for Next<'_> {
+    fn drop(&mut self) {
+        self.dispatcher.start_next(std::mem::take(&mut self.lists));
     }
 }
 

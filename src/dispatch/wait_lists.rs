@@ -54,7 +54,7 @@ pub struct WaitLists {
 /// The wait lists that are registered for one queue.
 #[derive(Debug, Default)]
 struct Registered {
-    /// By the arrival of their first waiter. The list whose first waiter waits longest fetches first.
+    /// By the arrival of their next waiter. The list whose next waiter waits longest fetches first.
     lists: BTreeMap<u64, Wanted>,
     /// How many lists fetch after one that found all it asked for, as a power of [`WIDEN`].
     wider: u32,
@@ -74,7 +74,8 @@ pub struct WaitList {
     pub stale: bool,
     /// A task fetches for this list, or is about to.
     pub fetching: bool,
-    /// The last waiter that the fetch under way is for.
+    /// The last waiter that the fetch under way is for. It changes which waiter is the next one: see
+    /// [`reorder`](WaitLists::reorder).
     pub serving: Option<u64>,
     /// The last fetch ended among jobs that are gone, so the next one may still be far from a live job.
     pub skipping: bool,
@@ -133,6 +134,17 @@ impl WaitList {
         rest.into_values().map(|waiter| waiter.outcome).collect()
     }
 
+    /// The first waiter that no fetch is under way for.
+    fn unasked(&self) -> Option<u64> {
+        let after = self.serving.map_or(0, |last| last + 1);
+        self.waiters.range(after..).next().map(|(arrival, _)| *arrival)
+    }
+
+    /// The same, or else the first of those that one is under way for.
+    fn next(&self) -> Option<u64> {
+        self.unasked().or_else(|| self.waiters.keys().next().copied())
+    }
+
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
@@ -148,10 +160,10 @@ impl WaitList {
         self.registered.is_some()
     }
 
-    /// A fetch for the first waiters.
-    pub fn fetch(&mut self, before: u64) -> Fetch {
+    /// A fetch for the first waiters, of those that came before `next`.
+    pub fn fetch(&mut self, before: u64, next: u64) -> Fetch {
         let mut fetch = Fetch { waiters: Vec::new(), ttrs: Vec::new(), before };
-        for (arrival, waiter) in self.waiters.iter().take(MAX_WAITERS) {
+        for (arrival, waiter) in self.waiters.range(..next).take(MAX_WAITERS) {
             let count = usize::from(waiter.count);
             if fetch.ttrs.len() + count > MAX_CONSUME {
                 break;
@@ -184,31 +196,41 @@ impl WaitLists {
     /// before.
     pub fn register(&mut self, queues: &Wanted) -> Vec<Queue> {
         let Some(list) = self.by_list.get_mut(queues) else { return Vec::new() };
-        let Some((first, _)) = list.waiters.first_key_value() else { return Vec::new() };
-        list.registered = Some(*first);
+        let Some(next) = list.next() else { return Vec::new() };
+        list.registered = Some(next);
         let mut new = Vec::new();
         for queue in queues.queues() {
             let registered = self.by_queue.entry(queue.clone()).or_insert_with(|| {
                 new.push(queue);
                 Registered::default()
             });
-            registered.lists.insert(*first, queues.clone());
+            registered.lists.insert(next, queues.clone());
         }
         new
     }
 
-    /// The list's first waiter may be another one now: registers it under that one's arrival.
+    /// When the next waiter of another list came that waits for one of these queues, and came after the first one of
+    /// this list, which fetches for nobody now.
+    pub fn next_of_others(&self, queues: &Wanted) -> u64 {
+        let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
+        let Some((first, _)) = first else { return u64::MAX };
+        // This list is registered under its first waiter.
+        let next = |queue| Some(*self.by_queue.get(&queue)?.lists.range(first + 1..).next()?.0);
+        queues.queues().filter_map(next).min().unwrap_or(u64::MAX)
+    }
+
+    /// The list's next waiter may be another one now: registers it under that one's arrival.
     pub fn reorder(&mut self, queues: &Wanted) {
         let Some(list) = self.by_list.get_mut(queues) else { return };
-        let (Some(old), Some((first, _))) = (list.registered, list.waiters.first_key_value()) else { return };
-        if old == *first {
+        let (Some(old), Some(next)) = (list.registered, list.next()) else { return };
+        if old == next {
             return;
         }
-        list.registered = Some(*first);
+        list.registered = Some(next);
         for queue in queues.queues() {
             if let Some(registered) = self.by_queue.get_mut(&queue) {
                 registered.lists.remove(&old);
-                registered.lists.insert(*first, queues.clone());
+                registered.lists.insert(next, queues.clone());
             }
         }
     }
@@ -279,6 +301,9 @@ impl WaitLists {
             list.stale = true;
             if !std::mem::replace(&mut list.fetching, true) {
                 start.push(queues.clone());
+            } else if list.serving.is_some() && list.unasked().is_some() && !list.skipping {
+                // Its next waiter came before those of the lists that follow. Its fetch wakes them when it ends.
+                break;
             }
             // A list that skips may be held up by jobs of another queue, which must not keep this one's waiting.
             most -= usize::from(!list.skipping);
