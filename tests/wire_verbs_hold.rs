@@ -253,7 +253,7 @@ async fn a_respawn_says_how_far_it_has_looked() {
     let server = TestServer::on(Store::Redis(redis)).await;
     let token = server.token("ns").await;
     let alive = server.put(&token, "/api/ns/q?ttl=0", "x").await.expect(201).job_id();
-    let fill = "for i = 1, 20001 do redis.call('LPUSH', 'd/ns/q', struct.pack('<HH', 1, 5) .. i) end";
+    let fill = "for i = 1, 200001 do redis.call('LPUSH', 'd/ns/q', struct.pack('<HH', 1, 5) .. i) end";
     redis::cmd("EVAL").arg(fill).arg(0).exec(&mut conn).expect("EVAL");
     let path = format!("/api/ns/q/job/{alive}/respawn");
     let refused = post(&server, &token, &path, "").await.expect(409);

@@ -118,6 +118,8 @@ pub(crate) struct RedisCore {
     pauses: pause::Pauses,
     /// Held by who finishes destroys of others.
     finishing: tokio::sync::Mutex<()>,
+    /// Held by who looks for a job in a long dead letter, and when the next such look may begin.
+    far_looks: tokio::sync::Mutex<Option<tokio::time::Instant>>,
     /// When a pump has begun that last, in microseconds.
     looked_for_dropped: AtomicU64,
     quotas: quotas::Counting,
@@ -179,6 +181,7 @@ impl RedisEngine {
             watch: watch::Watch::default(),
             pauses: pause::Pauses::default(),
             finishing: tokio::sync::Mutex::default(),
+            far_looks: tokio::sync::Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: quotas::Counting::default(),
             tasks,

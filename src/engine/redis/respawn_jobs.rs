@@ -1,6 +1,10 @@
-//! Respawn by id: one script call for each job, which looks for it near both ends of the dead letter.
+//! Respawn by id: one script call for each job, which looks for it near both ends of the dead letter, and a second one
+//! where that is not enough.
+
+use std::time::Duration;
 
 use redis::Value;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::RedisCore;
 use super::connection::fault::Fault;
@@ -16,6 +20,14 @@ use crate::name::Queue;
 const REACH: u64 = 10_000;
 /// And at least, when the same call has looked for others that were not there: 100 of them take 4 ms.
 const LEAST_REACH: u64 = 1000;
+/// How far from either end it is looked for in a dead letter that is longer than that: up to 3 ms of the Redis. There is
+/// one such look at a time, and then a rest that is nine times as long, so that all of them take a tenth of it.
+const FAR_REACH: u64 = 100_000;
+const REST: u32 = 9;
+/// The rest after a look whose caller has left.
+const LONG_REST: Duration = Duration::from_millis(50);
+/// How long a caller waits for its turn.
+const IN_LINE: Duration = Duration::from_secs(5);
 
 impl RedisCore {
     /// Makes dead jobs ready or delayed again, by id.
@@ -28,12 +40,30 @@ impl RedisCore {
         let (mut revived, mut in_vain) = (Vec::with_capacity(jobs.len()), 0);
         for id in jobs {
             let reach = (REACH / (1 + in_vain)).max(LEAST_REACH);
-            let step = self.respawn_job(queue, id, reach, revival).await;
+            let mut step = self.respawn_job(queue, id, reach, revival).await;
+            if matches!(step, Ok((Revived::OutOfReach, _))) {
+                step = self.respawn_far_job(queue, id, revival).await;
+            }
             let (answer, looked) = step.map_err(|e| e.after(revived.len() as u64))?;
             in_vain += u64::from(looked);
             revived.push(answer);
         }
         Ok(revived)
+    }
+
+    /// The same in a long dead letter, when it is this caller's turn.
+    async fn respawn_far_job(&self, queue: &Queue, id: &JobId, revival: Revival) -> Result<(Revived, bool)> {
+        let Ok(mut rested) = timeout(IN_LINE, self.far_looks.lock()).await else {
+            return Err(Error::Overloaded);
+        };
+        if let Some(rested) = *rested {
+            sleep_until(rested).await;
+        }
+        let began = Instant::now();
+        *rested = Some(began + LONG_REST);
+        let step = self.respawn_job(queue, id, FAR_REACH, revival).await;
+        *rested = Some(Instant::now() + began.elapsed() * REST);
+        step
     }
 
     /// Answers also whether it was looked for in vain.
