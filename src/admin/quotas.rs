@@ -29,7 +29,7 @@ pub struct Bounded {
     /// A namespace has the quota of the first that gives it one.
     pools: Vec<PoolName>,
     changed: Notify,
-    /// How many changes this server has made, and how many of them are in force on it.
+    /// How many changes this server has made, its start included, and how many of them are in force on it.
     made: watch::Sender<u64>,
     in_force: watch::Sender<u64>,
 }
@@ -51,7 +51,7 @@ impl QuotaManager {
         stores: impl Iterator<Item = (Arc<dyn Engine>, Vec<PoolName>)>,
     ) -> Arc<QuotaManager> {
         let bounded = |(engine, pools)| {
-            let (made, in_force) = (watch::channel(0).0, watch::channel(0).0);
+            let (made, in_force) = (watch::channel(1).0, watch::channel(0).0);
             Bounded { engine, pools, changed: Notify::new(), made, in_force }
         };
         Arc::new(QuotaManager { store, outage, stores: stores.map(bounded).collect() })
@@ -95,7 +95,7 @@ impl QuotaManager {
             match self.bring(store, known).await {
                 Ok(version) => {
                     known = Some(version);
-                    store.in_force.send_replace(made.max(1));
+                    store.in_force.send_replace(made);
                 }
                 // It is asked again, and whoever uses the store is told that it is away.
                 Err(error) => tracing::debug!(%error, "quotas were not brought to a store"),

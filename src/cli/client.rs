@@ -97,7 +97,12 @@ impl Client {
         let address = url.parse::<Uri>().ok().and_then(|uri| {
             let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
             let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
-            Some(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80)))
+            // What is behind the host is a port, or nothing.
+            let port = match authority.as_str().strip_prefix(authority.host()) {
+                Some("") => 80,
+                _ => authority.port_u16()?,
+            };
+            Some(format!("{}:{port}", authority.host()))
         });
         let address = address
             .ok_or_else(|| Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;

@@ -937,6 +937,8 @@ impl Engine for Migration {
 
     async fn close(&self) {
         self.tasks.stop();
+        // What goes back to the old store is there before it closes, unless that hangs.
+        let _ = timeout(MOST_PATIENCE, self.tasks.ended()).await;
         self.old.close().await;
         self.new.close().await;
     }

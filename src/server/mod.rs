@@ -189,6 +189,14 @@ impl Server {
             push,
         );
         let state = Arc::new(state);
+        for store in state.quotas.stores() {
+            let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
+            tasks.spawn_essential("the quotas of a pool", async move {
+                stop.run_until_cancelled(quotas.keep(store)).await;
+            });
+        }
+        // What is published from now on is held to them, unless the store of quotas takes longer than a second.
+        state.quotas.begun().await;
         let (push, stop) = (state.push.clone(), tasks.stopping().clone());
         tasks.spawn_essential("push", async move {
             push.run().await;
@@ -196,12 +204,6 @@ impl Server {
             stop.cancelled().await;
         });
 
-        for store in state.quotas.stores() {
-            let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
-            tasks.spawn_essential("the quotas of a pool", async move {
-                stop.run_until_cancelled(quotas.keep(store)).await;
-            });
-        }
         for (name, engine) in &stores.engines {
             let pump = pump::run(
                 engine.clone(),
@@ -230,8 +232,6 @@ impl Server {
             let loopback = port.ip().to_canonical().is_loopback();
             OwnNames { loopback, accounts, configured: configured.to_owned() }
         };
-        // What is published from now on is held to them.
-        state.quotas.begun().await;
         let routes = http::api(state.clone(), names(api, &config.host, false));
         let of_address = half_unless(config.max_connections_per_address, files.connections);
         let most = (files.connections, of_address);
@@ -243,7 +243,8 @@ impl Server {
         let port = http::connection::serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
-        let engines = stores.engines.into_values().collect();
+        // A pool that moves closes its two stores.
+        let engines = state.pools.values().map(|pool| pool.engine.clone()).collect();
         let mut server =
             Server { api, admin, state, engines, api_tasks, admin_tasks, tasks, failure, pid_file: None };
         match server.announce(&config, &options).await {

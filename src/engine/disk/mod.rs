@@ -548,9 +548,9 @@ impl Engine for DiskEngine {
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         let Some(count) = self.handle.ask(SetQuotas { quotas: quotas.clone() }).await? else { return Ok(()) };
         let (handle, stop) = (self.handle.clone(), self.stop.clone());
-        // A thread that blocks goes on when nobody waits for it.
+        // A thread that blocks goes on when nobody waits for it; a count that has no thread yet is asked for again.
         let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
-        timeout(COUNTED, counted).await.unwrap_or(Ok(()))
+        timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -4,6 +4,7 @@
 //! counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use ahash::HashMap;
 
@@ -93,7 +94,11 @@ pub struct ToCount {
     namespaces: Vec<Namespace>,
 }
 
+/// After which time a count is told to a writer again that had too many calls.
+const TOLD_AGAIN: Duration = Duration::from_millis(50);
+
 /// What a count has found.
+#[derive(Clone)]
 struct Used {
     count: Arc<()>,
     used: Vec<(Namespace, (i64, i64))>,
@@ -141,8 +146,12 @@ impl ToCount {
     /// Counts, and tells the writer. Blocks.
     pub fn run(self, handle: &Handle, stop: &Stop) -> Result<(), Fatal> {
         if let Some(used) = self.count(stop)? {
-            // A writer that has ended needs it no more.
-            let _ = handle.ask_blocking(used);
+            // A writer that has ended needs it no more. One with too many calls takes it later.
+            while let Err(Error::Overloaded) = handle.ask_blocking(used.clone()) {
+                if stop.told_within(TOLD_AGAIN) {
+                    break;
+                }
+            }
         }
         Ok(())
     }
