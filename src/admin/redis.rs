@@ -278,6 +278,9 @@ impl AdminStore for RedisAdmin {
         if known == Some(version) {
             return Ok(None);
         }
+        if version == 0 {
+            return Ok(Some((version, Vec::new()))); // nobody has ever set one
+        }
         let (mut all, mut unreadable) = (BTreeMap::new(), 0);
         self.scan(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
             (Some(scope), Ok(quota)) => drop(all.insert(scope, quota)),
