@@ -708,3 +708,28 @@ async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
     drop(_stopped);
     until_status(404, async || server.get(&token, "/api/ns/q").await).await;
 }
+
+/// Guards against a republish of a token with a limit that fails where that of any other token goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limited_token_republishes_while_the_old_store_is_away() {
+    let (mut old, tokens) = (RedisServer::start(), RedisServer::start());
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let toml = format!(
+        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\nPath = {:?}\n[AdminRedis]\n{}",
+        old.keys(),
+        dir.path().join("jobs"),
+        tokens.keys()
+    );
+    let server = TestServer::start(&toml, (dir, tokens)).await;
+    let token = server.token("ns").await;
+    server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
+    old.kill();
+    // Nobody can say whether the old store has it, so it counts as a publish.
+    let republish = || server.put(&token, "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", "again");
+    for n in 1..=2 {
+        let answer = republish().await;
+        assert_eq!(answer.status, 201, "republish {n} of a limit of 2: {answer:?}");
+    }
+    let over = republish().await;
+    assert_eq!(over.status, 429, "republish 3 of a limit of 2: {over:?}");
+}

@@ -81,9 +81,14 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     // Of an unknown job it is a publish, and counts as one. Only a token that may have a limit need know.
-    let limited = auth.record.is_none_or(|record| record.limit.is_some_and(|limit| limit.write > 0));
+    let record = match auth.record {
+        Some(record) => Ok(record),
+        None => state.tokens.look_up(&auth.key).await,
+    };
+    let limited = record.map_or(true, |record| record.limit.is_some_and(|limit| limit.write > 0));
     let known = match &replaces {
-        Some(old) if limited => auth.pool.engine.peek_job(old).await?.is_some(),
+        // The step below goes on where the old job cannot be read. So it must here: then it counts.
+        Some(old) if limited => matches!(auth.pool.engine.peek_job(old).await, Ok(Some(_))),
         replaces => replaces.is_some(),
     };
     let counted = match known {
