@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub const BURST: u32 = 100;
 /// After that an attempt may fail once in this time.
 pub const PACE: Duration = Duration::from_secs(1);
-/// How many addresses are told apart. Further ones share one allowance.
+/// How many addresses are told apart. Further ones share one allowance, and one line of the log.
 const MOST_ADDRESSES: usize = 10_000;
 /// The log has one line of an address in this time.
 const TELL: Duration = Duration::from_secs(60);
@@ -20,23 +20,38 @@ const TELL: Duration = Duration::from_secs(60);
 /// Who has failed to log in lately.
 #[derive(Debug, Default)]
 pub struct FailedLogins {
+    /// When each has its whole allowance again, if it fails no more.
+    allowances: Mutex<Table<()>>,
+    /// From when on the next failure of each is told, and how many were not. Apart, because it is kept for longer: it
+    /// should not keep an address from having its own allowance.
+    told: Mutex<Table<u64>>,
+}
+
+/// What is known of each address until an instant.
+#[derive(Debug, Default)]
+struct Table<T> {
     /// `None` is all that found no room.
-    all: Mutex<HashMap<Option<IpAddr>, Failures>>,
+    rows: HashMap<Option<IpAddr>, (Instant, T)>,
+    /// Rows are looked through once in [`PACE`], not for each attempt.
+    sweep_at: Option<Instant>,
 }
 
-/// What is known of an address.
-#[derive(Debug)]
-struct Failures {
-    /// When it has its whole allowance again, if it fails no more.
-    whole_at: Instant,
-    /// From when on the next failure is told.
-    tell_at: Instant,
-    untold: u64,
-}
+impl<T: Default> Table<T> {
+    fn key(&self, address: IpAddr) -> Option<IpAddr> {
+        Some(network(address)).filter(|_| self.rows.contains_key(&Some(network(address))))
+    }
 
-impl Failures {
-    fn are_over(&self, now: Instant) -> bool {
-        self.whole_at <= now && self.tell_at <= now
+    /// The address's row, or a new one that is over `now`.
+    fn row(&mut self, address: IpAddr, now: Instant) -> &mut (Instant, T) {
+        let mut key = self.key(address);
+        if key.is_none() && self.rows.len() >= MOST_ADDRESSES && self.sweep_at.is_none_or(|at| at <= now) {
+            self.rows.retain(|_, (until, _)| *until > now);
+            self.sweep_at = Some(now + PACE);
+        }
+        if self.rows.len() < MOST_ADDRESSES {
+            key = Some(network(address));
+        }
+        self.rows.entry(key).or_insert_with(|| (now, T::default()))
     }
 }
 
@@ -44,51 +59,38 @@ impl FailedLogins {
     /// Takes one attempt from the address's allowance. If there is none: how long until there is.
     pub fn begin(&self, address: IpAddr) -> Result<(), Duration> {
         let now = Instant::now();
-        let mut all = self.all.lock();
-        let mut key = Some(network(address));
-        if !all.contains_key(&key) && all.len() >= MOST_ADDRESSES {
-            all.retain(|_, failures| !failures.are_over(now));
-            if all.len() >= MOST_ADDRESSES {
-                key = None;
-            }
-        }
-        let failures = all.entry(key).or_insert(Failures { whole_at: now, tell_at: now, untold: 0 });
-        let whole_at = failures.whole_at.max(now) + PACE;
+        let mut allowances = self.allowances.lock();
+        let (allowance, ()) = allowances.row(address, now);
+        let whole_at = (*allowance).max(now) + PACE;
         let wait = (whole_at - now).saturating_sub(BURST * PACE);
         if !wait.is_zero() {
             return Err(wait);
         }
-        failures.whole_at = whole_at;
+        *allowance = whole_at;
         Ok(())
     }
 
     /// The attempt did not fail: it takes nothing from the allowance.
     pub fn succeeded(&self, address: IpAddr) {
-        self.change(address, |failures| {
+        let mut allowances = self.allowances.lock();
+        let key = allowances.key(address);
+        if let Some((whole_at, ())) = allowances.rows.get_mut(&key) {
             // An address may have been forgotten meanwhile, and another begun in its place: never before now.
-            failures.whole_at = failures.whole_at.checked_sub(PACE).unwrap_or(failures.whole_at);
-        });
+            *whole_at = whole_at.checked_sub(PACE).unwrap_or(*whole_at);
+        }
     }
 
     /// The attempt failed, or there was no allowance for it. Answers how many did since the log was told, if it is to be
     /// told again.
     pub fn failed(&self, address: IpAddr) -> Option<u64> {
         let now = Instant::now();
-        self.change(address, |failures| {
-            failures.untold += 1;
-            (failures.tell_at <= now).then(|| {
-                failures.tell_at = now + TELL;
-                std::mem::take(&mut failures.untold)
-            })
+        let mut told = self.told.lock();
+        let (tell_at, untold) = told.row(address, now);
+        *untold += 1;
+        (*tell_at <= now).then(|| {
+            *tell_at = now + TELL;
+            std::mem::take(untold)
         })
-        .flatten()
-    }
-
-    fn change<T>(&self, address: IpAddr, change: impl FnOnce(&mut Failures) -> T) -> Option<T> {
-        let mut all = self.all.lock();
-        let key = Some(network(address));
-        let key = if all.contains_key(&key) { key } else { None };
-        all.get_mut(&key).map(change)
     }
 }
 
@@ -147,13 +149,35 @@ mod tests {
         assert_eq!(all.filter(|n| fail(*n).is_some()).count(), 0, "nor do many addresses fill the log");
     }
 
+    /// Guards against a client with many addresses that keeps everybody else from logging in.
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_failed_once_has_its_room_for_a_second() {
+        let logins = FailedLogins::default();
+        let (mut told, mut next) = (0, 0);
+        for second in 0..180 {
+            // Two hundred addresses a second fail, each once.
+            for _ in 0..200 {
+                next += 1;
+                assert!(logins.begin(address(next)).is_ok(), "in second {second}");
+                told += u64::from(logins.failed(address(next)).is_some());
+            }
+            let good = address(u32::MAX - second);
+            assert!(logins.begin(good).is_ok(), "somebody else's login in second {second}");
+            assert!(logins.allowances.lock().key(good).is_some(), "it has its own allowance");
+            logins.succeeded(good);
+            tokio::time::advance(PACE).await;
+        }
+        let most = 3 * (MOST_ADDRESSES as u64 + 1);
+        assert!(told <= most, "{told} lines of the log in three minutes, and {most} are the most");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_client_with_many_addresses_fills_no_memory() {
         let logins = FailedLogins::default();
         for n in 0..3 * MOST_ADDRESSES as u32 {
             let _ = logins.begin(address(n));
         }
-        let kept = logins.all.lock().len();
+        let kept = logins.allowances.lock().rows.len();
         assert!(kept <= MOST_ADDRESSES + 1, "{kept} addresses are kept");
         assert!(logins.begin(address(u32::MAX)).is_err(), "those without room share one allowance");
         tokio::time::advance(BURST * PACE).await;
