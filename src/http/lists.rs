@@ -22,6 +22,8 @@ use crate::name::{JobKey, Queue};
 const USUAL_JOBS: usize = 20;
 /// How the text of [`JobsReply`] begins.
 const JOBS_BEGIN: &str = r#"{"jobs":["#;
+/// A page with bodies goes on while so many of the largest jobs fit. So it asks the store 24 times at most.
+const LEAST_FIT: usize = 4;
 
 #[derive(Serialize)]
 struct QueuesReply<'a> {
@@ -207,7 +209,13 @@ fn bytes_of_view(view: &JobView) -> usize {
     bytes_of(view.body.as_deref().unwrap_or_default(), &view.attributes) + reason
 }
 
-/// A page, which ends after [`MAX_ANSWER`] bytes of bodies, or one job.
+/// How many jobs fit beside so many bytes of bodies, if all that come are as large as a job may be. `None` when the page
+/// has enough.
+fn fit_beside(bytes: usize) -> Option<usize> {
+    Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
+}
+
+/// A page, which has [`MAX_ANSWER`] bytes of bodies at most.
 async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, ApiError> {
     let engine = &auth.pool.engine;
     if !list.bodies {
@@ -215,9 +223,7 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
     }
     let mut all = JobPage { cursor: list.cursor.clone(), ..JobPage::default() };
     let mut bytes = 0;
-    loop {
-        // No more than fit, or one, if all that come are as large as a job may be.
-        let fit = ((MAX_ANSWER - bytes) / MAX_JOB).max(1);
+    while let Some(fit) = fit_beside(bytes) {
         let limit = (list.limit - all.jobs.len()).min(fit);
         let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
         let Some(page) = engine.list_jobs(&auth.queue, next).await? else { return Ok(None) };
@@ -227,10 +233,11 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
         all.jobs.extend(page.jobs);
         all.scanned += page.scanned;
         all.cursor = page.cursor;
-        if !full || all.cursor.is_none() || all.jobs.len() >= list.limit || bytes >= MAX_ANSWER {
-            return Ok(Some(all));
+        if !full || all.cursor.is_none() || all.jobs.len() >= list.limit {
+            break;
         }
     }
+    Ok(Some(all))
 }
 
 /// `GET /api/:namespace/:queue/job/:job_id`
@@ -286,5 +293,28 @@ fn some_base64<S: Serializer>(data: &Option<&[u8]>, s: S) -> Result<S::Ok, S::Er
     match data {
         Some(data) => reply::as_base64(data, s),
         None => s.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a page of large jobs, and small ones behind them, that asks the store for one job at a time.
+    #[test]
+    fn a_page_with_bodies_is_few_calls_and_no_more_than_an_answer() {
+        for size in (0..=MAX_JOB).step_by(1000) {
+            // One call brings jobs of this size, and all others bring small ones.
+            for large in 0..5 {
+                let (mut jobs, mut bytes, mut calls) = (0, 0, 0);
+                while let Some(fit) = fit_beside(bytes).filter(|_| jobs < MAX_LISTED) {
+                    bytes += if calls == large { fit * size } else { 0 };
+                    jobs += fit;
+                    calls += 1;
+                }
+                assert!(calls <= 24, "{calls} calls, of which number {large} has jobs of {size} bytes");
+                assert!(bytes <= MAX_ANSWER, "{bytes} bytes, of jobs of {size} bytes in call {large}");
+            }
+        }
     }
 }
