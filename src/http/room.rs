@@ -192,6 +192,8 @@ struct Reserve {
     since: Instant,
     _turn: OwnedSemaphorePermit,
     _only: OwnedSemaphorePermit,
+    /// Known as long as it has the turn.
+    _share: Arc<Share>,
 }
 
 impl RequestRoom<'_> {
@@ -223,7 +225,7 @@ impl RequestRoom<'_> {
                 let turn = async {
                     let turn = share.turn.clone().acquire_owned().await.ok()?;
                     let only = reserve.clone().acquire_owned().await.ok()?;
-                    Some(Reserve { since: Instant::now(), _turn: turn, _only: only })
+                    Some(Reserve { since: Instant::now(), _turn: turn, _only: only, _share: share.clone() })
                 };
                 let either = async {
                     tokio::select! {
@@ -405,6 +407,25 @@ mod tests {
             }
         }
         assert!(began.elapsed() < TURN, "after {:?}", began.elapsed());
+    }
+
+    /// Guards against a body that loses the reserve to another one of its namespace, whose share was forgotten meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_does_not_take_the_reserve_from_itself() {
+        let (room, [greedy, modest]) = (of(MIB), ["greedy", "modest"].map(namespace));
+        let [mut large, mut second] = [(); 2].map(|()| room.for_request(&greedy));
+        large.grow_to(2 * MIB).await.expect("the reserve, and no room of its share");
+        let mut other = room.for_request(&modest);
+        other.grow_to(MIB).await.expect("all room, and shares of which nothing is taken are forgotten");
+        let in_line = second.grow_to(2 * MIB);
+        let holds = async {
+            tokio::time::sleep(2 * TURN).await;
+            large.grow_to(3 * MIB).await
+        };
+        tokio::select! {
+            _ = in_line => panic!("the reserve is taken"),
+            held = holds => assert!(held.is_ok(), "no other namespace asks for the reserve"),
+        }
     }
 
     #[tokio::test(start_paused = true)]
