@@ -8,7 +8,7 @@ use ahash::HashSet;
 use axum::http::HeaderName;
 use axum::http::request::Parts;
 use parking_lot::Mutex;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::error::ApiError;
@@ -67,6 +67,32 @@ impl Drop for Repeatable {
     }
 }
 
+/// What stays escaped in the value of a parameter that is hashed, and in its name.
+const IN_VALUE: &AsciiSet = &CONTROLS.add(b'%').add(b'&').add(b'+');
+const IN_NAME: &AsciiSet = &IN_VALUE.add(b'=');
+
+/// A query without its token, in one form for all escapes. What has none is as it came: so the server's earlier versions
+/// hashed it, and what they did is remembered.
+fn asked(query: &str) -> String {
+    let parts = query.split('&').filter_map(|part| {
+        let parsed = form_urlencoded::parse(part.as_bytes()).next();
+        let Some((name, value)) = parsed.filter(|_| part.contains(['%', '+']) || !part.is_ascii()) else {
+            let is_token = part == "token" || part.starts_with("token=");
+            return (!is_token).then_some(Cow::Borrowed(part));
+        };
+        // `at` is read so too: a plus in its offset from UTC may come without an escape.
+        let value = if name == "at" { value.replace(' ', "+").into() } else { value };
+        let equals = if part.contains('=') { "=" } else { "" };
+        let escaped = || {
+            let (name, value) =
+                (percent_encode(name.as_bytes(), IN_NAME), percent_encode(value.as_bytes(), IN_VALUE));
+            format!("{name}{equals}{value}").into()
+        };
+        (name != "token").then(escaped)
+    });
+    parts.collect::<Vec<_>>().join("&")
+}
+
 /// A hash of the method, the path and the query without the token, both in whatever escapes, and the `Job-Attr-`
 /// headers, in whatever order those come.
 fn hash_of_head(request: &Parts) -> u128 {
@@ -86,9 +112,7 @@ fn hash_of_head(request: &Parts) -> u128 {
     };
     part(request.method.as_str().as_bytes());
     part(&Cow::from(percent_decode_str(uri.path())));
-    let asked = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
-    let asked = asked.filter(|(name, _)| name != "token");
-    part(form_urlencoded::Serializer::new(String::new()).extend_pairs(asked).finish().as_bytes());
+    part(asked(uri.query().unwrap_or_default()).as_bytes());
     for (name, value) in attributes {
         part(name.as_bytes());
         part(value);
@@ -130,6 +154,36 @@ mod tests {
         drop(first);
         assert!(begin("q").is_ok(), "the first has ended");
         assert!(under_way.0.lock().is_empty(), "a key was left behind");
+    }
+
+    /// Guards against a repeat that is refused because its plus or its colon came in another escape, and against one that
+    /// is refused because an earlier version had done the first request.
+    #[test]
+    fn a_query_without_escapes_is_hashed_as_it_came_and_others_like_it() {
+        for plain in
+            ["", "ttl=1", "key=order:17", "key=a=b&delay=1.5", "flag&&ttl=", "at=2026-01-01T00:00:00Z"]
+        {
+            assert_eq!(asked(plain), plain, "{plain}");
+            let escaped: String = plain
+                .chars()
+                .map(|c| if "&=".contains(c) { c.to_string() } else { format!("%{:02X}", u32::from(c)) })
+                .collect();
+            assert_eq!(asked(&escaped), plain, "{escaped}");
+            assert_eq!(asked(&format!("token=a%20b&{plain}&tok%65n=c")), plain, "{plain} with tokens");
+        }
+        let same = [
+            "at=2026-01-01T00:00:00+02:00",
+            "at=2026-01-01T00:00:00%2B02:00",
+            "a%74=2026-01-01T00%3A00:00%2b02:00",
+        ];
+        assert_eq!(same.map(asked), [same[1]; 3], "an offset in whatever escapes");
+        assert_eq!(asked("key=caf%C3%A9"), asked("key=café"), "beyond ASCII");
+        assert_eq!(asked("key=a+b"), asked("key=a%20b"), "a blank in whatever escapes");
+        for (one, other) in
+            [("key=a+b", "key=a%2Bb"), ("a%26b=c", "a&b=c"), ("a%3Db=c", "a=b=c"), ("a=%252B", "a=%2B")]
+        {
+            assert_ne!(asked(one), asked(other), "{one} is not {other}");
+        }
     }
 
     #[test]
