@@ -28,7 +28,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=ut
 
 /// Bodies of jobs up to this size become base64 in one piece.
 const PIECE: usize = 4096;
-/// After so many bytes of an answer that is made while it is sent, the runtime's other tasks have their turn.
+/// An answer that is made while it is sent is sent in pieces of so many bytes: a peer must take each of them in time. After
+/// each the runtime's other tasks have their turn.
 const TURN: usize = 64 * 1024;
 
 /// A JSON answer.
@@ -92,8 +93,8 @@ pub fn message(status: StatusCode, text: &str) -> Response {
     json(status, &Message { msg: text })
 }
 
-/// A body that is made while it is sent, so that memory holds one of its texts, not all. `length` is theirs together,
-/// where it is known. `room` is kept until the last of them was sent.
+/// A body that is made while it is sent, so that memory holds [`TURN`] bytes and one of its texts, not all. `length` is
+/// theirs together, where it is known. `room` is kept until the last of them was sent.
 pub fn pieces(
     texts: impl Iterator<Item = Vec<u8>> + Send + Unpin + 'static,
     length: Option<u64>,
@@ -124,7 +125,12 @@ impl<I: Iterator<Item = Vec<u8>> + Unpin> HttpBody for Pieces<I> {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let Some(text) = self.texts.next() else { return Poll::Ready(None) };
+        let Some(mut text) = self.texts.next() else { return Poll::Ready(None) };
+        while text.len() < TURN
+            && let Some(next) = self.texts.next()
+        {
+            text.extend_from_slice(&next);
+        }
         self.made += text.len();
         self.left = self.left.map(|left| left.saturating_sub(text.len() as u64));
         Poll::Ready(Some(Ok(Frame::data(kept(text, self.room.clone())))))
@@ -322,6 +328,25 @@ pub fn as_base64<S: Serializer>(data: &[u8], s: S) -> Result<S::Ok, S::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Guards against a peer that reads a little of an answer now and then and is served for ever: the time that it has
+    /// begins anew with each piece.
+    #[tokio::test]
+    async fn small_texts_are_sent_together() {
+        let sizes: Vec<usize> = (0..2000).map(|n| n % 300).chain([1, 3 * TURN, 0, 0, 1]).collect();
+        let all: Vec<u8> = sizes.iter().enumerate().flat_map(|(n, size)| vec![n as u8; *size]).collect();
+        let texts = sizes.clone().into_iter().enumerate().map(|(n, size)| vec![n as u8; size]);
+        let mut body = pieces(texts, Some(all.len() as u64), None);
+        let (mut sent, mut last) = (Vec::new(), TURN);
+        while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let piece = frame.expect("it cannot fail").into_data().expect("no trailers");
+            assert!(last >= TURN, "a piece of {last} bytes, and it is not the last");
+            last = piece.len();
+            sent.extend_from_slice(&piece);
+        }
+        assert_eq!(sent.len(), all.len(), "bytes that were sent");
+        assert!(sent == all && body.is_end_stream(), "all was sent, in its order");
+    }
 
     #[test]
     fn a_job_is_the_json_that_serde_reads() {
