@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Client;
 use support::TIMEOUT;
@@ -213,4 +213,28 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
             again.split_once("failures=").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
         assert!(failures >= Some(least), "every request that failed is counted, {least} and more: {again}");
     }
+}
+
+/// Guards against scrapes that ask one pool after the other, or wait for each other while they ask: Prometheus gives up
+/// after ten seconds, and asks again.
+#[tokio::test]
+async fn scrapes_ask_all_pools_at_the_same_time() {
+    let pools = [(); 3].map(|()| RedisServer::start());
+    let tokens = RedisServer::start();
+    let names = ["default", "b", "c"].iter().zip(&pools);
+    let toml: String = names.map(|(name, redis)| format!("[Pool.{name}]\n{}", redis.keys())).collect();
+    let server = TestServer::start(&format!("{toml}[AdminRedis]\n{}", tokens.keys()), tokens).await;
+    let _stalled: Vec<_> = pools.iter().map(RedisServer::stall).collect();
+    let began = Instant::now();
+    let scrape = || send(server.admin("GET", "/metrics"));
+    let all = tokio::join!(scrape(), scrape(), scrape());
+    for answer in [all.0, all.1, all.2] {
+        answer.expect(200);
+    }
+    // Each asks for a second.
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "three scrapes of three pools took {:?}",
+        began.elapsed()
+    );
 }

@@ -11,13 +11,15 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::batch::beside_the_runtime;
 use super::error::ApiError;
 use super::params::Query;
 use super::reply::{self, TEXT};
 use super::{App, AppState, HandlerResult};
-use crate::engine::Stats;
+use crate::engine::{Engine, Stats};
 use crate::error::Result;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -58,7 +60,7 @@ async fn not_ready(state: &AppState) -> Option<String> {
 
 /// Why a store cannot be used now. `check` is the question to it.
 async fn store_problem(name: &str, check: impl Future<Output = Result<()>>) -> Option<String> {
-    match tokio::time::timeout(CHECK_TIME, check).await {
+    match timeout(CHECK_TIME, check).await {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(format!("{name}: {error}")),
         Err(_) => Some(format!("{name} does not answer")),
@@ -96,15 +98,24 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
 
 /// `GET /metrics`
 pub async fn metrics(State(state): App) -> Response {
-    let alone = state.scrape.clone().lock_owned().await;
+    let ask = |engine: Arc<dyn Engine>| async move { timeout(CHECK_TIME, engine.stats()).await };
+    // All together. When the asker leaves, they end.
+    let asked: Vec<_> = state
+        .pools
+        .values()
+        .map(|pool| (pool, AbortOnDropHandle::new(state.tasks.spawn(ask(pool.engine.clone())))))
+        .collect();
     let mut sizes = Vec::new();
-    for pool in state.pools.values() {
-        match tokio::time::timeout(CHECK_TIME, pool.engine.stats()).await {
-            Ok(Ok(stats)) => sizes.push((pool.name.clone(), stats)),
-            Ok(Err(error)) => tracing::warn!(pool = pool.name.as_str(), %error, "no sizes for the metrics"),
-            Err(_) => tracing::warn!(pool = pool.name.as_str(), "no sizes for the metrics in time"),
+    for (pool, stats) in asked {
+        let pool = &pool.name;
+        match stats.await {
+            Ok(Ok(Ok(stats))) => sizes.push((pool.clone(), stats)),
+            Ok(Ok(Err(error))) => tracing::warn!(pool = pool.as_str(), %error, "no sizes for the metrics"),
+            Ok(Err(_)) => tracing::warn!(pool = pool.as_str(), "no sizes for the metrics in time"),
+            Err(error) => tracing::error!(pool = pool.as_str(), %error, "no sizes for the metrics"),
         }
     }
+    let alone = state.scrape.clone().lock_owned().await;
     state.metrics.parked(state.parked.count());
     let text = written(state.metrics.clone(), sizes, alone).await;
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
