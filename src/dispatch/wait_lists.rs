@@ -214,7 +214,7 @@ impl WaitLists {
     pub fn next_of_others(&self, queues: &Wanted) -> u64 {
         let first = self.by_list.get(queues).and_then(|list| list.waiters.first_key_value());
         let Some((first, _)) = first else { return u64::MAX };
-        // This list is registered under its first waiter.
+        // If this list is registered, then under its first waiter, since it fetches for nobody.
         let next = |queue| Some(*self.by_queue.get(&queue)?.lists.range(first + 1..).next()?.0);
         queues.queues().filter_map(next).min().unwrap_or(u64::MAX)
     }

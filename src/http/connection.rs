@@ -225,10 +225,7 @@ impl Addresses {
         }
         let place = self.connected.entry(address).or_default();
         if Arc::strong_count(place) > self.most {
-            return Err(io::Error::other(format!(
-                "{address} has {} already, see MaxConnectionsPerAddress",
-                self.most
-            )));
+            return Err(io::Error::other(format!("{address} has {} already", self.most)));
         }
         Ok(Some(place.clone()))
     }
