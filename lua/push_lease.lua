@@ -61,7 +61,8 @@ if stands > 0 then
   local fair = part(slots, want_slots)
   answer[1] = fair <= holds and fair or math.min(fair, math.max(holds, slots - other_slots))
   if rate > 0 then
-    fair = part(rate, want_rate)
+    -- Who wants nothing keeps what it has begun: lent, it would count beside its own count when it wants again.
+    fair = wants > 0 and part(rate, want_rate) or math.min(rate, rate_held)
     answer[2] = fair <= rate_held and fair or math.min(fair, math.max(rate_held, rate - other_rate - lent))
   end
 end

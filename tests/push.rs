@@ -249,6 +249,36 @@ async fn no_more_than_the_rate_begin_in_any_stretch() {
     }
 }
 
+/// Guards against a pause that lends out what was never begun: after it nothing is sent for one `per`.
+#[tokio::test(start_paused = true)]
+async fn a_paused_queue_holds_of_the_rate_only_what_it_has_begun() {
+    let stage = PushStage::new(json!({"rate": 3, "per": 3600})).await;
+    sleep(3 * SECOND).await;
+    assert_eq!(stage.store.rate_held(), Some(3), "what it may begin");
+    stage.publish("x", 1).await;
+    sleep(SECOND).await;
+    stage.push.pause(&stage.key).await.expect("it pauses");
+    sleep(3 * SECOND).await;
+    assert_eq!((stage.endpoint.arrived().len(), stage.store.rate_held()), (1, Some(1)), "what it has begun");
+}
+
+/// Guards against a rate that is doubled by a restart while the leases fail.
+#[tokio::test(start_paused = true)]
+async fn what_was_begun_is_told_after_the_lease_has_lapsed() {
+    let stage = PushStage::new(json!({"rate": 3, "per": 30})).await;
+    for n in 0..3 {
+        stage.publish(&n.to_string(), 1).await;
+    }
+    sleep(SECOND).await;
+    assert_eq!(stage.endpoint.arrived().len(), 3, "as many as the rate allows");
+    stage.store.leases_fail(true);
+    sleep(15 * SECOND).await;
+    assert_eq!(stage.store.rate_held(), Some(3), "by each lease that is asked for");
+    stage.push.stop();
+    stage.push.ended().await;
+    assert_eq!(stage.store.rate_held(), Some(3), "by the last words");
+}
+
 /// Guards against a job that fails and is sent again before the next one had its turn.
 #[tokio::test(start_paused = true)]
 async fn with_one_slot_order_is_strict_and_a_failing_job_holds_nobody_up() {

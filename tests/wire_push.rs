@@ -349,6 +349,8 @@ async fn leases_never_hold_more_than_there_is() {
         slots == 4 && rate == 10
     })
     .await;
+    assert_eq!(lease("a", 60_000, 0, 0, 4).await, (0, 4), "a is paused, and keeps what it has begun");
+    assert_eq!(lease("a", 60_000, 4, 0, 4).await, (4, 10), "it is resumed, and nothing is lent");
 }
 
 /// One worker's lease of four slots, and of ten requests in half a second.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::leases::Leased;
+use super::leases::{LEASE_TURNS, Leased};
 use super::push::{PushKey, Version};
 
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
@@ -32,8 +32,10 @@ pub struct DiskAdmin {
     /// Grows with every change of a quota.
     quotas: AtomicU64,
     pub(super) push: Mutex<Pushed>,
-    /// Held by whoever changes a record of push.
+    /// Held by whoever changes a record or a report of push.
     pub(super) push_turn: tokio::sync::Mutex<()>,
+    /// Held by whoever leases a queue: which of them, its name says.
+    pub(super) lease_turns: [tokio::sync::Mutex<()>; LEASE_TURNS],
 }
 
 /// What is in memory only of pushed queues.
@@ -80,6 +82,7 @@ impl DiskAdmin {
             quotas: AtomicU64::default(),
             push: Mutex::default(),
             push_turn: tokio::sync::Mutex::default(),
+            lease_turns: std::array::from_fn(|_| tokio::sync::Mutex::default()),
         };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;

@@ -14,6 +14,9 @@ pub(super) type Begun = (u32, Millis);
 /// For how long ahead it is stored that requests may be begun: so seldom is a row written.
 const AHEAD: Duration = Duration::from_secs(60);
 
+/// So many queues' leases may be written side by side.
+pub(super) const LEASE_TURNS: usize = 64;
+
 pub(super) fn millis(time: Duration) -> Millis {
     time.as_millis() as Millis
 }
@@ -52,10 +55,14 @@ impl Leased {
             .values()
             .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
         let mut share = Share { alone: self.workers.is_empty(), ..Share::default() };
+        if !lease.time.is_zero() {
+            // Who wants nothing keeps what it has begun: lent, it would count beside its own count when it wants again.
+            share.rate = lease.rate.min(lease.rate_held);
+        }
         if lease.wants > 0 {
             share.slots = lease.slots.saturating_sub(slots);
             let lent: u32 = self.lent.iter().map(|(lent, _)| lent).sum();
-            share.rate = lease.rate.min(lease.rate.saturating_sub(rate + lent).max(lease.rate_held));
+            share.rate = share.rate.max(lease.rate.saturating_sub(rate + lent));
         }
         if lease.rate_held > share.rate {
             self.lent.push((lease.rate_held - share.rate, until));
@@ -74,8 +81,8 @@ impl Leased {
     }
 
     /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
-    /// none when nothing counts.
-    pub fn row(&mut self, lease: &Lease<'_>, now: Millis) -> Option<Begun> {
+    /// none when nothing counts. Whoever has stored it says so in `stored`.
+    pub fn row(&self, lease: &Lease<'_>, now: Millis) -> Option<Begun> {
         let (rate, until) = self.stored.unwrap_or_default();
         let row = match self.workers.is_empty() {
             true => (self.lent.iter().map(|(lent, _)| lent).sum(), now),
@@ -84,7 +91,53 @@ impl Leased {
             }
             false => return None,
         };
-        self.stored = Some(row);
         (row.0 > 0 || rate > 0).then_some(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lease of `a`: of three in an hour.
+    fn lease(wants: u32, rate_held: u32) -> Lease<'static> {
+        Lease {
+            server: "a",
+            time: Duration::from_secs(10),
+            slots: 4,
+            wants,
+            holds: 0,
+            rate: 3,
+            per: Duration::from_secs(3600),
+            rate_held,
+            in_flight: 0,
+            open: None,
+        }
+    }
+
+    /// Guards against a pause after which what was begun counts twice, and nothing is begun for one `per`.
+    #[test]
+    fn who_wants_nothing_keeps_what_it_has_begun_and_gets_the_rest_back() {
+        let mut leased = Leased::default();
+        assert_eq!(leased.divide(&lease(4, 0), 1000).rate, 3, "alone: everything");
+        assert_eq!(leased.divide(&lease(0, 2), 2000).rate, 2, "two were begun");
+        assert_eq!(leased.divide(&lease(4, 2), 3000).rate, 3, "it wants again");
+        let leave = Lease { time: Duration::ZERO, ..lease(0, 2) };
+        assert_eq!(leased.divide(&leave, 4000).rate, 0, "who leaves holds nothing");
+        assert_eq!(leased.divide(&Lease { server: "b", ..lease(4, 0) }, 5000).rate, 1, "two still count");
+    }
+
+    /// Guards against a row that is taken for stored though its write has failed: a kill would forget the rate.
+    #[test]
+    fn a_row_is_asked_for_until_it_was_stored() {
+        let (mut leased, lease) = (Leased::default(), lease(4, 0));
+        leased.divide(&lease, 1000);
+        let row = leased.row(&lease, 1000);
+        assert_eq!(row.map(|(rate, _)| rate), Some(3), "three may be begun");
+        leased.divide(&lease, 2000);
+        assert_eq!(leased.row(&lease, 2000).map(|(rate, _)| rate), Some(3), "it was not stored");
+        leased.stored = row;
+        leased.divide(&lease, 3000);
+        assert_eq!(leased.row(&lease, 3000), None, "it was");
     }
 }

@@ -61,7 +61,8 @@ pub struct Lease<'a> {
     /// How many requests all servers together may begin in any `per`; 0: no limit.
     pub rate: u32,
     pub per: Duration,
-    /// How many of them this server may begin until the answer.
+    /// How many of them this server may begin until the answer; how many it has begun if it wants no slots, or if its
+    /// lease has ended.
     pub rate_held: u32,
     pub in_flight: u32,
     /// Since when its breaker is open.

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::{BufMut, Bytes};
 
 use super::disk::DiskAdmin;
-use super::leases::{Begun, millis};
+use super::leases::{Begun, LEASE_TURNS, millis};
 use super::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
 use crate::engine::disk::{Change, PUSH_PREFIX, Table};
 use crate::error::{Error, Result};
@@ -21,6 +21,7 @@ const LENT: u8 = b'l';
 
 /// The longest `per`: what was begun so long ago counts in no rate.
 const LONGEST_PER: Duration = Duration::from_secs(3600);
+
 /// Reads what [`Leased::row`](super::leases::Leased::row) has said; nothing where it cannot be read.
 fn read_lent(row: &Bytes) -> Option<Begun> {
     serde_json::from_slice(row).ok()
@@ -127,14 +128,17 @@ impl PushStore for DiskAdmin {
     }
 
     async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
-        let _turn = self.push_turn.lock().await;
+        let lent_row = row(LENT, key);
+        // One lease of a queue at a time, so that its rows are written in the order in which they were made. Leases of
+        // other queues do not wait for a write.
+        let turn = xxhash_rust::xxh3::xxh3_64(&lent_row) as usize % LEASE_TURNS;
+        let _turn = self.lease_turns[turn].lock().await;
         let (report, now) = (self.push_report(key)?, self.records.now());
         let (share, begun) = {
             let mut push = self.push.lock();
             let leased = push.leased.entry(key.clone()).or_default();
             if leased.stored.is_none() {
-                let stored =
-                    self.records.read(Table::Push, |rows| rows.get(&row(LENT, key)).and_then(read_lent));
+                let stored = self.records.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
                 leased.stored = stored;
                 let begun = |(rate, until): Begun| (rate, until.min(now) + millis(lease.per));
                 leased.lent.extend(stored.map(begun));
@@ -151,7 +155,10 @@ impl PushStore for DiskAdmin {
                 _ => Change::Put(serde_json::to_vec(&begun).map_err(Error::refused)?.into()),
             };
             // Before the answer: what may be begun is known after a kill, too.
-            self.records.change(vec![(Table::Push, row(LENT, key), change)]).await?;
+            self.records.change(vec![(Table::Push, lent_row, change)]).await?;
+            if let Some(leased) = self.push.lock().leased.get_mut(key) {
+                leased.stored = Some(begun);
+            }
         }
         Ok(Share { failed: report.failed, delivered: report.delivered, ..share })
     }

@@ -515,6 +515,12 @@ impl Worker {
         self.told_holds > self.share.slots && self.in_flight <= self.share.slots
     }
 
+    /// How much of its part of the rate is begun. It counts as well when the lease has lapsed.
+    fn begun(&mut self, now: Instant) -> u32 {
+        let begun = self.window.count(now, self.plan.setting.per);
+        if now < self.share_until { begun.min(self.share.rate) } else { begun }
+    }
+
     /// Asks the store for slots. What is held until the answer is told with the question.
     fn lease(&mut self, now: Instant, ending: bool) -> Pending<(Instant, Result<Share>)> {
         let queued = self.queued.clone();
@@ -523,18 +529,17 @@ impl Worker {
         let valid = now < self.share_until;
         let may = if valid { self.share.slots.min(slots) } else { 0 };
         let holds = may.max(self.in_flight);
-        let rate_held = match (valid, ending) {
-            (false, _) => 0,
-            (true, false) => self.share.rate.min(rate),
-            // It begins nothing more.
-            (true, true) => self.share.rate.min(self.window.count(now, per)),
-        };
         let wants = match self.plan.switch {
             Switch::On if ending || self.gone == Some(self.plan.revision) => 0,
             Switch::On if self.breaker.is_open() => 1,
             Switch::On => slots,
             Switch::Paused | Switch::Off => 0,
         };
+        let rate_held = if valid && wants > 0 { self.share.rate.min(rate) } else { self.begun(now) };
+        if wants == 0 {
+            // Also if it is resumed before the answer.
+            self.share.rate = rate_held;
+        }
         let (in_flight, open) = (self.in_flight, self.open_since.filter(|_| !ending));
         self.told_holds = holds;
         Box::pin(async move {
@@ -584,9 +589,8 @@ impl Worker {
         if let Some(report) = self.report() {
             report.await;
         }
+        let rate_held = self.begun(Instant::now());
         let setting = &self.plan.setting;
-        let now = Instant::now();
-        let begun = self.window.count(now, setting.per);
         let lease = Lease {
             server: &queued.name,
             time: Duration::ZERO,
@@ -595,7 +599,7 @@ impl Worker {
             holds: 0,
             rate: setting.rate,
             per: setting.per,
-            rate_held: if now < self.share_until { self.share.rate.min(begun) } else { 0 },
+            rate_held,
             in_flight: 0,
             open: None,
         };

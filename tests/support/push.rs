@@ -12,7 +12,7 @@ use dormouse::admin::push::{Lease, PushKey, PushStore, Records, Report, Seen, Sh
 use dormouse::clock::{Clock, Micros};
 use dormouse::dispatch::{Dispatcher, ParkedPolls};
 use dormouse::engine::Engine;
-use dormouse::error::Result;
+use dormouse::error::{Error, Result};
 use dormouse::job::{JobId, JobIds, JobRef, JobView, NewJob};
 use dormouse::metrics::Metrics;
 use dormouse::name::{PoolName, QueueName};
@@ -51,12 +51,22 @@ impl Clock for RuntimeClock {
 
 /// What push shares, in maps, for one server.
 #[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>, AtomicBool);
+pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool);
 
 impl MemoryPush {
     /// From now on another server pushes the queues too.
     pub fn shared_with_another(&self) {
         self.1.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on no lease is answered, or each is again.
+    pub fn leases_fail(&self, fail: bool) {
+        self.2.store(fail, Ordering::Relaxed);
+    }
+
+    /// How many of the rate the last lease has told as held.
+    pub fn rate_held(&self) -> Option<u32> {
+        self.0.lock().rate_held
     }
 }
 
@@ -65,6 +75,7 @@ struct Kept {
     version: Version,
     records: HashMap<PushKey, Bytes>,
     seen: HashMap<PushKey, Seen>,
+    rate_held: Option<u32>,
 }
 
 #[async_trait]
@@ -94,6 +105,10 @@ impl PushStore for MemoryPush {
 
     async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
         let mut kept = self.0.lock();
+        kept.rate_held = Some(lease.rate_held);
+        if self.2.load(Ordering::Relaxed) {
+            return Err(Error::Overloaded);
+        }
         let seen = kept.seen.entry(key.clone()).or_default();
         (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
         let (report, alone) = (&seen.report, !self.1.load(Ordering::Relaxed));
