@@ -615,6 +615,21 @@ async fn a_circle_of_on_dead_is_refused() {
     }
 }
 
+/// Guards against a circle through a setting whose secrets this server cannot read.
+#[tokio::test(start_paused = true)]
+async fn a_circle_through_a_locked_setting_is_refused() {
+    let stage = PushStage::new(json!({})).await;
+    let b = pushed("b");
+    stage.set_of(&b, json!({"on_dead": "q"})).await.expect("a setting");
+    let plain = stage.store.record(&b).await.expect("it answers").expect("a record");
+    let mut locked: Value = serde_json::from_slice(&plain).expect("JSON");
+    locked["encrypted"] = json!("by another server's key");
+    assert!(locked.as_object_mut().and_then(|record| record.remove("secret")).is_some());
+    assert!(stage.store.swap(&b, Some(plain), Some(locked.to_string().into())).await.expect("it answers"));
+    let refused = stage.set_of(&stage.key, json!({"on_dead": "b"})).await.expect_err("q, b, q");
+    assert!(refused.to_string().contains("queue b"), "{refused}");
+}
+
 /// Guards against a circle that is stored all the same, by two servers at a moment: one job became hundreds.
 #[tokio::test(start_paused = true)]
 async fn a_circle_that_is_stored_ends_with_the_first_message() {

@@ -379,8 +379,11 @@ impl Push {
         for _ in 0..MAX_ON_DEAD {
             // One that cannot be read leads nowhere.
             let record = self.shared.store.record(&next).await?;
-            let record = record.and_then(|record| Record::parse(&record, &next.queue.name).ok());
-            match record.and_then(|record| record.setting.on_dead) {
+            let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
+                Some(locked) => QueueName::parse(locked["setting"]["on_dead"].as_str()?).ok(),
+                None => Record::parse(&record, &next.queue.name).ok()?.setting.on_dead,
+            };
+            match record.and_then(leads_to) {
                 None => return Ok(None),
                 Some(name) if name == key.queue.name => {
                     let last = &next.queue.name;
