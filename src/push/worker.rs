@@ -53,6 +53,8 @@ const MOST_UNACKED: usize = 2000;
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 /// The pause before a store that failed is asked again.
 const AGAIN: Duration = Duration::from_millis(250);
+/// The pause before a message is tried again for which the namespace's quota has no room: thousands may be tried.
+const AGAIN_OVER_QUOTA: Duration = Duration::from_secs(5);
 /// How much memory bodies and answers in flight may take over all queues, in KiB.
 pub const MEMORY: usize = 256 << 10;
 /// How long the number of an attempt is looked for: the ttr runs meanwhile.
@@ -866,7 +868,8 @@ impl Sending {
         loop {
             let done = step().await;
             self.queued.target.outage.report(&done);
-            let over = Instant::now() + AGAIN >= self.began + self.plan.ttr();
+            let pause = if let Err(Error::OverQuota(_)) = &done { AGAIN_OVER_QUOTA } else { AGAIN };
+            let over = Instant::now() + pause >= self.began + self.plan.ttr();
             match done {
                 Err(
                     Error::Away(_)
@@ -875,7 +878,7 @@ impl Sending {
                     | Error::Full { .. }
                     | Error::OverQuota(_),
                 ) if !over && !self.queued.shared.cut.is_cancelled() => {
-                    sleep(AGAIN).await;
+                    sleep(pause).await;
                 }
                 done => return done,
             }
