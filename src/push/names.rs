@@ -2,7 +2,7 @@
 //! looked up at a time, each once however many requests ask for it, and on threads on which nothing else waits. Names
 //! that were slow wait for each other and for nobody else. Knows no address that is forbidden.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -21,6 +21,10 @@ const AT_A_TIME: usize = 8;
 const SLOW_AT_A_TIME: usize = 4;
 /// A name that took longer is slow, until it takes less.
 const SLOW: Duration = Duration::from_millis(500);
+/// A name that was slow so long ago is tried among the others: those that are slow may leave it no turn.
+const TRIED_AGAIN: Duration = Duration::from_secs(60);
+/// How many of those are tried at a time.
+const TRIALS: usize = 2;
 /// How many names are known to be slow. With more all are forgotten.
 const MOST_SLOW: usize = 10_000;
 
@@ -41,7 +45,10 @@ pub struct SystemResolver {
 #[derive(Default)]
 struct State {
     under_way: HashMap<String, watch::Receiver<Found>>,
-    slow: HashSet<String>,
+    /// When it was slow.
+    slow: HashMap<String, Instant>,
+    /// How many of these are under way among the others.
+    trials: usize,
 }
 
 impl fmt::Debug for SystemResolver {
@@ -75,7 +82,10 @@ impl SystemResolver {
         }
         let (tell, found) = watch::channel(None);
         state.under_way.insert(host.to_owned(), found.clone());
-        let lane = &self.lanes[usize::from(state.slow.contains(host))];
+        let slow = state.slow.get(host).copied();
+        let trial = state.trials < TRIALS && slow.is_some_and(|since| since.elapsed() > TRIED_AGAIN);
+        state.trials += usize::from(trial);
+        let lane = &self.lanes[usize::from(slow.is_some() && !trial)];
         let (state, look_up, host) = (self.state.clone(), self.look_up.clone(), host.to_owned());
         let ask = move || {
             {
@@ -83,6 +93,7 @@ impl SystemResolver {
                 // The state has one; a name that nobody waits for any more is not looked up.
                 if tell.receiver_count() <= 1 {
                     state.under_way.remove(&host);
+                    state.trials -= usize::from(trial);
                     return;
                 }
             }
@@ -91,11 +102,12 @@ impl SystemResolver {
             let slow = began.elapsed() > SLOW;
             let mut state = state.lock();
             state.under_way.remove(&host);
+            state.trials -= usize::from(trial);
             if state.slow.len() >= MOST_SLOW {
                 state.slow.clear();
             }
             match slow {
-                true => state.slow.insert(host),
+                true => state.slow.insert(host, Instant::now()),
                 false => state.slow.remove(&host),
             };
             tell.send_replace(Some(addresses));
@@ -176,6 +188,33 @@ mod tests {
         until_held(&held[0], SLOW_AT_A_TIME).await;
         hangs.store(false, Ordering::SeqCst);
         while slow.join_next().await.is_some() {}
+    }
+
+    /// Guards against a name that was slow once and stays behind those that hang for good.
+    #[tokio::test]
+    async fn a_name_that_was_slow_a_minute_ago_is_looked_up_beside_those_that_hang() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let ended = Mutex::new(ended);
+        let look_up = move |host: &str| {
+            if host.starts_with("hangs") {
+                let _ = ended.lock().recv();
+            }
+            Ok(vec![IpAddr::from([1, 1, 1, 1])])
+        };
+        let resolver = SystemResolver::by(Arc::new(look_up)).expect("threads");
+        let now = Instant::now();
+        let before = now.checked_sub(TRIED_AGAIN + SLOW).expect("the machine runs for a minute");
+        resolver.state.lock().slow.insert("well".into(), before);
+        let hang = |n: usize| {
+            resolver.state.lock().slow.insert(format!("hangs{n}"), now);
+            resolver.ask(&format!("hangs{n}"))
+        };
+        let _hanging: Vec<_> = (0..SLOW_AT_A_TIME + 1).map(hang).collect();
+        let well = tokio::time::timeout(Duration::from_secs(10), resolver.resolve("well", 80)).await;
+        well.expect("it has its turn").expect("an address");
+        let state = resolver.state.lock();
+        assert_eq!((state.slow.contains_key("well"), state.trials), (false, 0), "slow no more, and no trial");
+        drop((state, end));
     }
 
     async fn until_held(held: &AtomicUsize, many: usize) {
