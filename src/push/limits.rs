@@ -9,7 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// What all queues share: connections, memory. One half is divided evenly among the queues, the other half is for
-/// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part.
+/// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part. A job
+/// that is larger than a part may take from the parts of others, one of each queue at a time.
 #[derive(Debug)]
 pub struct Shares {
     even: Arc<Semaphore>,
@@ -43,11 +44,11 @@ impl Shares {
         part.saturating_sub(of.0.load(Ordering::Relaxed))
     }
 
-    /// Takes so many; nothing where there are not enough. As long as anything is left of a queue's even part it may take
-    /// more than that: a part may be smaller than a job.
+    /// Takes so many; nothing where there are not enough. A queue that holds nothing of its even part may take more than
+    /// that: a part may be smaller than a job.
     pub fn take(&self, of: &Part, many: usize) -> Option<Taken> {
         let count = u32::try_from(many).ok()?;
-        if self.left(of) > 0
+        if (many <= self.left(of) || of.0.load(Ordering::Relaxed) == 0)
             && let Ok(permit) = self.even.clone().try_acquire_many_owned(count)
         {
             of.0.fetch_add(many, Ordering::Relaxed);
@@ -132,6 +133,14 @@ mod tests {
         let large = shares.take(&alone, 21).expect("more than its part, which is one");
         assert_eq!(shares.room(&alone), 21, "no more of it");
         drop(large);
+        shares.divide(2);
+        let _most = shares.take(&alone, 9).expect("a part is ten");
+        let other = Part::default();
+        let _its =
+            [10, 21].map(|many| shares.take(&other, many).expect("its part, and the half for whoever comes"));
+        assert!(shares.take(&alone, 2).is_none(), "one is left of its part");
+        shares.take(&alone, 1).expect("the last one");
+        let shares = Shares::new(42);
         assert!(shares.take(&alone, 22).is_none(), "more than either half");
     }
 

@@ -422,7 +422,8 @@ impl Worker {
         let shared = &self.queued.shared;
         // Another queue may have taken the connections meanwhile, and jobs may be large.
         let room = |job: &Job| {
-            // A part of the whole at most, so that each job finds room at some time.
+            // A part of the whole at most, so that each job fits. One that is larger than what the queue has left waits
+            // while others take the rest.
             let kib = self.plan.memory(job).div_ceil(1024).min(MEMORY / 8);
             let connection = shared.connections.take(&self.queued.connections, 1)?;
             Some((connection, shared.memory.take(&self.queued.memory, kib)?))
