@@ -208,17 +208,21 @@ impl Client {
                 }
             }
         };
-        let used = used_mark(response.extensions()).cloned();
-        if let Some(used) = &used {
+        let used = used_mark(response.extensions()).map(|used| {
             used.0.answered.store(true, Ordering::Relaxed);
-        }
+            (used.clone(), used.0.idle.lock().0)
+        });
         if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return Err(Fault::Proxy("it asks for a password".into()));
         }
         let body_counts = body_counts && response.status().is_success();
         let answer = read(response, deadline, body_counts, &self.large).await;
-        if let Some(used) = used {
-            *used.0.idle.lock() = Some(Instant::now());
+        if let Some((used, written)) = used {
+            let mut idle = used.0.idle.lock();
+            // The pool has it back by now: another request may be on it.
+            if idle.0 == written {
+                idle.1 = Some(Instant::now());
+            }
         }
         answer
     }
@@ -290,12 +294,20 @@ where
 #[derive(Clone, Debug, Default)]
 struct Used(Arc<Use>);
 
+impl Used {
+    /// Something is written: it is in use.
+    fn written(&self) {
+        let mut idle = self.0.idle.lock();
+        *idle = (idle.0 + 1, None);
+    }
+}
+
 #[derive(Debug, Default)]
 struct Use {
     /// An answer has come over it.
     answered: AtomicBool,
-    /// Since when nobody uses it.
-    idle: Mutex<Option<Instant>>,
+    /// How often something was written, and since when nobody uses it.
+    idle: Mutex<(u64, Option<Instant>)>,
     /// It is to make room.
     close: CancellationToken,
 }
@@ -332,10 +344,12 @@ impl Places {
 
     fn close_one(&self) {
         let taken = self.taken.lock();
-        let idle = taken.values().filter_map(|used| Some(((*used.0.idle.lock())?, used)));
+        let idle = taken.values().filter_map(|used| Some((used.0.idle.lock().1?, used)));
         if let Some((_, used)) = idle.min_by_key(|(since, _)| *since) {
-            *used.0.idle.lock() = None;
-            used.0.close.cancel();
+            // It may be in use by now.
+            if used.0.idle.lock().1.take().is_some() {
+                used.0.close.cancel();
+            }
         }
     }
 }
@@ -571,7 +585,7 @@ impl Read for Stream {
 
 impl Write for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        *self.place.used.0.idle.lock() = None;
+        self.place.used.written();
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
 
@@ -592,7 +606,7 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        *self.place.used.0.idle.lock() = None;
+        self.place.used.written();
         Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
     }
 }
