@@ -1,5 +1,5 @@
 //! A call on its way through the writer thread: the step that it asks for, then the answer that waits for the
-//! commit. The verbs of the hot path travel as they are, all others in a box.
+//! commit. Each travels in a box.
 
 use tokio::sync::oneshot;
 
