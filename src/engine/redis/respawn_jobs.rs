@@ -18,15 +18,17 @@ use crate::name::Queue;
 
 /// How far from either end of the dead letter a job is looked for: 0.3 ms of the Redis for one that is not there.
 const REACH: u64 = 10_000;
-/// And at least, when the same call has looked for others that were not there: 100 of them take 4 ms.
+/// And at least, when the same call has looked for others in vain: 100 of them take 4 ms. One that is not found so near is
+/// looked for far away.
 const LEAST_REACH: u64 = 1000;
-/// How far from either end it is looked for in a dead letter that is longer than that: up to 3 ms of the Redis. There is
+/// How far from either end it is looked for where that was not enough: up to 3 ms of the Redis. There is
 /// one such look at a time, and then a rest that is nine times as long, so that all of them take a tenth of it.
 const FAR_REACH: u64 = 100_000;
 const REST: u32 = 9;
-/// The rest after a look whose caller has left.
+/// The longest rest: a look that took longer waited for a Redis that was busy or away. And the rest after a look whose
+/// caller has left.
 const LONG_REST: Duration = Duration::from_millis(50);
-/// How long a caller waits for its turn.
+/// How long a caller waits for its turn, which begins after the rest of the one before it.
 const IN_LINE: Duration = Duration::from_secs(5);
 
 impl RedisCore {
@@ -53,16 +55,20 @@ impl RedisCore {
 
     /// The same in a long dead letter, when it is this caller's turn.
     async fn respawn_far_job(&self, queue: &Queue, id: &JobId, revival: Revival) -> Result<(Revived, bool)> {
-        let Ok(mut rested) = timeout(IN_LINE, self.far_looks.lock()).await else {
+        let turn = async {
+            let rested = self.far_looks.lock().await;
+            if let Some(rested) = *rested {
+                sleep_until(rested).await;
+            }
+            rested
+        };
+        let Ok(mut rested) = timeout(IN_LINE, turn).await else {
             return Err(Error::Overloaded);
         };
-        if let Some(rested) = *rested {
-            sleep_until(rested).await;
-        }
         let began = Instant::now();
         *rested = Some(began + LONG_REST);
         let step = self.respawn_job(queue, id, FAR_REACH, revival).await;
-        *rested = Some(Instant::now() + began.elapsed() * REST);
+        *rested = Some(Instant::now() + (began.elapsed() * REST).min(LONG_REST));
         step
     }
 
