@@ -9,9 +9,10 @@ use std::time::Duration;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Pause, Publication, Published, Release,
-    Revival, Revived,
+    DeadLetter, Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Publication, Published,
+    Release, Revival, Revived,
 };
+use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, Queue};
 use dormouse::process::tasks::Failure;
@@ -367,6 +368,45 @@ async fn a_pool_that_moves_begins_with_all_pauses() {
         (false, true),
         "the rest of it is done once the store is back"
     );
+}
+
+/// Guards against a namespace with more paused queues than one store takes: the pool would not start, and no other pause or
+/// resume would be copied.
+#[tokio::test(start_paused = true)]
+async fn pauses_that_one_store_has_no_room_for_hold_up_no_others() {
+    let pools = Move::new().await;
+    for n in 0..MAX_PAUSED {
+        ok("pause", pools.old.pause(&queue(&format!("old{n}")), None).await);
+    }
+    ok("pause", pools.new.pause(&queue("new"), None).await);
+    let again = moving(&pools.old, &pools.new).await;
+    assert_eq!(ok("pauses", again.pauses().await).len(), MAX_PAUSED + 1, "those of both");
+    let other = queue_in("other", "q");
+    let pause = ok("pause", pools.old.pause(&other, None).await);
+    let q = queue("old3");
+    ok("resume", pools.pool.resume(&q).await);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(ok("pauses", pools.new.pauses().await).get(&other), Some(&pause), "of another namespace");
+    for store in [&pools.old, &pools.new] {
+        assert!(!ok("pauses", store.pauses().await).contains_key(&q), "it was resumed");
+    }
+}
+
+/// Guards against a queue that is paused in one store although its pause was refused.
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_one_store_refuses_is_done_in_neither() {
+    for full in [0, 1] {
+        let pools = Move::new().await;
+        let stores = [&pools.old, &pools.new];
+        for n in 0..MAX_PAUSED {
+            ok("pause", stores[full].pause(&queue(&format!("q{n}")), None).await);
+        }
+        let refused = pools.pool.pause(&queue("a"), None).await;
+        assert!(matches!(refused, Err(Error::TooManyPaused(_))), "store {full} is full: {refused:?}");
+        for store in stores {
+            assert!(!ok("pauses", store.pauses().await).contains_key(&queue("a")), "store {full} is full");
+        }
+    }
 }
 
 /// Guards against a repeat that does something else once the job is gone that the first request met in the old store.

@@ -39,8 +39,13 @@
 //!   in the old store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
 //!   the key is taken, or whether it was done already.
 //! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
+//!   A pause that one store refuses, since too many queues are paused there, is done in neither.
 //!   So fail the figures of the whole pool (queues, stats), by which somebody decides whether the old store
 //!   is empty, and the check, since a consumer may get an error now.
+//!
+//! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last: touch,
+//! release, bury and ack of a job that is not in the new store, the cancel of a key, what changes many jobs, pause, resume,
+//! the figures of the whole pool, and the check.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -227,9 +232,25 @@ impl Migration {
         (Consumed { jobs, more }, seen)
     }
 
-    /// Acks in the old store, now or later.
-    async fn ack_old(&self, job: JobRef) {
-        let Err(error) = self.ask_old(self.old.ack(job.clone())).await else { return };
+    /// Acks in the old store, all at the same time, now or later.
+    async fn ack_old(&self, jobs: Vec<JobRef>) {
+        let patience = self.state.patience();
+        let acks = jobs.into_iter().map(|job| {
+            let old = self.old.clone();
+            self.tasks.spawn(async move {
+                let acked = timeout(patience, old.ack(job.clone())).await;
+                (job, acked.unwrap_or_else(|_| Err(late())))
+            })
+        });
+        for ack in acks.collect::<Vec<_>>() {
+            if let Ok((job, Err(error))) = ack.await {
+                self.owe(job, &error);
+            }
+        }
+    }
+
+    /// Acks in the old store later.
+    fn owe(&self, job: JobRef, error: &Error) {
         let Ok(permit) = self.owed.clone().try_acquire_owned() else {
             tracing::debug!(%error, "an ack of a republished job is lost; the job comes back after its ttr");
             return;
@@ -363,10 +384,11 @@ fn left(store: &dyn Engine, pause: Option<&Pause>) -> Duration {
 }
 
 /// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers that
-/// know one of the stores alone pause and resume there. What differs for longer stays as it is.
+/// know one of the stores alone pause and resume there. What differs for longer stays as it is, and so does what one store
+/// refuses since too many queues are paused there.
 async fn make_alike(tasks: &Tasks, stores: [&Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
     let (old, new) = tokio::try_join!(stores[0].pauses(), stores[1].pauses())?;
-    let mut now = [old, new];
+    let (mut now, looked) = ([old, new], Instant::now());
     let names: BTreeSet<Queue> = seen.iter().chain(&now).flat_map(BTreeMap::keys).cloned().collect();
     let mut copies = Vec::new();
     for queue in names {
@@ -379,10 +401,12 @@ async fn make_alike(tasks: &Tasks, stores: [&Arc<dyn Engine>; 2], seen: &mut See
             copies.push((1 - from, queue, left[from]));
         }
     }
+    let mut no_room = 0;
     for copies in copies.chunks(AT_A_TIME) {
         let under_way = copies.iter().cloned().map(|(to, queue, left)| {
             let store = stores[to].clone();
             tasks.spawn(async move {
+                let left = if left == Duration::MAX { left } else { left.saturating_sub(looked.elapsed()) };
                 let pause = match left {
                     Duration::ZERO => store.resume(&queue).await.map(|()| None),
                     Duration::MAX => store.pause(&queue, None).await.map(Some),
@@ -392,11 +416,19 @@ async fn make_alike(tasks: &Tasks, stores: [&Arc<dyn Engine>; 2], seen: &mut See
             })
         });
         for copied in under_way.collect::<Vec<_>>() {
-            match copied.await.map_err(Error::away)?? {
-                (to, queue, Some(pause)) => drop(now[to].insert(queue, pause)),
-                (to, queue, None) => drop(now[to].remove(&queue)),
+            match copied.await.map_err(Error::away)? {
+                Ok((to, queue, Some(pause))) => drop(now[to].insert(queue, pause)),
+                Ok((to, queue, None)) => drop(now[to].remove(&queue)),
+                Err(Error::TooManyPaused(_)) => no_room += 1,
+                Err(error) => return Err(error),
             }
         }
+    }
+    if no_room > 0 {
+        tracing::warn!(
+            count = no_room,
+            "queues are paused in one store of a pool that moves alone: too many are"
+        );
     }
     *seen = now;
     Ok(())
@@ -523,7 +555,7 @@ impl Engine for Migration {
         // The new store forgets the job if it has it, in one step with the publish.
         self.new.republish(old.clone(), new).await?;
         // From here on an error would make the caller publish the new job once more.
-        self.ack_old(old).await;
+        self.ack_old(vec![old]).await;
         Ok(())
     }
 
@@ -559,9 +591,7 @@ impl Engine for Migration {
         let published = self.new.publish_with(publication).await?;
         if let Published::Done(_) = published {
             // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
-            for job in go {
-                self.ack_old(job).await;
-            }
+            self.ack_old(go).await;
         }
         Ok(published)
     }
@@ -781,8 +811,19 @@ impl Engine for Migration {
     }
 
     async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
-        let _together = self.pausing.read().await;
+        let seen = self.pausing.read().await;
         let (old, new) = tokio::join!(self.old.pause(queue, time), self.new.pause(queue, time));
+        // A pause that is refused is done in neither, unless one of them had it.
+        let refused_by_other = match (&old, &new) {
+            (Ok(_), Err(Error::TooManyPaused(_))) => Some((&self.old, &seen[0])),
+            (Err(Error::TooManyPaused(_)), Ok(_)) => Some((&self.new, &seen[1])),
+            _ => None,
+        };
+        if let Some((store, seen)) = refused_by_other
+            && left(&**store, seen.get(queue)).is_zero()
+        {
+            store.resume(queue).await?;
+        }
         Ok(longer(old?, new?))
     }
 
