@@ -3,14 +3,15 @@
 -- ARGV    of how many they are not known, exact timer members
 -- returns how many jobs were there
 -- bound   64 jobs (the caller's), 1,024 names of timers
-local unknown, deleted = tonumber(ARGV[1]), 0
-local known = #KEYS - unknown
+local known, deleted, timers_of = #KEYS - ARGV[1], 0, {}
 if known > 1 then deleted = call('DEL', unpack(KEYS, 2, known)) end
+-- Some have timers by other tries, or none.
+if #ARGV > 1 and call('ZREM', KEYS[1], unpack(ARGV, 2)) < deleted then timers_of = {unpack(KEYS, 2, known)} end
 for i = known + 1, #KEYS do
   if call('DEL', KEYS[i]) == 1 then
     deleted = deleted + 1
-    forget_timer(KEYS[1], KEYS[i])
+    timers_of[#timers_of + 1] = KEYS[i]
   end
 end
-if #ARGV > 1 then call('ZREM', KEYS[1], unpack(ARGV, 2)) end
+forget_timers(KEYS[1], timers_of)
 return deleted

@@ -104,15 +104,17 @@ if failed then
   return {now, 1}
 end
 
-local arg = 5 + 6 * job_count
+local arg, timers_of = 5 + 6 * job_count, {}
 for replaced = 1, replaced_count do
   if not refused[ARGV[arg]] then
     local key = KEYS[before_jobs + job_count + replaced]
     local there = call('DEL', key) == 1
-    if ARGV[arg + 1] ~= '' then call('ZREM', KEYS[1], ARGV[arg + 1]) elseif there then forget_timer(KEYS[1], key) end
+    local member = ARGV[arg + 1]
+    if (member == '' or call('ZREM', KEYS[1], member) == 0) and there then timers_of[#timers_of + 1] = key end
   end
   arg = arg + 2
 end
+forget_timers(KEYS[1], timers_of)
 for name = before_jobs + job_count + replaced_count + 1, #KEYS do
   if quotas and not quotas.may_name(KEYS[name], ARGV[arg]) then
     -- Nothing was stored there.

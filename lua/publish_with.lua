@@ -183,7 +183,7 @@ for i = 1, job_count do
 end
 if replaced_key then
   local there = call('DEL', replaced_key) == 1
-  if ARGV[5] ~= '' then call('ZREM', KEYS[1], ARGV[5]) elseif there then forget_timer(KEYS[1], replaced_key) end
+  if (ARGV[5] == '' or call('ZREM', KEYS[1], ARGV[5]) == 0) and there then forget_timers(KEYS[1], {replaced_key}) end
 end
 local outcome = table.concat(placed, '\n')
 if record then call('SET', record, fingerprint .. outcome, 'PX', ARGV[7]) end

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
-use dormouse::engine::{Engine, Once, Placing, Publication, Pumped};
+use dormouse::engine::{Engine, Held, Once, Placing, Publication, Pumped, Release};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
@@ -517,6 +517,52 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     take(&engines[0], &q, 1, TTR).await;
     engines[1].ack(named(600)).await.expect("acked");
     assert_eq!(timers(conn).len(), 2, "of a running job that another server has handed out");
+}
+
+/// Guards against a timer that stays for a long delay since the server that forgets its job knows the job's tries by an
+/// earlier hand-over: another server has handed it out since.
+#[tokio::test]
+async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
+    let server = RedisServer::start();
+    let [a, b] = [engine(&server).await, engine(&server).await];
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let named = |n: u64| JobRef { queue: q.clone(), id: id(n) };
+    let jobs = (0..44).map(|n| NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(n), "x") });
+    a.publish(jobs.collect()).await.expect("published");
+    assert_eq!(take(&a, &q, 44, Duration::from_millis(1)).await.len(), 44, "handed out by the first server");
+    pump(&b, 44).await;
+    for job in take(&b, &q, 44, TTR).await {
+        let release = Release { delay: Duration::from_secs(50), ..Release::default() };
+        let name = JobRef { queue: q.clone(), id: job.id };
+        let released = b.release(&name, job.proof(), release).await;
+        assert!(matches!(released, Ok(Held::Done(_))), "{released:?}");
+    }
+    assert_eq!(timers(conn).len(), 44, "all are delayed");
+    a.ack(named(0)).await.expect("acked");
+    assert_eq!(timers(conn).len(), 43, "after an ack");
+    a.ack_many(&q, &[(id(1), None)]).await.expect("acked");
+    assert_eq!(timers(conn).len(), 42, "after an ack by a list");
+    a.republish(named(2), job(&q, id(102), "x")).await.expect("republished");
+    assert_eq!(timers(conn).len(), 41, "after a republish");
+    let placing = Placing { job: job(&q, id(103), "x"), at: None, key: None };
+    let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
+    let publication = Publication { jobs: vec![placing], replaces: Some(named(3)), once: Some(once) };
+    a.publish_with(publication).await.expect("republished");
+    assert_eq!(timers(conn).len(), 40, "after a republish that is safe to repeat");
+    // With timers between them whose names are known.
+    let jobs = (200..220).map(|n| job(&q, id(n), "x"));
+    a.publish(jobs.collect()).await.expect("published");
+    take(&a, &q, 22, TTR).await;
+    let acks = (4..44).chain(200..220).map(|n| {
+        let (a, name) = (a.clone(), named(n));
+        async move { a.ack(name).await }
+    });
+    for acked in acks.collect::<tokio::task::JoinSet<_>>().join_all().await {
+        acked.expect("acked");
+    }
+    let rest: Vec<_> = timers(conn).into_iter().map(|(member, _)| member).collect();
+    let running = [102, 103].map(|n| member("orders", 0, &id(n).to_string()));
+    assert_eq!(rest, running, "after many acks at once, those of the two jobs that run are left");
 }
 
 #[tokio::test]
