@@ -3,6 +3,8 @@
 -- Per namespace with a quota it has: name -> most jobs, bytes and queues (0 = no bound), name/jobs and name/bytes -> what
 -- there is. A script that publishes asks `quotas.admit` before its first write, when it knows all that it will do.
 local used_key, plain, known = 'dormouse/used', call, {}
+-- Keys of jobs that go, whose room was given to others.
+local credited = {}
 
 -- The namespace of a job's key, if it has a quota, and the queue.
 local function namespace_of(key)
@@ -61,18 +63,17 @@ function quotas.admit(keys, sizes, gone, staged)
       local need = needs[namespace] or {0, 0, 0, new = {}}
       needs[namespace] = need
       need[1], need[2] = need[1] + 1, need[2] + (sizes[i] or size_of(key) or 0)
-      if namespace.most[3] > 0 and not namespace.new[queue] and not need.new[queue] and
-        plain('HEXISTS', namespace.names, queue) == 0 then
-        need.new[queue], need[3] = true, need[3] + 1
+      if namespace.new[queue] == nil and need.new[queue] == nil then
+        need.new[queue] = plain('HEXISTS', namespace.names, queue) == 0
+        if need.new[queue] and namespace.most[3] > 0 then need[3] = need[3] + 1 end
       end
     end
   end
-  local seen = {}
+  local goes = {}
   for _, key in ipairs(gone) do
-    local need = not seen[key] and needs[namespace_of(key) or 0]
+    local need = not credited[key] and not goes[key] and needs[namespace_of(key) or 0]
     local size = need and size_of(key)
-    if size then need[1], need[2] = need[1] - 1, need[2] - size end
-    seen[key] = true
+    if size then need[1], need[2], goes[key] = need[1] - 1, need[2] - size, true end
   end
   for namespace, need in pairs(needs) do
     local has = {namespace.has[1], namespace.has[2], 0}
@@ -87,17 +88,17 @@ function quotas.admit(keys, sizes, gone, staged)
   for namespace, need in pairs(needs) do
     -- What is stored is counted once more when it is: `has` is not asked any more by then.
     if #staged == 0 then namespace.has = {namespace.has[1] + need[1], namespace.has[2] + need[2]} end
-    for queue in pairs(need.new) do namespace.new[queue] = true end
+    for queue, new in pairs(need.new) do namespace.new[queue] = new end
     namespace.new_queues = namespace.new_queues + need[3]
   end
+  for key in pairs(goes) do credited[key] = true end
 end
 
 -- Whether a queue's name may be added to this hash or index: not when its first publish was refused.
 function quotas.may_name(names, queue)
   local name = string.match(names, '^m/ns/(.*)$') or string.match(names, '^dormouse/queues/(.*)$')
   local namespace = name and known[name]
-  return not namespace or namespace.most[3] == 0 or namespace.new[queue] or
-    plain('HEXISTS', namespace.names, queue) == 1
+  return not namespace or namespace.new[queue] or plain('HEXISTS', namespace.names, queue) == 1
 end
 
 -- Writes down what has changed.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
-use dormouse::engine::{Engine, Held, Once, Placing, Publication, Pumped, Release};
+use dormouse::engine::{Engine, Held, Once, Placing, Publication, Pumped, Quota, Quotas, Release};
+use dormouse::error::Error;
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
@@ -563,6 +564,58 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     let rest: Vec<_> = timers(conn).into_iter().map(|(member, _)| member).collect();
     let running = [102, 103].map(|n| member("orders", 0, &id(n).to_string()));
     assert_eq!(rest, running, "after many acks at once, those of the two jobs that run are left");
+}
+
+/// What is written down of the jobs and bytes of the namespace.
+fn used(conn: &mut Connection) -> (u64, u64) {
+    conn.hmget("dormouse/used", &["shop/jobs", "shop/bytes"]).expect("figures")
+}
+
+/// Guards against what a publish leaves that stores nothing: the name of a queue, which would stay for ever, and values
+/// that count although they are gone.
+#[tokio::test]
+async fn a_publish_that_is_refused_under_a_quota_leaves_nothing() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let set = async |jobs| {
+        let quota = Quota { jobs, bytes: 0, queues: 0 };
+        let quotas = Quotas::from([(q.namespace.clone(), quota)]);
+        engine.set_quotas(&quotas).await.expect("set");
+    };
+    set(1).await;
+    engine.publish(vec![job(&q, id(11), "x")]).await.expect("published");
+    let refused = engine.publish(vec![job(&queue("other"), id(1), "x")]).await;
+    assert!(matches!(refused, Err(Error::OverQuota("jobs"))), "{refused:?}");
+    let names: Vec<String> = conn.hkeys("m/ns/shop").expect("names");
+    assert_eq!(names, ["orders"], "the queue of a publish that was refused has no name");
+    set(50).await;
+    engine.publish(vec![job(&queue("other"), id(12), "x")]).await.expect("published");
+    assert_eq!(conn.hlen("m/ns/shop"), Ok(2), "that of one that was stored has one");
+    let before = used(conn);
+    let bulk = |q: &Queue| (0..12).map(|n| job(q, id(n), vec![b'x'; 300_000])).collect::<Vec<_>>();
+    engine.publish(bulk(&q)).await.expect_err("the last id is taken");
+    assert_eq!(used(conn), before, "after a large bulk that was refused");
+}
+
+/// Guards against one job whose room two republishes of one batch take.
+#[tokio::test]
+async fn the_room_of_a_job_that_two_republishes_name_counts_once() {
+    let server = RedisServer::start();
+    let engine = engine(&server).await;
+    let (q, conn) = (queue("orders"), &mut server.connection());
+    let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 1, bytes: 0, queues: 0 })]);
+    engine.set_quotas(&quotas).await.expect("set");
+    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    let old = || JobRef { queue: q.clone(), id: id(1) };
+    let (first, second) = tokio::join!(
+        engine.republish(old(), job(&q, id(2), "x")),
+        engine.republish(old(), job(&q, id(3), "x"))
+    );
+    assert!(first.is_ok(), "the first takes its room: {first:?}");
+    assert!(matches!(second, Err(Error::OverQuota("jobs"))), "there is none for the second: {second:?}");
+    let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
+    assert_eq!(keys.len(), 1, "{keys:?}");
 }
 
 #[tokio::test]

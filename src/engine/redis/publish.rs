@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use redis::Cmd;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult};
 
 use super::RedisCore;
 use super::connection::connector::Connection;
@@ -164,7 +164,10 @@ impl RedisCore {
         // What cannot be removed now ends by itself.
         let there = !result.as_ref().is_err_and(|fault| fault.reconnect);
         if !matches!(result, Ok(Staged::Yes)) && !stored.is_empty() && there {
-            let _: RedisResult<u64> = redis::cmd("UNLINK").arg(stored).query_async(redis).await;
+            // By a script that counts. They have no timers.
+            let mut call = self.scripts.ack.call(1 + stored.len());
+            call.arg(keys::TIMER_SET).arg(stored).arg(0);
+            let _ = self.run_script(redis, &self.scripts.ack, call).await;
         }
         result
     }
