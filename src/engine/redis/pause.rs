@@ -21,7 +21,7 @@ use super::publish::micros;
 use crate::clock::{Micros, Millis};
 use crate::engine::{MAX_PAUSED, Pause};
 use crate::error::{Error, Result};
-use crate::name::{Namespace, Queue, QueueList};
+use crate::name::{Namespace, Queue, QueueList, QueueName};
 
 /// How often a server asks for changes.
 const ASK: Duration = Duration::from_millis(400);
@@ -52,6 +52,9 @@ struct Known {
     ends: BTreeSet<(Millis, Queue)>,
     /// When the version was last seen to be the newest; never at first.
     read_at: Option<Instant>,
+    /// When a change of this process was left out that seemed older than what is known: what was read before is not
+    /// believed. The Redis's clock may have gone back.
+    doubted_at: Option<Instant>,
     /// The newest change of this process to each queue, for [`REMEMBERED`].
     own: HashMap<Queue, Own>,
     /// From the version before a change of this process to the one after it, and when its answer came: those that do
@@ -127,7 +130,10 @@ impl Pauses {
     /// Every paused queue of a namespace whose name comes after `after`, in the order of their names.
     pub fn in_namespace(&self, namespace: &Namespace, after: Option<&str>) -> Vec<Queue> {
         let known = self.known.read();
-        let of = known.paused.keys().filter(|queue| queue.namespace == *namespace);
+        let from = QueueName::parse_for_consume(after.unwrap_or("-"));
+        let name = from.unwrap_or_else(|_| QueueName::parse("-").expect("the least name"));
+        let of = known.paused.range(Queue { namespace: namespace.clone(), name }..).map(|(queue, _)| queue);
+        let of = of.take_while(|queue| queue.namespace == *namespace);
         of.filter(|queue| after.is_none_or(|after| queue.name.as_str() > after)).cloned().collect()
     }
 
@@ -138,10 +144,12 @@ impl Pauses {
         let mut known = self.known.write();
         // Answers may be read in another order than they were given.
         if known.own.get(queue).is_some_and(|own| own.order > order) {
+            known.doubted_at = Some(at);
             return;
         }
         known.own.insert(queue.clone(), Own { order, pause, at });
         if known.version.is_some_and(|version| version >= order) {
+            known.doubted_at = Some(at);
             return; // it was read
         }
         known.set(queue, pause);
@@ -157,7 +165,10 @@ impl Pauses {
     }
 
     fn believed(&self) -> bool {
-        self.known.read().read_at.is_some_and(|at| at.elapsed() < BELIEVED)
+        let known = self.known.read();
+        known
+            .read_at
+            .is_some_and(|at| at.elapsed() < BELIEVED && known.doubted_at.is_none_or(|doubted| at > doubted))
     }
 }
 
