@@ -164,8 +164,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
     /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a
-    /// job that is in this state all the while is shown once. `None` when the cursor is not one of this store and
-    /// this state.
+    /// job that is in this state all the while is shown once. A running one that is touched meanwhile has another place:
+    /// it may be shown twice, or not at all. `None` when the cursor is not one of this store and this state.
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>>;
 
     /// How many jobs are ready. May count acked and expired ones that are still in the list.
