@@ -168,6 +168,28 @@ async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
     }
 }
 
+/// Guards against a call that waits for the old store once more for each job that it replaces there.
+#[tokio::test(start_paused = true)]
+async fn jobs_of_the_old_store_are_replaced_together() {
+    let pools = Move::new().await;
+    let request = |conflict| {
+        let drafts = (0..64).map(|n| job(&queue("a"), n.to_string()).key_or(&format!("k{n}"), conflict));
+        let jobs = drafts.map(|draft| draft.placing(&pools.stages[0])).collect();
+        Publication { jobs, replaces: None, once: None }
+    };
+    ok("publish_with", pools.old.publish_with(request(OnConflict::Fail)).await);
+    let slow = Duration::from_millis(100);
+    pools.old.set(State::Slow(slow));
+    let began = Instant::now();
+    let done = ok("publish_with", pools.pool.publish_with(request(OnConflict::Replace)).await);
+    let took = began.elapsed();
+    assert!(took < 70 * slow, "64 keys are looked up one by one, and what they name goes at once: {took:?}");
+    pools.old.set(State::Up);
+    let Published::Done(placed) = done else { panic!("{done:?}") };
+    let replaced = placed.iter().filter(|placed| matches!(placed.how, How::Replaced(_))).count();
+    assert_eq!((replaced, ok("size", pools.old.size(&queue("a")).await)), (64, 0), "all are replaced");
+}
+
 /// Guards against a call whose parts lose their order, or that is done twice.
 #[tokio::test]
 async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
