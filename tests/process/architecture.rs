@@ -116,8 +116,8 @@ fn only_the_disk_engine_knows_fjall() {
 #[test]
 fn every_thread_is_watched() {
     hold(
-        "only src/engine/disk/threads.rs starts a thread, and watches it",
-        &["src/engine/disk/threads.rs"],
+        "only src/engine/disk/writer/threads.rs starts a thread, and watches it",
+        &["src/engine/disk/writer/threads.rs"],
         |line| line.contains("thread::Builder") || line.contains("thread::spawn"),
     );
 }
@@ -415,7 +415,7 @@ fn tasks_and_threads_are_started_in_few_places() {
         &[
             "src/process/tasks.rs",
             // The writer, the syncer and the sweeper.
-            "src/engine/disk/threads.rs",
+            "src/engine/disk/writer/threads.rs",
         ],
         |line| {
             ["tokio::spawn", "task::spawn(", "thread::spawn", "thread::Builder"]

@@ -1,52 +1,25 @@
 //! The engine on local disk: one directory, one writer thread, nothing else to install. Knows no HTTP, no tokens
 //! and no other engine; only [`store`] beneath it knows the database.
 //!
-//! - A call is a [`step::Step`], one per verb, each in a file that is named as in the Redis engine. It travels
-//!   as an [`op`] through the [`handle`] to the [`writer`] thread.
-//! - The writer takes calls in groups. Each step changes the [`state`] in memory and a transaction of the
-//!   [`store`] together; the group is committed and synced once, and then answered.
+//! - A call is a [`step::Step`], one per verb, each in a file of [`verbs`].
+//! - It travels through the [`writer::handle`] to the [`writer`] thread, which takes calls in groups. Each step changes
+//!   the [`state`] in memory and a transaction of the [`store`] together; the group is committed and synced once, and
+//!   then answered.
 //! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
-//! - [`lists`] reads what may be long beside the writer, from a snapshot.
+//! - [`verbs::lists`] reads what may be long beside the writer, from a snapshot.
 //! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
-//! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer. [`threads`] watches all of these threads, and
-//!   [`pulse`] notices one that hangs in the disk.
-//! - [`room`] refuses what is new while the disk is almost full. [`quarantine`] has the jobs that cannot be read;
-//!   [`rebuild`] makes lists anew that cannot.
+//! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer, refuses what is new while the disk is almost
+//!   full, keeps the jobs that cannot be read, and makes lists anew that cannot.
+//!
+//! Imports point one way: `upkeep → verbs → writer → step → state → store`.
 
-mod ack;
-mod consume;
-mod dead_letter;
-mod destroy;
-mod give_back;
-mod hand_over;
-mod handle;
-mod inspect;
-mod keys;
-mod lists;
-mod mailbox;
-mod op;
-mod pause;
-mod peek;
-mod poison;
-mod publish;
-mod publish_with;
-mod pulse;
-mod pump;
-mod quarantine;
-mod quotas;
-mod rebuild;
 mod records;
-mod repair;
-mod respawn_jobs;
-mod room;
 mod state;
-mod stats;
 mod step;
 mod store;
-mod sweep;
-mod threads;
 mod upkeep;
+mod verbs;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -59,42 +32,42 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
-use self::ack::{Ack, AckMany};
-use self::consume::Consume;
-use self::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
-use self::destroy::{Destroy, Rest};
-use self::give_back::GiveBack;
-use self::hand_over::{Bury, GiveUp, Touch};
-use self::handle::Handle;
-use self::inspect::Inspect;
-use self::keys::{CancelKey, FindKey};
-use self::lists::Lists;
-use self::pause::{PauseQueue, Paused, Resume};
-use self::peek::{Peek, PeekJob};
-use self::poison::Poison;
-use self::publish::{Publish, Republish};
-use self::publish_with::{PublishWith, Recall};
-use self::pulse::Pulse;
-use self::pump::Pump;
-use self::quarantine::ListQuarantine;
-pub use self::quarantine::{Quarantined, quarantined};
-use self::quotas::SetQuotas;
-pub use self::rebuild::rebuild_lists;
-pub use self::repair::repair;
-use self::respawn_jobs::RespawnJobs;
-use self::room::Room;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
-use self::stats::{ListQueues, Page, ReadFigures, Size};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
 pub use self::store::open::OpenError;
 pub use self::store::repair::Report as RepairReport;
 use self::store::{Limits, open};
-use self::sweep::Lend;
-use self::threads::Stop;
 use self::upkeep::Sweeper;
-use self::writer::Writer;
+use self::upkeep::quarantine::ListQuarantine;
+pub use self::upkeep::quarantine::{Quarantined, quarantined};
+pub use self::upkeep::rebuild::rebuild_lists;
+pub use self::upkeep::repair::repair;
+use self::upkeep::space::Room;
+use self::upkeep::sweep::Lend;
+use self::verbs::ack::{Ack, AckMany};
+use self::verbs::consume::Consume;
+use self::verbs::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
+use self::verbs::destroy::{Destroy, Rest};
+use self::verbs::give_back::GiveBack;
+use self::verbs::hand_over::{Bury, GiveUp, Touch};
+use self::verbs::inspect::Inspect;
+use self::verbs::keys::{CancelKey, FindKey};
+use self::verbs::lists::Lists;
+use self::verbs::pause::{PauseQueue, Paused, Resume};
+use self::verbs::peek::{Peek, PeekJob};
+use self::verbs::publish::{Publish, Republish};
+use self::verbs::publish_with::{PublishWith, Recall};
+use self::verbs::pump::Pump;
+use self::verbs::quotas::SetQuotas;
+use self::verbs::respawn_jobs::RespawnJobs;
+use self::verbs::stats::{ListQueues, Page, ReadFigures, Size};
+use self::writer::handle::Handle;
+use self::writer::poison::Poison;
+use self::writer::pulse::Pulse;
+use self::writer::threads::Stop;
+use self::writer::{Writer, mailbox, pulse, threads};
 use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::handle::Handle;
 use super::state::WriterState;
 pub use super::state::tables::{PUSH_PREFIX, QUOTA_PREFIX, Table};
 use super::state::tables::{Rows, Tables};
 use super::step::{Outcome, Step};
+use super::writer::handle::Handle;
 use crate::clock::{Micros, Millis};
 use crate::error::Result;
 

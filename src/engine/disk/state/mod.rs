@@ -26,11 +26,11 @@ use self::queues::{QueueState, Queues};
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
-use crate::engine::disk::quotas::Counted;
 use crate::engine::disk::store::codec::{
     self, Entry, META_CLOCK, META_COUNTED, META_NEWEST, META_SEQ, Record, TimerKey,
 };
 use crate::engine::disk::store::{Fatal, Found, Space, Txn};
+use crate::engine::disk::verbs::quotas::Counted;
 use crate::engine::next_due::NextDue;
 use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};

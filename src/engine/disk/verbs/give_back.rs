@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
 use crate::job::JobRef;
 
 /// Takes back jobs of hand-overs that still stand. Each job comes with its receipt, and with the ttl that it had left

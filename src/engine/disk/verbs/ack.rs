@@ -1,10 +1,10 @@
 //! Ack: deletes a job in whatever state it is, or only in the hand-over of a receipt.
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{self, Location, Record};
-use super::store::{Fatal, Found, Space};
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{self, Location, Record};
+use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 

@@ -66,7 +66,7 @@ pub fn watch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::disk::threads;
+    use crate::engine::disk::writer::threads;
 
     #[test]
     fn work_that_takes_too_long_poisons_and_other_work_does_not() {

@@ -1,10 +1,10 @@
 //! Figures of queues and of the whole store. Queues are read page by page in the order in which they are kept, so that
 //! very many of them hold up nobody.
 
-use super::state::WriterState;
-use super::step::{Outcome, STEP_ENTRIES, Step};
 use crate::clock::Micros;
 use crate::engine::QueueSize;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
 use crate::name::Queue;
 
 /// How many jobs of a queue are ready, with acked and expired ones that are still in the list.

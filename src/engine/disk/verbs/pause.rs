@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::{Space, codec};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::{Space, codec};
 use crate::engine::{MAX_PAUSED, Pause};
 use crate::error::Error;
 use crate::name::{Namespace, Queue};

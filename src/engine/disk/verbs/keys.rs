@@ -1,8 +1,8 @@
 //! The verbs that name a job by its key.
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
 use crate::job::{JobRef, JobView};
 use crate::name::{JobKey, Queue};
 

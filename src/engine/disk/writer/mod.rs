@@ -2,17 +2,23 @@
 //! the group must survive a power cut, and only then answers and notifies. The one place where the store is
 //! written.
 
+pub mod handle;
+pub mod mailbox;
+pub mod op;
+pub mod poison;
+pub mod pulse;
+pub mod threads;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::mailbox;
-use super::op::Op;
-use super::poison::Poison;
-use super::pulse::Pulse;
-use super::state::WriterState;
-use super::store::codec::META_CLOSED;
-use super::store::{Fatal, Space};
-use super::threads::Stop;
+use self::op::Op;
+use self::poison::Poison;
+use self::pulse::Pulse;
+use self::threads::Stop;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::store::codec::META_CLOSED;
+use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::notifier::Notifiers;
 
 /// How long a close waits for memory to be written out. The next start replays what is not.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::quarantine;
 use super::rebuild::{rebuild, unreadable};
-use super::store::open::{self, OpenError};
-use super::store::repair::{self as files, Report};
-use super::store::{Fatal, Limits};
+use crate::engine::disk::store::open::{self, OpenError};
+use crate::engine::disk::store::repair::{self as files, Report};
+use crate::engine::disk::store::{Fatal, Limits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it opens
 /// the database, as a server does, and looks at the lists and at the quarantine.

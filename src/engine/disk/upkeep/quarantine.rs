@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{self, Entry};
-use super::store::open::{self, OpenError};
-use super::store::{Fatal, Limits, Slice, Space, Store};
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{self, Entry};
+use crate::engine::disk::store::open::{self, OpenError};
+use crate::engine::disk::store::{Fatal, Limits, Slice, Space, Store};
 use crate::job::JobRef;
 use crate::name::Queue;
 

@@ -5,13 +5,13 @@
 
 use std::ops::Bound;
 
-use super::state::WriterState;
-use super::state::garbage::Upkeep;
-use super::state::queues::ToSweep;
-use super::step::{Outcome, Step};
-use super::store::codec::{self, Entry};
-use super::store::{Fatal, Found, Space, Store};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::garbage::Upkeep;
+use crate::engine::disk::state::queues::ToSweep;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{self, Entry};
+use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::name::Queue;
 
 /// How many entries or requests are read at a time, and how many empty queues a step checks.

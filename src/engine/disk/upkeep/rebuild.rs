@@ -5,9 +5,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use super::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_COUNTED, META_SEQ, Record};
-use super::store::open::{self, OpenError};
-use super::store::{Fatal, Limits, Space, Store, Txn};
+use crate::engine::disk::store::codec::{
+    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_COUNTED, META_SEQ, Record,
+};
+use crate::engine::disk::store::open::{self, OpenError};
+use crate::engine::disk::store::{Fatal, Limits, Space, Store, Txn};
 
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];

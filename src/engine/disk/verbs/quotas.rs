@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use ahash::HashMap;
 
-use super::handle::Handle;
-use super::state::WriterState;
-use super::step::{Failure, Outcome, Step};
-use super::store::codec::{self, META_COUNTED, META_SEQ, META_USED};
-use super::store::{Fatal, Found, Snapshot, Space, Store};
-use super::threads::Stop;
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Failure, Outcome, Step};
+use crate::engine::disk::store::codec::{self, META_COUNTED, META_SEQ, META_USED};
+use crate::engine::disk::store::{Fatal, Found, Snapshot, Space, Store};
+use crate::engine::disk::writer::handle::Handle;
+use crate::engine::disk::writer::threads::Stop;
 use crate::engine::{Quota, Quotas};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
@@ -299,12 +299,12 @@ impl WriterState {
 mod tests {
     use std::time::Duration;
 
-    use super::super::state::{Windows, load};
-    use super::super::store::{Limits, Txn, open};
-    use super::super::{DiskEngine, DiskOptions};
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::Engine;
+    use crate::engine::disk::state::{Windows, load};
+    use crate::engine::disk::store::{Limits, Txn, open};
+    use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::job::JobId;
     use crate::name::QueueName;
 

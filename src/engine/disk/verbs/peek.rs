@@ -1,10 +1,10 @@
 //! Reads of one job: the head of a queue, and any job by its id.
 
-use super::state::WriterState;
-use super::step::{Outcome, Progress, STEP_ENTRIES, Step};
-use super::store::Found;
-use super::store::codec::Entry;
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Progress, STEP_ENTRIES, Step};
+use crate::engine::disk::store::Found;
+use crate::engine::disk::store::codec::Entry;
 use crate::job::{Job, JobRef};
 use crate::name::Queue;
 

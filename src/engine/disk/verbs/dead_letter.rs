@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
-use super::store::codec::{self, Entry, Location};
-use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::DeadLetter;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::store::codec::{self, Entry, Location};
+use crate::engine::disk::store::{Fatal, Space};
 use crate::name::Queue;
 
 /// How many dead jobs, and the oldest.

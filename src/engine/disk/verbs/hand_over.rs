@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{Location, Record};
-use super::store::{Fatal, Found};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{Location, Record};
+use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{Held, Release, Released, Touched};
 use crate::job::{JobRef, Reason, Receipt};
 

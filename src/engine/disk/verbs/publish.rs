@@ -1,10 +1,10 @@
 //! Publish and republish.
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{Entry, Location, Record};
-use super::store::{Fatal, Found};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{Entry, Location, Record};
+use crate::engine::disk::store::{Fatal, Found};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
 use crate::name::JobKey;

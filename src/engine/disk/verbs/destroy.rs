@@ -1,9 +1,9 @@
 //! Destroy: deletes the ready jobs of a queue, in steps.
 
-use super::state::WriterState;
-use super::step::{Outcome, STEP_ENTRIES, Step};
-use super::store::{Found, Space, codec};
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::disk::store::{Found, Space, codec};
 use crate::name::Queue;
 
 /// Deletes the ready jobs of a queue: those that were ready at the first step.

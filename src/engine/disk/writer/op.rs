@@ -4,10 +4,10 @@
 use tokio::sync::oneshot;
 
 use super::poison::Poison;
-use super::state::WriterState;
-use super::step::{Failure, Step};
-use super::store::Fatal;
 use crate::engine::batch::BatchSize;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Failure, Step};
+use crate::engine::disk::store::Fatal;
 use crate::error::{Error, Result};
 
 /// One call of any verb.

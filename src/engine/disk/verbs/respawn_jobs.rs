@@ -1,10 +1,10 @@
 //! Respawn by id: makes dead jobs ready or delayed again.
 
-use super::state::WriterState;
-use super::step::{Failure, Outcome, STEP_BYTES, Step};
-use super::store::codec::{self, Entry, Location};
-use super::store::{Fatal, Found, Space};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Failure, Outcome, STEP_BYTES, Step};
+use crate::engine::disk::store::codec::{self, Entry, Location};
+use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::engine::{Revival, Revived};
 use crate::job::JobId;
 use crate::name::Queue;

@@ -1,11 +1,11 @@
 //! Publish with keys, due instants, and requests that are safe to repeat. Looks at everything before it writes.
 
 use super::publish::{Holder, taken};
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{self, Remembered};
-use super::store::{Fatal, Space};
 use crate::clock::{Micros, Millis, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{self, Remembered};
+use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::Error;
 use crate::job::{JobId, JobRef};

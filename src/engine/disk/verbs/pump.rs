@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::state::timers::Due;
-use super::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
-use super::store::codec::{self, Entry, Location, Record, TimerKey};
-use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
 use crate::engine::Pumped;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::timers::Due;
+use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::store::codec::{self, Entry, Location, Record, TimerKey};
+use crate::engine::disk::store::{Fatal, Space};
 use crate::job::JobRef;
 use crate::name::Queue;
 

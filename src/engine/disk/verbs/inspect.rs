@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, Step};
-use super::store::codec::{self, Entry, Location, Record};
-use super::store::{Fatal, Found, Space};
 use crate::clock::{Micros, Millis};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::store::codec::{self, Entry, Location, Record};
+use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
 use crate::name::Queue;
 

@@ -7,10 +7,10 @@ use tokio::sync::oneshot;
 use super::mailbox;
 use super::op::{Call, Op};
 use super::poison::Poison;
-use super::state::WriterState;
-use super::state::clock::PoolClock;
-use super::step::{Outcome, Step};
 use crate::clock::Micros;
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::clock::PoolClock;
+use crate::engine::disk::step::{Outcome, Step};
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.

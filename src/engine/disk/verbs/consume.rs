@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::state::WriterState;
-use super::step::{Outcome, STEP_ENTRIES, Step};
-use super::store::codec::{self, Entry, Record};
-use super::store::{Fatal, Space};
 use crate::clock::{Micros, micros};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::disk::store::codec::{self, Entry, Record};
+use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Consumed, MAX_CONSUME_BYTES};
 use crate::job::Job;
 use crate::name::{Queue, QueueList};

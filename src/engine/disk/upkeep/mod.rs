@@ -1,20 +1,26 @@
 //! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, and frees
 //! memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
 
+pub mod quarantine;
+pub mod rebuild;
+pub mod repair;
+pub mod space;
+pub mod sweep;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::handle::Handle;
-use super::poison::Poison;
-use super::pulse::Pulse;
-use super::room::Room;
-use super::state::garbage::Upkeep;
-use super::store::memtables::Memtables;
-use super::store::merge::{Merged, Shape};
-use super::store::{Fatal, Space, Store};
-use super::sweep::{Forget, Next, Report, Scan};
-use super::threads::Stop;
+use self::space::Room;
+use self::sweep::{Forget, Next, Report, Scan};
 use crate::clock::Micros;
+use crate::engine::disk::state::garbage::Upkeep;
+use crate::engine::disk::store::memtables::Memtables;
+use crate::engine::disk::store::merge::{Merged, Shape};
+use crate::engine::disk::store::{Fatal, Space, Store};
+use crate::engine::disk::writer::handle::Handle;
+use crate::engine::disk::writer::poison::Poison;
+use crate::engine::disk::writer::pulse::Pulse;
+use crate::engine::disk::writer::threads::Stop;
 use crate::error::Error;
 
 /// How often a store is synced that need not be synced before each answer, and how often the room on the disk is looked
@@ -258,11 +264,11 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::batch::BatchLimit;
-    use crate::engine::disk::mailbox;
-    use crate::engine::disk::op::Op;
     use crate::engine::disk::state::clock::PoolClock;
     use crate::engine::disk::store::{Limits, open};
-    use crate::engine::disk::threads;
+    use crate::engine::disk::writer::mailbox;
+    use crate::engine::disk::writer::op::Op;
+    use crate::engine::disk::writer::threads;
 
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {

@@ -1,0 +1,21 @@
+//! The verbs of the engine: what each step reads and changes, in files that are named as in the Redis engine. They use
+//! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`lists`] and [`quotas`] also
+//! ask the writer thread. Who is waited for, and on which thread they run, they do not know.
+
+pub mod ack;
+pub mod consume;
+pub mod dead_letter;
+pub mod destroy;
+pub mod give_back;
+pub mod hand_over;
+pub mod inspect;
+pub mod keys;
+pub mod lists;
+pub mod pause;
+pub mod peek;
+pub mod publish;
+pub mod publish_with;
+pub mod pump;
+pub mod quotas;
+pub mod respawn_jobs;
+pub mod stats;
