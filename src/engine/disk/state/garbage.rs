@@ -1,7 +1,6 @@
 //! How much garbage lies in each keyspace, and what upkeep should do about it. Knows sizes, and no job.
 
-use super::WriterState;
-use crate::engine::disk::store::{PerSpace, Space};
+use crate::engine::disk::store::{PerSpace, Space, Store, Txn};
 
 /// A keyspace is not compacted for fewer bytes of garbage than this while the store is busy,
 const GARBAGE: u64 = 64 << 20;
@@ -40,33 +39,36 @@ pub struct Upkeep {
     pub rests: bool,
 }
 
-impl WriterState {
+/// How many entries live, in each keyspace that is worth a compaction.
+pub type Live = [(Space, u64); 8];
+
+impl Garbage {
     /// At the start: everything stored that does not live is garbage, whoever left it behind.
-    pub fn count_garbage(&mut self) {
-        for (space, live) in self.live() {
-            self.garbage.entries[space as usize] = self.txn.store().items(space).saturating_sub(live);
+    pub fn count(&mut self, live: &Live, store: &Store) {
+        for (space, live) in live {
+            self.entries[*space as usize] = store.items(*space).saturating_sub(*live);
         }
     }
 
     /// A keyspace was compacted.
     pub fn compacted(&mut self, space: Space) {
-        let asked = std::mem::take(&mut self.garbage.asked[space as usize]);
-        let entries = &mut self.garbage.entries[space as usize];
+        let asked = std::mem::take(&mut self.asked[space as usize]);
+        let entries = &mut self.entries[space as usize];
         *entries = entries.saturating_sub(asked);
     }
 
     /// What to do about the garbage now. `too_soon` is whether the last compaction ended just now; `is_low` whether
     /// the disk is almost full, so that less garbage is worth a compaction.
-    pub fn upkeep(&mut self, too_soon: bool, is_low: bool) -> Upkeep {
-        for (total, new) in self.garbage.entries.iter_mut().zip(self.txn.take_deleted()) {
+    pub fn upkeep(&mut self, live: &Live, txn: &mut Txn, too_soon: bool, is_low: bool) -> Upkeep {
+        for (total, new) in self.entries.iter_mut().zip(txn.take_deleted()) {
             *total += new;
         }
-        let written = self.txn.written();
-        let rests = written - std::mem::replace(&mut self.garbage.asked_at, written) < REST;
+        let written = txn.written();
+        let rests = written - std::mem::replace(&mut self.asked_at, written) < REST;
         let least = if rests || is_low { GARBAGE_AT_REST } else { GARBAGE };
         let mut compact = Vec::new();
-        for (space, live) in self.live() {
-            let garbage = self.garbage.entries[space as usize];
+        for (space, live) in live.iter().copied() {
+            let garbage = self.entries[space as usize];
             // Where nothing lives nothing is rewritten, and it is never too soon.
             let most_live = if is_low { garbage.saturating_mul(4) } else { garbage / 2 };
             if garbage == 0 || live > most_live || (too_soon && live > 0 && !is_low) {
@@ -75,40 +77,23 @@ impl WriterState {
             // Bytes, for a thousand entries may be nothing or a gigabyte; those that were never written out are
             // none. What is deleted and what lives are taken to be of one size.
             let share = garbage as f64 / (garbage + live) as f64;
-            let bytes = self.txn.store().table_bytes(space) as f64;
+            let bytes = txn.store().table_bytes(space) as f64;
             if bytes * share >= least as f64 {
-                self.garbage.asked[space as usize] = garbage;
+                self.asked[space as usize] = garbage;
                 compact.push((space, (bytes * (1.0 - share)) as u64));
             }
         }
         // fjall asks once, when a journal is full, and not for a keyspace that was emptied.
-        let piled_up = self.txn.store().journals() > JOURNALS;
-        let write_out = !compact.is_empty() || piled_up || (rests && self.should_write_out());
+        let piled_up = txn.store().journals() > JOURNALS;
+        let write_out = !compact.is_empty() || piled_up || (rests && self.should_write_out(txn));
         if write_out {
-            self.garbage.written_out_at = written;
+            self.written_out_at = written;
         }
         Upkeep { write_out, compact, rests }
     }
 
     /// Whether much was written since memory was last written out, or an older journal is left.
-    pub fn should_write_out(&self) -> bool {
-        self.txn.written() - self.garbage.written_out_at >= WRITE_OUT || self.txn.store().journals() > 1
-    }
-
-    /// How many entries live, in each keyspace that is worth a compaction.
-    fn live(&self) -> [(Space, u64); 8] {
-        let (ready, dead) =
-            self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
-        let timers = self.timers.len();
-        [
-            (Space::Jobs, ready + dead + timers),
-            (Space::Ready, ready),
-            (Space::Running, timers),
-            (Space::Delayed, timers),
-            (Space::Dead, dead),
-            (Space::Queues, self.queues.iter().count() as u64),
-            (Space::Keys, self.keys),
-            (Space::Once, 2 * self.once),
-        ]
+    pub fn should_write_out(&self, txn: &Txn) -> bool {
+        txn.written() - self.written_out_at >= WRITE_OUT || txn.store().journals() > 1
     }
 }

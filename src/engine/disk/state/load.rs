@@ -82,7 +82,8 @@ pub fn load(
     for key in store.all(Space::Quarantine) {
         state.quarantine.insert(key?.0.to_vec());
     }
-    state.count_garbage();
+    let live = state.live();
+    state.garbage.count(&live, state.txn.store());
     let now = state.clock.now_micros();
     for queue in state.queues.names() {
         state.queues.note_idle(&queue, now);

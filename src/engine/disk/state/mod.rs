@@ -21,7 +21,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use self::clock::PoolClock;
-use self::garbage::Garbage;
+use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues};
 use self::tables::Tables;
 use self::timers::Timers;
@@ -279,6 +279,29 @@ impl WriterState {
             Found::Record(_) | Found::Nothing => None,
             Found::Corrupt(reason) => Some(Err(reason)),
         })
+    }
+
+    /// How many entries live, in each keyspace that is worth a compaction.
+    pub fn live(&self) -> Live {
+        let (ready, dead) =
+            self.queues.iter().fold((0, 0), |(ready, dead), (_, q)| (ready + q.ready, dead + q.dead));
+        let timers = self.timers.len();
+        [
+            (Space::Jobs, ready + dead + timers),
+            (Space::Ready, ready),
+            (Space::Running, timers),
+            (Space::Delayed, timers),
+            (Space::Dead, dead),
+            (Space::Queues, self.queues.iter().count() as u64),
+            (Space::Keys, self.keys),
+            (Space::Once, 2 * self.once),
+        ]
+    }
+
+    /// What upkeep should do now: see [`Garbage::upkeep`].
+    pub fn upkeep(&mut self, too_soon: bool, is_low: bool) -> Upkeep {
+        let live = self.live();
+        self.garbage.upkeep(&live, &mut self.txn, too_soon, is_low)
     }
 
     /// A timer of this queue has ended. The job goes on to a list, so the queue is not empty for that.

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
+use fjall::AbstractTree;
 use fjall::compaction::Leveled;
-use fjall::{AbstractTree, KeyspaceCreateOptions};
 
 use super::{Fatal, Space, Store, describe, is_unreadable};
 
@@ -31,12 +31,6 @@ pub enum Merged {
     DiskFull,
     /// A table of the keyspace cannot be read.
     Unreadable(String),
-}
-
-/// Has fjall's threads merge nothing. It is kept in the database with the keyspace.
-pub fn never(options: KeyspaceCreateOptions) -> KeyspaceCreateOptions {
-    let never = Leveled::default().with_l0_threshold(u8::MAX).with_table_target_size(1 << 40);
-    options.compaction_strategy(Arc::new(never))
 }
 
 /// How many tables each level of a keyspace has, and their bytes: while that stays the same there is nothing new to do.

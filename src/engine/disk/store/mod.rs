@@ -18,6 +18,7 @@ use std::sync::Arc;
 use ahash::HashMap;
 
 pub use fjall::Slice;
+use fjall::compaction::Leveled;
 use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable};
 use parking_lot::Mutex;
@@ -210,12 +211,14 @@ impl Store {
                     }
                     _ => FilterPolicyEntry::None,
                 };
-                let options = KeyspaceCreateOptions::default()
+                // The engine merges (`merge.rs`), and fjall's threads never. It is kept in the database with the keyspace.
+                let never = Leveled::default().with_l0_threshold(u8::MAX).with_table_target_size(1 << 40);
+                KeyspaceCreateOptions::default()
+                    .compaction_strategy(Arc::new(never))
                     .manual_journal_persist(true)
                     .max_memtable_size(memtable)
                     .filter_policy(FilterPolicy::all(filter))
-                    .data_block_size_policy(BlockSizePolicy::all(4096));
-                merge::never(options)
+                    .data_block_size_policy(BlockSizePolicy::all(4096))
             })?);
         }
         let spaces: [Keyspace; SPACES] = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;

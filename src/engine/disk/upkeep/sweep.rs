@@ -169,7 +169,7 @@ impl Step for Next {
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Work> {
         let more = state.forget_queues(now) == CHECKS;
         let upkeep = self.upkeep.map(|report| {
-            report.compacted.iter().for_each(|space| state.compacted(*space));
+            report.compacted.iter().for_each(|space| state.garbage.compacted(*space));
             state.upkeep(report.too_soon, report.is_low)
         });
         let found = if self.queue { state.queues.take_sweep(now) } else { None };

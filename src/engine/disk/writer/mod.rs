@@ -59,7 +59,7 @@ impl Writer {
 
     /// The last commit, synced in either mode.
     fn last(&mut self) -> Result<u64, Fatal> {
-        if self.state.should_write_out() {
+        if self.state.garbage.should_write_out(&self.state.txn) {
             // The next start need not replay it.
             self.state.txn.settle(true)?;
             self.state.txn.store().write_out(LAST_WRITE_OUT)?;
