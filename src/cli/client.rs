@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
@@ -15,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
-use super::{Failure, Result};
+use super::program::{Failure, Result};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -90,6 +92,11 @@ pub struct Client {
 
 /// A header's name, and its value, which is secret.
 pub type Key = (&'static str, String);
+
+/// A header for basic auth.
+pub fn basic_auth(account: &str) -> Key {
+    ("Authorization", format!("Basic {}", STANDARD.encode(account)))
+}
 
 impl Client {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.

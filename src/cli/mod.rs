@@ -3,19 +3,18 @@
 //! the other tool, token-cli.
 
 mod client;
+mod program;
 mod push;
 mod show;
 pub mod tokens;
 
-use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use self::client::{Call, Client};
+use self::program::{Failure, Result, exit_code, given, print_line, standard_input};
 
 /// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
 const PAGE: usize = 100;
@@ -168,34 +167,9 @@ enum State {
     Dead,
 }
 
-/// Why a command was not done, in one line.
-enum Failure {
-    /// An argument is missing or wrong.
-    Usage(String),
-    /// The server refused or could not be reached, or not all was done.
-    NotDone(String),
-}
-
-type Result<T> = std::result::Result<T, Failure>;
-
 /// Does what the command line says, and answers the exit code.
 pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
-}
-
-/// Says why a command of `program` was not done.
-fn exit_code(program: &str, result: Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(what)) => {
-            eprintln!("{program}: {what}");
-            ExitCode::from(2)
-        }
-        Err(Failure::NotDone(why)) => {
-            eprintln!("{program}: {why}");
-            ExitCode::FAILURE
-        }
-    }
 }
 
 /// A server, a namespace, and how answers are shown.
@@ -355,43 +329,4 @@ impl Session {
         }
         Ok(all)
     }
-}
-
-/// An option, or else a variable of the environment. What is empty is not given.
-fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
-    let value = match option {
-        Some(value) => value,
-        None => match std::env::var(variable) {
-            Ok(value) => value,
-            Err(std::env::VarError::NotPresent) => return Ok(None),
-            Err(std::env::VarError::NotUnicode(_)) => {
-                return Err(Failure::Usage(format!("{variable} is not UTF-8")));
-            }
-        },
-    };
-    Ok(Some(value).filter(|value| !value.is_empty()))
-}
-
-fn standard_input() -> Result<Vec<u8>> {
-    let mut input = std::io::stdin();
-    if input.is_terminal() {
-        eprintln!("dormouse: reading the body from the terminal; end it with Ctrl-D");
-    }
-    let mut body = Vec::new();
-    input.read_to_end(&mut body).map_err(|e| Failure::NotDone(format!("standard input: {e}")))?;
-    Ok(body)
-}
-
-/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
-fn print_line(text: &str) {
-    use std::io::Write;
-    let text = text.trim_end();
-    if !text.is_empty() {
-        let _gone = writeln!(std::io::stdout(), "{text}");
-    }
-}
-
-/// A header for basic auth.
-fn basic_auth(account: &str) -> client::Key {
-    ("Authorization", format!("Basic {}", STANDARD.encode(account)))
 }

@@ -3,8 +3,8 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::client::{Call, Key};
-use super::{Failure, Result, basic_auth, given, standard_input};
+use super::client::{Call, Key, basic_auth};
+use super::program::{Failure, Result, given, standard_input};
 
 #[derive(Subcommand)]
 pub enum Command {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use super::client::{Call, Client, Key};
-use super::{Failure, Result, basic_auth, exit_code, given, print_line};
+use super::client::{Call, Client, Key, basic_auth};
+use super::program::{Failure, Result, exit_code, given, print_line};
 
 /// Holds `user:password` when `-u` is not given.
 const AUTH_ENV: &str = "DORMOUSE_ADMIN_AUTH";

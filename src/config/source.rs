@@ -3,8 +3,8 @@
 
 use config::{Map, Source, Value, ValueKind};
 
+use super::keys::{Config, ConfigError, PoolConfig};
 use super::service_links::is_service_link;
-use super::{Config, ConfigError, PoolConfig};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
 /// Variables with our prefix that are not keys: those of token-cli and of `dormouse queue`.

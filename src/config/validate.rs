@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Config, ConfigError, PoolConfig};
+use super::keys::{Config, ConfigError, PoolConfig};
 use crate::name::PoolName;
 
 impl Config {

@@ -37,6 +37,7 @@
 
 mod delivery;
 mod parked_polls;
+mod request;
 mod wait_lists;
 mod weights;
 
@@ -56,14 +57,15 @@ use tokio_util::sync::CancellationToken;
 pub use self::delivery::Delivery;
 use self::delivery::GiveBack;
 pub use self::parked_polls::ParkedPolls;
-use self::wait_lists::{Fetch, Outcome, WaitLists, Wanted};
+pub use self::request::{ConsumeError, Request, Weights};
+use self::request::{Outcome, Wanted};
+use self::wait_lists::{Fetch, WaitLists};
 use self::weights::Shares;
-pub use self::weights::Weights;
 use crate::engine::notifier::Notifier;
 use crate::engine::{Consumed, Engine};
 use crate::error::{Error, Result};
 use crate::job::Job;
-use crate::name::{Queue, QueueList};
+use crate::name::Queue;
 use crate::process::tasks::{Failure, Tasks};
 
 /// How long after a failed fetch its queues are notified again.
@@ -74,35 +76,6 @@ const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How many fetches may be under way. Others wait for one to end, first come, first served, while more waiters
 /// join their lists.
 const MAX_FETCHES: usize = 256;
-
-/// Why a consumer got no answer.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum ConsumeError {
-    /// As many consumers are parked as may be.
-    #[error("too many consumers are waiting (at most {0})")]
-    TooMany(usize),
-    /// As many consumers of its namespace are parked as may be.
-    #[error("too many consumers of the namespace are waiting (at most {0})")]
-    TooManyInNamespace(usize),
-    /// The store failed.
-    #[error("{0}")]
-    Store(Error),
-}
-
-/// What one consumer asks for.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// First is served first, unless there are weights.
-    pub queues: QueueList,
-    /// In which proportion the queues are served while they have jobs.
-    pub weights: Option<Weights>,
-    /// How many jobs at most; 1 to 100.
-    pub count: u16,
-    /// How long each job may run before it comes back.
-    pub ttr: Duration,
-    /// How long to wait for the first job; zero is not at all.
-    pub timeout: Duration,
-}
 
 /// One pool's dispatcher.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use ahash::HashMap;
 use parking_lot::Mutex;
 
-use super::ConsumeError;
+use super::request::ConsumeError;
 use crate::name::Namespace;
 
 /// Counts parked polls, over all pools. Namespaces of the same name in several pools count as one.

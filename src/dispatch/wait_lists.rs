@@ -7,10 +7,9 @@ use std::time::Duration;
 use ahash::{HashMap, HashSet};
 use tokio::sync::oneshot;
 
-use super::weights::Weights;
-use super::{ConsumeError, Delivery};
+use super::request::{Outcome, Wanted};
 use crate::engine::MAX_CONSUME;
-use crate::name::{Queue, QueueList};
+use crate::name::Queue;
 
 /// The most waiters that one fetch serves.
 const MAX_WAITERS: usize = 64;
@@ -18,24 +17,6 @@ const MAX_WAITERS: usize = 64;
 /// and so on up to `WIDEN` to the power of `WIDEST`.
 const WIDEN: usize = 4;
 const WIDEST: u32 = 3;
-
-/// What a waiter gets.
-pub type Outcome = Result<Delivery, ConsumeError>;
-
-/// What the waiters of one list have asked for: from which queues, and how those share.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Wanted {
-    pub queues: QueueList,
-    /// `None`: the first queue that has jobs is served first.
-    pub weights: Option<Weights>,
-}
-
-impl Wanted {
-    /// The queues.
-    pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
-        self.queues.queues()
-    }
-}
 
 /// All wait lists of one dispatcher.
 #[derive(Debug, Default)]

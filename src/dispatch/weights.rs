@@ -11,27 +11,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
-use super::wait_lists::Wanted;
+use super::request::{Wanted, Weights};
 use crate::engine::{Consumed, Engine, MAX_CONSUME_BYTES};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::QueueList;
-
-/// One weight for each queue of a list, in its order; each at least 1. Shared, since each waiter has it.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Weights(Arc<Vec<u16>>);
-
-impl Weights {
-    /// These.
-    pub fn new(weights: Vec<u16>) -> Weights {
-        Weights(Arc::new(weights))
-    }
-
-    /// One for each queue.
-    pub fn as_slice(&self) -> &[u16] {
-        &self.0
-    }
-}
 
 /// The most jobs that one call may take, so that a large `count` does not go to one queue. Of a thousand hand-overs so
 /// many are 1.6 of a hundred.

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::ServerError;
+use super::error::ServerError;
 use crate::admin::Scope;
 use crate::admin::tokens::TokenManager;
 use crate::config::PoolConfig;

@@ -2,12 +2,12 @@
 //! task, opens the ports, and takes all of it down again. The only module that names a concrete engine.
 
 mod demo;
+mod error;
 mod stores;
 
 pub use crate::engine::disk::repair;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::error::ServerError;
 use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
@@ -71,20 +72,6 @@ pub struct Options {
     pub demo: bool,
     /// Written once the server serves, removed at its end.
     pub pid_file: Option<PathBuf>,
-}
-
-/// Why a server did not start, or did not go on. One line that says what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    #[error("{0}: {1}")]
-    Pool(String, String),
-    #[error("cannot listen on {0}: {1}; set another port in the configuration or with {2}")]
-    Bind(String, io::Error, &'static str),
-    #[error("{0}")]
-    Failed(String),
-    /// A key of the configuration is wrong. Nothing was touched.
-    #[error("{0}")]
-    Configuration(String),
 }
 
 /// Runs a server until `stop` resolves or a part of it fails for good.

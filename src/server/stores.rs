@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ServerError;
+use super::error::ServerError;
 use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
 use crate::admin::push::PushStore;

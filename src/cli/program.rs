@@ -1,0 +1,63 @@
+//! What every command needs beside HTTP: how it fails and which exit code says so, its options from the environment,
+//! standard input and output. Knows no command.
+
+use std::io::{IsTerminal, Read, Write};
+use std::process::ExitCode;
+
+/// Why a command was not done, in one line.
+pub enum Failure {
+    /// An argument is missing or wrong.
+    Usage(String),
+    /// The server refused or could not be reached, or not all was done.
+    NotDone(String),
+}
+
+pub type Result<T> = std::result::Result<T, Failure>;
+
+/// Says why a command of `program` was not done.
+pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(what)) => {
+            eprintln!("{program}: {what}");
+            ExitCode::from(2)
+        }
+        Err(Failure::NotDone(why)) => {
+            eprintln!("{program}: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An option, or else a variable of the environment. What is empty is not given.
+pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
+    let value = match option {
+        Some(value) => value,
+        None => match std::env::var(variable) {
+            Ok(value) => value,
+            Err(std::env::VarError::NotPresent) => return Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => {
+                return Err(Failure::Usage(format!("{variable} is not UTF-8")));
+            }
+        },
+    };
+    Ok(Some(value).filter(|value| !value.is_empty()))
+}
+
+pub fn standard_input() -> Result<Vec<u8>> {
+    let mut input = std::io::stdin();
+    if input.is_terminal() {
+        eprintln!("dormouse: reading the body from the terminal; end it with Ctrl-D");
+    }
+    let mut body = Vec::new();
+    input.read_to_end(&mut body).map_err(|e| Failure::NotDone(format!("standard input: {e}")))?;
+    Ok(body)
+}
+
+/// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.
+pub fn print_line(text: &str) {
+    let text = text.trim_end();
+    if !text.is_empty() {
+        let _gone = writeln!(std::io::stdout(), "{text}");
+    }
+}

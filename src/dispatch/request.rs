@@ -1,0 +1,71 @@
+//! What a consumer asks for, and what it gets. Plain values.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::delivery::Delivery;
+use crate::error::Error;
+use crate::name::{Queue, QueueList};
+
+/// Why a consumer got no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ConsumeError {
+    /// As many consumers are parked as may be.
+    #[error("too many consumers are waiting (at most {0})")]
+    TooMany(usize),
+    /// As many consumers of its namespace are parked as may be.
+    #[error("too many consumers of the namespace are waiting (at most {0})")]
+    TooManyInNamespace(usize),
+    /// The store failed.
+    #[error("{0}")]
+    Store(Error),
+}
+
+/// What one consumer asks for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// First is served first, unless there are weights.
+    pub queues: QueueList,
+    /// In which proportion the queues are served while they have jobs.
+    pub weights: Option<Weights>,
+    /// How many jobs at most; 1 to 100.
+    pub count: u16,
+    /// How long each job may run before it comes back.
+    pub ttr: Duration,
+    /// How long to wait for the first job; zero is not at all.
+    pub timeout: Duration,
+}
+
+/// What the waiters of one list have asked for: from which queues, and how those share.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Wanted {
+    pub queues: QueueList,
+    /// `None`: the first queue that has jobs is served first.
+    pub weights: Option<Weights>,
+}
+
+impl Wanted {
+    /// The queues.
+    pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
+        self.queues.queues()
+    }
+}
+
+/// One weight for each queue of a list, in its order; each at least 1. Shared, since each waiter has it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Weights(Arc<Vec<u16>>);
+
+impl Weights {
+    /// These.
+    pub fn new(weights: Vec<u16>) -> Weights {
+        Weights(Arc::new(weights))
+    }
+
+    /// One for each queue.
+    pub fn as_slice(&self) -> &[u16] {
+        &self.0
+    }
+}
+
+/// What a waiter gets.
+pub type Outcome = Result<Delivery, ConsumeError>;
