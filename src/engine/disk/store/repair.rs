@@ -84,8 +84,8 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
         }
         Err(OpenError::Damaged(_, what)) => {
             report.damage.push(what);
-            match State::behind_all(&path.join(DATABASE)) {
-                Ok(state) => state,
+            match keyspaces::list(&path.join(DATABASE)) {
+                Ok((ids, _)) => State::behind_all(ids),
                 Err(e) if e.kind() == ErrorKind::NotFound => State::new(),
                 Err(e) => return Err(io(e)),
             }

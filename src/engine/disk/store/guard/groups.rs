@@ -108,11 +108,11 @@ impl State {
         State { pool, base: 1, synced: 0, seqno: 0, oldest: None, first: 1, keyspaces: Vec::new() }
     }
 
-    /// Of a database whose numbers cannot be trusted.
-    pub fn behind_all(database: &Path) -> Result<State> {
-        let keyspaces = super::keyspaces::list(database)?.0.into_iter().collect();
+    /// Of a database with these keyspaces, whose numbers cannot be trusted.
+    pub fn behind_all(keyspaces: impl IntoIterator<Item = u32>) -> State {
         let base = State::BEHIND_ALL;
-        Ok(State { base, first: base, synced: base - 1, keyspaces, ..State::new() })
+        let keyspaces = keyspaces.into_iter().collect();
+        State { base, first: base, synced: base - 1, keyspaces, ..State::new() }
     }
 
     fn to_slot(&self, turn: u64) -> [u8; SLOT] {
