@@ -1,7 +1,7 @@
 //! Counts consumes and publishes against the limits of their tokens.
 
-use super::AppState;
 use super::error::ApiError;
+use super::state::AppState;
 use crate::admin::limits::{Admission, Pass};
 use crate::admin::{Direction, TokenKey, TokenRecord};
 use crate::process::tasks::Tasks;

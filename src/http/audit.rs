@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-use super::connection::Peer;
+use super::peer::Peer;
 use crate::admin::push::PushKey;
 use crate::admin::{Scope, TokenKey};
 use crate::process::log::AUDIT;

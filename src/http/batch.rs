@@ -16,10 +16,11 @@ use serde_json::value::RawValue;
 use super::attributes;
 use super::error::{ApiError, Details};
 use super::params::{Given, Placement};
-use super::{Defaults, MAX_JOB};
+use super::state::{Defaults, MAX_JOB};
 use crate::clock::Millis;
 use crate::engine::MAX_PUBLISH;
 use crate::job::Attributes;
+use crate::process::tasks::beside_the_runtime;
 
 /// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
 pub const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
@@ -35,16 +36,6 @@ const TOO_LARGE: ApiError = ApiError::too_large("job too large");
 /// Does `read`, which reads a body of `len` bytes: here, or on a thread for what takes long.
 pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + Send + 'static) -> T {
     if len <= LARGE { read() } else { beside_the_runtime(read).await }
-}
-
-/// Does on a thread of its own what takes long.
-pub async fn beside_the_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(done) => done,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime ends, and this with it.
-        Err(Err(_)) => std::future::pending().await,
-    }
 }
 
 /// The jobs of a bulk, each as its raw JSON text.

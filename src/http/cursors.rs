@@ -15,7 +15,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::time::Instant;
 
 use super::error::ApiError;
-use super::params::BAD_CURSOR;
 use crate::admin::AdminStore;
 use crate::engine::Cursor;
 use crate::error::{Error, Result};
@@ -71,13 +70,13 @@ impl Cursors {
     /// What was sealed for this list.
     pub async fn open(&self, list: &str, text: Option<Cursor>) -> Result<Option<Cursor>, ApiError> {
         let Some(Cursor(text)) = text else { return Ok(None) };
-        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| BAD_CURSOR)?;
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| ApiError::BAD_CURSOR)?;
         for within in [Duration::MAX, KEY_TRUSTED] {
             if let Some(cursor) = open(&*self.key(within).await?, list, &bytes) {
                 return Ok(Some(cursor));
             }
         }
-        Err(BAD_CURSOR)
+        Err(ApiError::BAD_CURSOR)
     }
 }
 

@@ -5,13 +5,12 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::body::read_body;
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::extract::{Anonymous, Authorized};
-use super::hold::{MAX_NAMES, check_count};
-use super::jobs::size_answer;
-use super::params::{self, Query};
+use super::params::{self, MAX_NAMES, Query, check_count};
+use super::reply;
+use super::state::App;
 use super::time::Instant;
-use super::{App, HandlerResult, reply};
 use crate::engine::Revived;
 use crate::job::JobId;
 
@@ -43,7 +42,7 @@ struct RespawnedJobs<'a> {
 
 /// `GET /api/:namespace/:queue/deadletter/size`
 pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
-    Ok(size_answer(&queue, pool.engine.dead_letter(&queue).await?.size))
+    Ok(reply::size(&queue, pool.engine.dead_letter(&queue).await?.size))
 }
 
 /// `GET /api/:namespace/:queue/deadletter`

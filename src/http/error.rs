@@ -9,11 +9,15 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::reply;
+use super::room::NoRoom;
 use crate::dispatch::ConsumeError;
 use crate::error::{Error, LOCKED};
 use crate::job::JobId;
 use crate::name::NameError;
 use crate::push::PushError;
+
+/// What a handler returns.
+pub type HandlerResult = Result<Response, ApiError>;
 
 /// Travels with a response that a store's failure caused, to where it is reported.
 #[derive(Clone, Debug)]
@@ -59,13 +63,6 @@ pub enum NameIn {
 }
 
 impl ApiError {
-    /// 503: large bodies take all the memory that they may.
-    pub const NO_ROOM: ApiError = ApiError::Ours(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "too many large bodies are in memory, please retry later",
-        None,
-    );
-
     /// 409: a request with this idempotency key is under way.
     pub const UNDER_WAY: ApiError = ApiError::Busy("a request with this idempotency key is under way");
     /// 422.
@@ -73,6 +70,8 @@ impl ApiError {
         StatusCode::UNPROCESSABLE_ENTITY,
         "the idempotency key was used for another request",
     );
+    /// The cursor is none that this server has given, or of another list.
+    pub const BAD_CURSOR: ApiError = ApiError::bad("invalid cursor");
     /// 404.
     pub const NO_JOB: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "job not found");
     /// 409.
@@ -172,6 +171,13 @@ impl From<Error> for ApiError {
                 other => other,
             },
         }
+    }
+}
+
+impl From<NoRoom> for ApiError {
+    fn from(NoRoom: NoRoom) -> ApiError {
+        let text = "too many large bodies are in memory, please retry later";
+        ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
     }
 }
 

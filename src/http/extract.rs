@@ -9,7 +9,7 @@ use axum::http::{HeaderName, StatusCode};
 
 use super::error::{ApiError, NameIn};
 use super::params::Query;
-use super::{AppState, PoolState};
+use super::state::{AppState, PoolState};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey, TokenRecord};
 use crate::job::{JobId, JobRef};

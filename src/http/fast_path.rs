@@ -17,11 +17,14 @@ use axum::response::Response;
 use axum::{Extension, Router};
 use hyper::body::Incoming;
 
-use super::connection::{Peer, Routes};
+use super::connection::Routes;
+use super::error::HandlerResult;
 use super::extract::{Authorized, AuthorizedConsume, Head, Labels, Path};
 use super::middleware::{Observation, Observe};
 use super::origin::CONSUME;
-use super::{AppState, HandlerResult, hold, jobs, publish};
+use super::peer::Peer;
+use super::state::AppState;
+use super::{hold, jobs, publish};
 use crate::metrics::RouteMetrics;
 
 /// The pattern of a job.

@@ -7,16 +7,14 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::body::read_body;
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::extract::Authorized;
-use super::params::{self, Query};
+use super::params::{self, MAX_NAMES, Query, check_count};
+use super::reply;
+use super::state::App;
 use super::time::Instant;
-use super::{App, HandlerResult, reply};
-use crate::engine::{Held, MAX_NAMED, Release, Released};
+use crate::engine::{Held, Release, Released};
 use crate::job::{JobId, JobRef, Reason, Receipt};
-
-/// The largest body of an ack or a respawn of many: the longest ids and receipts, and room around them.
-pub const MAX_NAMES: usize = 64 << 10;
 
 const NO_RECEIPT: ApiError = ApiError::bad("invalid receipt");
 
@@ -170,13 +168,4 @@ async fn read_reason(request: Request) -> Result<Option<Reason>, ApiError> {
     let body = read_body(request.into_body(), Reason::MOST, "reason too large", None).await?;
     let text = std::str::from_utf8(&body).map_err(|_| ApiError::bad("the reason should be UTF-8"))?;
     Ok(Reason::new(text))
-}
-
-/// Whether so many jobs may be named at a time.
-pub fn check_count(jobs: usize) -> Result<(), ApiError> {
-    match jobs {
-        0 => Err(ApiError::bad("no jobs")),
-        1..=MAX_NAMED => Ok(()),
-        _ => Err(ApiError::bad("too many jobs")),
-    }
 }

@@ -8,33 +8,23 @@ use std::time::{Duration, Instant};
 use axum::Extension;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
-use axum::response::Response;
-use serde::Serialize;
 
 use super::admission::admitted;
-use super::connection::Peer;
 use super::delivered::{self, Form};
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN};
 use super::params::{self, Query};
 use super::parked_tokens::ParkedToken;
+use super::peer::Peer;
 use super::reply::{self, JobReply};
 use super::room::{LARGE_ANSWER, bytes_of};
-use super::{App, AppState, HandlerResult, MAX_ANSWER};
+use super::state::{App, AppState, MAX_ANSWER};
 use crate::admin::Direction;
 use crate::dispatch::{ConsumeError, Delivery};
-use crate::name::Queue;
 
 /// A consumer that got its jobs sooner is not looked at before it is answered: hardly anybody leaves so soon, and a
 /// look is a system call.
 const LOOK_AFTER: Duration = Duration::from_millis(5);
-
-#[derive(Serialize)]
-struct Size<'a> {
-    namespace: &'a str,
-    queue: &'a str,
-    size: u64,
-}
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
@@ -129,17 +119,11 @@ pub async fn peek(State(state): App, auth: Authorized) -> HandlerResult {
 
 /// `GET /api/:namespace/:queue/size`
 pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
-    Ok(size_answer(&queue, pool.engine.size(&queue).await?))
+    Ok(reply::size(&queue, pool.engine.size(&queue).await?))
 }
 
 /// `DELETE /api/:namespace/:queue`
 pub async fn destroy(auth: Authorized) -> HandlerResult {
     auth.pool.engine.destroy(&auth.queue).await?;
     Ok(reply::no_content())
-}
-
-/// How many jobs there are.
-pub fn size_answer(queue: &Queue, size: u64) -> Response {
-    let (namespace, queue) = (queue.namespace.as_str(), queue.name.as_str());
-    reply::json(StatusCode::OK, &Size { namespace, queue, size })
 }

@@ -7,13 +7,13 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use serde::{Serialize, Serializer};
 
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
-use super::params::{self, BAD_CURSOR, Query};
+use super::params::{self, Query};
 use super::reply::{self, JobReply};
 use super::room::{LARGE_ANSWER, bytes_of};
+use super::state::{App, MAX_ANSWER, MAX_JOB};
 use super::time::Instant;
-use super::{App, HandlerResult, MAX_ANSWER, MAX_JOB};
 use crate::engine::{JobList, JobPage, MAX_LISTED, QueueView};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
 use crate::name::{JobKey, Queue};
@@ -153,7 +153,8 @@ pub async fn queues(
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
     let list = format!("{}/{}", auth.pool.name, auth.namespace);
     let cursor = state.cursors.open(&list, cursor).await?;
-    let page = auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(BAD_CURSOR)?;
+    let page =
+        auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(ApiError::BAD_CURSOR)?;
     if bare && page.queues.is_empty() && page.cursor.is_none() {
         return Ok(reply::not_found().await);
     }
@@ -180,7 +181,7 @@ pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery
     // Before the bodies are read, there is room for as many as there may be.
     let most = if bodies { (limit * MAX_JOB).min(MAX_ANSWER) } else { 0 };
     let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
-    let JobPage { jobs, cursor, scanned } = read_page(&auth, list).await?.ok_or(BAD_CURSOR)?;
+    let JobPage { jobs, cursor, scanned } = read_page(&auth, list).await?.ok_or(ApiError::BAD_CURSOR)?;
     let bytes: usize = jobs.iter().map(bytes_of_view).sum();
     let cursor = state.cursors.seal(&sealed_for, cursor).await?;
     let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned };

@@ -2,17 +2,19 @@
 //! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 
+pub mod accept;
 mod admission;
 mod attributes;
 mod audit;
 mod batch;
 mod body;
-pub mod connection;
+mod connection;
 pub mod cursors;
 mod dead_letter;
 mod delivered;
 mod error;
 mod extract;
+pub mod failed_logins;
 mod fast_path;
 mod head_timer;
 mod hold;
@@ -21,156 +23,35 @@ mod jobs;
 mod lists;
 mod logins;
 mod middleware;
+mod names;
 mod operations;
 mod origin;
 mod params;
 pub mod parked_tokens;
 mod pause;
+mod peer;
 mod publish;
 mod push;
 mod quotas;
 mod reply;
 pub mod room;
+mod state;
+mod stream;
 mod time;
 mod tokens;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::extract::State;
 use axum::middleware::from_fn_with_state;
-use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post, put};
 
-use self::cursors::Cursors;
-use self::error::ApiError;
 pub use self::fast_path::Api;
 use self::fast_path::JOB;
-pub use self::idempotency::UnderWay;
-pub use self::logins::FailedLogins;
 use self::middleware::Observe;
 use self::origin::Guard;
 pub use self::origin::OwnNames;
-use self::parked_tokens::ParkedTokens;
-use self::room::BodyRoom;
-use crate::admin::limits::Throttle;
-use crate::admin::quotas::QuotaManager;
-use crate::admin::tokens::TokenManager;
-use crate::config::Secret;
-use crate::dispatch::{Dispatcher, ParkedPolls};
-use crate::engine::Engine;
-use crate::job::JobIds;
-use crate::metrics::Metrics;
-use crate::name::PoolName;
-use crate::outage::Outage;
-use crate::process::tasks::{Failure, Tasks};
-use crate::push::Push;
-
-/// The largest job, in bytes.
-const MAX_JOB: usize = 1 << 20;
-/// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
-const MAX_ANSWER: usize = 8 << 20;
-
-/// How a handler takes the state.
-type App = State<Arc<AppState>>;
-/// What a handler returns.
-type HandlerResult = Result<Response, ApiError>;
-
-/// What requests need of a pool.
-#[derive(Debug)]
-pub struct PoolState {
-    pub name: PoolName,
-    pub engine: Arc<dyn Engine>,
-    pub dispatcher: Arc<Dispatcher>,
-    /// Hears of requests that fail, and of those that work.
-    pub outage: Arc<Outage>,
-    /// Ids of the jobs published to this pool.
-    pub ids: Arc<JobIds>,
-}
-
-/// What publish and consume take for parameters that are not given.
-#[derive(Debug, Clone, Copy)]
-pub struct Defaults {
-    /// Seconds; 0 is forever.
-    pub ttl: u32,
-    /// Seconds.
-    pub delay: u32,
-    pub tries: u16,
-    /// Seconds.
-    pub ttr: u32,
-    /// Seconds.
-    pub timeout: u32,
-}
-
-/// Whether the server should get requests.
-#[derive(Debug)]
-pub struct Readiness {
-    draining: AtomicBool,
-    failure: Failure,
-}
-
-impl Readiness {
-    /// Ready until `failure` is reported, or the server is told to stop.
-    pub fn new(failure: Failure) -> Readiness {
-        Readiness { draining: AtomicBool::new(false), failure }
-    }
-
-    /// The server stops: load balancers should send no more.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether the server stops.
-    pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
-    }
-
-    /// Why the server should get no requests now.
-    pub fn problem(&self) -> Option<String> {
-        match self.failure.reason() {
-            Some(reason) => Some(reason.to_owned()),
-            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
-            None => None,
-        }
-    }
-}
-
-/// What every handler may use.
-#[derive(Debug)]
-pub struct AppState {
-    pub pools: BTreeMap<PoolName, Arc<PoolState>>,
-    /// Queues whose jobs are sent to a URL.
-    pub push: Arc<Push>,
-    pub tokens: TokenManager,
-    pub throttle: Arc<Throttle>,
-    pub cursors: Cursors,
-    pub quotas: Arc<QuotaManager>,
-    pub defaults: Defaults,
-    pub metrics: Arc<Metrics>,
-    /// How many polls are parked, over all pools.
-    pub parked: Arc<ParkedPolls>,
-    /// The tokens that they wait with.
-    pub parked_tokens: ParkedTokens,
-    pub readiness: Readiness,
-    /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
-    pub scrape: Arc<tokio::sync::Mutex<()>>,
-    /// `-sv`: every token is accepted.
-    pub skip_verification: bool,
-    /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
-    pub accounts: BTreeMap<String, Secret>,
-    /// Bounds the memory that large bodies take together.
-    pub body_room: BodyRoom,
-    /// The publishes with an idempotency key that are under way.
-    pub under_way: Arc<UnderWay>,
-    /// Who has tried wrong passwords lately.
-    pub failed_logins: FailedLogins,
-    /// Whether requests are logged.
-    pub access_log: AtomicBool,
-    /// Where handlers start tasks that outlive their request.
-    pub tasks: Tasks,
-}
+pub use self::state::{AppState, Defaults, PoolState, Readiness};
 
 /// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
@@ -238,7 +119,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/push/{namespace}/{queue}/secret", only(post(push::new_secret)))
         .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
-        .route_layer(from_fn_with_state(state.clone(), middleware::basic_auth));
+        .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(operations::pools)))
         .route("/info", only(get(operations::info)))

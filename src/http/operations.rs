@@ -14,15 +14,15 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::batch::beside_the_runtime;
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::params::Query;
 use super::reply::{self, TEXT};
-use super::{App, AppState, HandlerResult};
+use super::state::{App, AppState};
 use crate::engine::{Engine, Stats};
 use crate::error::Result;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
+use crate::process::tasks::beside_the_runtime;
 
 /// How long a store may take to say that it is well, or how much it holds.
 const CHECK_TIME: Duration = Duration::from_secs(1);

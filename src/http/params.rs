@@ -8,10 +8,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::error::ApiError;
-use super::{Defaults, time};
+use super::state::Defaults;
+use super::time;
 use crate::clock::Millis;
 use crate::dispatch::{self, Weights};
-use crate::engine::{Cursor, MAX_LISTED, OnConflict, Revival};
+use crate::engine::{Cursor, MAX_LISTED, MAX_NAMED, OnConflict, Revival};
 use crate::job::Receipt;
 use crate::name::{JobKey, QueueList};
 
@@ -203,15 +204,15 @@ pub fn page(query: Query<'_>, limit: usize) -> Result<(usize, Option<Cursor>), A
     let cursor = query.get("cursor").map(|text| {
         let fits = (1..=MAX_CURSOR).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b));
-        if fits { Ok(Cursor(text.into_owned())) } else { Err(BAD_CURSOR) }
+        if fits { Ok(Cursor(text.into_owned())) } else { Err(ApiError::BAD_CURSOR) }
     });
     Ok((limit, cursor.transpose()?))
 }
 
-/// The cursor is none that this server has given, or of another list.
-pub const BAD_CURSOR: ApiError = ApiError::bad("invalid cursor");
 /// The longest cursor: 640 bytes of a store's that moves, sealed.
 const MAX_CURSOR: usize = 900;
+/// The largest body of an ack or a respawn of many: the longest ids and receipts, and room around them.
+pub const MAX_NAMES: usize = 64 << 10;
 /// The largest weight of a queue.
 const MAX_WEIGHT: u16 = 1000;
 
@@ -260,6 +261,15 @@ pub fn respawn_ttl(query: Query<'_>, defaults: &Defaults) -> Result<Option<Durat
 
 fn seconds(ttl: u64) -> Option<Duration> {
     (ttl > 0).then(|| Duration::from_secs(ttl))
+}
+
+/// Whether so many jobs may be named at a time.
+pub fn check_count(jobs: usize) -> Result<(), ApiError> {
+    match jobs {
+        0 => Err(ApiError::bad("no jobs")),
+        1..=MAX_NAMED => Ok(()),
+        _ => Err(ApiError::bad("too many jobs")),
+    }
 }
 
 #[cfg(test)]

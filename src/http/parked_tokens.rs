@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::AppState;
 use crate::admin::TokenKey;
+use crate::admin::tokens::TokenManager;
+use crate::process::tasks::Tasks;
 
 /// How often each token is checked.
 const EVERY: Duration = Duration::from_secs(1);
@@ -64,18 +65,18 @@ impl ParkedTokens {
     }
 }
 
-/// Checks the tokens of parked polls until it is dropped.
-pub async fn keep_checked(state: Arc<AppState>) {
+/// Checks the tokens of parked polls until it is dropped. Each check is one of `tasks`.
+pub async fn keep_checked(parked_tokens: Arc<ParkedTokens>, tokens: Arc<TokenManager>, tasks: Tasks) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        for some in state.parked_tokens.parked().chunks(AT_ONCE) {
+        for some in parked_tokens.parked().chunks(AT_ONCE) {
             let check = |parked: &Arc<ParkedToken>| {
-                let (state, parked) = (state.clone(), parked.clone());
-                state.tasks.clone().spawn(async move {
+                let (tokens, parked) = (tokens.clone(), parked.clone());
+                tasks.spawn(async move {
                     // An error says nothing about the token. It was reported, and the next second asks again.
-                    if let Ok(false) = state.tokens.check(&parked.key).await {
+                    if let Ok(false) = tokens.check(&parked.key).await {
                         parked.revoked.notify_waiters();
                     }
                 })

@@ -4,11 +4,11 @@ use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use serde::Serialize;
 
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
 use super::extract::Authorized;
 use super::params::{self, Query};
+use super::reply;
 use super::time::Instant;
-use super::{HandlerResult, reply};
 
 /// `POST /api/:namespace/:queue/pause`
 pub async fn pause(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {

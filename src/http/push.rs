@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use super::audit::By;
 use super::body::read_body;
-use super::error::{ApiError, NameIn};
+use super::error::{ApiError, HandlerResult, NameIn};
 use super::params::Query;
-use super::{App, AppState, HandlerResult, reply};
+use super::reply;
+use super::state::{App, AppState};
 use crate::admin::push::PushKey;
 use crate::name::{Namespace, Queue, QueueName};
 use crate::push::setting::MAX_SETTING;

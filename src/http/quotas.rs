@@ -7,10 +7,11 @@ use axum::http::StatusCode;
 
 use super::audit::By;
 use super::body::read_body;
-use super::error::ApiError;
+use super::error::{ApiError, HandlerResult};
+use super::names::namespace;
 use super::params::Query;
-use super::tokens::namespace;
-use super::{App, AppState, HandlerResult, reply};
+use super::reply;
+use super::state::{App, AppState};
 use crate::admin::Scope;
 use crate::engine::Quota;
 

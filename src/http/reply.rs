@@ -164,6 +164,18 @@ pub async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "api not found")
 }
 
+/// How many jobs there are.
+pub fn size(queue: &Queue, size: u64) -> Response {
+    #[derive(Serialize)]
+    struct Size<'a> {
+        namespace: &'a str,
+        queue: &'a str,
+        size: u64,
+    }
+    let (namespace, queue) = (queue.namespace.as_str(), queue.name.as_str());
+    json(StatusCode::OK, &Size { namespace, queue, size })
+}
+
 /// A job in an answer. Fields in the order of their names, as lmstfy writes them.
 pub struct JobReply<'a> {
     attributes: &'a Attributes,

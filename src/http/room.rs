@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::error::ApiError;
 use crate::job::Attributes;
 use crate::name::Namespace;
 
@@ -36,6 +35,10 @@ const WAIT: Duration = Duration::from_secs(30);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 /// How long one body may have the reserve while another namespace waits for it.
 const TURN: Duration = Duration::from_secs(10);
+
+/// Large bodies take all the memory that they may.
+#[derive(Debug)]
+pub struct NoRoom;
 
 /// Room for bodies.
 #[derive(Debug)]
@@ -157,9 +160,9 @@ impl BodyRoom {
         RequestRoom { room: self, namespace, taken: None, reserve: None }
     }
 
-    /// Room for an answer with so many bytes of jobs; none for a small one. 503 if there is none for a second, or if too
+    /// Room for an answer with so many bytes of jobs; none for a small one. Fails if there is none for a second, or if too
     /// many wait already.
-    pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, ApiError> {
+    pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, NoRoom> {
         if bytes <= LARGE_ANSWER {
             return Ok(None);
         }
@@ -169,10 +172,10 @@ impl BodyRoom {
         if let Some(room) = self.answers.try_take(&share, units) {
             return Ok(Some(room));
         }
-        let _waits = self.waiting.try_acquire_many(units).map_err(|_| ApiError::NO_ROOM)?;
+        let _waits = self.waiting.try_acquire_many(units).map_err(|_| NoRoom)?;
         match timeout(ANSWER_WAIT, self.answers.take(&share, units)).await {
             Ok(Some(room)) => Ok(Some(room)),
-            _ => Err(ApiError::NO_ROOM),
+            _ => Err(NoRoom),
         }
     }
 }
@@ -202,9 +205,9 @@ impl RequestRoom<'_> {
         self.taken.is_some() || self.reserve.is_some()
     }
 
-    /// Takes room for `bytes` in all, or waits for it. 503 if there is none for long, or if it must leave the reserve to
+    /// Takes room for `bytes` in all, or waits for it. Fails if there is none for long, or if it must leave the reserve to
     /// another namespace.
-    pub async fn grow_to(&mut self, bytes: usize) -> Result<(), ApiError> {
+    pub async fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes <= SMALL {
             return Ok(());
         }
@@ -212,7 +215,7 @@ impl RequestRoom<'_> {
         if let Some(Reserve { since, .. }) = &self.reserve {
             // One handle is the room's own, one is in the permit, and each that waits has one.
             let asked_for = Arc::strong_count(reserve) > 2;
-            return if asked_for && since.elapsed() >= TURN { Err(ApiError::NO_ROOM) } else { Ok(()) };
+            return if asked_for && since.elapsed() >= TURN { Err(NoRoom) } else { Ok(()) };
         }
         let units = bytes.div_ceil(UNIT);
         let taken = self.taken.as_ref().map_or(0, |taken| taken.of_all.num_permits());
@@ -240,7 +243,7 @@ impl RequestRoom<'_> {
                         self.reserve = Some(reserve);
                         return Ok(());
                     }
-                    _ => return Err(ApiError::NO_ROOM),
+                    _ => return Err(NoRoom),
                 }
             }
         };
@@ -307,7 +310,7 @@ mod tests {
                     // The rest is on its way.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                Ok::<(), ApiError>(())
+                Ok::<(), NoRoom>(())
             })
             .collect();
         let mut bodies: Vec<_> = bodies.into_iter().map(Box::pin).collect();

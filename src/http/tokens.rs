@@ -12,40 +12,19 @@ use serde::Serialize;
 
 use super::audit::By;
 use super::body::read_body;
-use super::error::{ApiError, NameIn};
+use super::error::{ApiError, HandlerResult};
+use super::names::namespace;
 use super::params::Query;
 use super::reply::{self, TEXT};
-use super::{App, AppState, HandlerResult};
+use super::state::{App, AppState};
 use crate::admin::limits::{LimitError, validate};
 use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
 use crate::admin::{Limit, Scope, TokenKey};
-use crate::name::{Namespace, PoolName, Token};
+use crate::name::Token;
 
-const NO_POOL: ApiError = ApiError::bad("the pool was not exists");
 const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
 /// The largest form, and the largest body of a limit.
 const MAX_FORM: usize = 64 * 1024;
-
-/// The namespace in a path of the admin port.
-pub fn namespace(text: &str) -> Result<Namespace, ApiError> {
-    Namespace::parse(text).map_err(|error| ApiError::bad_name(NameIn::TokenPath, error))
-}
-
-impl AppState {
-    /// The pool of that name; an empty name is the default pool.
-    pub fn pool_name(&self, name: &str) -> Result<PoolName, ApiError> {
-        let name = if name.is_empty() { "default" } else { name };
-        PoolName::parse(name).ok().filter(|name| self.pools.contains_key(name)).ok_or(NO_POOL)
-    }
-
-    /// What `/token/:namespace/:token` names.
-    fn token_key(&self, namespace_text: &str, raw: &str) -> Result<TokenKey, ApiError> {
-        let (pool, token) = token::split(raw);
-        let pool = self.pool_name(pool)?;
-        let token = Token::new(token).ok_or(ApiError::bad("invalid token"))?;
-        Ok(TokenKey { scope: Scope { pool, namespace: namespace(namespace_text)? }, token })
-    }
-}
 
 /// `GET /token/:namespace?pool`
 pub async fn list_tokens(

@@ -137,6 +137,16 @@ impl Tasks {
     }
 }
 
+/// Does on a thread of its own what takes long.
+pub async fn beside_the_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and this with it.
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
