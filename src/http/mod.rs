@@ -1,44 +1,16 @@
-//! The two HTTP ports: their routes, and the state that handlers share. Only this folder knows axum and hyper. It
-//! names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
+//! The two HTTP ports. Here are their routes, and what the rest of the crate needs of them. Only this folder knows
+//! axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
+//!
+//! Imports run one way: `port → {jobs, request}`, `{jobs, operators} → request → state → answer`. Each folder's `mod.rs`
+//! says what it may import of the others.
 
-pub mod accept;
-mod admission;
-mod attributes;
-mod audit;
-mod batch;
-mod body;
-mod connection;
-pub mod cursors;
-mod dead_letter;
-mod delivered;
-mod error;
-mod extract;
-pub mod failed_logins;
-mod fast_path;
-mod head_timer;
-mod hold;
-mod idempotency;
+mod answer;
 mod jobs;
-mod lists;
-mod logins;
-mod middleware;
-mod names;
-mod operations;
-mod origin;
-mod params;
-pub mod parked_tokens;
-mod pause;
-mod peer;
-mod publish;
-mod push;
-mod quotas;
-mod reply;
-pub mod room;
+mod operators;
+mod port;
+mod request;
 mod state;
-mod stream;
-mod time;
-mod tokens;
 
 use std::sync::Arc;
 
@@ -46,11 +18,19 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, delete, get, post, put};
 
-pub use self::fast_path::Api;
-use self::fast_path::JOB;
-use self::middleware::Observe;
-use self::origin::Guard;
-pub use self::origin::OwnNames;
+use self::answer::reply;
+pub use self::answer::room::BodyRoom;
+use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
+use self::operators::{logins, operations, push, quotas, tokens};
+pub use self::port::accept::{listen, serve};
+pub use self::port::fast_path::Api;
+use self::port::fast_path::JOB;
+use self::port::middleware::Observe;
+pub use self::request::origin::OwnNames;
+use self::request::origin::{self, Guard};
+pub use self::state::cursors::Cursors;
+pub use self::state::failed_logins::FailedLogins;
+pub use self::state::parked_tokens::keep_checked;
 pub use self::state::{AppState, Defaults, PoolState, Readiness};
 
 /// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
@@ -64,11 +44,11 @@ pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
 /// publish, consume and ack by the same handlers, and no other route may be among what it finds.
 fn routes_of_lmstfy() -> Router<Arc<AppState>> {
     Router::new()
-        .route(origin::CONSUME, only(put(publish::publish).get(jobs::consume).delete(jobs::destroy)))
+        .route(origin::CONSUME, only(put(publish::publish).get(consume::consume).delete(consume::destroy)))
         .route("/api/{namespace}/{queue}/bulk", only(put(publish::publish_bulk)))
         .route(JOB, only(put(publish::republish).get(lists::job).delete(hold::ack)))
-        .route("/api/{namespace}/{queue}/peek", only(get(jobs::peek)))
-        .route("/api/{namespace}/{queue}/size", only(get(jobs::size)))
+        .route("/api/{namespace}/{queue}/peek", only(get(consume::peek)))
+        .route("/api/{namespace}/{queue}/size", only(get(consume::size)))
         .route(
             "/api/{namespace}/{queue}/deadletter",
             only(get(dead_letter::show).put(dead_letter::respawn).delete(dead_letter::delete)),

@@ -29,10 +29,9 @@ use crate::config::{Config, PushHttps, Secret};
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::http::cursors::Cursors;
-use crate::http::failed_logins::FailedLogins;
-use crate::http::room::BodyRoom;
-use crate::http::{self, AppState, Defaults, OwnNames, PoolState, Readiness};
+use crate::http::{
+    self, AppState, BodyRoom, Cursors, Defaults, FailedLogins, OwnNames, PoolState, Readiness,
+};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -211,11 +210,7 @@ impl Server {
                 stop.run_until_cancelled(fails(store, failed, &pools_left, &failure)).await
             });
         }
-        let checks = http::parked_tokens::keep_checked(
-            state.parked_tokens.clone(),
-            state.tokens.clone(),
-            tasks.clone(),
-        );
+        let checks = http::keep_checked(state.parked_tokens.clone(), state.tokens.clone(), tasks.clone());
         let stop = tasks.stopping().clone();
         tasks.spawn_essential("the checks of parked polls' tokens", async move {
             stop.run_until_cancelled(checks).await;
@@ -227,12 +222,12 @@ impl Server {
         let routes = http::api(state.clone(), names(api, &config.host, false));
         let of_address = half_unless(config.max_connections_per_address, files.connections);
         let most = (files.connections, of_address);
-        let port = http::accept::serve("public", api_listener, routes, most, api_tasks.clone());
+        let port = http::serve("public", api_listener, routes, most, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
         let routes = http::admin(state.clone(), names);
         let most = (files.admin_connections, half_unless(0, files.admin_connections));
-        let port = http::accept::serve("admin", admin_listener, routes, most, admin_tasks.clone());
+        let port = http::serve("admin", admin_listener, routes, most, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         // A pool that moves closes its two stores.
@@ -474,7 +469,7 @@ async fn listen(
     variable: &'static str,
 ) -> Result<(TcpListener, SocketAddr), ServerError> {
     let name = format!("{host}:{port}");
-    let listener = http::accept::listen(&name).await;
+    let listener = http::listen(&name).await;
     let listener = listener.map_err(|e| ServerError::Bind(name, e, variable))?;
     let address = listener.local_addr().map_err(|e| ServerError::Failed(e.to_string()))?;
     Ok((listener, address))

@@ -1,0 +1,58 @@
+//! Counts consumes and publishes against the limits of their tokens.
+
+use crate::admin::limits::{Admission, Pass};
+use crate::admin::{Direction, TokenKey, TokenRecord};
+use crate::http::answer::error::ApiError;
+use crate::http::state::AppState;
+use crate::process::tasks::Tasks;
+
+/// Counts the request against its token's limit. 429 when it is over. `record` is what was said of the token when it
+/// was checked, if it was.
+pub async fn admitted(
+    state: &AppState,
+    key: &TokenKey,
+    record: Option<TokenRecord>,
+    direction: Direction,
+) -> Result<Counted, ApiError> {
+    let admission = match record {
+        Some(record) => state.throttle.admit_within(record.limit, key, direction).await,
+        None => state.throttle.admit(key, direction).await,
+    };
+    let wait = match admission.map_err(ApiError::reported)? {
+        Admission::Admitted(pass) if pass.counts() => {
+            return Ok(Counted(Some((pass, state.tasks.clone()))));
+        }
+        Admission::Admitted(_) => return Ok(Counted(None)),
+        Admission::OverLimit(wait) => wait,
+    };
+    let action = match direction {
+        Direction::Read => "consume",
+        Direction::Write => "produce",
+    };
+    state.metrics.limited(&key.scope.pool, &key.scope.namespace, &key.token, action);
+    let token = key.token.reveal();
+    let text = format!("token({token}) {action} reach the limit rate, please retry later");
+    Err(ApiError::Limited(text, wait))
+}
+
+/// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
+/// in 200 or 201, or its client left.
+pub struct Counted(Option<(Pass, Tasks)>);
+
+impl Counted {
+    /// The request did what it was counted for.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some((pass, tasks)) = self.0.take() else { return };
+        tasks.spawn(async move {
+            if let Err(error) = pass.give_back().await {
+                tracing::debug!(%error, "a request could not be given back to its token's limit");
+            }
+        });
+    }
+}

@@ -1,0 +1,129 @@
+//! Consuming, and lmstfy's other routes of a queue: peek, size, destroy. Each handler extracts, makes one call, and
+//! replies.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+
+use super::admission::admitted;
+use crate::admin::Direction;
+use crate::dispatch::{ConsumeError, Delivery};
+use crate::http::answer::delivered::{self, Form};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply::{self, JobReply};
+use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
+use crate::http::request::extract::{Anonymous, Authorized, AuthorizedConsume, BAD_TOKEN};
+use crate::http::request::params::{self, Query};
+use crate::http::request::peer::Peer;
+use crate::http::state::parked_tokens::ParkedToken;
+use crate::http::state::{App, AppState, MAX_ANSWER};
+
+/// A consumer that got its jobs sooner is not looked at before it is answered: hardly anybody leaves so soon, and a
+/// look is a system call.
+const LOOK_AFTER: Duration = Duration::from_millis(5);
+
+/// `GET /api/:namespace/:queue[,:queue]*`
+///
+/// Extracts the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
+pub async fn consume(
+    State(state): App,
+    auth: AuthorizedConsume,
+    Extension(peer): Extension<Peer>,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Read).await?;
+    let query = Query(query.as_deref().unwrap_or_default());
+    let (request, receipts) = params::consume(query, auth.queues, &state.defaults)?;
+    let (form, patient) = (Form { array: request.count > 1, receipts }, !request.timeout.is_zero());
+    let token = (patient && !state.skip_verification).then(|| state.parked_tokens.enter(&auth.key));
+    let consume = Box::pin(auth.pool.dispatcher.consume(request));
+    match unless_gone(consume, peer, token).await? {
+        Some(delivery) if !delivery.jobs().is_empty() => {
+            let response = handed_out(&state, delivery, form).await?;
+            counted.keep();
+            Ok(response)
+        }
+        _ => Ok(reply::message(StatusCode::NOT_FOUND, "no job available")),
+    }
+}
+
+/// What a consumer gets; `None` if it has left, so that no response can reach it. A delivery that came all the same
+/// is dropped here, which gives its jobs back. 401 when its token is revoked while it waits. Boxed, so that a
+/// consumer that waits holds this future only, and no room for the handler's later steps.
+fn unless_gone(
+    mut consume: Pin<Box<impl Future<Output = Result<Delivery, ConsumeError>> + Send + 'static>>,
+    peer: Peer,
+    token: Option<Arc<ParkedToken>>,
+) -> Pin<Box<dyn Future<Output = Result<Option<Delivery>, ApiError>> + Send>> {
+    Box::pin(async move {
+        let began = Instant::now();
+        let revoked = async {
+            match &token {
+                Some(token) => token.revoked().await,
+                None => std::future::pending().await,
+            }
+        };
+        let delivery = tokio::select! {
+            biased;
+            delivery = &mut consume => delivery?,
+            () = peer.gone() => return Ok(None),
+            () = revoked => return Err(BAD_TOKEN),
+        };
+        let look = delivery.waited() || began.elapsed() >= LOOK_AFTER;
+        Ok(if look && peer.is_gone() { None } else { Some(delivery) })
+    })
+}
+
+/// The answer to a consume, with as many of the jobs as it may have. 503 if there is no room for it: then all of
+/// them go back.
+async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> HandlerResult {
+    let mut bytes = 0;
+    let fits = delivery.jobs().iter().take_while(|job| {
+        bytes += bytes_of(&job.body, &job.attributes);
+        bytes <= MAX_ANSWER
+    });
+    let fits = fits.count().max(1);
+    delivery.keep(fits);
+    let bytes: usize = delivery.jobs().iter().map(|job| bytes_of(&job.body, &job.attributes)).sum();
+    if let [job, ..] = delivery.jobs()
+        && bytes > LARGE_ANSWER
+    {
+        let namespace = job.queue.namespace.clone();
+        // Boxed, so that small answers do not keep memory for this.
+        let room = Box::pin(async move { state.body_room.for_answer(&namespace, bytes).await }).await?;
+        let body = delivered::piece_by_piece(delivery, form, room);
+        return Ok(reply::json_stream(StatusCode::OK, body));
+    }
+    let answer = match delivery.jobs() {
+        [job] if !form.array => reply::job(None, &JobReply::consumed(job, form.receipts)),
+        jobs => reply::jobs(jobs.iter().map(|job| JobReply::consumed(job, form.receipts))),
+    };
+    Ok(answer.map(|body| delivered::until_sent(body, delivery)))
+}
+
+/// `GET /api/:namespace/:queue/peek`
+pub async fn peek(State(state): App, auth: Authorized) -> HandlerResult {
+    Ok(match auth.pool.engine.peek(&auth.queue).await? {
+        Some(job) => {
+            let bytes = bytes_of(&job.body, &job.attributes);
+            let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
+            reply::job(room, &JobReply::peeked(&job))
+        }
+        None => reply::error(StatusCode::NOT_FOUND, "the queue is empty"),
+    })
+}
+
+/// `GET /api/:namespace/:queue/size`
+pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
+    Ok(reply::size(&queue, pool.engine.size(&queue).await?))
+}
+
+/// `DELETE /api/:namespace/:queue`
+pub async fn destroy(auth: Authorized) -> HandlerResult {
+    auth.pool.engine.destroy(&auth.queue).await?;
+    Ok(reply::no_content())
+}

@@ -1,0 +1,321 @@
+//! Looking into a namespace and into a queue: its queues, its jobs by state, and one job by its id or its key; and
+//! cancelling a job by its key.
+
+use std::time::Duration;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use serde::{Serialize, Serializer};
+
+use crate::engine::{JobList, JobPage, MAX_LISTED, QueueView};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply::{self, JobReply};
+use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
+use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
+use crate::http::request::params::{self, Query};
+use crate::http::request::time::Instant;
+use crate::http::state::{App, MAX_ANSWER, MAX_JOB};
+use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
+use crate::name::{JobKey, Queue};
+
+/// How many jobs a page shows when nothing is said.
+const USUAL_JOBS: usize = 20;
+/// How the text of [`JobsReply`] begins.
+const JOBS_BEGIN: &str = r#"{"jobs":["#;
+/// A page with bodies goes on while so many of the largest jobs fit. So it asks the store 24 times at most.
+const LEAST_FIT: usize = 4;
+
+#[derive(Serialize)]
+struct QueuesReply<'a> {
+    namespace: &'a str,
+    queues: Vec<QueueReply<'a>>,
+    cursor: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QueueReply<'a> {
+    queue: &'a str,
+    ready: Option<u64>,
+    delayed: Option<u64>,
+    running: Option<u64>,
+    dead: Option<u64>,
+    #[serde(serialize_with = "as_seconds")]
+    oldest_ready_age: Option<Duration>,
+    paused: bool,
+    /// When a pause ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paused_until: Option<Instant>,
+}
+
+impl<'a> From<&'a QueueView> for QueueReply<'a> {
+    fn from(view: &'a QueueView) -> QueueReply<'a> {
+        QueueReply {
+            queue: view.queue.name.as_str(),
+            ready: view.ready,
+            delayed: view.delayed,
+            running: view.running,
+            dead: view.dead,
+            oldest_ready_age: view.oldest_ready_age,
+            paused: view.paused.is_some(),
+            paused_until: view.paused.and_then(|pause| pause.until).map(Instant),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct JobsReply<'a> {
+    jobs: Vec<ListedJob<'a>>,
+    cursor: Option<String>,
+    scanned: u64,
+}
+
+/// A job as a list shows it.
+#[derive(Serialize)]
+struct ListedJob<'a> {
+    job_id: JobId,
+    state: Option<&'static str>,
+    due_at: Option<Instant>,
+    published_at: Instant,
+    remain_tries: Option<u16>,
+    ttl: u64,
+    key: Option<&'a str>,
+    reason: Option<&'a str>,
+    size: u64,
+    #[serde(serialize_with = "some_base64", skip_serializing_if = "Option::is_none")]
+    data: Option<&'a [u8]>,
+    #[serde(skip_serializing_if = "Attributes::is_empty")]
+    attributes: &'a Attributes,
+}
+
+impl<'a> From<&'a JobView> for ListedJob<'a> {
+    fn from(view: &'a JobView) -> ListedJob<'a> {
+        ListedJob {
+            job_id: view.id,
+            state: view.state.map(JobState::as_str),
+            due_at: view.due_at.map(Instant),
+            published_at: Instant(view.id.published_at()),
+            remain_tries: view.tries_left,
+            ttl: reply::seconds_left(view.ttl),
+            key: view.key.as_ref().map(JobKey::as_str),
+            reason: view.reason.as_ref().map(|reason| reason.as_str()),
+            size: view.size,
+            data: view.body.as_deref(),
+            attributes: &view.attributes,
+        }
+    }
+}
+
+/// A job with all that is known of it. Fields in the order of their names, as [`JobReply`] has them.
+#[derive(Serialize)]
+struct VerboseJob<'a> {
+    #[serde(serialize_with = "reply::null_when_empty")]
+    attributes: &'a Attributes,
+    #[serde(serialize_with = "reply::as_base64")]
+    data: &'a [u8],
+    due_at: Option<Instant>,
+    elapsed_ms: u64,
+    job_id: JobId,
+    key: Option<&'a str>,
+    namespace: &'a str,
+    queue: &'a str,
+    reason: Option<&'a str>,
+    remain_tries: Option<u16>,
+    state: Option<&'static str>,
+    ttl: u64,
+}
+
+fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
+    VerboseJob {
+        attributes: &view.attributes,
+        data: view.body.as_deref().unwrap_or_default(),
+        due_at: view.due_at.map(Instant),
+        elapsed_ms: view.elapsed.as_millis() as u64,
+        job_id: view.id,
+        key: view.key.as_ref().map(JobKey::as_str),
+        namespace: queue.namespace.as_str(),
+        queue: queue.name.as_str(),
+        reason: view.reason.as_ref().map(|reason| reason.as_str()),
+        remain_tries: view.tries_left,
+        state: view.state.map(JobState::as_str),
+        ttl: reply::seconds_left(view.ttl),
+    }
+}
+
+/// `GET /api/:namespace`. lmstfy's servers do not know this route. So as not to change what clients of lmstfy see where
+/// there is nothing to show, a request without parameters is answered as lmstfy does while there are no queues.
+pub async fn queues(
+    State(state): App,
+    auth: AuthorizedNamespace,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
+    let bare = query.is_none();
+    let query = Query(query.as_deref().unwrap_or_default());
+    let (limit, cursor) = params::page(query, MAX_LISTED)?;
+    let list = format!("{}/{}", auth.pool.name, auth.namespace);
+    let cursor = state.cursors.open(&list, cursor).await?;
+    let page =
+        auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(ApiError::BAD_CURSOR)?;
+    if bare && page.queues.is_empty() && page.cursor.is_none() {
+        return Ok(reply::not_found().await);
+    }
+    let reply = QueuesReply {
+        namespace: auth.namespace.as_str(),
+        queues: page.queues.iter().map(QueueReply::from).collect(),
+        cursor: state.cursors.seal(&list, page.cursor).await?,
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
+
+/// `GET /api/:namespace/:queue/jobs`
+pub async fn jobs(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let which = match query.get("state") {
+        None => JobState::Ready,
+        Some(name) => JobState::parse(&name).ok_or(ApiError::bad("invalid state"))?,
+    };
+    let (limit, cursor) = params::page(query, USUAL_JOBS)?;
+    let bodies = params::flag(query, "data", false, "invalid data")?;
+    let sealed_for = format!("{}/{}/{}", auth.pool.name, auth.queue, which.as_str());
+    let cursor = state.cursors.open(&sealed_for, cursor).await?;
+    let list = JobList { state: which, limit, cursor, bodies };
+    // Before the bodies are read, there is room for as many as there may be.
+    let most = if bodies { (limit * MAX_JOB).min(MAX_ANSWER) } else { 0 };
+    let mut room = state.body_room.for_answer(&auth.queue.namespace, most).await?;
+    let JobPage { jobs, cursor, scanned } = read_page(&auth, list).await?.ok_or(ApiError::BAD_CURSOR)?;
+    let bytes: usize = jobs.iter().map(bytes_of_view).sum();
+    let cursor = state.cursors.seal(&sealed_for, cursor).await?;
+    let reply = |jobs| JobsReply { jobs, cursor: cursor.clone(), scanned };
+    if bytes <= LARGE_ANSWER {
+        return Ok(reply::json(StatusCode::OK, &reply(jobs.iter().map(ListedJob::from).collect())));
+    }
+    match &mut room {
+        Some(room) => room.shrink_to(bytes),
+        None => room = state.body_room.for_answer(&auth.queue.namespace, bytes).await?,
+    }
+    let around = serde_json::to_vec(&reply(Vec::new())).unwrap_or_default();
+    let (head, end) = around.split_at(JOBS_BEGIN.len());
+    let jobs = jobs.into_iter().enumerate().map(|(n, view)| {
+        let mut text = if n > 0 { vec![b','] } else { Vec::new() };
+        // As in `reply::json`.
+        let _ = serde_json::to_writer(&mut text, &ListedJob::from(&view));
+        text
+    });
+    let texts = [head.to_vec()].into_iter().chain(jobs).chain([end.to_vec()]);
+    Ok(reply::json_stream(StatusCode::OK, reply::pieces(texts, None, room)))
+}
+
+/// How many bytes of an answer's room a job of a list takes.
+fn bytes_of_view(view: &JobView) -> usize {
+    let reason = view.reason.as_ref().map_or(0, |reason| reason.as_str().len());
+    bytes_of(view.body.as_deref().unwrap_or_default(), &view.attributes) + reason
+}
+
+/// How many jobs fit beside so many bytes of bodies, if all that come are as large as a job may be. `None` when the page
+/// has enough.
+fn fit_beside(bytes: usize) -> Option<usize> {
+    Some(MAX_ANSWER.saturating_sub(bytes) / MAX_JOB).filter(|fit| *fit >= LEAST_FIT)
+}
+
+/// A page, which has [`MAX_ANSWER`] bytes of bodies at most.
+async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, ApiError> {
+    let engine = &auth.pool.engine;
+    if !list.bodies {
+        return Ok(engine.list_jobs(&auth.queue, list).await?);
+    }
+    let mut all = JobPage { cursor: list.cursor.clone(), ..JobPage::default() };
+    let mut bytes = 0;
+    while let Some(fit) = fit_beside(bytes) {
+        let limit = (list.limit - all.jobs.len()).min(fit);
+        let next = JobList { limit, cursor: all.cursor.take(), ..list.clone() };
+        let Some(page) = engine.list_jobs(&auth.queue, next).await? else { return Ok(None) };
+        bytes += page.jobs.iter().map(bytes_of_view).sum::<usize>();
+        // A page that is not full has come to the end, or to the bound of its work.
+        let full = page.jobs.len() >= limit;
+        all.jobs.extend(page.jobs);
+        all.scanned += page.scanned;
+        all.cursor = page.cursor;
+        if !full || all.cursor.is_none() || all.jobs.len() >= list.limit {
+            break;
+        }
+    }
+    Ok(Some(all))
+}
+
+/// `GET /api/:namespace/:queue/job/:job_id`
+pub async fn job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    let verbose = is_verbose(query.as_deref())?;
+    let JobRef { queue, id } = auth.job()?;
+    if verbose {
+        let view = auth.pool.engine.inspect(&JobRef { queue: queue.clone(), id }).await?;
+        let view = view.ok_or(ApiError::NO_JOB)?;
+        let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
+        return Ok(reply::json_in(room, StatusCode::OK, &verbose_job(&queue, &view)));
+    }
+    let job = auth.pool.engine.peek_job(&JobRef { queue, id }).await?.ok_or(ApiError::NO_JOB)?;
+    let bytes = bytes_of(&job.body, &job.attributes);
+    let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
+    Ok(reply::job(room, &JobReply::peeked(&job)))
+}
+
+/// `GET /api/:namespace/:queue/key/:key`
+pub async fn job_of_key(State(state): App, auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
+    let verbose = is_verbose(query.as_deref())?;
+    let view = auth.pool.engine.find_key(&auth.queue, &auth.key).await?.ok_or(NO_KEY)?;
+    let room = state.body_room.for_answer(&auth.queue.namespace, bytes_of_view(&view)).await?;
+    Ok(if verbose {
+        reply::json_in(room, StatusCode::OK, &verbose_job(&auth.queue, &view))
+    } else {
+        reply::job(room, &JobReply::viewed(&auth.queue, &view))
+    })
+}
+
+/// `DELETE /api/:namespace/:queue/key/:key`
+pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
+    match auth.pool.engine.cancel_key(&auth.queue, &auth.key).await? {
+        true => Ok(reply::no_content()),
+        false => Err(NO_KEY),
+    }
+}
+
+const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
+
+fn is_verbose(query: Option<&str>) -> Result<bool, ApiError> {
+    params::flag(Query(query.unwrap_or_default()), "verbose", false, "invalid verbose")
+}
+
+fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {
+    match age {
+        Some(age) => s.serialize_f64(age.as_millis() as f64 / 1000.0),
+        None => s.serialize_none(),
+    }
+}
+
+fn some_base64<S: Serializer>(data: &Option<&[u8]>, s: S) -> Result<S::Ok, S::Error> {
+    match data {
+        Some(data) => reply::as_base64(data, s),
+        None => s.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a page of large jobs, and small ones behind them, that asks the store for one job at a time.
+    #[test]
+    fn a_page_with_bodies_is_few_calls_and_no_more_than_an_answer() {
+        for size in (0..=MAX_JOB).step_by(1000) {
+            // One call brings jobs of this size, and all others bring small ones.
+            for large in 0..5 {
+                let (mut jobs, mut bytes, mut calls) = (0, 0, 0);
+                while let Some(fit) = fit_beside(bytes).filter(|_| jobs < MAX_LISTED) {
+                    bytes += if calls == large { fit * size } else { 0 };
+                    jobs += fit;
+                    calls += 1;
+                }
+                assert!(calls <= 24, "{calls} calls, of which number {large} has jobs of {size} bytes");
+                assert!(bytes <= MAX_ANSWER, "{bytes} bytes, of jobs of {size} bytes in call {large}");
+            }
+        }
+    }
+}

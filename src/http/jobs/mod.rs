@@ -1,0 +1,9 @@
+//! The handlers of the public port. Of `http` they import `answer`, `state` and `request`.
+
+pub mod admission;
+pub mod consume;
+pub mod dead_letter;
+pub mod hold;
+pub mod lists;
+pub mod pause;
+pub mod publish;

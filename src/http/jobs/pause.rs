@@ -1,0 +1,36 @@
+//! Pausing a queue, and ending the pause.
+
+use axum::extract::RawQuery;
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::request::extract::Authorized;
+use crate::http::request::params::{self, Query};
+use crate::http::request::time::Instant;
+
+/// `POST /api/:namespace/:queue/pause`
+pub async fn pause(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
+    #[derive(Serialize)]
+    struct Paused {
+        msg: &'static str,
+        until: Option<Instant>,
+    }
+    let query = Query(query.as_deref().unwrap_or_default());
+    let time = match query.get("for") {
+        Some(_) => Some(params::duration(query, "for", 0, "invalid for")?),
+        None => None,
+    };
+    if time.is_some_and(|time| time.is_zero()) {
+        return Err(ApiError::bad("invalid for"));
+    }
+    let pause = auth.pool.engine.pause(&auth.queue, time).await?;
+    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: pause.until.map(Instant) }))
+}
+
+/// `POST /api/:namespace/:queue/resume`
+pub async fn resume(auth: Authorized) -> HandlerResult {
+    auth.pool.engine.resume(&auth.queue).await?;
+    Ok(reply::message(StatusCode::OK, "resumed"))
+}

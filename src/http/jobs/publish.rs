@@ -1,0 +1,309 @@
+//! Publishing: lmstfy's routes (one job, a bulk, republish) and ours (`POST Q/jobs`, a batch). All of them take an
+//! `Idempotency-Key`. The new ones place jobs by delay or instant, and by key.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, request};
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::admission::admitted;
+use crate::admin::Direction;
+use crate::engine::{How, Once, Placed, Placing, Publication, Published};
+use crate::http::answer::error::{ApiError, Details, HandlerResult};
+use crate::http::answer::reply::{self, PUBLISHED};
+use crate::http::answer::room::RequestRoom;
+use crate::http::request::attributes;
+use crate::http::request::batch::{self, MAX_BATCH, MAX_BULK};
+use crate::http::request::body::read_body;
+use crate::http::request::extract::Authorized;
+use crate::http::request::params::{self, Given, Life, Placement, Query};
+use crate::http::request::time::Instant;
+use crate::http::state::idempotency::Repeatable;
+use crate::http::state::{App, AppState, MAX_JOB, PoolState};
+use crate::job::{Attributes, JobId, JobRef, NewJob};
+use crate::name::Queue;
+
+const TOO_LARGE: &str = "body too large";
+
+#[derive(Serialize)]
+struct BulkReply {
+    job_ids: Vec<JobId>,
+    msg: &'static str,
+}
+
+/// What became of a job that was placed.
+#[derive(Serialize)]
+struct PlacedReply {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    msg: Option<&'static str>,
+    job_id: JobId,
+    due_at: Option<Instant>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    duplicate: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replaced: Option<JobId>,
+}
+
+impl From<&Placed> for PlacedReply {
+    fn from(placed: &Placed) -> PlacedReply {
+        PlacedReply {
+            msg: None,
+            job_id: placed.id,
+            due_at: placed.due_at.map(Instant),
+            duplicate: placed.how == How::Duplicate,
+            replaced: match placed.how {
+                How::Replaced(id) => Some(id),
+                How::New | How::Duplicate => None,
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct BatchReply {
+    msg: &'static str,
+    jobs: Vec<PlacedReply>,
+}
+
+/// `PUT /api/:namespace/:queue`
+pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
+    let response = store_job(&auth.pool, new, None, repeatable).await?;
+    counted.keep();
+    Ok(response)
+}
+
+/// `PUT /api/:namespace/:queue/job/:job_id`: acks the job and publishes the body as a new one, in one step.
+pub async fn republish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let replaces = auth.job_id.map(|id| JobRef { queue: auth.queue.clone(), id });
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
+    // Of an unknown job it is a publish, and counts as one. Only a token that may have a limit need know.
+    let record = match auth.record {
+        Some(record) => Ok(record),
+        None => state.tokens.look_up(&auth.key).await,
+    };
+    let limited = record.map_or(true, |record| record.limit.is_some_and(|limit| limit.write > 0));
+    let known = match &replaces {
+        // The step below goes on where the old job cannot be read. So it must here: then it counts.
+        Some(old) if limited => matches!(auth.pool.engine.peek_job(old).await, Ok(Some(_))),
+        replaces => replaces.is_some(),
+    };
+    let counted = match known {
+        true => None,
+        false => Some(admitted(&state, &auth.key, auth.record, Direction::Write).await?),
+    };
+    let response = store_job(&auth.pool, new, replaces, repeatable).await?;
+    if let Some(counted) = counted {
+        counted.keep();
+    }
+    Ok(response)
+}
+
+/// `PUT /api/:namespace/:queue/bulk`
+pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let life = params::life(query(request.uri().query()), &state.defaults)?;
+    let attributes = attributes::from_headers(request.headers())?;
+    let (head, body) = request.into_parts();
+    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
+    let all = body.clone();
+    let new: Vec<NewJob> = batch::reading(body.len(), move || batch::split_bulk(&all))
+        .await?
+        .into_iter()
+        .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
+        .collect();
+    let answer = |ids: &mut dyn Iterator<Item = JobId>| BulkReply { job_ids: ids.collect(), msg: PUBLISHED };
+    let response = match &repeatable {
+        None => {
+            let answer = answer(&mut new.iter().map(|job| job.id));
+            auth.pool.engine.publish(new).await?;
+            reply::json(StatusCode::CREATED, &answer)
+        }
+        Some(repeatable) => {
+            let jobs = new.into_iter().map(plainly).collect();
+            let once = Some(repeatable.once(&body));
+            let done = place(&auth.pool, Publication { jobs, replaces: None, once }).await?;
+            done.answer(&answer(&mut done.placed.iter().map(|placed| placed.id)))
+        }
+    };
+    counted.keep();
+    Ok(response)
+}
+
+/// `POST /api/:namespace/:queue/jobs`
+pub async fn publish_one(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let (head, body) = request.into_parts();
+    let given = Given::from_query(query(head.uri.query()));
+    let placement = given.placement(auth.pool.engine.now(), &state.defaults)?;
+    let attributes = attributes::from_headers(&head.headers)?;
+    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let body = read_body(body, MAX_JOB, TOO_LARGE, Some(&mut room)).await?;
+    let once = once(&repeatable, &body);
+    let jobs = vec![placing(&auth.pool, auth.queue, body, placement, attributes)];
+    let done = place(&auth.pool, Publication { jobs, replaces: None, once }).await;
+    let done = done.map_err(ApiError::of_the_only_one)?;
+    let reply = done.placed.first().map(|placed| PlacedReply { msg: Some(PUBLISHED), ..placed.into() });
+    counted.keep();
+    Ok(done.answer(&reply))
+}
+
+/// `POST /api/:namespace/:queue/jobs/batch`
+pub async fn publish_batch(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let (head, body) = request.into_parts();
+    let attributes = attributes::from_headers(&head.headers)?;
+    let repeatable = state.under_way.begin(&auth.pool.name, &auth.queue, &head)?;
+    let mut room = state.body_room.for_request(&auth.key.scope.namespace);
+    let body = read_body(body, MAX_BATCH, TOO_LARGE, Some(&mut room)).await?;
+    // The jobs are copied out of the base64.
+    room.grow_to(body.len().saturating_add(body.len() / 4 * 3)).await?;
+    let (all, now, defaults) = (body.clone(), auth.pool.engine.now(), state.defaults);
+    let jobs = batch::reading(body.len(), move || batch::read_batch(&all, now, &defaults)).await?;
+    let jobs = jobs.into_iter().map(|job| {
+        let attributes = job.attributes.or_else(|| attributes.clone());
+        placing(&auth.pool, auth.queue.clone(), job.body, job.placement, attributes)
+    });
+    let publication = Publication { jobs: jobs.collect(), replaces: None, once: once(&repeatable, &body) };
+    let done = place(&auth.pool, publication).await?;
+    let jobs = done.placed.iter().map(PlacedReply::from).collect();
+    counted.keep();
+    Ok(done.answer(&BatchReply { msg: PUBLISHED, jobs }))
+}
+
+/// What a publication has done, or had done when it came for the first time.
+struct Done {
+    placed: Vec<Placed>,
+    replayed: bool,
+}
+
+impl Done {
+    fn answer(&self, body: &impl Serialize) -> Response {
+        self.mark(reply::json(StatusCode::CREATED, body))
+    }
+
+    /// Says of an answer whether it is a repeated one.
+    fn mark(&self, mut response: Response) -> Response {
+        if self.replayed {
+            response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+        }
+        response
+    }
+}
+
+async fn place(pool: &PoolState, publication: Publication) -> Result<Done, ApiError> {
+    match pool.engine.publish_with(publication).await? {
+        Published::Done(placed) => Ok(Done { placed, replayed: false }),
+        Published::Replay(placed) => Ok(Done { placed, replayed: true }),
+        Published::Mismatch => Err(ApiError::OTHER_REQUEST),
+        Published::Conflict { index, id } => {
+            let details = Details { error: "the key is taken".into(), index: Some(index), job_id: Some(id) };
+            Err(ApiError::Detailed(StatusCode::CONFLICT, Box::new(details)))
+        }
+    }
+}
+
+/// Stores one job of lmstfy's routes, and acks the one that it replaces.
+async fn store_job(
+    pool: &PoolState,
+    new: NewJob,
+    replaces: Option<JobRef>,
+    repeatable: Option<Box<Repeatable>>,
+) -> HandlerResult {
+    let (id, once) = (new.id, once(&repeatable, &new.body));
+    match (once, replaces) {
+        (None, None) => pool.engine.publish(vec![new]).await?,
+        (None, Some(old)) => pool.engine.republish(old, new).await?,
+        (once, replaces) => {
+            let done = place(pool, Publication { jobs: vec![plainly(new)], replaces, once }).await?;
+            let answer = reply::published(done.placed.first().map_or(id, |placed| placed.id));
+            return Ok(done.mark(answer));
+        }
+    }
+    Ok(reply::published(id))
+}
+
+/// Reads a publish: parameters first, then attributes, then the idempotency key, then the body.
+async fn read_job(
+    state: &AppState,
+    pool: &PoolState,
+    queue: Queue,
+    request: Request,
+    room: &mut RequestRoom<'_>,
+) -> Result<(NewJob, Option<Box<Repeatable>>), ApiError> {
+    let (head, body) = request.into_parts();
+    let Terms { life, attributes, repeatable } = read_terms(state, pool, &queue, head)?;
+    let body = read_body(body, MAX_JOB, TOO_LARGE, Some(room)).await?;
+    Ok((new_job(pool, queue, body, life, attributes), repeatable))
+}
+
+/// What the head of a publish says of its job.
+struct Terms {
+    life: Life,
+    attributes: Option<Attributes>,
+    repeatable: Option<Box<Repeatable>>,
+}
+
+/// Takes the head, so that it is not kept while the body comes.
+fn read_terms(
+    state: &AppState,
+    pool: &PoolState,
+    queue: &Queue,
+    head: request::Parts,
+) -> Result<Terms, ApiError> {
+    let life = params::life(query(head.uri.query()), &state.defaults)?;
+    let attributes = attributes::from_headers(&head.headers)?;
+    let repeatable = state.under_way.begin(&pool.name, queue, &head)?;
+    Ok(Terms { life, attributes, repeatable })
+}
+
+fn once(repeatable: &Option<Box<Repeatable>>, body: &[u8]) -> Option<Once> {
+    repeatable.as_ref().map(|repeatable| repeatable.once(body))
+}
+
+fn query(text: Option<&str>) -> Query<'_> {
+    Query(text.unwrap_or_default())
+}
+
+fn new_job(
+    pool: &PoolState,
+    queue: Queue,
+    body: Bytes,
+    life: Life,
+    attributes: Option<Attributes>,
+) -> NewJob {
+    // A delay has u32 seconds at most.
+    let delay_seconds = u32::try_from(life.delay.as_secs()).unwrap_or(u32::MAX);
+    NewJob {
+        queue,
+        id: pool.ids.make(pool.engine.now(), delay_seconds, attributes.is_some()),
+        body,
+        attributes: attributes.unwrap_or_default(),
+        ttl: life.ttl,
+        delay: life.delay,
+        tries: life.tries,
+    }
+}
+
+fn placing(
+    pool: &PoolState,
+    queue: Queue,
+    body: Bytes,
+    placement: Placement,
+    attributes: Option<Attributes>,
+) -> Placing {
+    let Placement { life, at, key } = placement;
+    Placing { job: new_job(pool, queue, body, life, attributes), at, key }
+}
+
+/// As lmstfy's routes place a job.
+fn plainly(job: NewJob) -> Placing {
+    Placing { job, at: None, key: None }
+}

@@ -1,0 +1,10 @@
+//! The handlers of the admin port, who may use them, and the lines in the log that say who did. Of `http` they import
+//! `answer`, `state` and `request`.
+
+pub mod audit;
+pub mod logins;
+pub mod names;
+pub mod operations;
+pub mod push;
+pub mod quotas;
+pub mod tokens;

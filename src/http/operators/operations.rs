@@ -1,0 +1,226 @@
+//! The admin port's handlers for operators: what the server says of itself, and the access log's switch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::engine::{Engine, Stats};
+use crate::error::Result;
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply::{self, TEXT};
+use crate::http::request::params::Query;
+use crate::http::state::{App, AppState};
+use crate::metrics::Metrics;
+use crate::name::PoolName;
+use crate::process::tasks::beside_the_runtime;
+
+/// How long a store may take to say that it is well, or how much it holds.
+const CHECK_TIME: Duration = Duration::from_secs(1);
+
+/// `GET /ping`, on both ports: the process answers.
+pub async fn ping() -> Response {
+    reply::message(StatusCode::OK, "pong")
+}
+
+/// `GET /ready`: whether load balancers should send requests here.
+pub async fn ready(State(state): App) -> Response {
+    #[derive(Serialize)]
+    struct Ready {
+        ready: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    }
+    let reason = not_ready(&state).await;
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    reply::json(status, &Ready { ready: reason.is_none(), reason })
+}
+
+/// The first reason why the server should get no requests now.
+async fn not_ready(state: &AppState) -> Option<String> {
+    if let Some(problem) = state.readiness.problem() {
+        return Some(problem);
+    }
+    for pool in state.pools.values() {
+        if let Some(problem) = store_problem(&format!("pool {}", pool.name), pool.engine.check()).await {
+            return Some(problem);
+        }
+    }
+    store_problem("the token store", state.tokens.store().check()).await
+}
+
+/// Why a store cannot be used now. `check` is the question to it.
+async fn store_problem(name: &str, check: impl Future<Output = Result<()>>) -> Option<String> {
+    match timeout(CHECK_TIME, check).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("{name}: {error}")),
+        Err(_) => Some(format!("{name} does not answer")),
+    }
+}
+
+/// `GET /pools`
+pub async fn pools(State(state): App) -> Response {
+    let names: Vec<&str> = state.pools.keys().map(PoolName::as_str).collect();
+    reply::indented(StatusCode::OK, &names)
+}
+
+/// `GET /version`
+pub async fn version() -> Response {
+    reply::indented(StatusCode::OK, &crate::process::version::Version::current())
+}
+
+/// `GET /info?pool`: every namespace and its queues. An unknown pool has no answer, as in lmstfy.
+pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = query.unwrap_or_default();
+    let name = Query(&query).get("pool").filter(|name| !name.is_empty()).unwrap_or("default".into());
+    let Some(pool) = PoolName::parse(&name).ok().and_then(|name| state.pools.get(&name)) else {
+        return Ok(Response::new(Body::empty()));
+    };
+    let queues = pool.engine.queues().await?;
+    let text = beside_the_runtime(move || {
+        let mut namespaces: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for queue in &queues {
+            namespaces.entry(queue.namespace.as_str()).or_default().push(queue.name.as_str());
+        }
+        reply::indented_text(&namespaces)
+    });
+    Ok(reply::with_body(StatusCode::OK, TEXT, text.await.into()))
+}
+
+/// `GET /metrics`
+pub async fn metrics(State(state): App) -> Response {
+    let ask = |engine: Arc<dyn Engine>| async move { timeout(CHECK_TIME, engine.stats()).await };
+    // All together. When the asker leaves, they end.
+    let asked: Vec<_> = state
+        .pools
+        .values()
+        .map(|pool| (pool, AbortOnDropHandle::new(state.tasks.spawn(ask(pool.engine.clone())))))
+        .collect();
+    let mut sizes = Vec::new();
+    for (pool, stats) in asked {
+        let pool = &pool.name;
+        match stats.await {
+            Ok(Ok(Ok(stats))) => sizes.push((pool.clone(), stats)),
+            Ok(Ok(Err(error))) => tracing::warn!(pool = pool.as_str(), %error, "no sizes for the metrics"),
+            Ok(Err(_)) => tracing::warn!(pool = pool.as_str(), "no sizes for the metrics in time"),
+            Err(error) => tracing::error!(pool = pool.as_str(), %error, "no sizes for the metrics"),
+        }
+    }
+    let alone = state.scrape.clone().lock_owned().await;
+    state.metrics.parked(state.parked.count());
+    let text = written(state.metrics.clone(), sizes, alone).await;
+    reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
+}
+
+/// The text of a scrape. With ten thousand queues it takes a tenth of a second, so it is made beside the runtime. `alone` is
+/// kept there, also when the asker leaves meanwhile.
+async fn written(
+    metrics: Arc<Metrics>,
+    sizes: Vec<(PoolName, Stats)>,
+    alone: OwnedMutexGuard<()>,
+) -> Vec<u8> {
+    beside_the_runtime(move || {
+        let _alone = alone;
+        // A queue that is gone would show its last size for ever.
+        metrics.forget_sizes();
+        for (pool, stats) in &sizes {
+            let queues = stats.queues.iter().map(|size| (&size.queue, size.ready, size.dead));
+            metrics.sizes(pool, stats.timers, queues);
+            for (name, value) in &stats.gauges {
+                metrics.store_figure(pool, name, *value);
+            }
+        }
+        metrics.text()
+    })
+    .await
+}
+
+fn access_log_status(enabled: bool) -> Response {
+    #[derive(Serialize)]
+    struct Status {
+        status: &'static str,
+    }
+    reply::json(StatusCode::OK, &Status { status: if enabled { "enabled" } else { "disabled" } })
+}
+
+/// `GET /accesslog`
+pub async fn get_access_log(State(state): App) -> Response {
+    access_log_status(state.access_log.load(Ordering::Relaxed))
+}
+
+/// `POST /accesslog?status=enable|disable`
+pub async fn set_access_log(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let enabled = match Query(query.as_deref().unwrap_or_default()).get("status").as_deref() {
+        Some("enable") => true,
+        Some("disable") => false,
+        _ => return Err(ApiError::bad("invalid status")),
+    };
+    state.access_log.store(enabled, Ordering::Relaxed);
+    Ok(access_log_status(enabled))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Mutex;
+
+    use super::*;
+    use crate::engine::QueueSize;
+    use crate::name::{Namespace, Queue, QueueName};
+
+    const QUEUES: usize = 2_000;
+
+    /// As many queues, each with `ready` ready jobs.
+    fn sizes(ready: u64) -> Vec<(PoolName, Stats)> {
+        let queue = |n| Queue {
+            namespace: Namespace::parse("ns").expect("a literal"),
+            name: QueueName::parse(&format!("q{n}")).expect("a name"),
+        };
+        let queues = (0..QUEUES).map(|n| QueueSize { queue: queue(n), ready, dead: 0 }).collect();
+        vec![(PoolName::default_pool(), Stats { timers: 0, queues, gauges: Vec::new() })]
+    }
+
+    /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.
+    #[tokio::test]
+    async fn a_scrape_of_many_queues_holds_up_nobody() {
+        let (metrics, alone) = (Arc::new(Metrics::default()), Arc::new(Mutex::new(())));
+        let mut turns = 0;
+        let others = async {
+            loop {
+                tokio::task::yield_now().await;
+                turns += 1;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = others => unreachable!("it has no end"),
+            text = written(metrics, sizes(1), alone.lock_owned().await) => assert!(!text.is_empty(), "a text"),
+        }
+        assert!(turns > 10, "others had {turns} turns while a scrape was written");
+    }
+
+    /// Guards against a scrape whose asker has left, and that goes on beside the next one.
+    #[tokio::test]
+    async fn two_scrapes_do_not_mix() {
+        let (metrics, alone) = (Arc::new(Metrics::default()), Arc::new(Mutex::new(())));
+        for ready in [1, 2, 3] {
+            let mut left = Box::pin(written(metrics.clone(), sizes(7), alone.clone().lock_owned().await));
+            let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(left.as_mut().poll(cx))).await;
+            assert!(begun.is_pending(), "it is made beside the runtime");
+            drop(left);
+            let text = written(metrics.clone(), sizes(ready), alone.clone().lock_owned().await).await;
+            let text = String::from_utf8(text).expect("it is text");
+            let lines = text.lines().filter(|line| line.starts_with("infra_lmstfy_redis_queue_sizes{"));
+            let of_this = lines.filter(|line| line.ends_with(&format!(" {ready}"))).count();
+            assert_eq!(of_this, QUEUES, "queues that have {ready} jobs");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The admin port's handlers for quotas of namespaces.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, Path, RawQuery, Request, State};
+use axum::http::StatusCode;
+
+use super::audit::By;
+use super::names::namespace;
+use crate::admin::Scope;
+use crate::engine::Quota;
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::request::body::read_body;
+use crate::http::request::params::Query;
+use crate::http::state::{App, AppState};
+
+const NO_QUOTA: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "the namespace has no quota");
+const HAS_QUOTA: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the namespace has a quota already");
+const BAD: ApiError = ApiError::bad(
+    "the quota should be {\"jobs\":..,\"bytes\":..,\"queues\":..}, whole numbers, 0 for no bound",
+);
+/// The largest body.
+const MAX_BODY: usize = 64 * 1024;
+
+/// The quota in the body.
+pub struct ValidQuota(Quota);
+
+impl FromRequest<Arc<AppState>> for ValidQuota {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &Arc<AppState>) -> Result<ValidQuota, ApiError> {
+        let body = read_body(request.into_body(), MAX_BODY, "body too large", None).await?;
+        serde_json::from_slice(&body).map(ValidQuota).map_err(|_| BAD)
+    }
+}
+
+/// What `/quota/:namespace?pool` names.
+fn scope(state: &AppState, name: &str, query: Option<String>) -> Result<Scope, ApiError> {
+    let query = query.unwrap_or_default();
+    let pool = state.pool_name(&Query(&query).get("pool").unwrap_or_default())?;
+    Ok(Scope { pool, namespace: namespace(name)? })
+}
+
+/// `GET /quota/:namespace?pool`
+pub async fn get(State(state): App, Path(name): Path<String>, RawQuery(query): RawQuery) -> HandlerResult {
+    let quota = state.quotas.get(&scope(&state, &name, query)?).await?.ok_or(NO_QUOTA)?;
+    Ok(reply::json(StatusCode::OK, &quota))
+}
+
+/// `POST /quota/:namespace?pool`: only where there is none yet.
+pub async fn add(
+    State(state): App,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+    by: By,
+    ValidQuota(quota): ValidQuota,
+) -> HandlerResult {
+    let scope = scope(&state, &name, query)?;
+    if !state.quotas.put(&scope, Some(quota), true).await? {
+        return Err(HAS_QUOTA);
+    }
+    by.bounded("a quota was made", &scope);
+    Ok(reply::json(StatusCode::CREATED, &quota))
+}
+
+/// `PUT /quota/:namespace?pool`
+pub async fn set(
+    State(state): App,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+    by: By,
+    ValidQuota(quota): ValidQuota,
+) -> HandlerResult {
+    let scope = scope(&state, &name, query)?;
+    state.quotas.put(&scope, Some(quota), false).await?;
+    by.bounded("a quota was made or changed", &scope);
+    Ok(reply::json(StatusCode::OK, &quota))
+}
+
+/// `DELETE /quota/:namespace?pool`
+pub async fn remove(
+    State(state): App,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+    by: By,
+) -> HandlerResult {
+    let scope = scope(&state, &name, query)?;
+    state.quotas.put(&scope, None, false).await?;
+    by.bounded("a quota was deleted", &scope);
+    Ok(reply::message(StatusCode::OK, "success"))
+}

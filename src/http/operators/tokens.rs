@@ -1,0 +1,231 @@
+//! The admin port's handlers for tokens and their limits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, Path, RawQuery, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::audit::By;
+use super::names::namespace;
+use crate::admin::limits::{LimitError, validate};
+use crate::admin::tokens::{self as token, CreateError, MIN_CHOSEN};
+use crate::admin::{Limit, Scope, TokenKey};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply::{self, TEXT};
+use crate::http::request::body::read_body;
+use crate::http::request::params::Query;
+use crate::http::state::{App, AppState};
+use crate::name::Token;
+
+const TOO_SHORT: ApiError = ApiError::bad("the user token was too short");
+/// The largest form, and the largest body of a limit.
+const MAX_FORM: usize = 64 * 1024;
+
+/// `GET /token/:namespace?pool`
+pub async fn list_tokens(
+    State(state): App,
+    Path(namespace_text): Path<String>,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
+    #[derive(Serialize)]
+    struct Tokens {
+        tokens: BTreeMap<String, String>,
+    }
+    let query = query.unwrap_or_default();
+    let asked = Query(&query).get("pool").unwrap_or_default();
+    let pool = state.pool_name(&asked)?;
+    let tokens = state.tokens.list(&Scope { pool, namespace: namespace(&namespace_text)? }).await?;
+    // If the request names the pool, the tokens in the response name it too.
+    let prefix = if asked.is_empty() { String::new() } else { format!("{asked}:") };
+    let tokens = tokens.into_iter().map(|(token, text)| (format!("{prefix}{token}"), text)).collect();
+    Ok(reply::indented(StatusCode::OK, &Tokens { tokens }))
+}
+
+/// `POST /token/:namespace?description&pool&token`, in the query or as a form.
+pub async fn create_token(
+    State(state): App,
+    Path(namespace_text): Path<String>,
+    by: By,
+    request: Request,
+) -> HandlerResult {
+    #[derive(Serialize)]
+    struct Created {
+        token: String,
+    }
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let is_form = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|v| v.as_bytes().starts_with(b"application/x-www-form-urlencoded"));
+    let form = if is_form { read_form(request).await? } else { Bytes::new() };
+    let form = String::from_utf8_lossy(&form);
+    let field = |key: &str| Query(&form).get(key).or_else(|| Query(&query).get(key)).unwrap_or_default();
+
+    let (description, chosen, mut pool) = (field("description"), field("token"), field("pool"));
+    if description.is_empty() {
+        return Err(ApiError::bad("invalid description"));
+    }
+    if !chosen.is_empty() && chosen.len() < MIN_CHOSEN {
+        return Err(TOO_SHORT);
+    }
+    let namespace = namespace(&namespace_text)?;
+    let mut secret: &str = &chosen;
+    let mut prefix = if pool.is_empty() { String::new() } else { format!("{pool}:") };
+    if let Some((named, rest)) = chosen.split_once(':') {
+        pool = named.to_owned().into();
+        secret = rest;
+        // lmstfy answers a token whose pool was chosen with it without the pool.
+        prefix.clear();
+        if secret.is_empty() {
+            return Err(TOO_SHORT);
+        }
+    }
+    let scope = Scope { pool: state.pool_name(&pool)?, namespace };
+    let token = match state.tokens.create(&scope, Token::new(secret), &description).await {
+        Ok(token) => token,
+        Err(CreateError::TooShort) => return Err(TOO_SHORT),
+        Err(CreateError::Taken) => return Err(ApiError::bad("the token has already existed")),
+        Err(CreateError::Store(error)) => return Err(error.into()),
+    };
+    let key = TokenKey { scope, token };
+    by.did("a token was made", &key);
+    let token = format!("{prefix}{}", key.token.reveal());
+    Ok(reply::indented(StatusCode::CREATED, &Created { token }))
+}
+
+/// `DELETE /token/:namespace/:token`
+pub async fn delete_token(
+    State(state): App,
+    Path((namespace, token)): Path<(String, String)>,
+    by: By,
+) -> HandlerResult {
+    let key = state.token_key(&namespace, &token)?;
+    state.tokens.delete(&key).await?;
+    by.did("a token was deleted", &key);
+    Ok(reply::no_content())
+}
+
+#[derive(Serialize)]
+struct LimitReply {
+    limiter: Limit,
+}
+
+/// `GET /token/:namespace/:token/limit`
+pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String, String)>) -> HandlerResult {
+    Ok(match state.throttle.get(&state.token_key(&namespace, &token)?).await? {
+        Some(limit) => reply::json(StatusCode::OK, &limit),
+        None => reply::json(StatusCode::NOT_FOUND, &()),
+    })
+}
+
+/// `POST /token/:namespace/:token/limit`: only where there is none yet.
+pub async fn add_limit(
+    State(state): App,
+    Path((namespace, token)): Path<(String, String)>,
+    by: By,
+    ValidLimit(limit): ValidLimit,
+) -> HandlerResult {
+    let key = state.token_key(&namespace, &token)?;
+    match state.throttle.add(&key, limit).await {
+        Ok(()) => {
+            by.did("a limit was made", &key);
+            Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit }))
+        }
+        Err(LimitError::Exists) => {
+            // lmstfy's status, as recorded, although the fault is the client's.
+            let text = format!("throttler token({}) has already exists", key.token.reveal());
+            Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
+        }
+        Err(error) => Ok(refused(error, limit)),
+    }
+}
+
+/// `PUT /token/:namespace/:token/limit`
+pub async fn set_limit(
+    State(state): App,
+    Path((namespace, token)): Path<(String, String)>,
+    by: By,
+    ValidLimit(limit): ValidLimit,
+) -> HandlerResult {
+    let key = state.token_key(&namespace, &token)?;
+    match state.throttle.set(&key, limit).await {
+        Ok(()) => {
+            by.did("a limit was made or changed", &key);
+            Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit }))
+        }
+        Err(error) => Ok(refused(error, limit)),
+    }
+}
+
+/// `DELETE /token/:namespace/:token/limit`
+pub async fn remove_limit(
+    State(state): App,
+    Path((namespace, token)): Path<(String, String)>,
+    by: By,
+) -> HandlerResult {
+    let key = state.token_key(&namespace, &token)?;
+    state.throttle.remove(&key).await?;
+    by.did("a limit was deleted", &key);
+    Ok(reply::message(StatusCode::OK, "success"))
+}
+
+/// `GET /limits`: as the store has them now, so lmstfy's `force_update` changes nothing.
+pub async fn list_limits(State(state): App) -> HandlerResult {
+    #[derive(Serialize)]
+    struct TokenLimit {
+        namespace: String,
+        token: String,
+        limiter: Limit,
+    }
+    let limits = state.throttle.list().await?;
+    let limits: Vec<TokenLimit> = limits
+        .into_iter()
+        .map(|(key, limiter)| TokenLimit {
+            namespace: key.scope.namespace.to_string(),
+            token: token::join(&key),
+            limiter,
+        })
+        .collect();
+    Ok(reply::json(StatusCode::OK, &limits))
+}
+
+async fn read_form(request: Request) -> Result<Bytes, ApiError> {
+    read_body(request.into_body(), MAX_FORM, "body too large", None).await
+}
+
+/// The limit in the body, which can be stored. Any other body is refused before the names in the path are
+/// checked, as in lmstfy.
+pub struct ValidLimit(Limit);
+
+impl FromRequest<Arc<AppState>> for ValidLimit {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, _: &Arc<AppState>) -> Result<ValidLimit, Response> {
+        let body = read_form(request).await.map_err(ApiError::into_response)?;
+        let limit: Limit = serde_json::from_slice(&body).map_err(|_| {
+            let text =
+                b"{\"error\":\"the limit should be {\\\"read\\\":..,\\\"write\\\":..,\\\"interval\\\":..}\"}";
+            reply::with_body(StatusCode::BAD_REQUEST, TEXT, Body::from(text.as_slice()))
+        })?;
+        validate(limit).map_err(|error| refused(error, limit))?;
+        Ok(ValidLimit(limit))
+    }
+}
+
+/// lmstfy's answers to a limit that is not stored.
+fn refused(error: LimitError, limit: Limit) -> Response {
+    let error: ApiError = match error {
+        LimitError::Empty => return reply::json(StatusCode::BAD_REQUEST, &LimitReply { limiter: limit }),
+        LimitError::Unlimited => ApiError::bad("read and write are both 0 or less: that is no limit"),
+        LimitError::Interval if limit.interval == 0 => ApiError::bad("interval should be > 0"),
+        LimitError::Interval => ApiError::bad("limiter interval should be > 0"),
+        LimitError::Exists => ApiError::bad("the token has a limit already"),
+        LimitError::Store(error) => error.into(),
+    };
+    error.into_response()
+}

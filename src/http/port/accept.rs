@@ -1,0 +1,230 @@
+//! Accepts connections, and bounds them: all together, and those of one address. Knows nothing of routes.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ahash::HashMap;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::connection::{LAST_CALL, Routes, connection};
+use crate::http::state::failed_logins::network;
+use crate::process::tasks::Tasks;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: u32 = 4096;
+/// After accept fails (no file descriptors left, most likely) the loop rests this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Failures to accept are one outage until none has come for this long. It is logged when it begins and ends.
+const ACCEPT_SETTLED: Duration = Duration::from_secs(3);
+/// A peer that is silent for `KEEPALIVE_IDLE` is asked whether it is there, `KEEPALIVE_COUNT` times,
+/// `KEEPALIVE_INTERVAL` apart. One that lost its power or its network is gone after two minutes.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_COUNT: u32 = 4;
+
+/// Binds a `host:port` and listens there.
+pub async fn listen(name: &str) -> io::Result<TcpListener> {
+    let addr = lookup_host(name).await?.next().ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    // Connections have what their listener has.
+    socket.set_keepalive(true)?;
+    sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+/// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
+/// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue. Those
+/// of one address beyond `most_of_address` are closed. `port` is what the log calls it.
+pub async fn serve(
+    port: &'static str,
+    listener: TcpListener,
+    routes: impl Routes,
+    (most, most_of_address): (usize, usize),
+    tasks: Tasks,
+) {
+    let mut addresses = Addresses { most: most_of_address, connected: HashMap::default(), sweep_at: 0 };
+    let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
+    let stop = tasks.stopping();
+    let [mut trouble, mut refused] = [(); 2].map(|()| AcceptTrouble { port, failing: None });
+    let begin = |stream, addr, permit| {
+        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
+    };
+    let accept = async || {
+        // Nobody closes the semaphore.
+        let permit = permits.clone().acquire_owned().await.ok()?;
+        Some((permit, listener.accept().await))
+    };
+    while let Some(Some((permit, accepted))) = stop.run_until_cancelled(accept()).await {
+        match accepted {
+            Ok((stream, addr)) => {
+                trouble.works();
+                match addresses.enter(addr.ip()) {
+                    Ok(place) => {
+                        refused.works();
+                        begin(stream, addr, (permit, place));
+                    }
+                    Err(error) => refused.failed(&error),
+                }
+            }
+            Err(error) => {
+                trouble.failed(&error);
+                drop(permit);
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    // For their peers, those in the listen queue are connected, and many have sent a request.
+    let until = Instant::now() + LAST_CALL;
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, addr)) = listener.accept() {
+        let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        let Ok(Ok(permit)) = timeout_at(until, permits.clone().acquire_owned()).await else { return };
+        if let (Ok(stream), Ok(place)) = (accepted, addresses.enter(addr.ip())) {
+            begin(stream, addr, (permit, place));
+        }
+    }
+}
+
+/// Who is connected. Addresses of one network count as one, see [`network`].
+#[derive(Debug)]
+struct Addresses {
+    most: usize,
+    /// Each of its connections has a handle too.
+    connected: HashMap<IpAddr, Arc<()>>,
+    /// With so many addresses, those that have left are forgotten.
+    sweep_at: usize,
+}
+
+impl Addresses {
+    /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine, where
+    /// a balancer may have all clients behind it.
+    fn enter(&mut self, address: IpAddr) -> io::Result<Option<Arc<()>>> {
+        if address.to_canonical().is_loopback() {
+            return Ok(None);
+        }
+        let address = network(address);
+        if self.connected.len() >= self.sweep_at {
+            self.connected.retain(|_, place| Arc::strong_count(place) > 1);
+            self.sweep_at = 64.max(2 * self.connected.len());
+        }
+        let place = self.connected.entry(address).or_default();
+        if Arc::strong_count(place) > self.most {
+            return Err(io::Error::other(format!("{address} has {} already", self.most)));
+        }
+        Ok(Some(place.clone()))
+    }
+}
+
+/// Logs failures to accept connections, or some of them, once an outage.
+struct AcceptTrouble {
+    port: &'static str,
+    /// When the outage began, when the last failure came, and how many came.
+    failing: Option<(Instant, Instant, u64)>,
+}
+
+impl AcceptTrouble {
+    fn failed(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        match &mut self.failing {
+            Some((_, last, failures)) => (*last, *failures) = (now, *failures + 1),
+            None => {
+                self.failing = Some((now, now, 1));
+                tracing::warn!(port = self.port, %error, "connections cannot be accepted");
+            }
+        }
+    }
+
+    fn works(&mut self) {
+        if let Some((since, last, failures)) = self.failing
+            && last.elapsed() >= ACCEPT_SETTLED
+        {
+            let seconds = last.duration_since(since).as_secs();
+            tracing::info!(port = self.port, failures, seconds, "connections can be accepted again");
+            self.failing = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_silent_peer_is_asked_whether_it_is_there() {
+        let listener = listen("127.0.0.1:0").await.expect("a free port");
+        let _peer =
+            TcpStream::connect(listener.local_addr().expect("it is bound")).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let of = |value: rustix::io::Result<Duration>| value.expect("a TCP socket");
+        assert_eq!(sockopt::socket_keepalive(&stream), Ok(true), "keepalive of an accepted connection");
+        assert_eq!(
+            of(sockopt::tcp_keepidle(&stream)),
+            KEEPALIVE_IDLE,
+            "silent for so long before it is asked"
+        );
+        assert_eq!(of(sockopt::tcp_keepintvl(&stream)), KEEPALIVE_INTERVAL, "between two questions");
+        assert_eq!(sockopt::tcp_keepcnt(&stream), Ok(KEEPALIVE_COUNT), "how many questions");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_to_accept_are_one_outage_until_they_have_ended_for_a_while() {
+        let mut trouble = AcceptTrouble { port: "public", failing: None };
+        let error = io::Error::other("the test says so");
+        for _ in 0..100 {
+            trouble.failed(&error);
+            sleep(ACCEPT_SETTLED / 2).await;
+            trouble.works();
+            assert!(trouble.failing.is_some(), "one that works between two that fail does not end it");
+        }
+        assert!(trouble.failing.is_some_and(|(_, _, failures)| failures == 100), "{:?}", trouble.failing);
+        sleep(ACCEPT_SETTLED).await;
+        trouble.works();
+        assert!(trouble.failing.is_none(), "nothing has failed for {ACCEPT_SETTLED:?}");
+    }
+
+    /// Guards against idle connections of one address that fill the port, and against a balancer on this machine that is
+    /// taken for one client.
+    #[test]
+    fn one_address_has_its_connections_and_no_more() {
+        let mut addresses = Addresses { most: 2, connected: HashMap::default(), sweep_at: 0 };
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let mut places = Vec::new();
+        for (address, fits) in [
+            ("192.0.2.1", true),
+            ("::ffff:192.0.2.1", true),
+            ("192.0.2.1", false),
+            ("192.0.2.2", true),
+            ("2001:db8::1", true),
+            ("2001:db8::2", true),
+            ("2001:db8::3", false),
+            ("2001:db8:0:1::3", true),
+        ] {
+            let place = addresses.enter(ip(address));
+            assert_eq!(place.is_ok(), fits, "{address} beside {} others: {place:?}", places.len());
+            places.extend(place);
+        }
+        for _ in 0..5 {
+            for own in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
+                assert!(addresses.enter(ip(own)).is_ok(), "{own} is this machine");
+            }
+        }
+        let error = addresses.enter(ip("192.0.2.1")).expect_err("two are the most").to_string();
+        assert!(error.contains("192.0.2.1 has 2 already"), "the log says whose: {error}");
+        drop(places.remove(0));
+        assert!(addresses.enter(ip("192.0.2.1")).is_ok(), "one has closed");
+        drop(places);
+        for n in 0..100_000 {
+            let _ = addresses.enter(std::net::Ipv4Addr::from_bits(n).into());
+        }
+        assert!(addresses.connected.len() <= 64, "{} that have left are known", addresses.connected.len());
+    }
+}

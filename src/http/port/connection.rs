@@ -1,0 +1,103 @@
+//! One connection: hyper reads its requests, and [`Routes`] answer them. Knows nothing of routes.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use axum::response::Response;
+use axum::routing::future::RouteFuture;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+use tower::Service;
+
+use super::head_timer::HeadTimer;
+use super::stream::SharedStream;
+use crate::http::request::peer::{Peer, Socket};
+use crate::process::tasks::StopSignal;
+
+/// The most bytes that a request's line and headers may take.
+const MAX_HEAD: usize = 64 * 1024;
+/// How long a connection may take to send a request's head, or stay idle between two.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// At the stop, a connection that has sent nothing yet may begin its request for this long, and connections in the
+/// listen queue may be accepted.
+pub const LAST_CALL: Duration = Duration::from_millis(500);
+
+/// Who answers the requests of a port.
+pub trait Routes: Clone + Send + Sync + 'static {
+    /// What becomes an answer.
+    type Answer: Future<Output = Result<Response, Infallible>> + Send + 'static;
+
+    /// Answers a request that came from `peer`.
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer;
+}
+
+/// Handlers find the [`Peer`] in the request's extensions.
+impl Routes for Router {
+    type Answer = RouteFuture<Infallible>;
+
+    fn answer(&self, mut request: hyper::Request<Incoming>, peer: &Peer) -> RouteFuture<Infallible> {
+        request.extensions_mut().insert(peer.clone());
+        // A router is always ready.
+        self.clone().call(request)
+    }
+}
+
+/// Serves one connection. Not an `async fn`: its future would keep every argument twice, and there is one for
+/// every parked poll.
+pub fn connection(
+    stream: TcpStream,
+    addr: SocketAddr,
+    routes: impl Routes,
+    stop: StopSignal,
+    places: (OwnedSemaphorePermit, Option<Arc<()>>),
+) -> impl Future<Output = ()> {
+    // Answers are small and waited for.
+    let _ = stream.set_nodelay(true);
+    let socket = Arc::new(Socket::new(stream));
+    let peer = Peer { socket: socket.clone(), addr };
+    let service = service_fn(move |request| routes.answer(request, &peer));
+    let connection = http1::Builder::new()
+        .timer(HeadTimer::default())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        // The buffer may have got more than it asked for.
+        .max_header_size(MAX_HEAD)
+        // A handler that waits for long watches its peer itself.
+        .half_close(true)
+        .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), service);
+    // Moved into the task once, and polled there.
+    let mut connection = Box::pin(connection);
+    async move {
+        let _places = places;
+        // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
+        if stop.run_until(&mut connection).await.is_some() {
+            return;
+        }
+        let last = async move {
+            // One that has just connected is about to send its first request. hyper would close it.
+            if !socket.was_read.load(Ordering::Relaxed) {
+                let _ = timeout(LAST_CALL, socket.stream.readable()).await;
+            }
+            // hyper closes an idle connection when it is told to stop, also if a request lies in the kernel: so it
+            // reads that first. The answers say by now that the connection ends.
+            socket.ask_kernel();
+            let read = std::future::poll_fn(|cx| Poll::Ready(connection.as_mut().poll(cx))).await;
+            if read.is_pending() {
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            }
+        };
+        // Not a part of the task of every connection.
+        Box::pin(last).await;
+    }
+}

@@ -1,0 +1,376 @@
+//! What every request passes through: it gets an id, is timed, logged and counted. No query and no header is logged:
+//! they carry tokens, and so do some paths.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, HttpBody};
+use axum::extract::{MatchedPath, Request};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use tower::{Layer, Service};
+use ulid::Ulid;
+
+use crate::http::answer::error::StoreFailure;
+use crate::http::answer::reply;
+use crate::http::request::extract::Labels;
+use crate::http::request::origin::Guard;
+use crate::http::request::peer::Peer;
+use crate::http::state::AppState;
+use crate::metrics::RouteMetrics;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
+/// answer instead of a reset connection; and how long that may take.
+const DRAIN_BYTES: usize = 8 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+
+/// Around every route: refuses what another site sent, answers panics, gives the response its id, logs and counts it.
+///
+/// A layer of our own in place of axum's `from_fn`, which boxes the request twice more and keeps that for as long as
+/// a poll is parked: 2 KB each.
+#[derive(Clone)]
+pub struct Observe {
+    pub state: Arc<AppState>,
+    pub guard: Guard,
+}
+
+impl<S> Layer<S> for Observe {
+    type Service = Observed<S>;
+
+    fn layer(&self, routes: S) -> Observed<S> {
+        Observed { routes, observe: self.clone(), counts: Arc::default() }
+    }
+}
+
+/// A route with [`Observe`] around it.
+#[derive(Clone)]
+pub struct Observed<S> {
+    routes: S,
+    observe: Observe,
+    /// Counts the route's requests, once it has been asked for.
+    counts: Arc<OnceLock<RouteMetrics>>,
+}
+
+impl<S> Service<Request> for Observed<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+    S::Future: Unpin,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Observation<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.routes.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Observation<S::Future> {
+        let route = request.extensions().get::<MatchedPath>().cloned();
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        self.observe.watch(
+            request,
+            route.as_ref().map(MatchedPath::as_str),
+            peer,
+            &self.counts,
+            |mut request, labels| {
+                request.extensions_mut().insert(labels);
+                self.routes.call(request)
+            },
+        )
+    }
+}
+
+impl Observe {
+    /// Has `handle` answer a request that a route was found for, or none, and watches it.
+    pub fn watch<F>(
+        &self,
+        mut request: Request,
+        route: Option<&str>,
+        peer: Option<IpAddr>,
+        counts: &Arc<OnceLock<RouteMetrics>>,
+        handle: impl FnOnce(Request, Arc<Labels>) -> F,
+    ) -> Observation<F> {
+        let state = self.state.clone();
+        let labels = Arc::new(Labels::default());
+        let log = state.access_log.load(Ordering::Relaxed);
+        let log = log.then(|| Box::new((peer, loggable(route, request.uri().path()))));
+        let method = request.method().clone();
+        // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
+        // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
+        let unread = (!request.body().is_end_stream()).then(UnreadBody::default);
+        let holds_back = unread.is_some() && request.headers().contains_key(header::EXPECT);
+        if let Some(unread) = &unread {
+            request = request.map(|body| unread.watch(body));
+        }
+        if let Some(route) = route {
+            counts.get_or_init(|| state.metrics.route(route));
+        }
+        let counts = counts.clone();
+        let step = match route.and_then(|route| self.guard.refusal(&request, route)) {
+            Some(refusal) => Step::Answered(refusal.into_response()),
+            None => Step::Handling(handle(request, labels.clone())),
+        };
+        Observation { began: Instant::now(), state, labels, method, counts, log, unread, holds_back, step }
+    }
+}
+
+/// A request under way. There is one for each parked poll, so it is kept small.
+pub struct Observation<F> {
+    began: Instant,
+    state: Arc<AppState>,
+    labels: Arc<Labels>,
+    method: Method,
+    /// Empty when there is no route.
+    counts: Arc<OnceLock<RouteMetrics>>,
+    /// From where, and what the log says of the path, if requests are logged.
+    log: Option<Box<(Option<IpAddr>, String)>>,
+    unread: Option<UnreadBody>,
+    holds_back: bool,
+    step: Step<F>,
+}
+
+enum Step<F> {
+    Handling(F),
+    Answered(Response),
+    /// Reads away what the handler has not read. Answers with the response, and whether the end was reached.
+    Draining(Pin<Box<dyn Future<Output = (Response, bool)> + Send>>),
+    Done,
+}
+
+impl<F, E> Future for Observation<F>
+where
+    F: Future<Output = Result<Response, E>> + Unpin,
+    E: IntoResponse,
+{
+    type Output = Result<Response, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            let response = match &mut this.step {
+                Step::Handling(response) => {
+                    let response = ready!(poll_and_catch(response, cx));
+                    // Drops the handler, and with it the body, of which the rest is known then.
+                    this.step = Step::Answered(response);
+                    continue;
+                }
+                Step::Draining(drained) => {
+                    let (response, all_read) = ready!(drained.as_mut().poll(cx));
+                    this.step = Step::Done;
+                    return Poll::Ready(Ok(this.finish(response, all_read)));
+                }
+                Step::Answered(response) => std::mem::take(response),
+                // Nobody polls a future that has ended.
+                Step::Done => return Poll::Pending,
+            };
+            match this.unread.take() {
+                None => {
+                    this.step = Step::Done;
+                    return Poll::Ready(Ok(this.finish(response, true)));
+                }
+                Some(unread) => {
+                    let drained = unread.drain(this.holds_back);
+                    this.step = Step::Draining(Box::pin(async move { (response, drained.await) }));
+                }
+            }
+        }
+    }
+}
+
+impl<F> Observation<F> {
+    fn finish(&self, mut response: Response, all_read: bool) -> Response {
+        let Observation { state, labels, method, counts, .. } = self;
+        // hyper closes the connection after a body that was not read, and a server that stops closes all. A client
+        // that is not told sends its next request into a closed connection.
+        if !all_read || state.readiness.is_draining() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        // What makes a server refuse all work is mostly over soon. A 429 says by itself when to come back.
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            response = reply::retry_after(response, Duration::ZERO);
+        }
+        let failure = response.extensions().get::<StoreFailure>();
+        // The pool is known once the request's token has named one. What fails without one is an operator's
+        // request: they are few, and logged each.
+        match (failure, labels.pool().and_then(|name| state.pools.get(name))) {
+            (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed(error),
+            (Some(StoreFailure(error)), None) => tracing::error!(%error, "a request failed"),
+            (None, Some(pool)) if response.status().is_success() => pool.outage.works(),
+            (None, _) => {}
+        }
+        let took = self.began.elapsed();
+        let status = response.status();
+        if let Some(counts) = counts.get() {
+            counts.request(labels.accepted(), method_label(method), status.as_u16(), took);
+        }
+        let mut id = [0; ulid::ULID_LEN];
+        let id = Ulid::r#gen().array_to_str(&mut id);
+        if let Some((ip, path)) = self.log.as_deref() {
+            tracing::info!(
+                target: crate::process::log::ACCESS,
+                request_id = id,
+                ip = ip.map(|ip| ip.to_string()),
+                method = method.as_str(),
+                path,
+                pool = labels.accepted().map(|(pool, _)| pool.as_str()),
+                status = status.as_u16(),
+                latency_ms = took.as_millis() as u64,
+                "request"
+            );
+        }
+        if let Ok(id) = HeaderValue::from_str(id) {
+            response.headers_mut().insert(X_REQUEST_ID, id);
+        }
+        response
+    }
+}
+
+/// A panic in a handler is a bug of ours. The client gets an error, and the connection stays usable.
+fn poll_and_catch(
+    response: &mut (impl Future<Output = Result<Response, impl IntoResponse>> + Unpin),
+    cx: &mut Context<'_>,
+) -> Poll<Response> {
+    // Unwind safe: after a panic the handler's future is dropped and never polled again.
+    let poll =
+        || Pin::new(response).poll(cx).map(|response| response.unwrap_or_else(IntoResponse::into_response));
+    match catch_unwind(AssertUnwindSafe(poll)) {
+        Ok(polled) => polled,
+        Err(_) => Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")),
+    }
+}
+
+/// A path as the log may show it. Those of jobs hold no secret. Others may hold a token, in any spelling, so the
+/// log shows their route; and a path without a route may have been meant for the other port.
+fn loggable(route: Option<&str>, path: &str) -> String {
+    match route {
+        Some(route) if route.starts_with("/api/") => path.to_owned(),
+        Some(route) => route.replace('{', ":").replace('}', ""),
+        None => "(no route)".to_owned(),
+    }
+}
+
+/// A method as a label. Clients can invent methods, and each label is a time series for ever, so those share one.
+fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        _ => "other",
+    }
+}
+
+/// What is left of a request's body when its handler has dropped it.
+#[derive(Clone, Default)]
+struct UnreadBody(Arc<Mutex<Rest>>);
+
+#[derive(Default)]
+enum Rest {
+    /// Nothing: the handler has read it to the end.
+    #[default]
+    Nothing,
+    Body(Body),
+    /// It broke off, or is no HTTP. Nothing can be read after it.
+    Broken,
+}
+
+impl UnreadBody {
+    fn watch(&self, body: Body) -> Body {
+        Body::new(Watched { body: Some(body), unread: self.clone() })
+    }
+
+    /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
+    async fn drain(self, holds_back: bool) -> bool {
+        let mut body = match std::mem::take(&mut *self.0.lock()) {
+            Rest::Nothing => return true,
+            Rest::Broken => return false,
+            Rest::Body(_) if holds_back => return false,
+            Rest::Body(body) => body,
+        };
+        let mut left = DRAIN_BYTES;
+        let drain = async {
+            loop {
+                match body.frame().await {
+                    None => return true,
+                    Some(Err(_)) => return false,
+                    Some(Ok(frame)) => {
+                        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len()));
+                    }
+                }
+                if left == 0 {
+                    return body.is_end_stream();
+                }
+            }
+        };
+        tokio::time::timeout(DRAIN_TIME, drain).await.unwrap_or(false)
+    }
+}
+
+/// A body that moves into `unread` when it is dropped before its end.
+struct Watched {
+    /// `Some` until the end was seen.
+    body: Option<Body>,
+    unread: UnreadBody,
+}
+
+impl HttpBody for Watched {
+    type Data = bytes::Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, axum::Error>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(cx);
+        match polled {
+            Poll::Ready(None) => self.body = None,
+            Poll::Ready(Some(Err(_))) => {
+                self.body = None;
+                *self.unread.0.lock() = Rest::Broken;
+            }
+            _ => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.as_ref().map_or_else(|| hyper::body::SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
+            *self.unread.0.lock() = Rest::Body(body);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_in_a_handler_is_answered() {
+        let panics = || -> Result<Response, Infallible> { panic!("the test says so") };
+        let mut handler = Box::pin(async { panics() });
+        let response = std::future::poll_fn(|cx| poll_and_catch(&mut handler, cx)).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR, "the status of the response");
+    }
+}

@@ -1,0 +1,231 @@
+//! A connection's socket as hyper reads and writes it. It gives up a peer that does not take its answers.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use crate::http::request::peer::Socket;
+
+/// A peer must take [`WRITE_LEAST`] of an answer, or all of it, within this time: one that never reads, or a byte
+/// now and then, would keep the answer in memory for ever.
+const WRITE_STALL: Duration = Duration::from_secs(10);
+const WRITE_LEAST: usize = 64 * 1024;
+/// How much is read at a time around the runtime: see [`Socket::ask_kernel`].
+const PIECE: usize = 4096;
+
+/// A stream with two owners: hyper reads and writes it, and [`Peer`](crate::http::request::peer::Peer) watches it.
+pub struct SharedStream {
+    socket: Arc<Socket>,
+    /// While an answer cannot be written.
+    stalled: Option<Stall>,
+}
+
+/// A peer that does not read, or slowly.
+struct Stall {
+    end: Pin<Box<Sleep>>,
+    /// What was written since it began.
+    taken: usize,
+}
+
+impl Stall {
+    /// Ends it when enough was written.
+    fn took(stalled: &mut Option<Stall>, done: &io::Result<usize>) {
+        if let (Some(stall), Ok(n)) = (&mut *stalled, done) {
+            stall.taken += n;
+            if stall.taken >= WRITE_LEAST {
+                *stalled = None;
+            }
+        }
+    }
+}
+
+impl SharedStream {
+    pub fn new(socket: Arc<Socket>) -> SharedStream {
+        SharedStream { socket, stalled: None }
+    }
+
+    /// Writes as much as the kernel takes. Fails when it takes less than [`WRITE_LEAST`] in [`WRITE_STALL`].
+    fn poll_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> rustix::io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        let SharedStream { socket, stalled } = self;
+        let stream = &socket.stream;
+        while stream.poll_write_ready(cx)?.is_ready() {
+            match stream.try_io(Interest::WRITABLE, || Ok(write(stream)?)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => {
+                    Stall::took(stalled, &done);
+                    return Poll::Ready(done);
+                }
+            }
+        }
+        let stall = stalled.get_or_insert_with(|| Stall { end: Box::pin(sleep(WRITE_STALL)), taken: 0 });
+        ready!(stall.end.as_mut().poll(cx));
+        // The runtime is told when a third of the kernel's buffer is free: megabytes. The peer may have read less.
+        let done = write(stream).map_err(io::Error::from);
+        if done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Stall::took(stalled, &done);
+        Poll::Ready(done)
+    }
+
+    /// Reads what the kernel has, whatever the runtime knows of it. `None` when it has nothing.
+    fn read_from_kernel(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+        let mut piece = [0; PIECE];
+        let most = buf.remaining().min(PIECE);
+        match recv(&self.socket.stream, &mut piece[..most], RecvFlags::DONTWAIT) {
+            Ok((_, read)) => {
+                if read > 0 {
+                    // There may be more, of which the runtime does not know either.
+                    self.socket.ask_kernel();
+                }
+                buf.put_slice(&piece[..read]);
+                Some(Ok(()))
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+            Err(error) => Some(Err(error.into())),
+        }
+    }
+}
+
+impl AsyncRead for SharedStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let socket = &self.socket;
+        if socket.ask_kernel.swap(false, Ordering::Relaxed)
+            && let Some(read) = self.read_from_kernel(buf)
+        {
+            socket.was_read.store(true, Ordering::Relaxed);
+            return Poll::Ready(read);
+        }
+        loop {
+            ready!(socket.stream.poll_read_ready(cx))?;
+            let room = buf.remaining();
+            let mut read = None;
+            // Fewer bytes than there is room for: the kernel has no more, and need not be asked again. The runtime
+            // is told so, and keeps what it learns while this runs.
+            let _: io::Result<()> = socket.stream.try_io(Interest::READABLE, || {
+                // Into memory that is not touched before: most of a buffer is never used.
+                let bytes = read.insert(socket.stream.try_read_buf(buf)).as_ref().copied().unwrap_or(room);
+                if bytes < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            });
+            match read {
+                Some(Ok(_)) => {
+                    socket.was_read.store(true, Ordering::Relaxed);
+                    return Poll::Ready(Ok(()));
+                }
+                Some(Err(e)) if e.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(e)),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl AsyncWrite for SharedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_with(cx, |stream| rustix::io::write(stream, buf))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_with(cx, |stream| rustix::io::writev(stream, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // All that there was is written.
+        self.stalled = None;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(shutdown(&self.socket.stream, Shutdown::Write).map_err(io::Error::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let reader = async {
+            // Enough at a time that the kernel tells the server of it.
+            let mut some = vec![0; WRITE_LEAST / 8];
+            while let Ok(n) = tokio::io::AsyncReadExt::read(&mut peer, &mut some).await
+                && n > 0
+            {
+                sleep(WRITE_STALL / 2).await;
+            }
+        };
+        let all = vec![0; 64 << 20];
+        let error = tokio::select! {
+            written = stream.write_all(&all) => written.expect_err("the peer reads far too little"),
+            () = reader => panic!("the connection ended before the server gave it up"),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+
+    /// Guards against a slow reader that is taken for one that does not read: the runtime tells only of megabytes.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_slowly_is_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let reader = async {
+            let mut some = vec![0; WRITE_LEAST];
+            for _ in 0..60 {
+                // Twelve times as much as must be: its kernel tells of room when a sixteenth of its buffer is free.
+                sleep(WRITE_STALL / 12).await;
+                tokio::io::AsyncReadExt::read_exact(&mut peer, &mut some).await.expect("it is served");
+            }
+        };
+        let all = vec![0; 64 << 20];
+        tokio::select! {
+            written = stream.write_all(&all) => panic!("the peer has not read all: {written:?}"),
+            () = reader => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let _peer = TcpStream::connect(address).await.expect("it listens");
+        let (stream, _) = listener.accept().await.expect("it is connected");
+        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let began = Instant::now();
+        // Far more than the kernel keeps for both ends.
+        let written = stream.write_all(&vec![0; 64 << 20]).await;
+        let error = written.expect_err("nobody reads, so not all can be written");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        assert!(began.elapsed() >= WRITE_STALL, "given up after {:?}", began.elapsed());
+    }
+}

@@ -1,0 +1,57 @@
+//! The attributes of jobs: from headers, as lmstfy reads them, and from JSON.
+
+use std::collections::BTreeMap;
+
+use axum::http::{HeaderMap, HeaderName};
+
+use crate::http::answer::error::ApiError;
+use crate::job::Attributes;
+
+/// Asks for versioned jobs.
+const VERSIONED: HeaderName = HeaderName::from_static("enable-job-version");
+/// The most attributes of a job; and how many bytes of an attribute's name and value are kept.
+const MAX_ATTRIBUTES: usize = 16;
+const MAX_NAME: usize = 32;
+const MAX_VALUE: usize = 128;
+
+/// The `Job-Attr-*` headers, when the client asks for versioned jobs.
+pub fn from_headers(headers: &HeaderMap) -> Result<Option<Attributes>, ApiError> {
+    let versioned = headers.get(VERSIONED).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"yes"));
+    if !versioned {
+        return Ok(None);
+    }
+    let mut attributes = Attributes::new();
+    for (name, value) in headers {
+        if let Some(name) = name.as_str().strip_prefix("job-attr-") {
+            add(&mut attributes, name, &String::from_utf8_lossy(value.as_bytes()));
+        }
+    }
+    bounded(attributes).map(Some)
+}
+
+/// Those of a JSON object, under the same rules; `None` when there is none.
+pub fn from_json(given: &BTreeMap<String, String>) -> Result<Option<Attributes>, ApiError> {
+    let mut attributes = Attributes::new();
+    for (name, value) in given {
+        add(&mut attributes, &name.to_lowercase(), value);
+    }
+    Ok(Some(bounded(attributes)?).filter(|attributes| !attributes.is_empty()))
+}
+
+fn add(attributes: &mut Attributes, name: &str, value: &str) {
+    if !name.is_empty() && !value.is_empty() {
+        attributes.entry(cut(name, MAX_NAME).to_owned()).or_insert_with(|| cut(value, MAX_VALUE).to_owned());
+    }
+}
+
+fn bounded(attributes: Attributes) -> Result<Attributes, ApiError> {
+    if attributes.len() > MAX_ATTRIBUTES {
+        return Err(ApiError::bad("too many attributes, cannot exceed 16"));
+    }
+    Ok(attributes)
+}
+
+/// At most `most` bytes of `text`, in whole characters.
+fn cut(text: &str, most: usize) -> &str {
+    &text[..text.floor_char_boundary(most)]
+}

@@ -1,0 +1,229 @@
+//! The JSON of publishes of several jobs: an array of 1 to [`MAX_PUBLISH`] elements. In lmstfy's bulk the text of each
+//! element is a job; in a batch each is an object that says what the job is and when it is due.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use super::attributes;
+use super::params::{Given, Placement};
+use crate::clock::Millis;
+use crate::engine::MAX_PUBLISH;
+use crate::http::answer::error::{ApiError, Details};
+use crate::http::state::{Defaults, MAX_JOB};
+use crate::job::Attributes;
+use crate::process::tasks::beside_the_runtime;
+
+/// The largest bulk: as many of the largest jobs as it may carry, and room for the JSON around them.
+pub const MAX_BULK: usize = MAX_PUBLISH * MAX_JOB + (1 << 20);
+/// The largest batch: the same with the jobs in base64.
+pub const MAX_BATCH: usize = MAX_PUBLISH * (MAX_JOB.div_ceil(3) * 4) + (1 << 20);
+/// A larger body is read beside the runtime: its thread would serve nobody else for so long, up to a tenth of a second.
+const LARGE: usize = 256 << 10;
+/// How much is said of an element that cannot be read, in bytes: a name in it may be a megabyte long.
+const MAX_COMPLAINT: usize = 200;
+
+const TOO_LARGE: ApiError = ApiError::too_large("job too large");
+
+/// Does `read`, which reads a body of `len` bytes: here, or on a thread for what takes long.
+pub async fn reading<T: Send + 'static>(len: usize, read: impl FnOnce() -> T + Send + 'static) -> T {
+    if len <= LARGE { read() } else { beside_the_runtime(read).await }
+}
+
+/// The jobs of a bulk, each as its raw JSON text.
+pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
+    let jobs = elements(body)?;
+    if jobs.iter().any(|job| job.get().len() > MAX_JOB) {
+        return Err(TOO_LARGE);
+    }
+    Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
+}
+
+/// One job of a batch.
+#[derive(Debug)]
+pub struct BatchJob {
+    pub body: Bytes,
+    pub placement: Placement,
+    pub attributes: Option<Attributes>,
+}
+
+/// The jobs of a batch, `now` by the store's clock. An error says which element it is about.
+pub fn read_batch(body: &Bytes, now: Millis, defaults: &Defaults) -> Result<Vec<BatchJob>, ApiError> {
+    let jobs = elements(body)?.into_iter().enumerate();
+    let jobs: Vec<BatchJob> = jobs
+        .map(|(n, job)| read_job(job, body, now, defaults).map_err(|error| error.at(n)))
+        .collect::<Result<_, _>>()?;
+    let mut keys = HashSet::new();
+    let twice =
+        jobs.iter().position(|job| job.placement.key.as_ref().is_some_and(|(key, _)| !keys.insert(key)));
+    match twice {
+        Some(n) => Err(ApiError::bad("two jobs with one key").at(n)),
+        None => Ok(jobs),
+    }
+}
+
+/// An element of a batch. Numbers are kept as they are written: as `f64` they would not be exact.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Element<'a> {
+    #[serde(borrow)]
+    data: Option<Text<'a>>,
+    #[serde(borrow)]
+    text: Option<Text<'a>>,
+    #[serde(borrow)]
+    delay: Option<&'a RawValue>,
+    #[serde(borrow)]
+    at: Option<&'a RawValue>,
+    #[serde(borrow)]
+    at_ms: Option<&'a RawValue>,
+    #[serde(borrow)]
+    ttl: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tries: Option<&'a RawValue>,
+    #[serde(borrow)]
+    key: Option<Text<'a>>,
+    #[serde(borrow)]
+    on_conflict: Option<Text<'a>>,
+    attributes: Option<BTreeMap<String, String>>,
+}
+
+/// A string that is borrowed unless it has escapes. (Within an `Option`, `Cow` alone is always copied.)
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Result<BatchJob, ApiError> {
+    let element: Element<'_> = serde_json::from_str(job.get()).map_err(|error| {
+        let text = error.to_string();
+        let text = &text[..text.floor_char_boundary(MAX_COMPLAINT)];
+        let error = Cow::from(format!("a job should be an object with data or text: {text}"));
+        ApiError::Detailed(StatusCode::BAD_REQUEST, Box::new(Details { error, index: None, job_id: None }))
+    })?;
+    // What is no JSON number is no digits either.
+    let number = |raw: Option<&'_ RawValue>| raw.map(|raw| Cow::Owned(raw.get().to_owned()));
+    let at = match element.at {
+        Some(raw) if raw.get().starts_with('"') => {
+            let Text(text) = serde_json::from_str(raw.get()).map_err(|_| ApiError::bad("invalid at"))?;
+            Some(text)
+        }
+        raw => number(raw),
+    };
+    let given = Given {
+        delay: number(element.delay),
+        at,
+        at_ms: number(element.at_ms),
+        ttl: number(element.ttl),
+        tries: number(element.tries),
+        key: element.key.map(|Text(key)| key),
+        on_conflict: element.on_conflict.map(|Text(means)| means),
+    };
+    let placement = given.placement(now, defaults)?;
+    let attributes = match &element.attributes {
+        Some(given) => attributes::from_json(given)?,
+        None => None,
+    };
+    let body = match (element.data, element.text) {
+        (Some(Text(data)), None) if data.len() > MAX_JOB.div_ceil(3) * 4 => return Err(TOO_LARGE),
+        (Some(Text(data)), None) => {
+            Bytes::from(STANDARD.decode(data.as_bytes()).map_err(|_| ApiError::bad("invalid data"))?)
+        }
+        // A text without escapes stands in the request already.
+        (None, Some(Text(Cow::Borrowed(text)))) => all.slice_ref(text.as_bytes()),
+        (None, Some(Text(Cow::Owned(text)))) => Bytes::from(text),
+        _ => return Err(ApiError::bad("a job should have either data or text")),
+    };
+    if body.len() > MAX_JOB {
+        return Err(TOO_LARGE);
+    }
+    Ok(BatchJob { body, placement, attributes })
+}
+
+fn elements(body: &[u8]) -> Result<Vec<&RawValue>, ApiError> {
+    let elements: Option<Elements<'_>> = serde_json::from_slice(body)
+        .map_err(|_| ApiError::bad("request body should be an array of objects"))?;
+    match elements.unwrap_or_default() {
+        Elements { more: true, .. } => Err(ApiError::bad("too many jobs")),
+        Elements { first, .. } if first.is_empty() => Err(ApiError::bad("no jobs")),
+        Elements { first, .. } => Ok(first),
+    }
+}
+
+/// The elements of a JSON array: the first [`MAX_PUBLISH`], and whether there are more. An array may have millions,
+/// which would take more memory than its text.
+#[derive(Debug, Default)]
+struct Elements<'a> {
+    first: Vec<&'a RawValue>,
+    more: bool,
+}
+
+impl<'de> Deserialize<'de> for Elements<'de> {
+    fn deserialize<D: Deserializer<'de>>(array: D) -> Result<Elements<'de>, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Elements<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Elements<'de>, A::Error> {
+                let mut elements = Elements::default();
+                while elements.first.len() < MAX_PUBLISH {
+                    match array.next_element()? {
+                        Some(element) => elements.first.push(element),
+                        None => return Ok(elements),
+                    }
+                }
+                while array.next_element::<IgnoredAny>()?.is_some() {
+                    elements.more = true;
+                }
+                Ok(elements)
+            }
+        }
+        array.deserialize_seq(Collect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_large_body_is_read_while_the_runtime_goes_on() {
+        let (go, wait) = std::sync::mpsc::channel();
+        let read = reading(LARGE + 1, move || wait.recv_timeout(Duration::from_secs(10)));
+        // Polled in this order, on one thread.
+        let (read, sent) = tokio::join!(read, async { go.send(()) });
+        assert_eq!((read, sent), (Ok(()), Ok(())), "what ran beside the reading");
+    }
+
+    #[test]
+    fn of_a_bulk_with_far_too_many_jobs_few_are_kept() {
+        let array = |jobs: usize| format!("[{}]", vec!["1"; jobs].join(", "));
+        let text = |jobs: usize| array(jobs).into_bytes();
+        let elements: Elements<'_> = serde_json::from_str("[]").expect("JSON");
+        assert!(elements.first.is_empty() && !elements.more, "{elements:?}");
+        for (jobs, more) in [(1, false), (MAX_PUBLISH, false), (MAX_PUBLISH + 1, true), (1_000_000, true)] {
+            let text = text(jobs);
+            let elements: Elements<'_> = serde_json::from_slice(&text).expect("JSON");
+            assert_eq!(
+                (elements.first.len(), elements.more),
+                (jobs.min(MAX_PUBLISH), more),
+                "of {jobs} jobs, and whether there are more"
+            );
+            assert!(elements.first.capacity() <= 2 * MAX_PUBLISH, "memory for {}", elements.first.capacity());
+        }
+        // What is no JSON behind the last job that counts is no JSON.
+        let broken = format!("{},", array(MAX_PUBLISH + 1).trim_end_matches(']'));
+        assert!(serde_json::from_str::<Elements<'_>>(&broken).is_err(), "a broken array");
+    }
+}

@@ -1,0 +1,280 @@
+//! Extractors: whose request it is, for which queue, in which pool. They check in lmstfy's order: names (400),
+//! pool (404), token (401). A handler that runs has valid names and a token that was accepted.
+
+use std::sync::{Arc, OnceLock};
+
+use axum::extract::{FromRequestParts, RawPathParams};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode};
+
+use super::params::Query;
+use crate::admin::tokens as token;
+use crate::admin::{Scope, TokenKey, TokenRecord};
+use crate::http::answer::error::{ApiError, NameIn};
+use crate::http::state::{AppState, PoolState};
+use crate::job::{JobId, JobRef};
+use crate::name::{JobKey, NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
+
+const X_TOKEN: HeaderName = HeaderName::from_static("x-token");
+/// The most queues that one consume may name, repeated ones counted each time.
+const MAX_QUEUES: usize = 100;
+
+const NO_QUEUE: ApiError = ApiError::bad("invalid queue name(s)");
+const NO_POOL: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "pool not found");
+const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token not found");
+pub const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
+
+/// What the metrics and the log may say of a request. The namespace is set only after the token was accepted,
+/// so that clients without a token cannot fill the metrics with names.
+#[derive(Debug, Default)]
+pub struct Labels {
+    accepted: OnceLock<(PoolName, Namespace)>,
+    pool: OnceLock<PoolName>,
+}
+
+impl Labels {
+    /// The configured pool that the request names, whether or not its token is accepted.
+    pub fn pool(&self) -> Option<&PoolName> {
+        self.pool.get()
+    }
+
+    /// The pool and namespace, after the token was accepted.
+    pub fn accepted(&self) -> Option<&(PoolName, Namespace)> {
+        self.accepted.get()
+    }
+}
+
+/// A request for one queue, with a token that was accepted.
+pub struct Authorized {
+    pub pool: Arc<PoolState>,
+    pub key: TokenKey,
+    /// What was said of the token, if it was checked.
+    pub record: Option<TokenRecord>,
+    pub queue: Queue,
+    /// What stands after `/job/`; `None` when it is no id that was ever given out.
+    pub job_id: Option<JobId>,
+}
+
+impl Authorized {
+    /// The job that is named. 404 when what is named cannot be one.
+    pub fn job(&self) -> Result<JobRef, ApiError> {
+        let id = self.job_id.ok_or(ApiError::NO_JOB)?;
+        Ok(JobRef { queue: self.queue.clone(), id })
+    }
+}
+
+/// A request for the job that has a key, with a token that was accepted.
+pub struct AuthorizedKey {
+    pub pool: Arc<PoolState>,
+    pub queue: Queue,
+    pub key: JobKey,
+}
+
+/// A request for a namespace, with a token that was accepted.
+pub struct AuthorizedNamespace {
+    pub pool: Arc<PoolState>,
+    pub namespace: Namespace,
+}
+
+/// A consume from one or more queues, with a token that was accepted.
+pub struct AuthorizedConsume {
+    pub pool: Arc<PoolState>,
+    pub key: TokenKey,
+    /// As of [`Authorized`].
+    pub record: Option<TokenRecord>,
+    pub queues: QueueList,
+}
+
+/// A request for one queue on a route that needs no token.
+pub struct Anonymous {
+    pub pool: Arc<PoolState>,
+    pub queue: Queue,
+}
+
+impl Authorized {
+    /// Of a request whose path was taken apart already.
+    pub async fn read(path: Path<'_>, head: Head<'_>, state: &AppState) -> Result<Authorized, ApiError> {
+        let queue = path.queue()?;
+        let (pool, key, record) = authenticate(head, state, &queue.namespace).await?;
+        Ok(Authorized { pool, key, record, queue, job_id: JobId::parse(path.job_id) })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for Authorized {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Authorized, ApiError> {
+        let params = params(parts).await?;
+        Authorized::read(Path::of(&params), Head::of(parts), state).await
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedKey {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<AuthorizedKey, ApiError> {
+        let params = params(parts).await?;
+        let path = Path::of(&params);
+        let queue = path.queue()?;
+        let (pool, ..) = authenticate(Head::of(parts), state, &queue.namespace).await?;
+        let key = JobKey::parse(path.key).ok_or(ApiError::bad("invalid key"))?;
+        Ok(AuthorizedKey { pool, queue, key })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<AuthorizedNamespace, ApiError> {
+        let namespace = Path::of(&params(parts).await?).namespace()?;
+        let (pool, ..) = authenticate(Head::of(parts), state, &namespace).await?;
+        Ok(AuthorizedNamespace { pool, namespace })
+    }
+}
+
+impl AuthorizedConsume {
+    /// As [`Authorized::read`].
+    pub async fn read(
+        path: Path<'_>,
+        head: Head<'_>,
+        state: &AppState,
+    ) -> Result<AuthorizedConsume, ApiError> {
+        let (namespace, names) = path.queues()?;
+        let (pool, key, record) = authenticate(head, state, &namespace).await?;
+        if names.len() > MAX_QUEUES {
+            return Err(ApiError::bad("too many queues"));
+        }
+        let queues = QueueList::new(namespace, names).ok_or(NO_QUEUE)?;
+        Ok(AuthorizedConsume { pool, key, record, queues })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<AuthorizedConsume, ApiError> {
+        let params = params(parts).await?;
+        AuthorizedConsume::read(Path::of(&params), Head::of(parts), state).await
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for Anonymous {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Anonymous, ApiError> {
+        let queue = Path::of(&params(parts).await?).queue()?;
+        let (pool, _) = pool_and_token(Head::of(parts), state)?;
+        Ok(Anonymous { pool, queue })
+    }
+}
+
+/// What a route's pattern names, percent-decoded.
+async fn params(parts: &mut Parts) -> Result<RawPathParams, ApiError> {
+    // Refuses what is not UTF-8 once decoded, and so no name.
+    RawPathParams::from_request_parts(parts, &()).await.map_err(|_| bad_queue(NameError::Forbidden))
+}
+
+/// The path's parts, percent-decoded. Empty are those that the route does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path<'a> {
+    pub namespace: &'a str,
+    pub queue: &'a str,
+    pub job_id: &'a str,
+    pub key: &'a str,
+}
+
+impl<'a> Path<'a> {
+    fn of(params: &'a RawPathParams) -> Path<'a> {
+        let part = |name: &str| params.iter().find(|(part, _)| *part == name).map_or("", |(_, value)| value);
+        Path { namespace: part("namespace"), queue: part("queue"), job_id: part("job_id"), key: part("key") }
+    }
+
+    fn namespace(&self) -> Result<Namespace, ApiError> {
+        Namespace::parse(self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
+    }
+
+    fn queue(&self) -> Result<Queue, ApiError> {
+        let name = QueueName::parse(self.queue);
+        // Both lengths are checked before any characters.
+        if name == Err(NameError::TooLong) {
+            return Err(bad_queue(NameError::TooLong));
+        }
+        Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
+    }
+
+    /// The namespace and the queues of a consume, one queue more than [`MAX_QUEUES`] at most: the token has not
+    /// been looked at yet, so a stranger's long list must cost little.
+    fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
+        let namespace = self.namespace()?;
+        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
+        let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
+        let names = names.map_err(bad_queue)?;
+        if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
+    }
+}
+
+const fn bad_queue(error: NameError) -> ApiError {
+    ApiError::bad_name(NameIn::Queue, error)
+}
+
+/// A request's head, and what is told of the request.
+#[derive(Clone, Copy)]
+pub struct Head<'a> {
+    pub parts: &'a Parts,
+    pub labels: Option<&'a Labels>,
+}
+
+impl<'a> Head<'a> {
+    fn of(parts: &'a Parts) -> Head<'a> {
+        Head { parts, labels: parts.extensions.get::<Arc<Labels>>().map(|labels| &**labels) }
+    }
+}
+
+/// The pool that the token names, and the token's secret part, which may be missing.
+fn pool_and_token(head: Head<'_>, state: &AppState) -> Result<(Arc<PoolState>, Option<Token>), ApiError> {
+    let header = head.parts.headers.get(X_TOKEN).and_then(|v| v.to_str().ok()).filter(|t| !t.is_empty());
+    let in_query;
+    let raw = match header {
+        Some(token) => token,
+        None => {
+            in_query = Query(head.parts.uri.query().unwrap_or_default()).get("token").unwrap_or_default();
+            &in_query
+        }
+    };
+    let (pool, token) = token::split(raw);
+    let pool = state.pools.get(pool).ok_or(NO_POOL)?;
+    if let Some(labels) = head.labels {
+        let _ = labels.pool.set(pool.name.clone());
+    }
+    Ok((pool.clone(), Token::new(token)))
+}
+
+async fn authenticate(
+    head: Head<'_>,
+    state: &AppState,
+    namespace: &Namespace,
+) -> Result<(Arc<PoolState>, TokenKey, Option<TokenRecord>), ApiError> {
+    let (pool, token) = pool_and_token(head, state)?;
+    let scope = Scope { pool: pool.name.clone(), namespace: namespace.clone() };
+    let (key, record) = if state.skip_verification {
+        // Any token is accepted, and so is a request without one. Limits are counted by token, so it needs some.
+        (TokenKey { scope, token: token.or_else(|| Token::new("-")).ok_or(NO_TOKEN)? }, None)
+    } else {
+        let key = TokenKey { scope, token: token.ok_or(NO_TOKEN)? };
+        let record = state.tokens.look_up(&key).await.map_err(ApiError::reported)?;
+        if !record.exists {
+            return Err(BAD_TOKEN);
+        }
+        (key, Some(record))
+    };
+    if let Some(labels) = head.labels {
+        let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
+    }
+    Ok((pool, key, record))
+}

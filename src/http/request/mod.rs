@@ -1,0 +1,11 @@
+//! What a request says: its path, query, headers and body, whose it is, and from where it came. Of `http` it imports
+//! `answer` and `state`.
+
+pub mod attributes;
+pub mod batch;
+pub mod body;
+pub mod extract;
+pub mod origin;
+pub mod params;
+pub mod peer;
+pub mod time;

@@ -1,0 +1,289 @@
+//! Requests that a web page of another site had somebody's browser send. The browser does not show their answers
+//! to the page, but what they ask for would be done: a token made, a job consumed. They are refused. Programs
+//! (curl, client libraries, token-cli) send none of the headers that are looked at here.
+//!
+//! - `Sec-Fetch-Site` is set by browsers and by nobody else, and no page can change it. Only `same-origin` (a page
+//!   of this very server) and `none` (typed by the user) are let in. `same-site` is not: another port of this
+//!   machine, or another name of the same domain, is another server.
+//! - `Origin` counts where a browser does not send `Sec-Fetch-Site` (plain HTTP beyond loopback): it must name
+//!   the host and port that the request names. `null` names nobody.
+//! - `Host` counts on an admin port that asks for no password, or that only this machine can reach: a page may give its
+//!   own name the server's address (DNS rebinding) and is then of the same origin, but the browser still sends that
+//!   name. An IP address is no name, so nobody can lead it elsewhere.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header};
+
+use crate::http::answer::error::ApiError;
+
+const OTHER_SITE: ApiError =
+    ApiError::Refused(StatusCode::FORBIDDEN, "the request was sent by a web page of another site");
+const OTHER_HOST: ApiError = ApiError::Refused(
+    StatusCode::FORBIDDEN,
+    "the Host of the request is not this machine: ask localhost or 127.0.0.1",
+);
+const OTHER_NAME: ApiError = ApiError::Refused(
+    StatusCode::FORBIDDEN,
+    "the Host of the request is a name that is not ours: ask the IP address or AdminHost, or configure [Accounts]",
+);
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// The one GET of the public port that changes something: it consumes.
+pub const CONSUME: &str = "/api/{namespace}/{queue}";
+
+/// What Prometheus and load balancers ask on an admin port beyond loopback, by any name. It changes nothing.
+const BY_ANY_NAME: [&str; 3] = ["/ping", "/ready", "/metrics"];
+
+/// Who looks at the requests of a port.
+#[derive(Clone, Debug)]
+pub enum Guard {
+    /// Refuses a change or a consume that another site sent; and what names another host, if the port asks for no token.
+    Public(Option<Arc<OwnNames>>),
+    /// Refuses whatever another site sent, and what names another host.
+    Admin(Arc<OwnNames>),
+}
+
+/// What a port takes as its own name.
+#[derive(Debug)]
+pub struct OwnNames {
+    /// Only this machine can reach the port.
+    pub loopback: bool,
+    /// It asks for accounts, and no page knows their passwords.
+    pub accounts: bool,
+    /// `AdminHost` or `Host` of the configuration.
+    pub configured: String,
+}
+
+impl Guard {
+    /// Why this request of a route is refused, if it is.
+    pub fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
+        let (names, guarded) = match self {
+            Guard::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
+            Guard::Admin(names) => (Some(names), true),
+        };
+        let other_site = || (guarded && from_other_site(request)).then_some(OTHER_SITE);
+        names.and_then(|names| names.refusal(request, route)).or_else(other_site)
+    }
+}
+
+impl OwnNames {
+    /// Why the names in this request are refused, if they are. A request without one (HTTP/1.0) is from no browser.
+    fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
+        let ours = |host: &str| host.eq_ignore_ascii_case(without_dot(&self.configured));
+        if self.loopback {
+            let good = |host: &str| {
+                ours(host) || is_localhost(host) || address(host).is_some_and(|ip| ip.is_loopback())
+            };
+            return (!all_names(request, good)).then_some(OTHER_HOST);
+        }
+        if self.accounts || BY_ANY_NAME.contains(&route) {
+            return None;
+        }
+        let good = |host: &str| ours(host) || is_localhost(host) || address(host).is_some();
+        (!all_names(request, good)).then_some(OTHER_NAME)
+    }
+}
+
+/// Whether a request of the public port changes nothing.
+fn is_read(method: &Method, route: &str) -> bool {
+    [Method::GET, Method::HEAD, Method::OPTIONS].contains(method) && route != CONSUME
+}
+
+fn from_other_site(request: &Request) -> bool {
+    // One look at each header of a program's request, in place of a search for either.
+    if !request.headers().keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN) {
+        return false;
+    }
+    let mut sites = request.headers().get_all(SEC_FETCH_SITE).iter().peekable();
+    if sites.peek().is_some() {
+        return !sites.all(|site| site == "same-origin" || site == "none");
+    }
+    let mut origins = request.headers().get_all(header::ORIGIN).iter();
+    let host = host(request.uri(), request.headers());
+    !origins.all(|origin| origin.to_str().is_ok_and(|origin| is_origin(origin, host.as_ref())))
+}
+
+/// Whether a page of this origin asks its own server.
+fn is_origin(origin: &str, host: Option<&Authority>) -> bool {
+    let Some((scheme, rest)) = origin.split_once("://") else { return false };
+    let usual = match scheme {
+        "http" => 80,
+        "https" => 443,
+        _ => return false,
+    };
+    let (Ok(origin), Some(host)) = (rest.parse::<Authority>(), host) else { return false };
+    let port = |name: &Authority| name.port_u16().unwrap_or(usual);
+    origin.host().eq_ignore_ascii_case(host.host()) && port(&origin) == port(host)
+}
+
+/// The host that the request names: in its target (`GET http://host/path`), or else in its one `Host`.
+fn host(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
+    if let Some(authority) = uri.authority() {
+        return Some(authority.clone());
+    }
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = hosts.next()?.to_str().ok()?.parse().ok();
+    host.filter(|_| hosts.next().is_none())
+}
+
+/// Whether every host that the request names, without its port and a dot at its end, is `good`.
+fn all_names(request: &Request, good: impl Fn(&str) -> bool) -> bool {
+    let good = |name: &Authority| good(without_dot(name.host()));
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    request.uri().authority().is_none_or(good)
+        && hosts
+            .all(|host| host.to_str().ok().and_then(|host| host.parse().ok()).is_some_and(|host| good(&host)))
+}
+
+fn without_dot(host: &str) -> &str {
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+/// The IP address that a host is. Browsers have turned other forms of one into this one.
+fn address(host: &str) -> Option<IpAddr> {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(host) => host.parse::<Ipv6Addr>().ok().map(|ip| IpAddr::V6(ip).to_canonical()),
+        None => host.parse::<Ipv4Addr>().ok().map(IpAddr::V4),
+    }
+}
+
+/// Whether a name can only mean the machine that asks.
+fn is_localhost(host: &str) -> bool {
+    let name = host.to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn request(target: &str, headers: &[(&str, &str)]) -> Request {
+        let mut request = Request::builder().uri(target);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(Body::empty()).expect("a request")
+    }
+
+    #[test]
+    fn a_page_of_another_site_is_told_apart() {
+        let cases: &[(&[(&str, &str)], bool)] = &[
+            (&[], false),
+            (&[("sec-fetch-site", "none")], false),
+            (&[("sec-fetch-site", "same-origin"), ("origin", "https://proxied.example")], false),
+            (&[("sec-fetch-site", "cross-site")], true),
+            (&[("sec-fetch-site", "same-site")], true),
+            (&[("sec-fetch-site", "")], true),
+            (&[("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")], true),
+            (&[("origin", "null")], true),
+            (&[("origin", "")], true),
+            (&[("origin", "http://a.example:7778")], false),
+            (&[("origin", "http://A.example:7778")], false),
+            (&[("origin", "http://a.example")], true),
+            (&[("origin", "http://a.example:7777")], true),
+            (&[("origin", "http://b.example:7778")], true),
+            (&[("origin", "file://")], true),
+            (&[("origin", "http://a.example:7778"), ("origin", "http://b.example")], true),
+        ];
+        for (headers, other) in cases {
+            let mut all = vec![("host", "a.example:7778")];
+            all.extend_from_slice(headers);
+            assert_eq!(from_other_site(&request("/", &all)), *other, "{headers:?}");
+        }
+        for (origin, host, other) in [
+            ("https://a.example", "a.example", false),
+            ("https://a.example", "a.example:443", false),
+            ("http://a.example:80", "a.example", false),
+            ("https://a.example:8443", "a.example", true),
+            ("http://[::1]:7778", "[::1]:7778", false),
+        ] {
+            let request = request("/", &[("host", host), ("origin", origin)]);
+            assert_eq!(from_other_site(&request), other, "{origin} asks {host}");
+        }
+        assert!(from_other_site(&request("/", &[("origin", "http://a.example")])), "nobody is named");
+        let absolute = request("http://a.example/", &[("host", "b.example"), ("origin", "http://b.example")]);
+        assert!(from_other_site(&absolute), "the target names the host");
+    }
+
+    fn admin(loopback: bool, accounts: bool, configured: &str) -> Guard {
+        Guard::Admin(Arc::new(OwnNames { loopback, accounts, configured: configured.into() }))
+    }
+
+    fn takes(guard: &Guard, headers: &[(&str, &str)]) -> bool {
+        guard.refusal(&request("/", headers), "/token/{namespace}").is_none()
+    }
+
+    const OF_THIS_MACHINE: [&str; 11] = [
+        "localhost",
+        "LOCALHOST:7778",
+        "localhost.",
+        "app.localhost",
+        "127.0.0.1:7778",
+        "127.9.9.9",
+        "[::1]",
+        "[::1]:7778",
+        "[::ffff:127.0.0.1]:1",
+        "admin.internal:7778",
+        "Admin.Internal.:7778",
+    ];
+    const ADDRESSES: [&str; 5] = ["0.0.0.0", "10.0.0.1:7778", "[::]", "[fe80::1]", "[::ffff:10.0.0.1]:7778"];
+    const OTHER_NAMES: [&str; 14] = [
+        "",
+        ".",
+        ":7778",
+        "evil.example",
+        "evil.example:7778",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1.evil.example",
+        "xlocalhost",
+        "a b",
+        "localhost@evil.example",
+        "admin.internal.evil.example",
+        "2130706433",
+        "[fe80::1%25eth0]",
+    ];
+
+    #[test]
+    fn only_loopback_names_mean_this_machine() {
+        for accounts in [false, true] {
+            let guard = admin(true, accounts, "admin.internal");
+            for host in OF_THIS_MACHINE {
+                assert!(takes(&guard, &[("host", host)]), "{host}");
+            }
+            for host in OTHER_NAMES.iter().chain(&ADDRESSES) {
+                assert!(!takes(&guard, &[("host", host)]), "{host}");
+            }
+            assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
+            assert!(!takes(&guard, &[("host", "localhost"), ("host", "evil.example")]), "each Host counts");
+            let absolute = request("http://evil.example/", &[("host", "localhost")]);
+            assert!(guard.refusal(&absolute, "/ping").is_some(), "the target counts too");
+        }
+    }
+
+    #[test]
+    fn no_page_has_a_name_that_a_port_without_accounts_takes() {
+        let guard = admin(false, false, "admin.internal.");
+        for host in OF_THIS_MACHINE.iter().chain(&ADDRESSES) {
+            assert!(takes(&guard, &[("host", host)]), "{host}");
+        }
+        for host in OTHER_NAMES {
+            assert!(!takes(&guard, &[("host", host)]), "{host}");
+            for route in BY_ANY_NAME {
+                assert!(
+                    guard.refusal(&request("/", &[("host", host)]), route).is_none(),
+                    "{route} by {host}"
+                );
+            }
+            assert!(takes(&admin(false, true, "0.0.0.0"), &[("host", host)]), "{host}, with accounts");
+        }
+        assert!(takes(&guard, &[]), "HTTP/1.0 names nobody");
+    }
+}

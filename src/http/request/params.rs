@@ -1,0 +1,408 @@
+//! Query parameters, as lmstfy reads them: the first of a repeated key counts, unknown keys are ignored, an
+//! empty value is a value. Numbers are digits only; leading zeros are fine. On the routes that lmstfy does not have
+//! durations may have decimals.
+
+use std::borrow::Cow;
+use std::num::NonZeroU16;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::time;
+use crate::clock::Millis;
+use crate::dispatch::{self, Weights};
+use crate::engine::{Cursor, MAX_LISTED, MAX_NAMED, OnConflict, Revival};
+use crate::http::answer::error::ApiError;
+use crate::http::state::Defaults;
+use crate::job::Receipt;
+use crate::name::{JobKey, QueueList};
+
+/// A request's query.
+#[derive(Debug, Clone, Copy)]
+pub struct Query<'a>(pub &'a str);
+
+impl<'a> Query<'a> {
+    /// The first value of `key`.
+    pub fn get(self, key: &str) -> Option<Cow<'a, str>> {
+        if self.0.bytes().any(|byte| byte == b'%' || byte == b'+') {
+            return form_urlencoded::parse(self.0.as_bytes()).find(|(k, _)| k == key).map(|(_, value)| value);
+        }
+        let mut pairs = self.0.split('&').filter(|pair| !pair.is_empty());
+        let value = pairs.find_map(|pair| {
+            let rest = pair.strip_prefix(key)?;
+            if rest.is_empty() { Some(rest) } else { rest.strip_prefix('=') }
+        });
+        value.map(Cow::Borrowed)
+    }
+
+    fn number<T: FromStr>(self, key: &str, or: T, error: &'static str) -> Result<T, ApiError> {
+        match self.get(key) {
+            None => Ok(or),
+            Some(text) => number(&text).ok_or(ApiError::bad(error)),
+        }
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+/// When a new job is ready, how long it lives and how many tries it has.
+#[derive(Debug, Clone, Copy)]
+pub struct Life {
+    pub delay: Duration,
+    /// `None` is forever.
+    pub ttl: Option<Duration>,
+    pub tries: NonZeroU16,
+}
+
+/// `delay`, `ttl`, `tries`, checked in lmstfy's order.
+pub fn life(query: Query<'_>, defaults: &Defaults) -> Result<Life, ApiError> {
+    let delay: u32 = query.number("delay", defaults.delay, "invalid delay")?;
+    let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
+    if ttl > 0 && ttl < delay {
+        return Err(SHORT_TTL);
+    }
+    let tries = tries(query.get("tries").as_deref(), defaults.tries)?;
+    Ok(Life { delay: Duration::from_secs(u64::from(delay)), ttl: seconds(u64::from(ttl)), tries })
+}
+
+const SHORT_TTL: ApiError = ApiError::bad("ttl is shorter than delay");
+
+fn tries(given: Option<&str>, or: u16) -> Result<NonZeroU16, ApiError> {
+    let tries: u16 = given.map_or(Some(or), number).ok_or(ApiError::bad("invalid tries"))?;
+    NonZeroU16::new(tries).ok_or(ApiError::bad("tries shouldn't be zero"))
+}
+
+/// A `ttl` that may have decimals. If it is not given it is the configured one, beginning when the job is due.
+fn ttl(given: Option<&str>, delay: Duration, defaults: &Defaults) -> Result<Option<Duration>, ApiError> {
+    let Some(given) = given else {
+        return Ok(seconds(u64::from(defaults.ttl)).map(|ttl| ttl + delay));
+    };
+    let ttl = time::duration(given).ok_or(ApiError::bad("invalid ttl"))?;
+    match ttl {
+        Duration::ZERO => Ok(None),
+        ttl if ttl < delay => Err(SHORT_TTL),
+        ttl => Ok(Some(ttl)),
+    }
+}
+
+/// What one job of a publish may be given on the routes that lmstfy does not have: as texts, from a query or from a
+/// JSON object.
+#[derive(Debug, Default)]
+pub struct Given<'a> {
+    pub delay: Option<Cow<'a, str>>,
+    pub at: Option<Cow<'a, str>>,
+    pub at_ms: Option<Cow<'a, str>>,
+    pub ttl: Option<Cow<'a, str>>,
+    pub tries: Option<Cow<'a, str>>,
+    pub key: Option<Cow<'a, str>>,
+    pub on_conflict: Option<Cow<'a, str>>,
+}
+
+/// Where and how a job is placed.
+#[derive(Debug)]
+pub struct Placement {
+    pub life: Life,
+    /// When it is due, if that was given in place of a delay.
+    pub at: Option<Millis>,
+    pub key: Option<(JobKey, OnConflict)>,
+}
+
+impl<'a> Given<'a> {
+    /// What a query gives.
+    pub fn from_query(query: Query<'a>) -> Given<'a> {
+        Given {
+            delay: query.get("delay"),
+            at: query.get("at"),
+            at_ms: query.get("at_ms"),
+            ttl: query.get("ttl"),
+            tries: query.get("tries"),
+            key: query.get("key"),
+            on_conflict: query.get("on_conflict"),
+        }
+    }
+
+    /// What it means, `now` by the store's clock.
+    pub fn placement(&self, now: Millis, defaults: &Defaults) -> Result<Placement, ApiError> {
+        let (delay, at) = self.due(now, defaults)?;
+        let ttl = ttl(self.ttl.as_deref(), delay, defaults)?;
+        let tries = tries(self.tries.as_deref(), defaults.tries)?;
+        let key = match self.key.as_deref() {
+            Some(key) => Some(JobKey::parse(key).ok_or(ApiError::bad("invalid key"))?),
+            None => None,
+        };
+        let on_conflict = match self.on_conflict.as_deref() {
+            None | Some("keep") => OnConflict::Keep,
+            Some("replace") => OnConflict::Replace,
+            Some("fail") => OnConflict::Fail,
+            Some(_) => return Err(ApiError::bad("invalid on_conflict")),
+        };
+        Ok(Placement { life: Life { delay, ttl, tries }, at, key: key.map(|key| (key, on_conflict)) })
+    }
+
+    /// How long until it is due, and when, if that was given.
+    fn due(&self, now: Millis, defaults: &Defaults) -> Result<(Duration, Option<Millis>), ApiError> {
+        let at = match (&self.delay, &self.at, &self.at_ms) {
+            (None, None, None) => return Ok((Duration::from_secs(u64::from(defaults.delay)), None)),
+            (Some(delay), None, None) => {
+                return Ok((time::duration(delay).ok_or(ApiError::bad("invalid delay"))?, None));
+            }
+            (None, Some(at), None) => time::instant(at).ok_or(ApiError::bad("invalid at"))?,
+            (None, None, Some(at)) => time::instant_in_millis(at).ok_or(ApiError::bad("invalid at_ms"))?,
+            _ => return Err(ApiError::bad("only one of delay, at and at_ms can be given")),
+        };
+        let delay = Duration::from_millis(at.saturating_sub(now));
+        if delay > time::LONGEST {
+            return Err(ApiError::bad("at is too far away"));
+        }
+        Ok((delay, Some(at)))
+    }
+}
+
+/// A respawn's `tries`, `delay` and `ttl`, by id.
+pub fn revival(query: Query<'_>, defaults: &Defaults) -> Result<Revival, ApiError> {
+    let delay = duration(query, "delay", 0, "invalid delay")?;
+    let ttl = ttl(query.get("ttl").as_deref(), delay, defaults)?;
+    Ok(Revival { tries: tries(query.get("tries").as_deref(), 1)?, delay, ttl })
+}
+
+/// Seconds, with decimals; `or` so many.
+pub fn duration(query: Query<'_>, key: &str, or: u32, error: &'static str) -> Result<Duration, ApiError> {
+    match query.get(key) {
+        None => Ok(Duration::from_secs(u64::from(or))),
+        Some(text) => time::duration(&text).ok_or(ApiError::bad(error)),
+    }
+}
+
+/// `1` or `0`.
+pub fn flag(query: Query<'_>, key: &str, or: bool, error: &'static str) -> Result<bool, ApiError> {
+    match query.get(key).as_deref() {
+        None => Ok(or),
+        Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(_) => Err(ApiError::bad(error)),
+    }
+}
+
+/// The receipt of a hand-over, if there is one.
+pub fn receipt(query: Query<'_>) -> Result<Option<Receipt>, ApiError> {
+    match query.get("receipt") {
+        None => Ok(None),
+        Some(text) => Receipt::parse(&text).map(Some).ok_or(ApiError::bad("invalid receipt")),
+    }
+}
+
+/// A list's `limit` and `cursor`.
+pub fn page(query: Query<'_>, limit: usize) -> Result<(usize, Option<Cursor>), ApiError> {
+    let limit = query.number("limit", limit, "invalid limit")?;
+    if !(1..=MAX_LISTED).contains(&limit) {
+        return Err(ApiError::bad("invalid limit"));
+    }
+    let cursor = query.get("cursor").map(|text| {
+        let fits = (1..=MAX_CURSOR).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b));
+        if fits { Ok(Cursor(text.into_owned())) } else { Err(ApiError::BAD_CURSOR) }
+    });
+    Ok((limit, cursor.transpose()?))
+}
+
+/// The longest cursor: 640 bytes of a store's that moves, sealed.
+const MAX_CURSOR: usize = 900;
+/// The largest body of an ack or a respawn of many: the longest ids and receipts, and room around them.
+pub const MAX_NAMES: usize = 64 << 10;
+/// The largest weight of a queue.
+const MAX_WEIGHT: u16 = 1000;
+
+/// The `weights` of a consume: one for each queue. One queue needs none.
+fn weights(query: Query<'_>, queues: &QueueList) -> Result<Option<Weights>, ApiError> {
+    let Some(text) = query.get("weights") else { return Ok(None) };
+    let count = queues.names().len();
+    let weights = text.split(',').take(count + 1).map(number::<u16>);
+    let weights: Option<Vec<u16>> =
+        weights.map(|weight| weight.filter(|weight| (1..=MAX_WEIGHT).contains(weight))).collect();
+    match weights {
+        Some(weights) if weights.len() == count => Ok((count > 1).then(|| Weights::new(weights))),
+        _ => Err(ApiError::bad("invalid weights")),
+    }
+}
+
+/// `ttr`, `timeout`, `count`, `weights`, and whether the jobs are shown with their receipts.
+pub fn consume(
+    query: Query<'_>,
+    queues: QueueList,
+    defaults: &Defaults,
+) -> Result<(dispatch::Request, bool), ApiError> {
+    let ttr: u32 = query.number("ttr", defaults.ttr, "invalid ttr")?;
+    let timeout: u32 = query.number("timeout", defaults.timeout, "invalid timeout")?;
+    let count: u16 = query.number("count", 1, "invalid count")?;
+    if !(1..=100).contains(&count) {
+        return Err(ApiError::bad("invalid count"));
+    }
+    let [ttr, timeout] = [ttr, timeout].map(|seconds| Duration::from_secs(u64::from(seconds)));
+    let receipts = flag(query, "receipt", false, "invalid receipt")?;
+    let weights = weights(query, &queues)?;
+    Ok((dispatch::Request { queues, weights, count, ttr, timeout }, receipts))
+}
+
+/// The `limit` of a request to a dead letter: 1 if it is not given. 0 is refused.
+pub fn limit(query: Query<'_>) -> Result<u64, ApiError> {
+    let limit: i64 = query.number("limit", 1, "invalid limit")?;
+    if limit == 0 { Err(ApiError::bad("invalid limit")) } else { Ok(limit.unsigned_abs()) }
+}
+
+/// A respawn's `ttl`: `None` is forever.
+pub fn respawn_ttl(query: Query<'_>, defaults: &Defaults) -> Result<Option<Duration>, ApiError> {
+    let ttl: u32 = query.number("ttl", defaults.ttl, "invalid ttl")?;
+    Ok(seconds(u64::from(ttl)))
+}
+
+fn seconds(ttl: u64) -> Option<Duration> {
+    (ttl > 0).then(|| Duration::from_secs(ttl))
+}
+
+/// Whether so many jobs may be named at a time.
+pub fn check_count(jobs: usize) -> Result<(), ApiError> {
+    match jobs {
+        0 => Err(ApiError::bad("no jobs")),
+        1..=MAX_NAMED => Ok(()),
+        _ => Err(ApiError::bad("too many jobs")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DEFAULTS: Defaults = Defaults { ttl: 86400, delay: 0, tries: 1, ttr: 120, timeout: 0 };
+
+    fn queues() -> QueueList {
+        let namespace = crate::name::Namespace::parse("ns").expect("a literal");
+        let name = crate::name::QueueName::parse("q").expect("a literal");
+        crate::name::Queue { namespace, name }.into()
+    }
+
+    #[test]
+    fn the_first_of_a_repeated_key_counts_and_unknown_ones_do_not() {
+        let life = life(Query("freeze_tries=1&delay=007&delay=9&ttl=0"), &DEFAULTS).expect("it is valid");
+        assert_eq!((life.delay, life.ttl), (Duration::from_secs(7), None));
+    }
+
+    #[test]
+    fn what_is_not_digits_is_no_number() {
+        for bad in
+            ["delay=", "delay=+1", "delay=-1", "delay=1.0", "delay=0x1", "delay=%201", "delay=4294967296"]
+        {
+            assert!(life(Query(bad), &DEFAULTS).is_err(), "{bad} should be refused");
+        }
+        for bad in ["count=0", "count=101", "count=65536", "count="] {
+            assert!(consume(Query(bad), queues(), &DEFAULTS).is_err(), "{bad} should be refused");
+        }
+    }
+
+    fn placement(query: &str) -> Result<Placement, ApiError> {
+        Given::from_query(Query(query)).placement(1_000_000, &DEFAULTS)
+    }
+
+    #[test]
+    fn a_job_is_due_after_a_delay_or_at_an_instant() {
+        let day = Duration::from_secs(86400);
+        for (query, delay, at, ttl) in [
+            ("", 0, None, day),
+            ("delay=1.5", 1500, None, day + Duration::from_millis(1500)),
+            ("at_ms=1000250", 250, Some(1_000_250), day + Duration::from_millis(250)),
+            ("at=1000.25", 250, Some(1_000_250), day + Duration::from_millis(250)),
+            ("at=1970-01-01T00:16:41Z", 1000, Some(1_001_000), day + Duration::from_secs(1)),
+            ("at=1970-01-01T01:16:41+01:00&ttl=1.001", 1000, Some(1_001_000), Duration::from_millis(1001)),
+            ("at=999&ttl=0.001", 0, Some(999_000), Duration::from_millis(1)),
+        ] {
+            let placed = placement(query).unwrap_or_else(|e| panic!("{query} should be fine: {e:?}"));
+            let due = (placed.life.delay, placed.at, placed.life.ttl);
+            assert_eq!(due, (Duration::from_millis(delay), at, Some(ttl)), "{query}");
+        }
+        assert_eq!(placement("ttl=0&delay=4294967295").expect("it is fine").life.ttl, None, "forever");
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for bad in [
+            "delay=1&at=2",
+            "at=1&at_ms=1",
+            "delay=&at=1",
+            "delay=x",
+            "at=",
+            "at=tomorrow",
+            "at=9999-01-01T00:00:00Z",
+            "at_ms=1.5",
+            "delay=2&ttl=1.999",
+            "ttl=",
+            "tries=0",
+            "tries=1.0",
+            "key=",
+            "key=a+b",
+            "on_conflict=",
+            "on_conflict=Keep",
+        ] {
+            assert!(placement(bad).is_err(), "{bad} should be refused");
+        }
+    }
+
+    #[test]
+    fn a_key_says_what_a_taken_one_means() {
+        for (query, means) in [
+            ("key=k", OnConflict::Keep),
+            ("key=k&on_conflict=keep", OnConflict::Keep),
+            ("key=k&on_conflict=replace", OnConflict::Replace),
+            ("key=k&on_conflict=fail", OnConflict::Fail),
+        ] {
+            let key = placement(query).expect("it is fine").key.map(|(key, means)| (key.to_string(), means));
+            assert_eq!(key, Some(("k".to_owned(), means)), "{query}");
+        }
+        assert!(placement("on_conflict=fail").expect("it is fine").key.is_none(), "there is no key");
+    }
+
+    #[test]
+    fn there_is_a_weight_for_each_queue() {
+        let namespace = crate::name::Namespace::parse("ns").expect("a literal");
+        let names = ["a", "b"].map(|name| crate::name::QueueName::parse(name).expect("a literal"));
+        let two = QueueList::new(namespace, names).expect("not empty");
+        let of = |queues: &QueueList, query: &str| {
+            weights(Query(query), queues).map(|w| w.map(|w| w.as_slice().to_vec()))
+        };
+        assert_eq!(of(&two, "weights=5,1000").expect("two"), Some(vec![5, 1000]));
+        assert_eq!(of(&two, "x=1").expect("none"), None);
+        assert_eq!(of(&queues(), "weights=7").expect("one"), None, "one queue gets all");
+        for bad in ["", "1", "1,", ",1", "1,2,3", "0,1", "1001,1", "-1,1", "1;2", "1, 2", "a,b", "65537,1"] {
+            assert!(of(&two, &format!("weights={bad}")).is_err(), "weights={bad} should be refused");
+        }
+    }
+
+    #[test]
+    fn a_page_has_a_limit_and_perhaps_a_cursor() {
+        let of = |query: &str| page(Query(query), 20).map(|(limit, cursor)| (limit, cursor.map(|c| c.0)));
+        assert_eq!(of("").expect("it is fine"), (20, None));
+        assert_eq!(of("limit=100&cursor=a-_9").expect("it is fine"), (100, Some("a-_9".to_owned())));
+        let long = format!("cursor={}", "a".repeat(901));
+        for bad in ["limit=0", "limit=101", "limit=", "cursor=", "cursor=%20", "cursor=a/b", &long] {
+            assert!(of(bad).is_err(), "{bad} should be refused");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_value_is_the_one_that_decoding_everything_finds(query in "[a%=&+26]{0,40}", key in "[a+ &]{0,2}") {
+            let all = form_urlencoded::parse(query.as_bytes()).find(|(k, _)| *k == key).map(|(_, v)| v);
+            prop_assert_eq!(Query(&query).get(&key), all);
+        }
+
+        #[test]
+        fn no_query_panics(query in ".*") {
+            let _ = (life(Query(&query), &DEFAULTS), limit(Query(&query)));
+            let _ = (consume(Query(&query), queues(), &DEFAULTS), revival(Query(&query), &DEFAULTS));
+            let _ = (placement(&query), page(Query(&query), 1), receipt(Query(&query)));
+        }
+    }
+}

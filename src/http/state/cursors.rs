@@ -1,0 +1,95 @@
+//! Cursors as clients see them: sealed, and good for one list. What is in a store's cursor is a place, among the timers of
+//! all namespaces too. Who could read it or make one up would learn when others' jobs are due.
+//!
+//! The key is the secret that the servers of one admin store share: a list goes on at another server, and after a
+//! restart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::time::Instant;
+
+use crate::admin::AdminStore;
+use crate::engine::Cursor;
+use crate::error::{Error, Result};
+use crate::http::answer::error::ApiError;
+
+/// What is sealed is filled up to a multiple of so many bytes: its length says nothing of a place among timers.
+const BLOCK: usize = 128;
+/// The bytes of a key.
+const KEY: usize = 32;
+/// A cursor that does not open has the key asked for anew, if it was not a moment ago.
+const KEY_TRUSTED: Duration = Duration::from_secs(1);
+
+/// Seals cursors, and opens them.
+#[derive(Debug)]
+pub struct Cursors {
+    store: Arc<dyn AdminStore>,
+    key: Mutex<Option<(Arc<LessSafeKey>, Instant)>>,
+}
+
+impl Cursors {
+    /// By the secret of this store.
+    pub fn new(store: Arc<dyn AdminStore>) -> Cursors {
+        Cursors { store, key: Mutex::default() }
+    }
+
+    /// The key, which was asked for `within` this time.
+    async fn key(&self, within: Duration) -> Result<Arc<LessSafeKey>> {
+        if let Some((key, asked)) = &*self.key.lock()
+            && asked.elapsed() <= within
+        {
+            return Ok(key.clone());
+        }
+        let secret = self.store.secret(&random::<KEY>()?).await?;
+        let key = UnboundKey::new(&AES_256_GCM, &secret)
+            .map_err(|_| Error::corrupt("the secret of cursors cannot be read"))?;
+        let key = Arc::new(LessSafeKey::new(key));
+        *self.key.lock() = Some((key.clone(), Instant::now()));
+        Ok(key)
+    }
+
+    /// A cursor of this list, as text.
+    pub async fn seal(&self, list: &str, cursor: Option<Cursor>) -> Result<Option<String>> {
+        let Some(Cursor(cursor)) = cursor else { return Ok(None) };
+        let key = self.key(Duration::MAX).await?;
+        let mut bytes = cursor.into_bytes();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK), b' ');
+        let nonce = random::<NONCE_LEN>()?;
+        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(list), &mut bytes)
+            .map_err(|_| Error::refused("a cursor cannot be sealed"))?;
+        bytes.splice(..0, nonce);
+        Ok(Some(URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// What was sealed for this list.
+    pub async fn open(&self, list: &str, text: Option<Cursor>) -> Result<Option<Cursor>, ApiError> {
+        let Some(Cursor(text)) = text else { return Ok(None) };
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| ApiError::BAD_CURSOR)?;
+        for within in [Duration::MAX, KEY_TRUSTED] {
+            if let Some(cursor) = open(&*self.key(within).await?, list, &bytes) {
+                return Ok(Some(cursor));
+            }
+        }
+        Err(ApiError::BAD_CURSOR)
+    }
+}
+
+fn open(key: &LessSafeKey, list: &str, bytes: &[u8]) -> Option<Cursor> {
+    let (nonce, sealed) = bytes.split_first_chunk::<NONCE_LEN>()?;
+    let mut sealed = sealed.to_vec();
+    let nonce = Nonce::assume_unique_for_key(*nonce);
+    let opened = key.open_in_place(nonce, Aad::from(list), &mut sealed).ok()?;
+    Some(Cursor(std::str::from_utf8(opened).ok()?.trim_end().to_owned()))
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| Error::refused("no random bytes for a cursor"))?;
+    Ok(bytes)
+}

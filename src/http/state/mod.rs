@@ -1,0 +1,132 @@
+//! What handlers share: the pools, who may use them, what is bounded, and what is under way. It decides nothing. Of
+//! `http` it imports `answer`.
+
+pub mod cursors;
+pub mod failed_logins;
+pub mod idempotency;
+pub mod parked_tokens;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::State;
+
+use self::cursors::Cursors;
+use self::failed_logins::FailedLogins;
+use self::idempotency::UnderWay;
+use self::parked_tokens::ParkedTokens;
+use crate::admin::limits::Throttle;
+use crate::admin::quotas::QuotaManager;
+use crate::admin::tokens::TokenManager;
+use crate::config::Secret;
+use crate::dispatch::{Dispatcher, ParkedPolls};
+use crate::engine::Engine;
+use crate::http::answer::room::BodyRoom;
+use crate::job::JobIds;
+use crate::metrics::Metrics;
+use crate::name::PoolName;
+use crate::outage::Outage;
+use crate::process::tasks::{Failure, Tasks};
+use crate::push::Push;
+
+/// The largest job, in bytes.
+pub const MAX_JOB: usize = 1 << 20;
+/// The most bytes of jobs that an answer shows, unless its first job is larger. Of a consume the others go back.
+pub const MAX_ANSWER: usize = 8 << 20;
+
+/// How a handler takes the state.
+pub type App = State<Arc<AppState>>;
+/// What requests need of a pool.
+#[derive(Debug)]
+pub struct PoolState {
+    pub name: PoolName,
+    pub engine: Arc<dyn Engine>,
+    pub dispatcher: Arc<Dispatcher>,
+    /// Hears of requests that fail, and of those that work.
+    pub outage: Arc<Outage>,
+    /// Ids of the jobs published to this pool.
+    pub ids: Arc<JobIds>,
+}
+
+/// What publish and consume take for parameters that are not given.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    /// Seconds; 0 is forever.
+    pub ttl: u32,
+    /// Seconds.
+    pub delay: u32,
+    pub tries: u16,
+    /// Seconds.
+    pub ttr: u32,
+    /// Seconds.
+    pub timeout: u32,
+}
+
+/// Whether the server should get requests.
+#[derive(Debug)]
+pub struct Readiness {
+    draining: AtomicBool,
+    failure: Failure,
+}
+
+impl Readiness {
+    /// Ready until `failure` is reported, or the server is told to stop.
+    pub fn new(failure: Failure) -> Readiness {
+        Readiness { draining: AtomicBool::new(false), failure }
+    }
+
+    /// The server stops: load balancers should send no more.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the server stops.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Why the server should get no requests now.
+    pub fn problem(&self) -> Option<String> {
+        match self.failure.reason() {
+            Some(reason) => Some(reason.to_owned()),
+            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
+            None => None,
+        }
+    }
+}
+
+/// What every handler may use.
+#[derive(Debug)]
+pub struct AppState {
+    pub pools: BTreeMap<PoolName, Arc<PoolState>>,
+    /// Queues whose jobs are sent to a URL.
+    pub push: Arc<Push>,
+    pub tokens: Arc<TokenManager>,
+    pub throttle: Arc<Throttle>,
+    pub cursors: Cursors,
+    pub quotas: Arc<QuotaManager>,
+    pub defaults: Defaults,
+    pub metrics: Arc<Metrics>,
+    /// How many polls are parked, over all pools.
+    pub parked: Arc<ParkedPolls>,
+    /// The tokens that they wait with.
+    pub parked_tokens: Arc<ParkedTokens>,
+    pub readiness: Readiness,
+    /// Held while a scrape sets the sizes and writes them out, so that two scrapes do not mix.
+    pub scrape: Arc<tokio::sync::Mutex<()>>,
+    /// `-sv`: every token is accepted.
+    pub skip_verification: bool,
+    /// Users and passwords for the guarded routes of the admin port. Empty: everybody may use them.
+    pub accounts: BTreeMap<String, Secret>,
+    /// Bounds the memory that large bodies take together.
+    pub body_room: BodyRoom,
+    /// The publishes with an idempotency key that are under way.
+    pub under_way: Arc<UnderWay>,
+    /// Who has tried wrong passwords lately.
+    pub failed_logins: FailedLogins,
+    /// Whether requests are logged.
+    pub access_log: AtomicBool,
+    /// Where handlers start tasks that outlive their request.
+    pub tasks: Tasks,
+}
