@@ -20,6 +20,8 @@ mod shim;
 mod process;
 #[path = "../../tests/support/redis_server.rs"]
 pub mod redis_server;
+#[path = "../../tests/support/timeout.rs"]
+mod timeout;
 
 /// A benchmark that cannot go on says why, and counts as failed.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

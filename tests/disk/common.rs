@@ -1,5 +1,4 @@
 //! What the tests of the disk engine share: jobs by number, opening, a copy of a directory.
-#![allow(dead_code)] // each test binary uses a part
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;

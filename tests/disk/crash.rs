@@ -1,9 +1,6 @@
 //! kill -9 under load, many times: what was answered is there, what was acked is not, and nothing is there
 //! twice. Some of the jobs have keys, and the workers touch and release before they ack.
 
-mod disk_common;
-mod support;
-
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -12,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use disk_common::*;
+use crate::common::*;
 use dormouse::clock::{ManualClock, SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::{Engine, Held, OnConflict, Placing, Publication, Published, Quota, Quotas, Release};
@@ -151,7 +148,7 @@ struct Told {
 fn run_and_kill(path: &Path, lines: usize, told: &mut Told) {
     let me = std::env::current_exe().expect("a test knows its own path");
     let mut child = Command::new(me)
-        .args(["--exact", "child_under_load", "--nocapture"])
+        .args(["--exact", "crash::child_under_load", "--nocapture"])
         .env(CHILD, path)
         .stdout(Stdio::piped())
         .spawn()

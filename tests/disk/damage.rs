@@ -5,9 +5,6 @@
 //! `DISK_FLIPS=200` tries so many flips of each store instead of a few, and removes every file also of the largest
 //! store; `DISK_FLIPS_SEED=7` draws others.
 
-mod disk_common;
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
@@ -15,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::*;
 use bytes::Bytes;
-use disk_common::*;
 use dormouse::clock::ManualClock;
 use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, OpenError, repair};

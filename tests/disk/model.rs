@@ -1,15 +1,14 @@
 //! Random operations on the disk engine and on the model, with windows so small that every step crosses their
 //! edges: after each step both must answer the same, also after a reopen and after a crash.
 
-mod disk_common;
-mod support;
-
 use std::fmt::Debug;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk_common::*;
+use crate::common::*;
+use crate::support::jobs::job_key;
+use crate::support::model::ModelEngine;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::{
@@ -20,8 +19,6 @@ use dormouse::error::Result;
 use dormouse::job::{Job, JobRef, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue, QueueList};
 use proptest::prelude::*;
-use support::jobs::job_key;
-use support::model::ModelEngine;
 use tempfile::TempDir;
 
 /// One random step. Queues and ids are few, so that they meet.

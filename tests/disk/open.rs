@@ -1,15 +1,12 @@
 //! Opening what should not be opened, and what a damaged or failing disk must and must not do.
 
-mod disk_common;
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use disk_common::*;
+use crate::common::*;
 use dormouse::clock::{Clock, ManualClock};
 use dormouse::engine::Engine;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError};
@@ -349,7 +346,7 @@ async fn a_failed_write_poisons_the_store_and_loses_nothing() {
     let me = std::env::current_exe().expect("a test knows its own path");
     // XFSZ ignored, the write fails with EFBIG instead of killing. `ulimit -f` of sh counts 512 bytes, of
     // bash in its own mode 1024.
-    let script = r#"trap "" XFSZ; ulimit -f 131072; exec "$0" --exact child_full_disk --nocapture"#;
+    let script = r#"trap "" XFSZ; ulimit -f 131072; exec "$0" --exact open::child_full_disk --nocapture"#;
     let run = Command::new("sh")
         .args(["-c", script])
         .arg(me)

@@ -1,13 +1,10 @@
 //! Space comes back: what nobody consumes, what was acked in its queue, and queues used once.
 
-mod disk_common;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use disk_common::*;
+use crate::common::*;
 use dormouse::clock::ManualClock;
 use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;

@@ -1,12 +1,9 @@
 //! What the verbs that lmstfy does not have leave in a directory: over a close and a crash.
 
-mod disk_common;
-mod support;
-
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use disk_common::*;
+use crate::common::*;
 use dormouse::engine::disk::{DiskEngine, Sync};
 use dormouse::engine::{Engine, Held, OnConflict, Once, Pause, Placing, Publication, Published, REMEMBERED};
 use dormouse::error::Error;

@@ -8,7 +8,7 @@ use dormouse::admin::{Count, Scope, TokenKey, TokenRecord};
 use dormouse::clock::Millis;
 use dormouse::engine::Quota;
 
-use crate::support::admin::{AdminStage, limit, scope, token};
+use crate::admin_stage::{AdminStage, limit, scope, token};
 use crate::support::stage::ok;
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -18,7 +18,7 @@ use dormouse::name::{Namespace, PoolName, Token};
 use parking_lot::Mutex;
 use tokio::sync::{RwLock, RwLockWriteGuard};
 
-use super::jobs::ms;
+use crate::support::jobs::ms;
 
 /// Tokens, limits and counters in maps.
 #[derive(Debug)]

@@ -12,34 +12,52 @@
 //! what it has.
 //!
 //! [`Stage`]: crate::support::stage::Stage
-//! [`AdminStage`]: crate::support::admin::AdminStage
+//! [`AdminStage`]: crate::admin_stage::AdminStage
 
-pub mod ack;
-pub mod admin;
-pub mod closing;
-pub mod concurrency;
-pub mod consume;
-pub mod dead;
-pub mod give_back;
-pub mod hand_over;
-pub mod instants;
-pub mod keys;
-pub mod lists;
-pub mod names;
-pub mod notifier;
-pub mod once;
-pub mod pause;
-pub mod peek;
-pub mod publish;
-pub mod quotas;
-pub mod random;
-pub mod random_verbs;
-pub mod republish;
-pub mod revive;
-pub mod store;
-pub mod timers;
-pub mod ttl;
-pub mod ttr;
+mod ack;
+mod admin;
+mod closing;
+mod concurrency;
+mod consume;
+mod dead;
+mod give_back;
+mod hand_over;
+mod instants;
+mod keys;
+mod lists;
+mod names;
+mod notifier;
+mod once;
+mod pause;
+mod peek;
+mod publish;
+mod quotas;
+mod random;
+mod random_verbs;
+mod republish;
+mod revive;
+mod store;
+mod timers;
+mod ttl;
+mod ttr;
+
+mod admin_stage;
+mod parts;
+mod stages;
+
+#[path = "../support"]
+mod support {
+    pub mod client;
+    pub mod gated;
+    pub mod jobs;
+    pub mod model;
+    pub mod notified;
+    pub mod redis_server;
+    pub mod servers;
+    pub mod stage;
+    pub mod stores;
+    pub mod timeout;
+}
 
 /// One test per law on the stage that `$stage().await` builds.
 macro_rules! laws {
@@ -48,7 +66,7 @@ macro_rules! laws {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
 
-            $crate::laws::law_tests! { $stage;
+            $crate::law_tests! { $stage;
                 publish {
                     a_published_job_comes_out_as_it_went_in,
                     an_empty_a_binary_and_a_large_body_stay_as_they_are,
@@ -196,7 +214,7 @@ macro_rules! laws {
                     close_twice_is_fine,
                 }
             }
-            $($crate::laws::more_laws! { $more, $stage })*
+            $($crate::more_laws! { $more, $stage })*
         }
     };
 }
@@ -204,7 +222,7 @@ macro_rules! laws {
 /// Laws that not every stage keeps.
 macro_rules! more_laws {
     (virtual_time, $stage:expr) => {
-        $crate::laws::law_tests! { $stage;
+        $crate::law_tests! { $stage;
             instants {
                 nothing_happens_one_millisecond_before,
                 a_job_is_there_until_its_last_millisecond,
@@ -212,7 +230,7 @@ macro_rules! more_laws {
         }
     };
     (verbs, $stage:expr) => {
-        $crate::laws::law_tests! { $stage;
+        $crate::law_tests! { $stage;
             keys {
                 a_key_names_its_job_in_every_state_but_dead,
                 a_taken_key_keeps_the_first_job,
@@ -305,7 +323,7 @@ macro_rules! admin_laws {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
 
-            $crate::laws::law_tests! { $stage;
+            $crate::law_tests! { $stage;
                 admin {
                     a_token_is_there_once_it_was_added,
                     a_taken_token_is_not_added_again,
@@ -341,7 +359,7 @@ macro_rules! law_tests {
             async fn $law() {
                 let play = async {
                     let stage = $stage().await;
-                    $crate::laws::$topic::$law(&stage).await;
+                    $crate::$topic::$law(&stage).await;
                 };
                 let end = std::time::Duration::from_secs(60);
                 assert!(tokio::time::timeout(end, play).await.is_ok(), "the law still runs after a minute");

@@ -3,13 +3,14 @@
 //! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
 //! they claim to be.
 
-#[path = "laws/mod.rs"]
-mod laws;
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::support::model::ModelEngine;
+use crate::support::redis_server::RedisServer;
+use crate::support::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
+use crate::support::stores::{open_disk, open_redis};
 use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
@@ -18,11 +19,6 @@ use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
-use support::admin::{AdminStage, MemoryAdmin};
-use support::model::ModelEngine;
-use support::redis_server::RedisServer;
-use support::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
-use support::stores::{open_disk, open_redis};
 use tempfile::TempDir;
 
 /// What is different about a Redis: its own clock, sizes that count what is acked or expired, and other
@@ -111,18 +107,18 @@ async fn admin_disk() -> AdminStage {
 
 async fn admin_redis() -> AdminStage {
     let redis = RedisServer::start();
-    let store = support::stores::open_admin_redis(&redis).await;
+    let store = crate::support::stores::open_admin_redis(&redis).await;
     AdminStage::new(store, None, redis)
 }
 
-laws::laws!(on_model, model, virtual_time, verbs);
-laws::laws!(on_disk, disk, virtual_time, verbs);
-laws::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
-laws::laws!(on_redis, redis, verbs);
-laws::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
-laws::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
-laws::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
-laws::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
-laws::admin_laws!(admin_on_model, admin_model);
-laws::admin_laws!(admin_on_disk, admin_disk);
-laws::admin_laws!(admin_on_redis, admin_redis);
+crate::laws!(on_model, model, virtual_time, verbs);
+crate::laws!(on_disk, disk, virtual_time, verbs);
+crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
+crate::laws!(on_redis, redis, verbs);
+crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
+crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
+crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
+crate::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
+crate::admin_laws!(admin_on_model, admin_model);
+crate::admin_laws!(admin_on_disk, admin_disk);
+crate::admin_laws!(admin_on_redis, admin_redis);

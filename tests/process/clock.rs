@@ -1,15 +1,13 @@
 //! Processes whose time of day is set while they run. What the clocks do in virtual time is in the tests of
 //! src/engine/disk/state/clock.rs and of src/engine/redis/clock.rs.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::client::{Response, create_token, request, send, until_status};
-use support::faketime::Faketime;
-use support::process::Process;
-use support::redis_server::RedisServer;
-use support::servers::{TestServer, redis_toml};
+use crate::faketime::Faketime;
+use crate::support::client::{Response, create_token, request, send, until_status};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{TestServer, redis_toml};
 use tempfile::TempDir;
 
 const HOUR: i64 = 3600;

@@ -1,18 +1,16 @@
 //! Several servers on one store: two of ours beside lmstfy on one Redis, and one that dies again and again.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::client::{create_token, data, job_id, send, try_send, until};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::timeout::TIMEOUT;
 use reqwest::Client;
-use support::TIMEOUT;
-use support::client::{create_token, data, job_id, send, try_send, until};
-use support::process::Process;
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tempfile::TempDir;
 
 /// A server of the other kind: the commands that lmstfy sends, each by itself, with times in whole seconds.

@@ -1,14 +1,12 @@
 //! `dormouse queue` against a real server process: what it asks for, what it prints, how it ends.
 
-mod support;
-
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
+use crate::support::client::create_token;
+use crate::support::process::Process;
+use crate::support::receiver::Receiver;
 use serde_json::{Value, json};
-use support::client::create_token;
-use support::process::Process;
-use support::receiver::Receiver;
 use tempfile::TempDir;
 
 /// A server process, and how to reach it.
@@ -109,7 +107,7 @@ async fn a_night_on_call() {
     let peeked = stand.queue(&["peek", "mail", "--state", "delayed"]);
     assert!(peeked.out.contains(&id) && peeked.out.contains("ann"), "{peeked:?}");
     let ready = stand.json(&["peek", "mail", "--data", "--limit", "1"]);
-    assert_eq!(support::client::data(&ready["jobs"][0]), b"from standard input");
+    assert_eq!(crate::support::client::data(&ready["jobs"][0]), b"from standard input");
     let one = stand.queue(&["peek", "mail", "--job", &id]);
     assert!(one.out.contains("delayed") && one.out.contains("to ann"), "{one:?}");
 
@@ -142,13 +140,15 @@ async fn dead_jobs_are_respawned_by_id_or_by_age() {
     for body in ["a", "b", "c"] {
         ids.push(stand.json(&["publish", "q", body])["job_id"].as_str().expect("an id").to_owned());
         let url = format!("{}/api/ns/q", stand.url);
-        let got = support::client::request("GET", &format!("{url}?receipt=1&ttr=600"), &stand.token);
-        let got = support::client::send(got).await.expect(200);
+        let got = crate::support::client::request("GET", &format!("{url}?receipt=1&ttr=600"), &stand.token);
+        let got = crate::support::client::send(got).await.expect(200);
         let bury =
             format!("{url}/job/{}/bury?receipt={}", got.job_id(), got.json["receipt"].as_str().unwrap_or(""));
-        support::client::send(support::client::request("POST", &bury, &stand.token).body("broken"))
-            .await
-            .expect(200);
+        crate::support::client::send(
+            crate::support::client::request("POST", &bury, &stand.token).body("broken"),
+        )
+        .await
+        .expect(200);
     }
     let dead = stand.queue(&["peek", "q", "--state", "dead"]);
     assert_eq!(dead.out.matches("broken").count(), 3, "{dead:?}");
@@ -172,7 +172,7 @@ async fn a_list_goes_on_over_the_pages() {
     let url = format!("{}/api/ns/q/bulk", stand.url);
     for _ in 0..5 {
         let bulk = format!("[{}]", vec!["1"; 50].join(","));
-        support::client::send(support::client::request("PUT", &url, &stand.token).body(bulk))
+        crate::support::client::send(crate::support::client::request("PUT", &url, &stand.token).body(bulk))
             .await
             .expect(201);
     }

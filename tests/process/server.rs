@@ -1,14 +1,12 @@
 //! The binary as an operator meets it: what it prints, how it ends, what survives its death.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::support::process::Process;
 use reqwest::{Client, Method, StatusCode};
-use support::process::Process;
 use tempfile::TempDir;
 
 fn dir() -> TempDir {

@@ -1,17 +1,15 @@
 //! Where push may call: forbidden addresses however they are written and whatever names lead to them, certificates,
 //! and a proxy. nginx speaks TLS here, tinyproxy is the proxy.
 
-mod support;
-
+use crate::pushed::{LOCAL, Pushed, verifies};
+use crate::support::client::until;
+use crate::support::fake_names::FakeNames;
+use crate::support::process::Process;
+use crate::support::receiver::{Answer, Receiver};
+use crate::support::servers::Store;
+use crate::tinyproxy::Tinyproxy;
+use crate::tls::Authority;
 use serde_json::{Value, json};
-use support::client::until;
-use support::fake_names::FakeNames;
-use support::process::Process;
-use support::pushed::{LOCAL, Pushed, verifies};
-use support::receiver::{Answer, Receiver};
-use support::servers::Store;
-use support::tinyproxy::Tinyproxy;
-use support::tls::Authority;
 use tempfile::TempDir;
 
 /// Hosts that a URL may name and that are none of the public network. A PUT refuses each with 400.
@@ -360,10 +358,10 @@ async fn an_address_that_was_allowed_once_is_judged_again() {
     let store = Store::redis();
     let receiver = Receiver::start().await;
     let toml = store.toml();
-    let before = support::servers::TestServer::start(&format!("{LOCAL}{toml}"), ()).await;
+    let before = crate::support::servers::TestServer::start(&format!("{LOCAL}{toml}"), ()).await;
     let body: Value = json!({"url": receiver.url("/")});
     let put = before.admin("PUT", "/push/ns/q").body(body.to_string());
-    support::client::send(put).await.expect(200);
+    crate::support::client::send(put).await.expect(200);
     before.stop().await;
     let pushed = Pushed::with("", store).await;
     let id = pushed.publish("q", "", "x").await;

@@ -1,15 +1,13 @@
 //! What a queue that is pushed sends, and what becomes of the job after each answer. docs/push.md has the table of
 //! answers; each of its rows is a row of a table here.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::pushed::{Pushed, http_date, seconds_until, verifies};
+use crate::support::client::{data, send, until};
+use crate::support::receiver::{Answer, Receiver, nobody};
+use crate::support::servers::{Store, on_each_store};
 use serde_json::{Value, json};
-use support::client::{data, send, until};
-use support::pushed::{Pushed, http_date, seconds_until, verifies};
-use support::receiver::{Answer, Receiver, nobody};
-use support::servers::{Store, on_each_store};
 
 async fn a_delivery_says_what_it_delivers(store: Store) {
     let pushed = Pushed::on(store).await;
@@ -17,7 +15,7 @@ async fn a_delivery_says_what_it_delivers(store: Store) {
     let set = pushed.push_to(&receiver, "q", json!({"headers": {"Authorization": "Bearer abc"}})).await;
     let secret =
         set["secret"].as_str().unwrap_or_else(|| panic!("a secret was expected in {set}")).to_owned();
-    let request = support::client::request("PUT", &pushed.url("/api/ns/q?tries=3"), &pushed.token);
+    let request = crate::support::client::request("PUT", &pushed.url("/api/ns/q?tries=3"), &pushed.token);
     let attributes = [
         ("Enable-Job-Version", "yes"),
         ("Job-Attr-Tenant", "blue"),
@@ -449,7 +447,7 @@ async fn a_rate_holds_in_any_interval(store: Store) {
 async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
-    let answered = |request: &support::receiver::Arrived| {
+    let answered = |request: &crate::support::receiver::Arrived| {
         let busy = request.text() == "busy";
         Answer::status(if busy { 429 } else { 200 }).held()
     };

@@ -1,21 +1,19 @@
 //! Conversations about pushed queues: set on the admin port, delivered to an endpoint in this process.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::stage::pushed;
+use crate::support::client::{Response, job_id, send, until};
+use crate::support::receiver::{Answer as Scripted, Receiver};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use dormouse::admin::push::{Attempt, Lease, PushStore, Report};
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Client, Fault, Resolve, Send};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use support::client::{Response, job_id, send, until};
-use support::push::pushed;
-use support::receiver::{Answer as Scripted, Receiver};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// What a server on this store needs to push to this machine.
@@ -309,7 +307,7 @@ async fn two_servers_count_the_attempts_of_a_job_together() {
 #[tokio::test]
 async fn leases_never_hold_more_than_there_is() {
     let redis = RedisServer::start();
-    let store = support::stores::open_admin_redis(&redis).await;
+    let store = crate::support::stores::open_admin_redis(&redis).await;
     let key = pushed("q");
     let lease = async |server: &'static str, time: u64, wants: u32, holds: u32, rate_held: u32| {
         let lease = Lease {
@@ -384,14 +382,14 @@ async fn what_is_leased_outlives_the_setting(store: &dyn PushStore) {
 #[tokio::test]
 async fn what_is_leased_outlives_the_setting_on_redis() {
     let redis = RedisServer::start();
-    what_is_leased_outlives_the_setting(&*support::stores::open_admin_redis(&redis).await).await;
+    what_is_leased_outlives_the_setting(&*crate::support::stores::open_admin_redis(&redis).await).await;
 }
 
 /// On disk the rate outlives the process, too: it may have been killed.
 #[tokio::test]
 async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
-    let (engine, dir) = support::stores::open_disk(clock);
+    let (engine, dir) = crate::support::stores::open_disk(clock);
     let open = || dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
     what_is_leased_outlives_the_setting(&open()).await;
     let after_a_kill = open();
@@ -405,7 +403,7 @@ async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
 #[tokio::test]
 async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
     let redis = RedisServer::start();
-    let store = support::stores::open_admin_redis(&redis).await;
+    let store = crate::support::stores::open_admin_redis(&redis).await;
     let lease = async |server: &'static str, holds: u32, open: Option<u64>| {
         // Two queues, since names decide between equals.
         let key = pushed(if ["a", "b"].contains(&server) { "q1" } else { "q2" });
@@ -471,14 +469,14 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
 #[tokio::test]
 async fn a_store_of_push_keeps_what_it_is_given_on_redis() {
     let redis = RedisServer::start();
-    let store = support::stores::open_admin_redis(&redis).await;
+    let store = crate::support::stores::open_admin_redis(&redis).await;
     a_store_of_push_keeps_what_it_is_given(&*store).await;
 }
 
 #[tokio::test]
 async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
-    let (engine, dir) = support::stores::open_disk(clock);
+    let (engine, dir) = crate::support::stores::open_disk(clock);
     let store = dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
     a_store_of_push_keeps_what_it_is_given(&store).await;
     drop(dir);

@@ -1,20 +1,18 @@
 //! The receivers and the walks of the documents, as they stand there: each receiver is run, if its language is on this
 //! machine, and verifies what it should.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use crate::pushed::Pushed;
+use crate::support::client::{request, send};
+use crate::support::receiver::nobody;
+use crate::support::servers::Store;
+use crate::support::timeout::TIMEOUT;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
-use support::TIMEOUT;
-use support::client::{request, send};
-use support::pushed::Pushed;
-use support::receiver::nobody;
-use support::servers::Store;
 use tempfile::TempDir;
 
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";

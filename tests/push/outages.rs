@@ -1,17 +1,15 @@
 //! Push when something is down: the endpoint, one server of two, the only one. And what a fleet shares.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::pushed::{LOCAL, Pushed, seconds_until};
+use crate::support::client::{create_token, request, send, until};
+use crate::support::process::Process;
+use crate::support::receiver::{Answer, Arrived, Receiver};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use serde_json::{Value, json};
-use support::client::{create_token, request, send, until};
-use support::process::Process;
-use support::pushed::{LOCAL, Pushed, seconds_until};
-use support::receiver::{Answer, Arrived, Receiver};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tempfile::TempDir;
 
 /// How many tries the jobs of a queue have spent together, and how many jobs are dead.

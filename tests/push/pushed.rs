@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use super::client::{Response, create_token, request, send, until};
-use super::process::Process;
-use super::receiver::{Arrived, Receiver};
-use super::servers::{Store, TestServer};
+use crate::support::client::{Response, create_token, request, send, until};
+use crate::support::process::Process;
+use crate::support::receiver::{Arrived, Receiver};
+use crate::support::servers::{Store, TestServer};
 
 /// Lets push call receivers of this machine.
 pub const LOCAL: &str = "PushAllow = [\"127.0.0.0/8\"]\n";

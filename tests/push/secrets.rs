@@ -1,19 +1,17 @@
 //! Secrets of push and values of headers, as the store shows them with and without `SecretKeyFile`, and what servers do
 //! that have another key, or none.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::pushed::{LOCAL, Pushed, verifies};
+use crate::support::client::until;
+use crate::support::process::Process;
+use crate::support::receiver::Receiver;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, on_each_store};
 use serde_json::{Value, json};
-use support::client::until;
-use support::process::Process;
-use support::pushed::{LOCAL, Pushed, verifies};
-use support::receiver::Receiver;
-use support::redis_server::RedisServer;
-use support::servers::{Store, on_each_store};
 use tempfile::TempDir;
 
 /// Keys as `openssl rand -base64 32` makes them, if it makes all bytes alike.

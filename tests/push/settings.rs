@@ -1,15 +1,13 @@
 //! Conversations with the admin port about what queues are pushed to.
 
-mod support;
-
+use crate::pushed::{LOCAL, Pushed, verifies};
+use crate::support::client::{raw, send, until};
+use crate::support::process::Process;
+use crate::support::receiver::{Answer, Receiver};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::timeout::TIMEOUT;
 use serde_json::{Value, json};
-use support::TIMEOUT;
-use support::client::{raw, send, until};
-use support::process::Process;
-use support::pushed::{LOCAL, Pushed, verifies};
-use support::receiver::{Answer, Receiver};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tempfile::TempDir;
 
 async fn a_setting_is_answered_with_what_is_in_force(store: Store) {
@@ -32,7 +30,7 @@ async fn a_setting_is_answered_with_what_is_in_force(store: Store) {
         assert!(set.get(absent).is_none_or(Value::is_null), "{absent} is absent: {set}");
     }
     let secret = set["secret"].as_str().unwrap_or_else(|| panic!("a secret the first time: {set}"));
-    let bytes = secret.strip_prefix("whsec_").map(support::client::decoded).unwrap_or_default();
+    let bytes = secret.strip_prefix("whsec_").map(crate::support::client::decoded).unwrap_or_default();
     assert_eq!(bytes.len(), 32, "whsec_ and base64 of 32 bytes, not {secret}");
 
     let all = json!({
@@ -324,7 +322,7 @@ async fn the_routes_ask_for_the_account_and_refuse_web_pages() {
     // Not on the public port.
     let on_api =
         raw(server.api_addr, b"GET /push/ns/q HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-    assert_eq!(support::client::status(&on_api), 404, "{on_api}");
+    assert_eq!(crate::support::client::status(&on_api), 404, "{on_api}");
 }
 
 /// Neither the secret, nor a header's value, nor a body is in any log, whatever is answered.

@@ -30,9 +30,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::gated::Gated;
-use super::jobs::queue;
-use super::model::ModelEngine;
+use crate::support::gated::Gated;
+use crate::support::jobs::queue;
+use crate::support::model::ModelEngine;
 
 /// The runtime's clock, which stands still while something is to be done when it is paused.
 #[derive(Debug)]
@@ -361,7 +361,7 @@ impl PushStage {
 
     /// The jobs of another queue of the namespace, as JSON, the oldest first. Takes them out.
     pub async fn take(&self, name: &str) -> Vec<Value> {
-        let queue = super::jobs::queue(name);
+        let queue = crate::support::jobs::queue(name);
         let taken = self.engine.consume(&queue.into(), &[Duration::from_secs(3600); 100]).await;
         let jobs = taken.expect("the model answers").jobs;
         jobs.iter().map(|job| serde_json::from_slice(&job.body).expect("JSON")).collect()

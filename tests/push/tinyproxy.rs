@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::TIMEOUT;
-use super::receiver::nobody;
+use crate::support::receiver::nobody;
+use crate::support::timeout::TIMEOUT;
 
 /// A running proxy that serves this machine. It ends when it is dropped.
 pub struct Tinyproxy {

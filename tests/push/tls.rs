@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::nginx::Nginx;
+use crate::support::nginx::Nginx;
 
 /// An authority that no system trusts.
 #[derive(Debug)]

@@ -1,15 +1,13 @@
 //! What becomes of pushed jobs, in virtual time: retries, breaker, bounds, the stop.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::stage::{Arrived, PushStage, answer, pushed, refused};
 use dormouse::admin::push::{PushStore, Report};
 use dormouse::engine::{Engine, Release};
 use dormouse::job::{JobRef, JobState, Reason};
 use dormouse::push::worker::MEMORY;
 use serde_json::{Value, json};
-use support::push::{Arrived, PushStage, answer, pushed, refused};
 use tokio::time::sleep;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -644,7 +642,7 @@ async fn a_circle_that_is_stored_ends_with_the_first_message() {
     stage.publish_to(&b, "y", 5).await;
     sleep(MINUTE).await;
     let dead = async |queue: &str| {
-        stage.engine.dead_letter(&support::jobs::queue(queue)).await.expect("it answers").size
+        stage.engine.dead_letter(&crate::support::jobs::queue(queue)).await.expect("it answers").size
     };
     assert_eq!((dead("q").await, dead("b").await), (2, 2), "each job, and one message of it");
     assert_eq!(stage.endpoint.arrived().len(), 4, "requests");

@@ -1,5 +1,4 @@
 //! What the tests of the Redis engine share: a server, an engine on it, names and jobs.
-#![allow(dead_code)] // each test binary uses a part
 
 use std::future::Future;
 use std::num::NonZeroU16;

@@ -1,13 +1,13 @@
 //! What becomes of the Redis engine when the Redis goes away, forgets, is full or is shared, and how wake-ups
 //! from others survive it.
 
-mod redis_common;
-mod support;
-
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{TTR, consume, engine, id, job, queue, within};
+use crate::support::notified::Notified;
+use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::Engine;
@@ -17,9 +17,6 @@ use dormouse::job::{Job, JobIds, NewJob};
 use dormouse::name::{PoolName, Queue};
 use dormouse::process::tasks::Failure;
 use redis::Commands;
-use redis_common::{TTR, consume, engine, id, job, queue, within};
-use support::notified::Notified;
-use support::redis_server::RedisServer;
 
 async fn connect(address: RedisAddress) -> Result<Arc<RedisEngine>> {
     RedisEngine::connect(address, &PoolName::default_pool()).await

@@ -1,9 +1,6 @@
 //! kill -9 of a server whose workers touch and release, many times, on one Redis: what was published and not acked is
 //! there, what was acked is not, and each job has the tries that its workers were told.
 
-mod redis_common;
-mod support;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::num::NonZeroU16;
@@ -12,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::common::{TTR, engine, job, queue};
+use crate::support::client::until;
+use crate::support::redis_server::RedisServer;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{Engine, Held, Release};
 use dormouse::job::{Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::PoolName;
-use redis_common::{TTR, engine, job, queue};
-use support::client::until;
-use support::redis_server::RedisServer;
 
 const CHILD: &str = "REDIS_KILL_ADDR";
 const ROUNDS: usize = 6;
@@ -124,7 +121,7 @@ struct Told {
 fn run_and_kill(server: &RedisServer, lines: usize, told: &mut BTreeMap<JobId, Told>) {
     let me = std::env::current_exe().expect("a test knows its own path");
     let mut child = Command::new(me)
-        .args(["--exact", "child_under_load", "--nocapture"])
+        .args(["--exact", "kill::child_under_load", "--nocapture"])
         .env(CHILD, server.addr())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,22 +1,19 @@
 //! A ledger of every hand-over: two servers on one Redis, workers that ack, release, touch, bury, and let the ttr end.
 //! `LEDGER_JOBS=100000` is its long form.
 
-mod redis_common;
-mod support;
-
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{TTR, engine, id, job, queue};
+use crate::support::redis_server::RedisServer;
 use dormouse::clock::Millis;
 use dormouse::engine::redis::RedisEngine;
 use dormouse::engine::{Engine, Held, JobList, MAX_PUBLISH, Release, Released, Touched};
 use dormouse::job::{Job, JobId, JobRef, JobState, NewJob, Reason, Receipt};
 use dormouse::name::Queue;
 use parking_lot::Mutex;
-use redis_common::{TTR, engine, id, job, queue};
-use support::redis_server::RedisServer;
 
 /// How many jobs the suite makes.
 const JOBS: u64 = 3_000;

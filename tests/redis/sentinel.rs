@@ -1,12 +1,14 @@
 //! What becomes of connections and of calls under way when the Sentinels name another master. tests/support's
 //! Sentinel says what it is told to; the Redises are real ones. tests/sentinel_failover.rs has real Sentinels.
 
-mod redis_common;
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::{id, job, queue, within};
+use crate::fake_sentinel::FakeSentinel;
+use crate::sentinels::{hang, wake};
+use crate::support::client::until;
+use crate::support::redis_server::RedisServer;
 use dormouse::admin::AdminStore;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::engine::Engine;
@@ -16,11 +18,6 @@ use dormouse::name::PoolName;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use redis::Commands;
-use redis_common::{id, job, queue, within};
-use support::client::until;
-use support::fake_sentinel::FakeSentinel;
-use support::redis_server::RedisServer;
-use support::sentinels::{hang, wake};
 
 /// How an engine finds the master through these Sentinels.
 fn through(sentinels: &[&FakeSentinel]) -> RedisAddress {
@@ -100,7 +97,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
             tokio::spawn(async move {
                 match n {
                     2 | 3 => engine.publish(vec![job(&q, id(n), "x")]).await,
-                    4 => redis_common::consume(&engine, &q, 1, redis_common::TTR).await.map(drop),
+                    4 => crate::common::consume(&engine, &q, 1, crate::common::TTR).await.map(drop),
                     _ => engine.size(&q).await.map(drop),
                 }
             })

@@ -9,18 +9,16 @@
 //!
 //! which runs every case so many times, with the times that stand in its name.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::sentinels::{Sentinels, hang, wake};
+use crate::support::client::data;
+use crate::support::servers::TestServer;
 use parking_lot::Mutex;
 use reqwest::{Client, Method, StatusCode};
-use support::client::data;
-use support::sentinels::{Sentinels, hang, wake};
-use support::servers::TestServer;
 
 /// A job is published this often that is due at the end, and every second time one that is due soon. Those that
 /// stay in the store show what it lost, the others show acks that it lost.

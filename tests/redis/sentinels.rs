@@ -4,9 +4,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::TIMEOUT;
-use super::redis_server::RedisServer;
-use super::servers::TestServer;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::TestServer;
+use crate::support::timeout::TIMEOUT;
 
 /// What the Sentinels call the master.
 const NAME: &str = "dorm";

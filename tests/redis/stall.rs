@@ -2,20 +2,18 @@
 //! consumers are at work. What was asked for in vain during the stall must not be done after it: no job is burned
 //! for a consumer that has left, no publish is stored that was answered 5xx, no acked job comes again.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::client::{create_token, data, job_id};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
 use parking_lot::Mutex;
 use redis::Commands;
 use serde_json::Value;
-use support::client::{create_token, data, job_id};
-use support::process::Process;
-use support::redis_server::RedisServer;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -240,7 +238,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     let publishers: Vec<_> = (0..PUBLISHERS).map(|_| tokio::spawn(fleet.clone().publisher())).collect();
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
     // Everybody is at work.
-    support::client::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
+    crate::support::client::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
     signal(&redis, "-STOP");
     tokio::time::sleep(stall.lasts).await;
     signal(&redis, "-CONT");

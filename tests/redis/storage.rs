@@ -1,12 +1,13 @@
 //! The layout that Dormouse and lmstfy share: byte for byte what the engine writes, and what it makes of
 //! structures that were written raw, as lmstfy writes them.
 
-mod redis_common;
-mod support;
-
 use std::num::NonZeroU16;
 use std::time::Duration;
 
+use crate::common::{TTR, consume, engine, id, job, queue};
+use crate::support::redis_server::RedisServer;
+use crate::support::stage;
+use crate::support::stores::open_admin_redis;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
@@ -15,10 +16,6 @@ use dormouse::error::Error;
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{IdempotencyKey, Namespace, PoolName, Queue, QueueList, Token};
 use redis::{Commands, Connection};
-use redis_common::{TTR, consume, engine, id, job, queue};
-use support::redis_server::RedisServer;
-use support::stage;
-use support::stores::open_admin_redis;
 
 async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Vec<Job> {
     consume(engine, queue, count, ttr).await.expect("consume is answered")
@@ -317,7 +314,7 @@ async fn no_score_is_written_without_a_fraction() {
     let server = RedisServer::start();
     let conn = &mut server.connection();
     let script =
-        concat!(include_str!("../lua/clock.lua"), "\nreturn {score(ARGV[1] + 0), score(ARGV[1] + 1)}");
+        concat!(include_str!("../../lua/clock.lua"), "\nreturn {score(ARGV[1] + 0), score(ARGV[1] + 1)}");
     for second in [1_u64, 1_700_000_000, 4_294_967_295] {
         let scores: Vec<String> = redis::cmd("EVAL")
             .arg(script)

@@ -1,13 +1,13 @@
 //! A Redis that stumbles while its connections stay: it hands over to another, refuses writes, stalls, or answers too
 //! late. Every verb resumes within two seconds, and what a caller was not told of does not happen.
 
-mod redis_common;
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::{BOUND, TTR, consume, engine, id, job, queue, within};
+use crate::proxy::{Answers, Proxy};
+use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Scope, TokenKey};
@@ -19,9 +19,6 @@ use dormouse::name::{Namespace, PoolName, Queue, Token};
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use redis::Commands;
-use redis_common::{BOUND, TTR, consume, engine, id, job, queue, within};
-use support::proxy::{Answers, Proxy};
-use support::redis_server::RedisServer;
 
 /// Within this time every verb is to work again: two seconds are promised, and a busy machine gets some more.
 const RESUMED: Duration = Duration::from_secs(3);

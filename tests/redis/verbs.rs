@@ -1,14 +1,15 @@
 //! What keys, pauses, receipts and lists leave in a Redis, and what several servers and lmstfy's make of it. What one
 //! store must do is in the laws.
 
-mod redis_common;
-mod support;
-
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::common::{TTR, consume, engine, id, job, queue};
+use crate::proxy::Proxy;
+use crate::support::client::until;
+use crate::support::redis_server::RedisServer;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{
     DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,
@@ -18,10 +19,6 @@ use dormouse::error::Error;
 use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
 use dormouse::name::{IdempotencyKey, JobKey, PoolName, Queue};
 use redis::{Commands, Connection};
-use redis_common::{TTR, consume, engine, id, job, queue};
-use support::client::until;
-use support::proxy::Proxy;
-use support::redis_server::RedisServer;
 
 fn keys_like(conn: &mut Connection, pattern: &str) -> BTreeSet<String> {
     conn.keys::<_, Vec<String>>(pattern).expect("KEYS").into_iter().collect()

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::TIMEOUT;
+use super::timeout::TIMEOUT;
 
 /// A request with this token, or without one when it is empty.
 pub fn request(method: &str, url: &str, token: &str) -> RequestBuilder {

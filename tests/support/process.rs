@@ -6,8 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what a healthy server does at once. Only a broken one lets it pass.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+use super::timeout::TIMEOUT;
 
 /// A server process.
 pub struct Process {

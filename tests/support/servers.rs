@@ -10,9 +10,9 @@ use reqwest::RequestBuilder;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-use super::TIMEOUT;
 use super::client::{Response, create_token, request, send};
 use super::redis_server::RedisServer;
+use super::timeout::TIMEOUT;
 
 /// Where a server keeps jobs, tokens and limits; it goes when it is dropped.
 pub enum Store {

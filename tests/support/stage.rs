@@ -15,8 +15,8 @@ use dormouse::error::Result;
 use dormouse::job::{Job, JobIds, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{Queue, QueueList};
 
-pub use super::TIMEOUT;
 pub use super::jobs::*;
+pub use super::timeout::TIMEOUT;
 
 /// A delay or ttr that a law waits for.
 pub const SHORT: Duration = Duration::from_millis(40);

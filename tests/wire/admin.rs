@@ -1,12 +1,10 @@
 //! Conversations on the admin port: tokens, limits, accounts, and what a server knows of itself.
 
-mod support;
-
 use std::time::Duration;
 
-use support::client::{Response, raw, send, until, until_status};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
+use crate::support::client::{Response, raw, send, until, until_status};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store};
 use tokio::io::AsyncWriteExt;
 
 /// A server with a second pool, `other`, both on disk.

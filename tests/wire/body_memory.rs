@@ -1,14 +1,12 @@
 //! `MaxBodyMemory`: what one namespace sends and does not end, or asks for and does not read, takes no more than its
 //! share, and others go on.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use support::TIMEOUT;
-use support::client::{send, status};
-use support::servers::{Store, TestServer};
+use crate::support::client::{send, status};
+use crate::support::servers::{Store, TestServer};
+use crate::support::timeout::TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;

@@ -1,16 +1,14 @@
 //! Connections of strangers and of callers that leave: who is gone gets no job, who is slow holds up nobody, who
 //! asks for too much is told so, and a stop answers what has arrived.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::client::{raw, read_until, send, status};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::timeout::TIMEOUT;
 use serde_json::Value;
-use support::TIMEOUT;
-use support::client::{raw, read_until, send, status};
-use support::process::Process;
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -285,7 +283,7 @@ async fn a_consume_hands_out_a_bounded_number_of_bytes(store: Store) {
         let jobs = some.json.as_array().expect("an array");
         assert!(!jobs.is_empty(), "an empty array is no answer");
         for job in jobs {
-            assert_eq!(support::client::data(job).len(), 1 << 20, "a whole job");
+            assert_eq!(crate::support::client::data(job).len(), 1 << 20, "a whole job");
             assert_eq!(job["remain_tries"], Value::from(0), "its only try was not used up before");
         }
         largest = largest.max(jobs.len());

@@ -1,13 +1,11 @@
 //! Conversations in raw HTTP: what old clients and SDKs send, what nobody should, and what must get an answer
 //! all the same.
 
-mod support;
-
 use std::io::{Read, Write};
 
-use support::TIMEOUT;
-use support::client::{raw, read_until, send, status};
-use support::servers::{Store, TestServer, on_each_store};
+use crate::support::client::{raw, read_until, send, status};
+use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::timeout::TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

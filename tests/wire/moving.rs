@@ -1,13 +1,11 @@
 //! A pool that moves by `MigrateTo`, over real restarts, from the first to the last: what clients were promised before a
 //! restart is kept after it.
 
-mod support;
-
 use std::time::Duration;
 
-use support::client::{Response, send};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer};
+use crate::support::client::{Response, send};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer};
 
 /// Two stores of jobs, and one of tokens.
 struct Pools {

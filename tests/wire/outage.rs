@@ -1,15 +1,13 @@
 //! A Redis that goes away and comes back: what callers are told, what is logged, and that nothing is lost.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::client::{send, until_status};
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{TestServer, redis_toml};
+use crate::support::timeout::TIMEOUT;
 use reqwest::Client;
-use support::TIMEOUT;
-use support::client::{send, until_status};
-use support::process::Process;
-use support::redis_server::RedisServer;
-use support::servers::{TestServer, redis_toml};
 use tempfile::TempDir;
 
 /// A server on a Redis that the test can stop and start.

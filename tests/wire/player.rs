@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::servers::TestServer;
+use crate::support::servers::TestServer;
 
 /// Steps follow each other within times that were recorded, a ttr of one second among them. All scenarios at
 /// once would keep a small machine too busy for that.

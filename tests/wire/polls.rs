@@ -1,12 +1,10 @@
 //! Conversations of long polls over real connections: who leaves costs nothing, who waits is served in turn.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::TIMEOUT;
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, ended, on_each_store, poll};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, ended, on_each_store, poll};
+use crate::support::timeout::TIMEOUT;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

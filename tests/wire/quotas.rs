@@ -1,18 +1,16 @@
 //! Conversations about quotas of namespaces.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::client::{Response, request, send, until};
+use crate::support::jobs::{job, queue};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::stage::{VirtualStage, manual_clock};
+use crate::support::stores::open_disk;
 use dormouse::engine::{Engine, Quota, Quotas};
 use dormouse::error::Error;
 use dormouse::job::JobRef;
-use support::client::{Response, request, send, until};
-use support::jobs::{job, queue};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store, redis_toml};
-use support::stage::{VirtualStage, manual_clock};
-use support::stores::open_disk;
 
 async fn set(server: &TestServer, method: &str, path: &str, body: &str) -> Response {
     send(server.admin(method, path).body(body.to_owned())).await

@@ -1,9 +1,7 @@
 //! lmstfy's recorded conversations, on every kind of pool and on every way from one pool to another.
 
-mod support;
-
-use support::recorded::{Expected, play_all, play_all_but};
-use support::servers::{Store, TestServer};
+use crate::player::{Expected, play_all, play_all_but};
+use crate::support::servers::{Store, TestServer};
 
 /// Where a server whose default pool moves answers otherwise than lmstfy did with its one pool: it has two.
 const TWO_POOLS: Expected = ("admin-pools", 0, r#"["bigger","default"]"#);

@@ -1,12 +1,10 @@
 //! Conversations about what requests may say: the order of the checks, parameters, attributes, names, and the
 //! shapes of answers. A refusal changes nothing.
 
-mod support;
-
 use std::collections::BTreeSet;
 
-use support::client::{Response, send};
-use support::servers::{Store, TestServer, on_each_store};
+use crate::support::client::{Response, send};
+use crate::support::servers::{Store, TestServer, on_each_store};
 
 #[tokio::test]
 async fn a_request_wrong_in_every_way_is_told_the_first_and_then_the_next() {
@@ -229,7 +227,7 @@ async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     let fresh = server.token("ns").await;
     // What a token may do is believed for a second.
-    support::client::until("the limit is in force", async || {
+    crate::support::client::until("the limit is in force", async || {
         id = server.put(&token, &format!("/api/ns/q/job/{id}"), "again").await.expect(201).job_id();
         server.put(&token, "/api/ns/q", "x").await.status == 429
     })

@@ -1,13 +1,11 @@
 //! What callers notice of a Redis for tokens and limits that is far away, hangs, or holds very many limits.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::client::{Response, send, until_status};
-use support::redis_server::RedisServer;
-use support::servers::TestServer;
-use support::slow_proxy::SlowProxy;
+use crate::slow_proxy::SlowProxy;
+use crate::support::client::{Response, send, until_status};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::TestServer;
 
 /// Longer than an answer about a token is believed.
 const STALE: Duration = Duration::from_millis(1100);
@@ -86,7 +84,7 @@ async fn the_limits_of_others_cost_nothing() {
     let limit = r#"{"read":1,"write":1,"interval":600}"#;
     let limits: Vec<(String, &str)> = (0..5000).map(|n| (format!("default/ns/idle-{n}"), limit)).collect();
     let _: () = redis::Commands::hset_multiple(&mut conn, "__throttler_keys__", &limits).expect("HSET");
-    let server = TestServer::start(&support::servers::redis_toml(&redis), ()).await;
+    let server = TestServer::start(&crate::support::servers::redis_toml(&redis), ()).await;
     let token = server.token("ns").await;
     // What a start reads in steps: the table of paused queues, and that of pushed ones.
     let whole = |redis: &mut redis::Connection| {

@@ -1,12 +1,10 @@
 //! What strangers may not do: web pages that use somebody's browser, and guesses at passwords.
 
-mod support;
-
 use std::net::{Ipv4Addr, SocketAddr};
 
-use support::client::{Response, raw, send, status};
-use support::process::Process;
-use support::servers::{Store, TestServer};
+use crate::support::client::{Response, raw, send, status};
+use crate::support::process::Process;
+use crate::support::servers::{Store, TestServer};
 
 /// What a browser adds to a request that a page of another site makes it send.
 const OTHER_SITES: [(&str, &str); 6] = [

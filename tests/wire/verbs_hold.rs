@@ -1,11 +1,9 @@
 //! Conversations of workers that hold a job: "still working", "not now", "never again", and done.
 
-mod support;
-
+use crate::support::client::{Response, job_id, send, until};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store};
 use serde_json::{Value, json};
-use support::client::{Response, job_id, send, until};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
 
 /// Posts a body to a path.
 async fn post(server: &TestServer, token: &str, path: &str, body: impl ToString) -> Response {

@@ -1,12 +1,10 @@
 //! Conversations about looking into a namespace and its queues.
 
-mod support;
-
 use std::collections::BTreeSet;
 
+use crate::support::client::{Response, send, until};
+use crate::support::servers::{Store, TestServer, on_each_store};
 use serde_json::{Value, json};
-use support::client::{Response, send, until};
-use support::servers::{Store, TestServer, on_each_store};
 
 async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Response {
     send(server.api("POST", path, token).body(body.to_owned())).await
@@ -139,7 +137,7 @@ async fn the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come
     assert!(page.json["scanned"].as_u64() >= Some(3), "{}", page.text);
 
     let page = server.get(&token, "/api/ns/q/jobs?data=1").await.expect(200);
-    let ready: Vec<Vec<u8>> = jobs(&page).iter().map(support::client::data).collect();
+    let ready: Vec<Vec<u8>> = jobs(&page).iter().map(crate::support::client::data).collect();
     assert_eq!(
         ready,
         [b"three".to_vec(), b"four".to_vec()],

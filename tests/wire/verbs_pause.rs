@@ -1,13 +1,11 @@
 //! Conversations about pauses, weights, and answers that say when to come back.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::client::{Response, raw, send};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, ended, on_each_store, poll};
 use serde_json::{Value, json};
-use support::client::{Response, raw, send};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, ended, on_each_store, poll};
 
 async fn post(server: &TestServer, token: &str, path: &str) -> Response {
     send(server.api("POST", path, token)).await

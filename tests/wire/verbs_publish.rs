@@ -1,16 +1,14 @@
 //! Conversations about publishing what lmstfy cannot say: by delay with decimals or at an instant, by key, in batches of
 //! unlike jobs, and safely repeated.
 
-mod support;
-
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::support::client::{Response, send};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use support::client::{Response, send};
-use support::redis_server::RedisServer;
-use support::servers::{Store, TestServer, on_each_store};
 
 /// Posts a body to a path.
 async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Response {
@@ -322,13 +320,13 @@ async fn a_repetition_of_what_is_under_way_is_told_to_come_back(store: Store) {
     let mut slow = tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     tokio::io::AsyncWriteExt::write_all(&mut slow, head.as_bytes()).await.expect("sent");
     // The body is asked for after the key was looked at.
-    support::client::read_until(&mut slow, "100 Continue").await;
+    crate::support::client::read_until(&mut slow, "100 Continue").await;
     tokio::io::AsyncWriteExt::write_all(&mut slow, b"he").await.expect("sent");
     let busy = once(&server, &token, ("PUT", "/api/ns/q"), "k", "other").await.expect(409);
     assert_eq!(busy.header("retry-after"), "1", "{busy:?}");
     assert_eq!(server.size("/api/ns/q").await, 0, "nothing is stored yet");
     tokio::io::AsyncWriteExt::write_all(&mut slow, b"llo").await.expect("sent");
-    support::client::read_until(&mut slow, "published").await;
+    crate::support::client::read_until(&mut slow, "published").await;
     let again = once(&server, &token, ("PUT", "/api/ns/q"), "k", "hello").await.expect(201);
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(server.size("/api/ns/q").await, 1, "it was published once");

@@ -2,11 +2,6 @@
 //! loaded before the C library (shim.c, compiled when a test needs it) or by a small disk of its own; each runs in a
 //! process of its own. Tests whose fault cannot be made on this machine say so and end well.
 
-#[path = "../disk_common/mod.rs"]
-mod disk_common;
-#[path = "../support/mod.rs"]
-mod support;
-
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -14,15 +9,15 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use disk_common::*;
+use crate::common::*;
+use crate::support::client::{request, send, until};
+use crate::support::process::Process;
+use crate::support::shim::Shim;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob, Reason};
 use dormouse::name::{JobKey, Queue};
-use support::client::{request, send, until};
-use support::process::Process;
-use support::shim::Shim;
 
 /// How long a test waits for what a healthy store does within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +34,7 @@ const HANGS: i32 = -1;
 /// The compiled shim, or why there is none.
 fn shim() -> Result<PathBuf, String> {
     static SHIM: OnceLock<Result<Shim, String>> = OnceLock::new();
-    let built = SHIM.get_or_init(|| Shim::compile("tests/disk_faults/shim.c"));
+    let built = SHIM.get_or_init(|| Shim::compile("tests/disk/faults/shim.c"));
     built.as_ref().map(Shim::library).map_err(String::clone)
 }
 
@@ -52,7 +47,7 @@ fn with_faults(child: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let me = std::env::current_exe().expect("a test knows its own path");
     let mut command = Command::new(me);
-    command.args(["--exact", child, "--nocapture"]);
+    command.args(["--exact", &format!("faults::{child}"), "--nocapture"]);
     command.env("LD_PRELOAD", library).env("FAULTS", dir.path().join("faults")).env(DIR, dir.path());
     ends_well(command, child);
 }
@@ -277,8 +272,7 @@ async fn child_small_disk() {
 #[test]
 fn a_full_disk_can_be_drained_and_takes_publishes_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    let script =
-        r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact child_small_disk --nocapture"#;
+    let script = r#"mount -t tmpfs -o size=192m none "$1" || exit 77; exec "$0" --exact faults::child_small_disk --nocapture"#;
     let in_namespace = |script: &str| {
         let mut command = Command::new("unshare");
         let me = std::env::current_exe().expect("a test knows its own path");
@@ -487,7 +481,7 @@ fn a_stop_does_not_wait_for_a_disk_that_hangs() {
     });
     for (threads, server, _dir) in stopping {
         // It panics if the process does not end.
-        let support::process::Ended { said, status, .. } = server.ended();
+        let crate::support::process::Ended { said, status, .. } = server.ended();
         assert!(
             said.contains("did not close in time"),
             "with {threads} threads the close should hang: {status}\n{said}"

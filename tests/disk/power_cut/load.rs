@@ -10,8 +10,8 @@ use reqwest::{Client, Method};
 use serde_json::Value;
 
 use super::rng::Rng;
-use super::support::process::Process;
 use super::trace::{self, Reader, Trace};
+use crate::support::process::Process;
 
 /// The namespace of all jobs.
 pub const NAMESPACE: &str = "cut";

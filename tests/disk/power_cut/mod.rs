@@ -14,8 +14,6 @@ mod judge;
 mod load;
 mod recording;
 mod rng;
-#[path = "../support/mod.rs"]
-mod support;
 mod trace;
 
 use std::collections::BTreeMap;

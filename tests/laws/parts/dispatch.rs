@@ -1,19 +1,17 @@
 //! The dispatcher over the model engine: who is parked, who is served, and that no job and no wake-up is lost.
 //! tokio's clock is paused: time-outs pass in an instant, and never early.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::gated::Gated;
+use crate::support::model::ModelEngine;
+use crate::support::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request, Weights};
 use dormouse::engine::Engine;
 use dormouse::engine::notifier::Notifier;
 use dormouse::name::QueueList;
 use dormouse::process::tasks::Failure;
-use support::gated::Gated;
-use support::model::ModelEngine;
-use support::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
 use tokio::task::JoinHandle;
 
 const TTR: Duration = Duration::from_secs(60);

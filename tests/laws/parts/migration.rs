@@ -1,11 +1,18 @@
 //! A pool that is moved while one of its stores is away. What both do when they are well is in the laws.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::client::{send, until_status};
+use crate::support::gated::{Gated, State};
+use crate::support::jobs::Named;
+use crate::support::model::ModelEngine;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::TestServer;
+use crate::support::stage::{
+    Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
+};
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
@@ -16,15 +23,6 @@ use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, Queue};
 use dormouse::process::tasks::Failure;
-use support::client::{send, until_status};
-use support::gated::{Gated, State};
-use support::jobs::Named;
-use support::model::ModelEngine;
-use support::redis_server::RedisServer;
-use support::servers::TestServer;
-use support::stage::{
-    Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
-};
 use tokio::time::Instant;
 
 const TTR: Duration = Duration::from_secs(60);

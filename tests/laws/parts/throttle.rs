@@ -1,10 +1,10 @@
 //! What holds for limits, on an admin store in memory and in virtual time.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admin_stage::{MemoryAdmin, limit, token};
+use crate::support::stage::manual_clock;
 use dormouse::admin::Direction::{Read, Write};
 use dormouse::admin::cache::{FRESH, STALE, TokenCache};
 use dormouse::admin::limits::{Admission, COUNT_TIMEOUT, LimitError, MAX_INTERVAL, Pass, Throttle};
@@ -13,8 +13,6 @@ use dormouse::clock::ManualClock;
 use dormouse::error::Error;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
-use support::admin::{MemoryAdmin, limit, token};
-use support::stage::manual_clock;
 
 struct Server {
     store: Arc<MemoryAdmin>,

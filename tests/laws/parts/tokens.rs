@@ -1,10 +1,10 @@
 //! What holds for tokens, on an admin store in memory and in virtual time.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admin_stage::{MemoryAdmin, scope, token};
+use crate::support::stage::manual_clock;
 use dormouse::admin::cache::{FRESH, GRACE, PATIENCE, STALE, TokenCache};
 use dormouse::admin::tokens::{CreateError, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};
@@ -13,8 +13,6 @@ use dormouse::error::{Error, Result};
 use dormouse::name::Token;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
-use support::admin::{MemoryAdmin, scope, token};
-use support::stage::manual_clock;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 

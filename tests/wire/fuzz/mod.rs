@@ -6,7 +6,7 @@
 //! `WIRE_FUZZ_REQUESTS=500000 tests/run -P long random_conversations`. `WIRE_FUZZ_SECONDS` bounds the time, and
 //! `WIRE_FUZZ_SEED` repeats a run, but for the order in which conversations meet.
 
-mod support;
+mod conversation;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::client::{create_token, data, request, send, until};
+use crate::support::process::Process;
+use crate::support::servers::{Store, on_each_store};
+use crate::support::timeout::TIMEOUT;
+use conversation::{Conversation, Known, Leave, Port, Random, conversation};
 use parking_lot::Mutex;
-use support::TIMEOUT;
-use support::client::{create_token, data, request, send, until};
-use support::fuzz::{Conversation, Known, Leave, Port, Random, conversation};
-use support::process::Process;
-use support::servers::{Store, on_each_store};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

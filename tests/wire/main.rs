@@ -1,0 +1,33 @@
+//! Conversations over HTTP with whole servers. `on_each_store!` makes two tests of one: on disk and on Redis.
+
+mod admin;
+mod body_memory;
+mod connections;
+mod fuzz;
+mod http;
+mod moving;
+mod outage;
+mod player;
+mod polls;
+mod quotas;
+mod recorded;
+mod requests;
+mod slow_admin;
+mod slow_proxy;
+mod strangers;
+mod verbs_hold;
+mod verbs_lists;
+mod verbs_pause;
+mod verbs_publish;
+
+#[path = "../support"]
+mod support {
+    pub mod client;
+    pub mod jobs;
+    pub mod process;
+    pub mod redis_server;
+    pub mod servers;
+    pub mod stage;
+    pub mod stores;
+    pub mod timeout;
+}
