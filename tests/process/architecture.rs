@@ -124,7 +124,7 @@ fn every_thread_is_watched() {
 
 #[test]
 fn only_metrics_names_a_metric() {
-    hold("only src/metrics.rs names a metric", &["src/metrics.rs"], |line| {
+    hold("only src/metrics names a metric", &["src/metrics/"], |line| {
         line.contains("infra") && line.contains('"')
             || line.contains("lmstfy_")
             || line.contains("\"dormouse_")
