@@ -8,8 +8,8 @@
 //! - [`engine`]: the trait that every store of jobs implements; [`engine::disk`] and [`engine::redis`]; the
 //!   wrappers [`engine::metered`] and [`engine::migration`].
 //! - [`dispatch`]: long polls: consumers wait here until they get jobs. [`pump`]: moves due jobs.
-//! - [`admin`]: tokens, limits and quotas: their rules, and where they are kept. What push shares is kept there too.
-//! - [`push`]: sends the jobs of a queue to a URL.
+//! - [`admin`]: tokens, limits and quotas: their rules, and where they are kept.
+//! - [`push`]: sends the jobs of a queue to a URL; [`push::store`] is what all servers share of it.
 //! - [`metrics`]: every metric family, once.
 //! - [`http`]: routes, extractors, handlers, error table, middleware, connections.
 //! - [`server`]: puts all of it together. [`cli`]: `dormouse queue` and `token-cli`, clients.
@@ -17,9 +17,9 @@
 //! # Who may use whom
 //!
 //! `main → server → {http, push, dispatch, pump, concrete engines}`, `http → {push, dispatch, engine trait, admin,
-//! metrics} → {job, name, error}`, `push → {dispatch, engine trait, admin, metrics}`. Only [`server`] names a concrete
+//! metrics} → {job, name, error}`, `push → {dispatch, engine trait, metrics}`. Only [`server`] names a concrete
 //! engine; only [`http`] knows axum; only [`http`], [`push`] and [`cli`] know hyper; only `engine::redis`, `admin::redis` and
-//! `admin::push_redis` know Redis; only [`metrics`] names a metric.
+//! `push::store::redis` know Redis; only [`metrics`] names a metric.
 //! tests/architecture.rs lists what each module may import, and checks it.
 
 pub mod admin;

@@ -11,13 +11,10 @@ use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes};
 use parking_lot::Mutex;
 
-use super::leases::{LEASE_TURNS, Leased};
-use super::push::{PushKey, Version};
-
-use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
 use crate::engine::Quota;
-use crate::engine::disk::{Change, DiskEngine, QUOTA_PREFIX, Records, Table};
+use crate::engine::disk::{Change, DiskEngine, QUOTA_PREFIX, Records, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 
@@ -27,24 +24,10 @@ const SECRET: &[u8] = b"push/k";
 /// Tokens and limits in the directory of a disk engine.
 #[derive(Debug)]
 pub struct DiskAdmin {
-    pub(super) records: Records,
+    records: Records,
     counters: Mutex<Counters>,
     /// Grows with every change of a quota.
     quotas: AtomicU64,
-    pub(super) push: Mutex<Pushed>,
-    /// Held by whoever changes a record or a report of push.
-    pub(super) push_turn: tokio::sync::Mutex<()>,
-    /// Held by whoever leases a queue: which of them, its name says.
-    pub(super) lease_turns: [tokio::sync::Mutex<()>; LEASE_TURNS],
-}
-
-/// What is in memory only of pushed queues.
-#[derive(Debug, Default)]
-pub(super) struct Pushed {
-    /// Grows with every change of a record.
-    pub version: Version,
-    /// Who holds what of each queue.
-    pub leased: HashMap<PushKey, Leased>,
 }
 
 /// How often each token was used in its current interval.
@@ -76,17 +59,10 @@ impl Counters {
 impl DiskAdmin {
     /// Fails when what is stored cannot be read.
     pub fn new(engine: &DiskEngine) -> Result<DiskAdmin> {
-        let admin = DiskAdmin {
-            records: engine.records(),
-            counters: Mutex::default(),
-            quotas: AtomicU64::default(),
-            push: Mutex::default(),
-            push_turn: tokio::sync::Mutex::default(),
-            lease_turns: std::array::from_fn(|_| tokio::sync::Mutex::default()),
-        };
+        let admin =
+            DiskAdmin { records: engine.records(), counters: Mutex::default(), quotas: AtomicU64::default() };
         admin.records.read(Table::Tokens, |rows| rows.keys().try_for_each(|key| read_key(key).map(drop)))?;
         admin.all_limits()?;
-        admin.push_records()?;
         admin.all_quotas()?;
         Ok(admin)
     }
@@ -114,9 +90,7 @@ impl DiskAdmin {
 fn scope_key(scope: &Scope) -> Vec<u8> {
     let mut out = Vec::new();
     for name in [scope.pool.as_str(), scope.namespace.as_str()] {
-        // A name is at most 255 bytes: name.rs holds that.
-        out.put_u8(name.len() as u8);
-        out.put_slice(name.as_bytes());
+        put_short(&mut out, name);
     }
     out
 }
@@ -135,14 +109,8 @@ fn quota_key(scope: &Scope) -> Bytes {
 
 /// Reads [`scope_key`] from the front.
 fn read_scope(key: &mut &[u8]) -> Option<Scope> {
-    fn name<'a>(key: &mut &'a [u8]) -> Option<&'a str> {
-        let (len, rest) = key.split_first()?;
-        let (name, rest) = rest.split_at_checked(usize::from(*len))?;
-        *key = rest;
-        std::str::from_utf8(name).ok()
-    }
-    let pool = PoolName::parse(name(key)?).ok()?;
-    Some(Scope { pool, namespace: Namespace::parse(name(key)?).ok()? })
+    let pool = PoolName::parse(take_short(key).ok()?).ok()?;
+    Some(Scope { pool, namespace: Namespace::parse(take_short(key).ok()?).ok()? })
 }
 
 /// Reads [`key_of`]. The error does not show the key: it may be a secret.

@@ -1,14 +1,10 @@
 //! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], what is remembered of its
 //! answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several servers share,
-//! or the disk of the default pool. The same stores keep what push shares ([`push`]). Knows nothing of HTTP.
+//! or the disk of the default pool. Knows nothing of HTTP.
 
 pub mod cache;
 pub mod disk;
-mod leases;
 pub mod limits;
-pub mod push;
-mod push_disk;
-mod push_redis;
 pub mod quotas;
 pub mod redis;
 pub mod tokens;
@@ -21,7 +17,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use self::push::Version;
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::error::Result;
@@ -40,6 +35,9 @@ pub struct TokenKey {
     pub scope: Scope,
     pub token: Token,
 }
+
+/// Changes with every change of a quota.
+pub type Version = u64;
 
 /// How many requests a token may make. As stored, and as the admin API shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,8 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::push::Version;
-use super::{AdminStore, Scope};
+use super::{AdminStore, Scope, Version};
 use crate::engine::{Engine, Quota, Quotas};
 use crate::error::Result;
 use crate::name::PoolName;

@@ -2,8 +2,7 @@
 //!
 //! `tk/{pool}/{ns}` hash token → description; `__throttler_keys__` hash `pool/ns/token` → JSON of the limit;
 //! `dormouse/quotas` hash `pool/ns` → JSON of the quota, and a field without a name that changes with every change;
-//! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval. What push keeps there is in
-//! push_redis.rs.
+//! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
 //!
 //! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
 //! nobody waits for somebody else's answer. What operators ask for goes the same way. A hash is read
@@ -19,8 +18,7 @@ use bytes::Bytes;
 use redis::{Cmd, FromRedisValue};
 use tokio::time::sleep;
 
-use super::push::{PushKey, Version};
-use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
+use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
 use crate::engine::Quota;
 use crate::engine::redis::connection::connector::Connector;
@@ -40,8 +38,6 @@ const LIMITS: &str = "__throttler_keys__";
 const SECRET: &str = "dormouse/secret";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
-/// The hash of all records of push.
-pub(super) const PUSH: &str = "dormouse/push";
 /// How long a new store waits for its connection. A busy machine needs some of it.
 const FIRST_CONNECTION: Duration = Duration::from_secs(5);
 /// How long a check of a Redis that answers waits for the shared connection, if that is down.
@@ -58,10 +54,10 @@ type Field = (Vec<u8>, Vec<u8>);
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    pub(super) shared: SharedConnection,
+    shared: SharedConnection,
     /// The shared connection's.
     connections: Arc<Connections>,
-    pub(super) scripts: Scripts,
+    scripts: Scripts,
     /// A limit that cannot be read was met, and the log says so.
     unreadable: AtomicBool,
 }
@@ -99,24 +95,37 @@ impl RedisAdmin {
         async move { failure.reported().await.to_owned() }
     }
 
+    /// The connection, for what else is kept in that Redis.
+    pub fn connection(&self) -> SharedConnection {
+        self.shared.clone()
+    }
+
     /// Runs a script on the shared connection.
-    pub(super) async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
+    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
         Ok(self.shared.run(script, call).await?)
     }
 
-    /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
-    pub(super) async fn scan(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
-        let mut cursor = 0;
-        loop {
-            let mut step = redis::cmd("HSCAN");
-            step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
-            let (next, fields): (u64, Vec<Field>) = self.shared.query(&step).await?;
-            fields.into_iter().for_each(|(field, value)| each(field, value));
-            if next == 0 {
-                return Ok(());
-            }
-            cursor = next;
+    async fn scan(&self, key: &str, each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
+        scan(&self.shared, key, each).await
+    }
+}
+
+/// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
+pub(crate) async fn scan(
+    connection: &SharedConnection,
+    key: &str,
+    mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
+) -> Result<()> {
+    let mut cursor = 0;
+    loop {
+        let mut step = redis::cmd("HSCAN");
+        step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
+        let (next, fields): (u64, Vec<Field>) = connection.query(&step).await?;
+        fields.into_iter().for_each(|(field, value)| each(field, value));
+        if next == 0 {
+            return Ok(());
         }
+        cursor = next;
     }
 }
 
@@ -148,11 +157,6 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
 fn parse_scope(field: &[u8]) -> Option<Scope> {
     let (pool, namespace) = std::str::from_utf8(field).ok()?.split_once('/')?;
     Some(Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? })
-}
-
-/// What push keeps of one queue beside its record.
-pub(super) fn push_key(key: &PushKey, kind: &str) -> String {
-    format!("{PUSH}/{key}/{kind}")
 }
 
 fn encode(limit: Limit) -> Result<String> {

@@ -122,6 +122,7 @@ impl Metrics {
         text
     }
 }
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

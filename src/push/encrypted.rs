@@ -23,7 +23,7 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Map, Value};
 
-use crate::admin::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
+use super::store::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
 use crate::error::{Error, Result};
 
 /// The field of a record that holds what is encrypted.
@@ -215,7 +215,7 @@ impl PushStore for Encrypted {
         self.store.swap(key, stored, new).await
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
         self.store.lease(key, lease).await
     }
 

@@ -18,6 +18,7 @@ pub mod limits;
 pub mod names;
 pub mod setting;
 mod sign;
+pub mod store;
 pub mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -35,8 +36,8 @@ use self::address::Guard;
 use self::delivery::{Plan, Verdict};
 use self::setting::{BOTH_SIGN, Record, Setting, Switch};
 use self::sign::Secret;
+use self::store::{PushKey, Records, Version};
 use self::worker::{Shared, Target};
-use crate::admin::push::{PushKey, Records, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, QueueName};
 

@@ -26,7 +26,7 @@ use super::delivery::{self, Failed, Plan, Verdict};
 use super::encrypted;
 use super::limits::{Part, Shares, Taken, Window};
 use super::setting::{Record, Switch};
-use crate::admin::push::{Attempt, Lease, PushKey, PushStore, Report, Share};
+use super::store::{Attempt, Grant, Lease, PushKey, PushStore, Report};
 use crate::clock::{Clock, Millis};
 use crate::dispatch::{self, ConsumeError, Delivery, Dispatcher};
 use crate::engine::{Engine, Fingerprint, Held, MAX_NAMED, Once, Placing, Publication, Release, Released};
@@ -207,7 +207,7 @@ struct Worker {
     open_since: Option<Millis>,
     throttle: Throttle,
     window: Window,
-    share: Share,
+    share: Grant,
     share_until: Instant,
     /// What the store believes that this server holds.
     told_holds: u32,
@@ -251,7 +251,7 @@ pub async fn run(
         open_since: None,
         throttle: Throttle::default(),
         window: Window::default(),
-        share: Share::default(),
+        share: Grant::default(),
         share_until: now,
         told_holds: 0,
         gone: None,
@@ -525,7 +525,7 @@ impl Worker {
     }
 
     /// Asks the store for slots. What is held until the answer is told with the question.
-    fn lease(&mut self, now: Instant, ending: bool) -> Pending<(Instant, Result<Share>)> {
+    fn lease(&mut self, now: Instant, ending: bool) -> Pending<(Instant, Result<Grant>)> {
         let queued = self.queued.clone();
         let setting = &self.plan.setting;
         let (slots, rate, per) = (setting.concurrency, setting.rate, setting.per);
@@ -557,7 +557,7 @@ impl Worker {
 
     /// What the store has answered to a lease that was asked for then. Without an answer the last one stands until its
     /// end. Answers whether an endpoint that was down here answers others.
-    fn shared(&mut self, (asked, share): (Instant, Result<Share>)) -> bool {
+    fn shared(&mut self, (asked, share): (Instant, Result<Grant>)) -> bool {
         let Ok(share) = share else { return false };
         self.told_holds = self.told_holds.max(share.slots);
         self.share = share;

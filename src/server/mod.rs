@@ -21,7 +21,6 @@ pub use self::error::ServerError;
 use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
-use crate::admin::push::PushStore;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
@@ -45,6 +44,7 @@ use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::{Encrypted, SecretKeys};
 use crate::push::limits::Shares;
 use crate::push::names::SystemResolver;
+use crate::push::store::PushStore;
 use crate::push::worker::{MEMORY, Shared, Target};
 
 /// How many connections the admin port takes.

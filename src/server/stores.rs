@@ -9,7 +9,6 @@ use std::time::Duration;
 use super::error::ServerError;
 use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
-use crate::admin::push::PushStore;
 use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
 use crate::config::{Config, PoolConfig, Secret, SyncMode};
@@ -21,6 +20,9 @@ use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
+use crate::push::store::PushStore;
+use crate::push::store::disk::DiskPush;
+use crate::push::store::redis::RedisPush;
 
 /// How many due jobs one call of the pump moves. On Redis it bounds how long one script keeps the server busy, on
 /// disk how long other calls wait for one commit.
@@ -113,7 +115,7 @@ pub async fn open_stores(
     Ok(())
 }
 
-/// One store, for tokens and limits, and for push.
+/// In one store: tokens and limits, and what push keeps.
 pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
 
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.
@@ -133,12 +135,13 @@ pub async fn admin_store(
             let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
             let failed = Failure::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
-            let store = Arc::new(store);
-            Ok((store.clone(), store))
+            let push = RedisPush::new(&store);
+            Ok((Arc::new(store), Arc::new(push)))
         }
         (None, Some(disk)) => {
-            let store = Arc::new(DiskAdmin::new(disk).map_err(|e| failed(&e))?);
-            Ok((store.clone(), store))
+            let store = DiskAdmin::new(disk).map_err(|e| failed(&e))?;
+            let push = DiskPush::new(disk).map_err(|e| failed(&e))?;
+            Ok((Arc::new(store), Arc::new(push)))
         }
         (None, None) => Err(failed(&"tokens need a place: add Addr = \"host:port\"")),
     }

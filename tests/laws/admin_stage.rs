@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dormouse::admin::push::Version;
-use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord};
+use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use dormouse::clock::{Clock, ManualClock, Millis};
 use dormouse::engine::Quota;
 use dormouse::error::{Error, Result};

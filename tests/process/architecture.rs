@@ -77,7 +77,8 @@ fn only_the_server_names_a_concrete_engine() {
             "src/engine/redis/",
             "src/admin/disk.rs",
             "src/admin/redis.rs",
-            "src/admin/push_redis.rs",
+            "src/push/store/disk.rs",
+            "src/push/store/redis.rs",
         ],
         |line| has_word(line, "DiskEngine") || has_word(line, "RedisEngine") || has_word(line, "RedisAdmin"),
     );
@@ -100,10 +101,11 @@ fn only_a_server_and_two_clients_know_hyper() {
 #[test]
 fn only_the_redis_stores_know_redis() {
     hold(
-        "only src/engine/redis and two files of src/admin know the Redis client",
-        &["src/engine/redis/", "src/admin/redis.rs", "src/admin/push_redis.rs"],
+        "only src/engine/redis and the stores of src/admin and src/push know the Redis client",
+        &["src/engine/redis/", "src/admin/redis.rs", "src/push/store/redis.rs"],
         |line| {
-            line.contains("redis::") && !line.contains("engine::redis::") && !line.contains("admin::redis::")
+            line.contains("redis::")
+                && !["engine", "admin", "store"].iter().any(|of| line.contains(&format!("{of}::redis::")))
         },
     );
 }
@@ -136,8 +138,8 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
     let prefixes =
         ["\"j/", "\"q/", "\"d/", "\"m/", "\"tk/", "\"l/", "\"timer_set", "\"__throttler", "\"dormouse/"];
     hold(
-        "keys of Redis are made in src/engine/redis/layout/keys.rs and in src/admin/redis.rs",
-        &["src/engine/redis/layout/keys.rs", "src/admin/redis.rs"],
+        "keys of Redis are made in one file of each store",
+        &["src/engine/redis/layout/keys.rs", "src/admin/redis.rs", "src/push/store/redis.rs"],
         |line| prefixes.iter().any(|prefix| line.contains(prefix)),
     );
     let mut wrong = String::new();
@@ -181,13 +183,11 @@ const PARTS: &[(&str, &[&str])] = &[
         "admin::redis",
         &["admin", "clock", "engine", "error", "name", "outage", "process::tasks", "engine::redis"],
     ),
-    ("admin::push_disk", &["admin", "admin::disk", "error", "name", "engine::disk"]),
-    ("admin::push_redis", &["admin", "admin::redis", "clock", "error", "name"]),
     ("dispatch", &["engine", "error", "job", "name", "process::tasks"]),
     (
         "push",
         &[
-            "admin",
+            "push::store",
             "clock",
             "dispatch",
             "engine",
@@ -199,6 +199,9 @@ const PARTS: &[(&str, &[&str])] = &[
             "process::tasks",
         ],
     ),
+    ("push::store", &["clock", "error", "name"]),
+    ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
+    ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
     ("pump", &["clock", "engine", "outage"]),
     (
         "http",
@@ -216,6 +219,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "process",
             "process::tasks",
             "push",
+            "push::store",
         ],
     ),
     (
@@ -223,6 +227,9 @@ const PARTS: &[(&str, &[&str])] = &[
         &[
             "http",
             "push",
+            "push::store",
+            "push::store::disk",
+            "push::store::redis",
             "dispatch",
             "pump",
             "admin",

@@ -9,9 +9,11 @@ use crate::support::client::{Response, job_id, send, until};
 use crate::support::receiver::{Answer as Scripted, Receiver};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
-use dormouse::admin::push::{Attempt, Lease, PushStore, Report};
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Client, Fault, Resolve, Send};
+use dormouse::push::store::disk::DiskPush;
+use dormouse::push::store::redis::RedisPush;
+use dormouse::push::store::{Attempt, Lease, PushStore, Report};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -307,7 +309,7 @@ async fn two_servers_count_the_attempts_of_a_job_together() {
 #[tokio::test]
 async fn leases_never_hold_more_than_there_is() {
     let redis = RedisServer::start();
-    let store = crate::support::stores::open_admin_redis(&redis).await;
+    let store = open_redis(&redis).await;
     let key = pushed("q");
     let lease = async |server: &'static str, time: u64, wants: u32, holds: u32, rate_held: u32| {
         let lease = Lease {
@@ -351,6 +353,11 @@ async fn leases_never_hold_more_than_there_is() {
     assert_eq!(lease("a", 60_000, 4, 0, 4).await, (4, 10), "it is resumed, and nothing is lent");
 }
 
+/// What push keeps in a Redis.
+async fn open_redis(redis: &RedisServer) -> RedisPush {
+    RedisPush::new(&*crate::support::stores::open_admin_redis(redis).await)
+}
+
 /// One worker's lease of four slots, and of ten requests in half a second.
 async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, u32, bool) {
     let lease = Lease {
@@ -382,7 +389,7 @@ async fn what_is_leased_outlives_the_setting(store: &dyn PushStore) {
 #[tokio::test]
 async fn what_is_leased_outlives_the_setting_on_redis() {
     let redis = RedisServer::start();
-    what_is_leased_outlives_the_setting(&*crate::support::stores::open_admin_redis(&redis).await).await;
+    what_is_leased_outlives_the_setting(&open_redis(&redis).await).await;
 }
 
 /// On disk the rate outlives the process, too: it may have been killed.
@@ -390,7 +397,7 @@ async fn what_is_leased_outlives_the_setting_on_redis() {
 async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
     let (engine, dir) = crate::support::stores::open_disk(clock);
-    let open = || dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
+    let open = || DiskPush::new(&engine).expect("it can be read");
     what_is_leased_outlives_the_setting(&open()).await;
     let after_a_kill = open();
     assert_eq!(lease_of(&after_a_kill, "c", 0).await, (4, 0, true), "ten may have been begun before it");
@@ -403,7 +410,7 @@ async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
 #[tokio::test]
 async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
     let redis = RedisServer::start();
-    let store = crate::support::stores::open_admin_redis(&redis).await;
+    let store = open_redis(&redis).await;
     let lease = async |server: &'static str, holds: u32, open: Option<u64>| {
         // Two queues, since names decide between equals.
         let key = pushed(if ["a", "b"].contains(&server) { "q1" } else { "q2" });
@@ -469,15 +476,15 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
 #[tokio::test]
 async fn a_store_of_push_keeps_what_it_is_given_on_redis() {
     let redis = RedisServer::start();
-    let store = crate::support::stores::open_admin_redis(&redis).await;
-    a_store_of_push_keeps_what_it_is_given(&*store).await;
+    let store = open_redis(&redis).await;
+    a_store_of_push_keeps_what_it_is_given(&store).await;
 }
 
 #[tokio::test]
 async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
     let (engine, dir) = crate::support::stores::open_disk(clock);
-    let store = dormouse::admin::disk::DiskAdmin::new(&engine).expect("it can be read");
+    let store = DiskPush::new(&engine).expect("it can be read");
     a_store_of_push_keeps_what_it_is_given(&store).await;
     drop(dir);
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dormouse::admin::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
 use dormouse::clock::{Clock, Micros};
 use dormouse::dispatch::{Dispatcher, ParkedPolls};
 use dormouse::engine::Engine;
@@ -21,6 +20,7 @@ use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Fault, Send};
 use dormouse::push::limits::Shares;
+use dormouse::push::store::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
 use dormouse::push::worker::{MEMORY, Shared, Target};
 use dormouse::push::{Push, PushError};
 use hyper::Request;
@@ -103,7 +103,7 @@ impl PushStore for MemoryPush {
         Ok(true)
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
         let mut kept = self.0.lock();
         kept.rate_held = Some(lease.rate_held);
         if self.2.load(Ordering::Relaxed) {
@@ -113,7 +113,7 @@ impl PushStore for MemoryPush {
         (seen.in_flight, seen.open) = (u64::from(lease.in_flight), lease.open);
         let (report, alone) = (&seen.report, !self.1.load(Ordering::Relaxed));
         let (failed, delivered) = (report.failed, report.delivered);
-        Ok(Share { slots: lease.slots, rate: lease.rate, failed, delivered, alone })
+        Ok(Grant { slots: lease.slots, rate: lease.rate, failed, delivered, alone })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {

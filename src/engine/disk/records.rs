@@ -10,6 +10,7 @@ use super::state::WriterState;
 pub use super::state::tables::{PUSH_PREFIX, QUOTA_PREFIX, Table};
 use super::state::tables::{Rows, Tables};
 use super::step::{Outcome, Step};
+pub use super::store::codec::{put_short, take_short};
 use super::writer::handle::Handle;
 use crate::clock::{Micros, Millis};
 use crate::error::Result;

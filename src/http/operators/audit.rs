@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-use crate::admin::push::PushKey;
 use crate::admin::{Scope, TokenKey};
 use crate::http::request::peer::Peer;
 use crate::process::log::AUDIT;
+use crate::push::store::PushKey;
 
 /// The account that a request has logged in with.
 #[derive(Clone, Debug)]

@@ -8,7 +8,6 @@ use axum::http::request::Parts;
 use serde_json::Value;
 
 use super::audit::By;
-use crate::admin::push::PushKey;
 use crate::http::answer::error::{ApiError, HandlerResult, NameIn};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -16,6 +15,7 @@ use crate::http::request::params::Query;
 use crate::http::state::{App, AppState};
 use crate::name::{Namespace, Queue, QueueName};
 use crate::push::setting::MAX_SETTING;
+use crate::push::store::PushKey;
 
 /// What `/push/:namespace/:queue?pool` names.
 pub struct Pushed(PushKey);

@@ -4,13 +4,14 @@
 
 use std::time::Duration;
 
+use ahash::HashMap;
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes};
+use parking_lot::Mutex;
 
-use super::disk::DiskAdmin;
-use super::leases::{Begun, LEASE_TURNS, millis};
-use super::push::{Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
-use crate::engine::disk::{Change, PUSH_PREFIX, Table};
+use super::leases::{Begun, LEASE_TURNS, Leased, millis};
+use super::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use crate::engine::disk::{self, Change, DiskEngine, PUSH_PREFIX, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
@@ -22,7 +23,27 @@ const LENT: u8 = b'l';
 /// The longest `per`: what was begun so long ago counts in no rate.
 const LONGEST_PER: Duration = Duration::from_secs(3600);
 
-/// Reads what [`Leased::row`](super::leases::Leased::row) has said; nothing where it cannot be read.
+/// What push shares, in the directory of a disk engine.
+#[derive(Debug)]
+pub struct DiskPush {
+    rows: disk::Records,
+    memory: Mutex<Memory>,
+    /// Held by whoever changes a record or a report.
+    turn: tokio::sync::Mutex<()>,
+    /// Held by whoever leases a queue: which of them, its name says.
+    lease_turns: [tokio::sync::Mutex<()>; LEASE_TURNS],
+}
+
+/// What is in memory only.
+#[derive(Debug, Default)]
+struct Memory {
+    /// Grows with every change of a record.
+    version: Version,
+    /// Who holds what of each queue.
+    leased: HashMap<PushKey, Leased>,
+}
+
+/// Reads what [`Leased::row`] has said; nothing where it cannot be read.
 fn read_lent(row: &Bytes) -> Option<Begun> {
     serde_json::from_slice(row).ok()
 }
@@ -32,9 +53,7 @@ fn row(kind: u8, key: &PushKey) -> Bytes {
     let mut out = PUSH_PREFIX.to_vec();
     out.put_u8(kind);
     for name in [key.pool.as_str(), key.queue.namespace.as_str()] {
-        // A name is at most 255 bytes: name.rs holds that.
-        out.put_u8(name.len() as u8);
-        out.put_slice(name.as_bytes());
+        put_short(&mut out, name);
     }
     out.put_slice(key.queue.name.as_str().as_bytes());
     out.into()
@@ -42,15 +61,9 @@ fn row(kind: u8, key: &PushKey) -> Bytes {
 
 /// Reads the key of a record; `None` for a row of another kind.
 fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
-    fn name<'a>(bytes: &mut &'a [u8]) -> Option<&'a str> {
-        let (len, rest) = bytes.split_first()?;
-        let (name, rest) = rest.split_at_checked(usize::from(*len))?;
-        *bytes = rest;
-        std::str::from_utf8(name).ok()
-    }
     let read = |mut bytes: &[u8]| {
-        let pool = PoolName::parse(name(&mut bytes)?).ok()?;
-        let namespace = Namespace::parse(name(&mut bytes)?).ok()?;
+        let pool = PoolName::parse(take_short(&mut bytes).ok()?).ok()?;
+        let namespace = Namespace::parse(take_short(&mut bytes).ok()?).ok()?;
         let name = QueueName::parse_for_consume(std::str::from_utf8(bytes).ok()?).ok()?;
         Some(PushKey { pool, queue: Queue { namespace, name } })
     };
@@ -62,10 +75,22 @@ fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
     }
 }
 
-impl DiskAdmin {
+impl DiskPush {
+    /// Fails when what is stored cannot be read.
+    pub fn new(engine: &DiskEngine) -> Result<DiskPush> {
+        let push = DiskPush {
+            rows: engine.records(),
+            memory: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            lease_turns: std::array::from_fn(|_| tokio::sync::Mutex::default()),
+        };
+        push.all_records()?;
+        Ok(push)
+    }
+
     /// Every record; fails when a key cannot be read.
-    pub(super) fn push_records(&self) -> Result<Vec<(PushKey, Bytes)>> {
-        self.records.read(Table::Push, |rows| {
+    fn all_records(&self) -> Result<Vec<(PushKey, Bytes)>> {
+        self.rows.read(Table::Push, |rows| {
             let read = |(row, record): (&Bytes, &Bytes)| {
                 read_record_key(row).map(|key| key.map(|key| (key, record.clone())))
             };
@@ -75,45 +100,45 @@ impl DiskAdmin {
 
     /// Drops the rows of parts of a rate that count no more: the queue may not be pushed any longer.
     async fn forget_lent(&self) -> Result<()> {
-        let (prefix, now) = ([PUSH_PREFIX, &[LENT]].concat(), self.records.now());
+        let (prefix, now) = ([PUSH_PREFIX, &[LENT]].concat(), self.rows.now());
         let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
-        let rows = self.records.read(Table::Push, |rows| {
+        let rows = self.rows.read(Table::Push, |rows| {
             let lent = rows.iter().filter(|(key, row)| key.starts_with(&prefix) && over(row));
             lent.map(|(key, _)| (Table::Push, key.clone(), Change::Delete)).collect::<Vec<_>>()
         });
         if !rows.is_empty() {
-            self.records.change(rows).await?;
+            self.rows.change(rows).await?;
         }
         Ok(())
     }
 
-    fn push_report(&self, key: &PushKey) -> Result<Report> {
-        let stored = self.records.read(Table::Push, |rows| rows.get(&row(REPORT, key)).cloned());
+    fn stored_report(&self, key: &PushKey) -> Result<Report> {
+        let stored = self.rows.read(Table::Push, |rows| rows.get(&row(REPORT, key)).cloned());
         let read = |stored: Bytes| serde_json::from_slice(&stored).map_err(Error::corrupt);
         stored.map_or(Ok(Report::default()), read)
     }
 }
 
 #[async_trait]
-impl PushStore for DiskAdmin {
+impl PushStore for DiskPush {
     async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
-        let version = self.push.lock().version;
+        let version = self.memory.lock().version;
         if known == Some(version) {
             return Ok(None);
         }
         if known.is_none() {
             self.forget_lent().await?;
         }
-        Ok(Some(Records { version, all: self.push_records()? }))
+        Ok(Some(Records { version, all: self.all_records()? }))
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        Ok(self.records.read(Table::Push, |rows| rows.get(&row(RECORD, key)).cloned()))
+        Ok(self.rows.read(Table::Push, |rows| rows.get(&row(RECORD, key)).cloned()))
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
         // One change at a time, so that nothing comes between the look and the change.
-        let _turn = self.push_turn.lock().await;
+        let _turn = self.turn.lock().await;
         if self.record(key).await? != old {
             return Ok(false);
         }
@@ -121,33 +146,33 @@ impl PushStore for DiskAdmin {
             Some(new) => vec![(Table::Push, row(RECORD, key), Change::Put(new))],
             None => [RECORD, REPORT].map(|kind| (Table::Push, row(kind, key), Change::Delete)).into(),
         };
-        let changed = self.records.change(changes).await;
+        let changed = self.rows.change(changes).await;
         // After an error too: the change may have happened.
-        self.push.lock().version += 1;
+        self.memory.lock().version += 1;
         changed.map(|_| true)
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
         let lent_row = row(LENT, key);
         // One lease of a queue at a time, so that its rows are written in the order in which they were made. Leases of
         // other queues do not wait for a write.
         let turn = xxhash_rust::xxh3::xxh3_64(&lent_row) as usize % LEASE_TURNS;
         let _turn = self.lease_turns[turn].lock().await;
-        let (report, now) = (self.push_report(key)?, self.records.now());
-        let (share, begun) = {
-            let mut push = self.push.lock();
-            let leased = push.leased.entry(key.clone()).or_default();
+        let (report, now) = (self.stored_report(key)?, self.rows.now());
+        let (grant, begun) = {
+            let mut memory = self.memory.lock();
+            let leased = memory.leased.entry(key.clone()).or_default();
             if leased.stored.is_none() {
-                let stored = self.records.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
+                let stored = self.rows.read(Table::Push, |rows| rows.get(&lent_row).and_then(read_lent));
                 leased.stored = stored;
                 let begun = |(rate, until): Begun| (rate, until.min(now) + millis(lease.per));
                 leased.lent.extend(stored.map(begun));
             }
-            let (share, begun) = (leased.divide(&lease, now), leased.row(&lease, now));
+            let (grant, begun) = (leased.divide(&lease, now), leased.row(&lease, now));
             if leased.workers.is_empty() {
-                push.leased.remove(key);
+                memory.leased.remove(key);
             }
-            (share, begun)
+            (grant, begun)
         };
         if let Some(begun) = begun {
             let change = match begun.0 {
@@ -155,30 +180,30 @@ impl PushStore for DiskAdmin {
                 _ => Change::Put(serde_json::to_vec(&begun).map_err(Error::refused)?.into()),
             };
             // Before the answer: what may be begun is known after a kill, too.
-            self.records.change(vec![(Table::Push, lent_row, change)]).await?;
-            if let Some(leased) = self.push.lock().leased.get_mut(key) {
+            self.rows.change(vec![(Table::Push, lent_row, change)]).await?;
+            if let Some(leased) = self.memory.lock().leased.get_mut(key) {
                 leased.stored = Some(begun);
             }
         }
-        Ok(Share { failed: report.failed, delivered: report.delivered, ..share })
+        Ok(Grant { failed: report.failed, delivered: report.delivered, ..grant })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
-        let _turn = self.push_turn.lock().await;
+        let _turn = self.turn.lock().await;
         if self.record(key).await?.is_none() {
             return Ok(()); // deleted meanwhile
         }
-        let mut all = self.push_report(key)?;
+        let mut all = self.stored_report(key)?;
         all.add(report);
         let text = serde_json::to_vec(&all).map_err(Error::refused)?;
         let change = (Table::Push, row(REPORT, key), Change::Put(text.into()));
-        self.records.change(vec![change]).await.map(drop)
+        self.rows.change(vec![change]).await.map(drop)
     }
 
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
-        let report = self.push_report(key)?;
-        let push = self.push.lock();
-        let workers = || push.leased.get(key).into_iter().flat_map(|leased| leased.workers.values());
+        let report = self.stored_report(key)?;
+        let memory = self.memory.lock();
+        let workers = || memory.leased.get(key).into_iter().flat_map(|leased| leased.workers.values());
         let in_flight = workers().map(|holds| u64::from(holds.in_flight)).sum();
         Ok(Seen { report, in_flight, open: workers().filter_map(|holds| holds.open).min() })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ahash::HashMap;
 
-use super::push::{Lease, Share};
+use super::{Grant, Lease};
 use crate::clock::Millis;
 
 /// So many requests of a rate, and until when they may be begun, or count.
@@ -44,7 +44,7 @@ pub(super) struct Holds {
 impl Leased {
     /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
     /// of two workers one is ending.
-    pub fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Share {
+    pub fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Grant {
         let until = now + millis(lease.per);
         self.lent.retain(|(_, until)| *until > now);
         self.workers.remove(lease.server);
@@ -54,30 +54,30 @@ impl Leased {
             .workers
             .values()
             .fold((0, 0), |(slots, rate), holds| (slots + holds.slots, rate + holds.rate));
-        let mut share = Share { alone: self.workers.is_empty(), ..Share::default() };
+        let mut grant = Grant { alone: self.workers.is_empty(), ..Grant::default() };
         if !lease.time.is_zero() {
             // Who wants nothing keeps what it has begun: lent, it would count beside its own count when it wants again.
-            share.rate = lease.rate.min(lease.rate_held);
+            grant.rate = lease.rate.min(lease.rate_held);
         }
         if lease.wants > 0 {
-            share.slots = lease.slots.saturating_sub(slots);
+            grant.slots = lease.slots.saturating_sub(slots);
             let lent: u32 = self.lent.iter().map(|(lent, _)| lent).sum();
-            share.rate = share.rate.max(lease.rate.saturating_sub(rate + lent));
+            grant.rate = grant.rate.max(lease.rate.saturating_sub(rate + lent));
         }
-        if lease.rate_held > share.rate {
-            self.lent.push((lease.rate_held - share.rate, until));
+        if lease.rate_held > grant.rate {
+            self.lent.push((lease.rate_held - grant.rate, until));
         }
         if !lease.time.is_zero() {
             let holds = Holds {
                 until: now + millis(lease.time),
-                slots: lease.holds.max(share.slots),
-                rate: share.rate,
+                slots: lease.holds.max(grant.slots),
+                rate: grant.rate,
                 in_flight: lease.in_flight,
                 open: lease.open,
             };
             self.workers.insert(lease.server.to_owned(), holds);
         }
-        share
+        grant
     }
 
     /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;

@@ -1,6 +1,11 @@
-//! What push keeps beside tokens and limits, so that all servers share it: the record of each pushed queue, who holds
-//! how many of its slots, and what became of its deliveries. Plain values and the trait [`PushStore`]. What a record
-//! says is push's business: here it is bytes. A record holds secrets.
+//! What push keeps so that all servers share it: the record of each pushed queue, who holds how many of its slots, and
+//! what became of its deliveries. Plain values, the trait [`PushStore`], and its two stores, which lie where tokens and
+//! limits are kept: in a Redis, or on the disk of the default pool. What a record says is not known here: it is bytes,
+//! and holds secrets.
+
+pub mod disk;
+mod leases;
+pub mod redis;
 
 use std::fmt;
 use std::time::Duration;
@@ -69,9 +74,9 @@ pub struct Lease<'a> {
     pub open: Option<Millis>,
 }
 
-/// What one server may do, for as long as it asked.
+/// What one server may do, for as long as it asked: the answer to a [`Lease`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct Grant {
     /// How many requests it may have in flight. Fewer than it holds: it begins none until so many are left.
     pub slots: u32,
     /// How many it may begin in any `per`; 0 where there is no limit, too.
@@ -148,7 +153,7 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     /// Divides the slots and the rate among the servers that ask, evenly. What all of them hold is never more than
     /// there is: who gets more waits until others have given it up. A server that did not ask again within its time
     /// holds nothing. What it may have begun counts in the rate for one more `per`, also after a restart.
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share>;
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant>;
 
     /// Adds to what is known of a queue.
     async fn report(&self, key: &PushKey, report: Report) -> Result<()>;

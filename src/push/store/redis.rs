@@ -8,13 +8,42 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use redis::{Cmd, FromRedisValue};
 use serde::Deserialize;
 
-use super::push::{ATTEMPTS_KEPT, Lease, PushKey, PushStore, Records, Report, Seen, Share, Version};
-use super::redis::{PUSH, RedisAdmin, push_key};
+use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use crate::admin::redis::{RedisAdmin, scan};
 use crate::clock::Millis;
+use crate::engine::redis::connection::shared::SharedConnection;
+use crate::engine::redis::layout::scripts::{Script, Scripts};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
+
+/// The hash of all records.
+const PUSH: &str = "dormouse/push";
+
+/// What a fleet shares of push.
+#[derive(Debug)]
+pub struct RedisPush {
+    shared: SharedConnection,
+    scripts: Scripts,
+}
+
+impl RedisPush {
+    /// In the Redis of tokens and limits, over their connection.
+    pub fn new(admin: &RedisAdmin) -> RedisPush {
+        RedisPush { shared: admin.connection(), scripts: Scripts::default() }
+    }
+
+    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
+        Ok(self.shared.run(script, call).await?)
+    }
+}
+
+/// What is kept of one queue beside its record.
+fn key_of(key: &PushKey, kind: &str) -> String {
+    format!("{PUSH}/{key}/{kind}")
+}
 
 /// What a server has told with its last lease; the script writes more.
 #[derive(Deserialize)]
@@ -34,7 +63,7 @@ fn parse_field(field: &[u8]) -> Option<PushKey> {
 }
 
 #[async_trait]
-impl PushStore for RedisAdmin {
+impl PushStore for RedisPush {
     async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
         // Read before the records: what changes meanwhile is read again next time.
         let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(PUSH).arg("")).await?;
@@ -44,7 +73,7 @@ impl PushStore for RedisAdmin {
         }
         let mut all = BTreeMap::new();
         let mut unreadable = 0;
-        self.scan(PUSH, |field, record| match parse_field(&field) {
+        scan(&self.shared, PUSH, |field, record| match parse_field(&field) {
             Some(key) => drop(all.insert(key, Bytes::from(record))),
             None => unreadable += usize::from(!field.is_empty()),
         })
@@ -64,27 +93,27 @@ impl PushStore for RedisAdmin {
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
         let script = &self.scripts.push_swap;
         let mut call = script.call(3);
-        call.arg(PUSH).arg(push_key(key, "counts")).arg(push_key(key, "attempts"));
+        call.arg(PUSH).arg(key_of(key, "counts")).arg(key_of(key, "attempts"));
         call.arg(key.to_string()).arg(&old.unwrap_or_default()[..]).arg(&new.unwrap_or_default()[..]);
         self.run(script, &call).await
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Share> {
+    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
         let script = &self.scripts.push_lease;
         let millis = |time: std::time::Duration| time.as_millis() as u64;
         let mut call = script.call(2);
-        call.arg(push_key(key, "servers")).arg(push_key(key, "counts"));
+        call.arg(key_of(key, "servers")).arg(key_of(key, "counts"));
         call.arg(lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
         call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
         call.arg(lease.open.unwrap_or(0));
         let (slots, rate, failed, delivered, alone) = self.run(script, &call).await?;
-        Ok(Share { slots, rate, failed, delivered, alone })
+        Ok(Grant { slots, rate, failed, delivered, alone })
     }
 
     async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
         let script = &self.scripts.push_report;
         let mut call = script.call(3);
-        call.arg(PUSH).arg(push_key(key, "counts")).arg(push_key(key, "attempts")).arg(key.to_string());
+        call.arg(PUSH).arg(key_of(key, "counts")).arg(key_of(key, "attempts")).arg(key.to_string());
         call.arg(report.delivered).arg(report.failed).arg(report.dead).arg(ATTEMPTS_KEPT);
         for attempt in &report.attempts {
             call.arg(serde_json::to_vec(attempt).map_err(Error::refused)?);
@@ -94,11 +123,11 @@ impl PushStore for RedisAdmin {
 
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
         let mut counts = redis::cmd("HMGET");
-        counts.arg(push_key(key, "counts")).arg(&["delivered", "failed", "dead"]);
+        counts.arg(key_of(key, "counts")).arg(&["delivered", "failed", "dead"]);
         let mut attempts = redis::cmd("LRANGE");
-        attempts.arg(push_key(key, "attempts")).arg(0).arg(ATTEMPTS_KEPT - 1);
+        attempts.arg(key_of(key, "attempts")).arg(0).arg(ATTEMPTS_KEPT - 1);
         let mut servers = redis::cmd("HVALS");
-        servers.arg(push_key(key, "servers"));
+        servers.arg(key_of(key, "servers"));
         let time = redis::cmd("TIME");
         let (counts, attempts, servers, (seconds, _)): (
             [Option<u64>; 3],

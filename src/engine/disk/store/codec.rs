@@ -165,10 +165,18 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A name is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
-fn put_short(out: &mut Vec<u8>, s: &str) {
+/// A name behind its length. It is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
+pub fn put_short(out: &mut Vec<u8>, s: &str) {
     out.put_u8(s.len() as u8);
     out.put_slice(s.as_bytes());
+}
+
+/// Reads [`put_short`] from the front.
+pub fn take_short<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
+    let mut r = Reader(bytes);
+    let s = r.short()?;
+    *bytes = r.0;
+    Ok(s)
 }
 
 /// In the first byte of an id: it is versioned.
