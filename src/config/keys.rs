@@ -65,7 +65,7 @@ table! {
         "TTRSecond" ttr_second: u32 = 120;
         /// Default `timeout` of a consume, in seconds.
         "TimeoutSecond" timeout_second: u32 = 0;
-        /// Users of the admin port; with any, its token, limit and access log routes ask for basic auth.
+        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for basic auth.
         "Accounts" accounts: BTreeMap<String, Secret> = BTreeMap::new();
         /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
         /// there.
@@ -118,7 +118,7 @@ table! {
         "Password" password: Option<Secret> = None;
         /// The Redis database.
         "DB" db: i64 = 0;
-        /// lmstfy's connections per Redis. Dormouse needs a handful and takes this as a cap on them.
+        /// lmstfy's connections per Redis. Read and not used.
         "PoolSize" pool_size: Option<usize> = None;
         /// The name under which Sentinels know the master.
         #[serde(deserialize_with = "unless_empty")]

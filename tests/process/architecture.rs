@@ -429,11 +429,7 @@ fn no_spelling_of_an_import_escapes() {
 fn tasks_and_threads_are_started_in_few_places() {
     hold(
         "tasks are started by src/process/tasks.rs, threads by the disk engine",
-        &[
-            "src/process/tasks.rs",
-            // The writer, the syncer and the sweeper.
-            "src/engine/disk/writer/threads.rs",
-        ],
+        &["src/process/tasks.rs", "src/engine/disk/writer/threads.rs"],
         |line| {
             ["tokio::spawn", "task::spawn(", "thread::spawn", "thread::Builder"]
                 .iter()

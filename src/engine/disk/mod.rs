@@ -107,7 +107,7 @@ pub struct DiskOptions {
     pub ready_window: usize,
     /// How many of all queues together. Each queue may keep 16 whatever it is, and 128 while it is consumed from.
     pub ready_budget: usize,
-    /// How many delayed jobs are kept in memory (about 150 bytes each).
+    /// How many delayed jobs are kept in memory (140 to 180 bytes each).
     pub delayed_window: usize,
     /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
     pub open_tables: usize,
@@ -287,8 +287,8 @@ impl DiskEngine {
         Records { handle: self.handle.clone(), tables: self.tables.clone() }
     }
 
-    /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. The
-    /// process should end: what is on the disk can be told only by opening it anew.
+    /// Returns when the store is poisoned, and says why: a write or a sync has failed, or a thread has died. What is on
+    /// the disk can be told only by opening it anew.
     pub async fn poisoned(&self) -> String {
         self.handle.poison.poisoned().await
     }

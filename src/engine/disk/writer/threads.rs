@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_dies_poisons_the_store_and_one_that_was_told_to_end_does_not() {
-        for name in ["disk-writer", "disk-sweep", "disk-sync"] {
+        for name in ["disk-writer", "disk-sweep", "disk-second"] {
             let panicked = Some(format!("the thread {name} panicked"));
             assert_eq!(reason_after(name, false, || panic!("on purpose")), panicked, "after a panic");
             assert_eq!(
