@@ -14,12 +14,9 @@ use parking_lot::Mutex;
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
 use crate::engine::Quota;
-use crate::engine::disk::{Change, DiskEngine, QUOTA_PREFIX, Records, Table, put_short, take_short};
+use crate::engine::disk::{Change, DiskEngine, META_SECRET, QUOTA, Records, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
-
-/// The row of the secret, among those of push.
-const SECRET: &[u8] = b"push/k";
 
 /// Tokens and limits in the directory of a disk engine.
 #[derive(Debug)]
@@ -73,7 +70,7 @@ impl DiskAdmin {
 
     fn all_quotas(&self) -> Result<Vec<(Scope, Quota)>> {
         let read = |(key, value): (&Bytes, &Bytes)| {
-            let scope = key.strip_prefix(QUOTA_PREFIX).and_then(|mut key| read_scope(&mut key));
+            let scope = key.strip_prefix(QUOTA).and_then(|mut key| read_scope(&mut key));
             let scope = scope.ok_or_else(|| Error::corrupt("the key of a quota cannot be read"))?;
             Ok((scope, serde_json::from_slice(value).map_err(Error::corrupt)?))
         };
@@ -104,7 +101,7 @@ fn key_of(key: &TokenKey) -> Bytes {
 
 /// The key of a quota.
 fn quota_key(scope: &Scope) -> Bytes {
-    [QUOTA_PREFIX, &scope_key(scope)].concat().into()
+    [QUOTA, &scope_key(scope)].concat().into()
 }
 
 /// Reads [`scope_key`] from the front.
@@ -218,9 +215,9 @@ impl AdminStore for DiskAdmin {
     }
 
     async fn secret(&self, new: &[u8]) -> Result<Bytes> {
-        let row = Bytes::from_static(SECRET);
-        let add = (Table::Push, row.clone(), Change::Add(Bytes::copy_from_slice(new)));
-        let stored = || self.records.read(Table::Push, |rows| rows.get(&row).cloned());
+        let row = Bytes::from_static(META_SECRET);
+        let add = (Table::Secret, row.clone(), Change::Add(Bytes::copy_from_slice(new)));
+        let stored = || self.records.read(Table::Secret, |rows| rows.get(&row).cloned());
         if let Some(stored) = stored() {
             return Ok(stored);
         }

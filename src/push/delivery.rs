@@ -292,7 +292,7 @@ pub fn obituary(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) ->
     serde_json::to_vec(&obituary).unwrap_or_default().into()
 }
 
-/// Whether a job is such a message. By its body, so that those that an earlier version has made are known too.
+/// Whether a job is such a message: its body says so.
 pub fn is_obituary(job: &Job) -> bool {
     let read = serde_json::from_slice::<Obituary>(&job.body);
     read.is_ok_and(|obituary| JobId::parse(&obituary.job_id).is_some())

@@ -62,8 +62,8 @@ fn another_format_is_refused_and_left_as_it_is() {
         assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
         opened
     };
-    let newer = open(4);
-    assert!(matches!(newer, Err(OpenError::Newer(_, 4))), "expected Newer(4): {newer:?}");
+    let newer = open(5);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 5))), "expected Newer(5): {newer:?}");
     // Counted in milliseconds: read as microseconds every job would be due.
     let older = open(1);
     assert!(matches!(older, Err(OpenError::Older(_, 1))), "expected Older(1): {older:?}");
@@ -72,7 +72,7 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    let mark = "dormouse disk pool, format 3\n";
+    let mark = "dormouse disk pool, format 4\n";
     // What the mark holds, and the file `version` that ends the making of the database. A power cut may leave a
     // length without the bytes.
     for (cut, version) in [
@@ -83,8 +83,8 @@ async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
         (mark, Some("FJL")),
         (mark, Some("\0\0\0\0")),
         // The line that says that the database is whole was begun.
-        ("dormouse disk pool, format 3\nma", Some("FJL\x03")),
-        ("dormouse disk pool, format 3\n\0\0\0\0\0", Some("FJL\x03")),
+        ("dormouse disk pool, format 4\nma", Some("FJL\x03")),
+        ("dormouse disk pool, format 4\n\0\0\0\0\0", Some("FJL\x03")),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");

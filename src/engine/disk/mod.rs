@@ -80,7 +80,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList};
 
-pub(crate) use self::records::{Change, PUSH_PREFIX, QUOTA_PREFIX, Records, Table, put_short, take_short};
+pub(crate) use self::records::{Change, META_SECRET, QUOTA, Records, Table, put_short, take_short};
 
 /// When what was written reaches the disk itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::state::WriterState;
-pub use super::state::tables::{PUSH_PREFIX, QUOTA_PREFIX, Table};
+pub use super::state::tables::Table;
 use super::state::tables::{Rows, Tables};
 use super::step::{Outcome, Step};
-pub use super::store::codec::{put_short, take_short};
+pub use super::store::codec::{META_SECRET, QUOTA, put_short, take_short};
 use super::writer::handle::Handle;
 use crate::clock::{Micros, Millis};
 use crate::error::Result;

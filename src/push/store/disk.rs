@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 
 use super::leases::{Begun, LEASE_TURNS, Leased, millis};
 use super::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
-use crate::engine::disk::{self, Change, DiskEngine, PUSH_PREFIX, Table, put_short, take_short};
+use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
-/// What stands behind the prefix: which kind of row it is.
+/// What a key begins with: which kind of row it is.
 const RECORD: u8 = b'r';
 const REPORT: u8 = b's';
 const LENT: u8 = b'l';
@@ -50,8 +50,7 @@ fn read_lent(row: &Bytes) -> Option<Begun> {
 
 /// The key of a row: kind, pool and namespace with their lengths, queue.
 fn row(kind: u8, key: &PushKey) -> Bytes {
-    let mut out = PUSH_PREFIX.to_vec();
-    out.put_u8(kind);
+    let mut out = vec![kind];
     for name in [key.pool.as_str(), key.queue.namespace.as_str()] {
         put_short(&mut out, name);
     }
@@ -67,7 +66,7 @@ fn read_record_key(row: &[u8]) -> Result<Option<PushKey>> {
         let name = QueueName::parse_for_consume(std::str::from_utf8(bytes).ok()?).ok()?;
         Some(PushKey { pool, queue: Queue { namespace, name } })
     };
-    match row.strip_prefix(PUSH_PREFIX).and_then(<[u8]>::split_first) {
+    match row.split_first() {
         Some((&RECORD, rest)) => {
             read(rest).map(Some).ok_or_else(|| Error::corrupt("the key of a pushed queue cannot be read"))
         }
@@ -100,10 +99,10 @@ impl DiskPush {
 
     /// Drops the rows of parts of a rate that count no more: the queue may not be pushed any longer.
     async fn forget_lent(&self) -> Result<()> {
-        let (prefix, now) = ([PUSH_PREFIX, &[LENT]].concat(), self.rows.now());
+        let now = self.rows.now();
         let over = |row: &Bytes| read_lent(row).is_none_or(|(_, until)| until + millis(LONGEST_PER) < now);
         let rows = self.rows.read(Table::Push, |rows| {
-            let lent = rows.iter().filter(|(key, row)| key.starts_with(&prefix) && over(row));
+            let lent = rows.iter().filter(|(key, row)| key.first() == Some(&LENT) && over(row));
             lent.map(|(key, _)| (Table::Push, key.clone(), Change::Delete)).collect::<Vec<_>>()
         });
         if !rows.is_empty() {
@@ -230,7 +229,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
-            let _ = read_record_key(&[PUSH_PREFIX, &bytes].concat());
+            let _ = read_record_key(&bytes);
         }
     }
 }

@@ -62,7 +62,6 @@ pub fn load(
         to_notify: Default::default(),
         must_sync: false,
     };
-    // Before the first number is taken.
     state.load_used(&store)?;
     for item in store.all(Space::Queues) {
         let (key, value) = item?;

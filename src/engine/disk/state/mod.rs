@@ -26,9 +26,7 @@ use self::queues::{QueueState, Queues};
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
-use crate::engine::disk::store::codec::{
-    self, Entry, META_CLOCK, META_COUNTED, META_NEWEST, META_SEQ, Record, TimerKey,
-};
+use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
 use crate::engine::disk::store::{Fatal, Found, Space, Txn};
 use crate::engine::disk::verbs::quotas::Counted;
 use crate::engine::next_due::NextDue;
@@ -112,9 +110,7 @@ impl WriterState {
     pub fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
-            for name in [META_SEQ, META_COUNTED] {
-                self.txn.put(Space::Meta, name, self.seq.1.to_be_bytes());
-            }
+            self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
         }
         self.seq.0 += 1;
         self.seq.0 - 1

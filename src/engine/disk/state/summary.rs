@@ -1,6 +1,7 @@
 //! The summary of an orderly close: how many entries the lists of each queue have, and how many keys and remembered
-//! requests there are, so that the next open need not count them. It lies in `meta`, written by the last commit, and counts only if the mark of the directory names that commit:
-//! the mark loses the name, durably, before anything else is written.
+//! requests there are, so that the next open need not count them. It lies in `meta`, written by the last commit, and
+//! counts only if the mark of the directory names that commit: the mark loses the name, durably, before anything else
+//! is written.
 
 use bytes::{BufMut, Bytes};
 
@@ -14,8 +15,6 @@ use crate::name::Queue;
 const NAME: &[u8] = b"summary";
 /// So many queues are in one part.
 const PART: usize = 4096;
-/// What its parts begin with. One of another version is not read.
-const VERSION: u64 = 2;
 
 /// What is said of one queue.
 #[derive(Debug)]
@@ -69,7 +68,7 @@ impl WriterState {
         queues: &[(&Queue, &super::queues::QueueState)],
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(48 + queues.len() * 96);
-        for head in [VERSION, number, parts, self.timers.delayed(), self.keys, self.once] {
+        for head in [number, parts, self.timers.delayed(), self.keys, self.once] {
             out.put_u64(head);
         }
         for (_, q) in queues {
@@ -100,7 +99,7 @@ pub fn read(store: &Store, number: u64) -> Result<Option<Summary>, Fatal> {
     loop {
         let Some(value) = store.get(Space::Meta, &key(part))? else { return Ok(None) };
         let mut bytes = Bytes::copy_from_slice(&value);
-        if u64(&mut bytes)? != VERSION || u64(&mut bytes)? != number {
+        if u64(&mut bytes)? != number {
             return Ok(None);
         }
         let parts = u64(&mut bytes)?;

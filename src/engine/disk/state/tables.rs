@@ -1,10 +1,11 @@
-//! Four small tables of named records, whole in memory: what a record means is its owner's business. The
-//! writer changes them together with the disk; anybody may read.
+//! Small tables of named records, whole in memory: what a record means is its owner's business. The writer changes them
+//! together with the disk; anybody may read.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use crate::engine::disk::store::codec::{META_SECRET, QUOTA};
 use crate::engine::disk::store::{Fatal, Space, Store};
 
 /// One table. What is in it may be secret.
@@ -12,32 +13,34 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 pub enum Table {
     Tokens,
     Limits,
-    /// Queues that are pushed. Its keys begin with `push/`: it lives among the numbers of the store itself.
-    Push,
-    /// Quotas of namespaces. Its keys begin with `quota/`, in the same place.
+    /// Quotas of namespaces. Their keys begin with [`QUOTA`]: beside them stands what the namespaces have.
     Quotas,
+    /// Queues that are pushed.
+    Push,
+    /// One row, [`META_SECRET`], among those of the store itself.
+    Secret,
 }
 
-/// What the keys of [`Table::Push`] begin with.
-pub const PUSH_PREFIX: &[u8] = b"push/";
-/// What the keys of [`Table::Quotas`] begin with.
-pub const QUOTA_PREFIX: &[u8] = b"quota/";
-
 impl Table {
+    const ALL: [Table; 5] = [Table::Tokens, Table::Limits, Table::Quotas, Table::Push, Table::Secret];
+
     /// The keyspace that holds it.
     pub fn space(self) -> Space {
         match self {
             Table::Tokens => Space::Tokens,
             Table::Limits => Space::Limits,
-            Table::Push | Table::Quotas => Space::Meta,
+            Table::Quotas => Space::Quotas,
+            Table::Push => Space::Push,
+            Table::Secret => Space::Meta,
         }
     }
 
+    /// What its keys begin with there.
     fn prefix(self) -> &'static [u8] {
         match self {
-            Table::Tokens | Table::Limits => b"",
-            Table::Push => PUSH_PREFIX,
-            Table::Quotas => QUOTA_PREFIX,
+            Table::Tokens | Table::Limits | Table::Push => b"",
+            Table::Quotas => QUOTA,
+            Table::Secret => META_SECRET,
         }
     }
 }
@@ -47,7 +50,7 @@ pub type Rows = BTreeMap<Bytes, Bytes>;
 
 /// All tables. `Debug` shows neither keys nor values.
 #[derive(Default)]
-pub struct Tables([Rows; 4]);
+pub struct Tables([Rows; Table::ALL.len()]);
 
 impl std::fmt::Debug for Tables {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -59,7 +62,7 @@ impl Tables {
     /// Reads all from the disk.
     pub fn load(store: &Store) -> Result<Tables, Fatal> {
         let mut tables = Tables::default();
-        for table in [Table::Tokens, Table::Limits, Table::Push, Table::Quotas] {
+        for table in Table::ALL {
             for item in store.all(table.space()) {
                 let (key, value) = item?;
                 if !key.starts_with(table.prefix()) {

@@ -4,6 +4,7 @@
 //! Integers are big-endian, so that keys sort as their numbers do.
 
 use std::fmt;
+use std::ops::RangeBounds;
 
 use bytes::{BufMut, Bytes};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -33,11 +34,8 @@ pub const META_NEWEST: &[u8] = b"newest";
 pub const META_CLOSED: &[u8] = b"closed";
 /// The name in `meta` of the newest group: the last item of each batch (guard/groups.rs).
 pub const META_GROUP: &[u8] = b"group";
-/// The beginning of the names in `meta` of what namespaces with a quota have; the namespace follows.
-pub const META_USED: &[u8] = b"used/";
-/// The name in `meta` of the number that `seq` was when such rows were last kept: a version that does not know them
-/// reserves numbers without it, before it changes a job.
-pub const META_COUNTED: &[u8] = b"counted";
+/// The name of the secret in `meta` that seals cursors.
+pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
 
@@ -224,7 +222,28 @@ pub fn namespace_of_job(key: &[u8]) -> Result<&[u8]> {
     Ok(&rest[..1 + len]) // the length and the name were read just now
 }
 
-/// The value of a row of [`META_USED`]: jobs and the bytes of their bodies.
+/// What a key of `quotas` begins with that names a quota,
+pub const QUOTA: &[u8] = b"q";
+/// and one that says what a namespace has.
+const USED: &[u8] = b"u";
+
+/// `quotas`: what a namespace has whose jobs or bytes are bounded.
+pub fn used_key(namespace: &Namespace) -> Vec<u8> {
+    [USED, namespace.as_str().as_bytes()].concat()
+}
+
+/// Every [`used_key`].
+pub fn used_keys() -> impl RangeBounds<&'static [u8]> {
+    USED.. // nothing sorts behind them
+}
+
+/// Reads [`used_key`].
+pub fn read_used_key(key: &[u8]) -> Result<Namespace> {
+    let name = key.strip_prefix(USED).and_then(|name| std::str::from_utf8(name).ok());
+    name.and_then(|name| Namespace::parse(name).ok()).ok_or(Malformed("bad namespace"))
+}
+
+/// The value of a [`used_key`]: jobs and the bytes of their bodies.
 pub fn used(jobs: u64, bytes: u64) -> [u8; 16] {
     (u128::from(jobs) << 64 | u128::from(bytes)).to_be_bytes()
 }

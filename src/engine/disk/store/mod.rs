@@ -41,13 +41,15 @@ pub enum Space {
     Queues,
     Tokens,
     Limits,
+    Quotas,
+    Push,
     Quarantine,
     Keys,
     Once,
 }
 
 /// How many keyspaces there are.
-const SPACES: usize = 12;
+const SPACES: usize = 14;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -58,7 +60,7 @@ impl Space {
     /// is added fjall syncs its list under a lock, and the writer waits for 5 to 10 ms. With 16 MiB for delayed
     /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms, when
     /// memory was still freed under that lock too. Each batch writes the newest group into `meta`, which takes about
-    /// 100 bytes in memory, and of which one is left when it is written out.
+    /// 100 bytes in memory, and of which one is left when it is written out; where there are quotas, into `quotas` too.
     pub const ALL: [(Space, &'static str, u64); SPACES] = [
         (Space::Meta, "meta", 16 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
@@ -69,6 +71,8 @@ impl Space {
         (Space::Queues, "queues", 4 * MIB),
         (Space::Tokens, "tokens", MIB),
         (Space::Limits, "limits", MIB),
+        (Space::Quotas, "quotas", 16 * MIB),
+        (Space::Push, "push", 8 * MIB),
         (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
@@ -354,7 +358,7 @@ pub struct Txn {
     unsettled: bool,
     /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
-    /// Rows of `meta` that each batch writes last: they change with every step, and only the last value counts.
+    /// Rows of `quotas` that each batch writes last: they change with every step, and only the last value counts.
     late: HashMap<Vec<u8>, [u8; 16]>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
@@ -479,7 +483,7 @@ impl Txn {
         self.rows.insert((space, key), None);
     }
 
-    /// Writes a row of `meta`, whose value may change again before the batch is committed. Only together with something
+    /// Writes a row of `quotas`, whose value may change again before the batch is committed. Only together with something
     /// else that is written.
     pub fn put_late(&mut self, key: &[u8], value: [u8; 16]) {
         match self.late.get_mut(key) {
@@ -491,7 +495,7 @@ impl Txn {
     /// Deletes such a row.
     pub fn delete_late(&mut self, key: &[u8]) {
         self.late.remove(key);
-        self.delete(Space::Meta, key);
+        self.delete(Space::Quotas, key);
     }
 
     /// Reads a row of `keys` or `once`, as this transaction left it.
@@ -510,7 +514,7 @@ impl Txn {
             return Ok(());
         }
         for (key, value) in std::mem::take(&mut self.late) {
-            self.put(Space::Meta, key, value);
+            self.put(Space::Quotas, key, value);
         }
         let bytes = std::mem::take(&mut self.bytes);
         self.written += bytes as u64;

@@ -15,7 +15,7 @@ use super::{Fatal, Limits, Store, describe, journal};
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// The line of the mark that stands there once the database is whole.
 const MADE: &str = "made\n";
 

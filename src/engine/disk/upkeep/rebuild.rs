@@ -5,9 +5,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use crate::engine::disk::store::codec::{
-    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_COUNTED, META_SEQ, Record,
-};
+use crate::engine::disk::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::{Fatal, Limits, Space, Store, Txn};
 
@@ -99,7 +97,9 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
         }
     }
     // What namespaces with a quota have is counted anew.
-    txn.delete(Space::Meta, META_COUNTED);
+    for row in store.range(Space::Quotas, codec::used_keys()) {
+        txn.delete(Space::Quotas, row?.0);
+    }
     txn.settle(true)?;
     Ok(lost.len() as u64)
 }

@@ -1,5 +1,5 @@
 //! Quotas of namespaces. Of each namespace whose jobs or bytes are bounded the writer keeps how many there are: every
-//! step that stores or deletes a record changes the figures in memory, and a row of `meta` in the same commit. So they are
+//! step that stores or deletes a record changes the figures in memory, and a row of `quotas` in the same commit. So they are
 //! exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its jobs are
 //! counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
 
@@ -11,7 +11,7 @@ use ahash::HashMap;
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Failure, Outcome, Step};
-use crate::engine::disk::store::codec::{self, META_COUNTED, META_SEQ, META_USED};
+use crate::engine::disk::store::codec;
 use crate::engine::disk::store::{Fatal, Found, Snapshot, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::threads::Stop;
@@ -31,7 +31,7 @@ pub struct Counted {
     jobs: i64,
     bytes: i64,
     count: Count,
-    /// Of the row in `meta`.
+    /// Of the row in `quotas`.
     key: Vec<u8>,
 }
 
@@ -47,8 +47,8 @@ enum Count {
 }
 
 impl Counted {
-    fn new(namespace: &[u8], quota: Quota) -> Counted {
-        Counted { quota, jobs: 0, bytes: 0, count: Count::None, key: [META_USED, namespace].concat() }
+    fn new(namespace: &Namespace, quota: Quota) -> Counted {
+        Counted { quota, jobs: 0, bytes: 0, count: Count::None, key: codec::used_key(namespace) }
     }
 
     fn value(&self) -> [u8; 16] {
@@ -113,7 +113,7 @@ impl Step for SetQuotas {
         let mut counted = std::mem::take(&mut state.quotas);
         let (count, mut namespaces) = (Arc::new(()), Vec::new());
         for (namespace, quota) in self.quotas {
-            let new = || Counted::new(namespace.as_str().as_bytes(), quota);
+            let new = || Counted::new(&namespace, quota);
             let mut of = counted.remove(&namespace).unwrap_or_else(new);
             of.quota = quota;
             let goes_on = match &of.count {
@@ -191,7 +191,7 @@ impl Step for Used {
             let Some(of) = state.quotas.get_mut(&namespace) else { continue };
             if matches!(&of.count, Count::UnderWay(count) if count.as_ptr() == Arc::as_ptr(&self.count)) {
                 (of.jobs, of.bytes, of.count) = (of.jobs + jobs, of.bytes + bytes, Count::Exact);
-                state.txn.put(Space::Meta, &of.key, of.value());
+                state.txn.put(Space::Quotas, &of.key, of.value());
             }
         }
         Ok(())
@@ -199,22 +199,14 @@ impl Step for Used {
 }
 
 impl WriterState {
-    /// Reads the figures that the last commit left. Those that an earlier version may have passed over go.
+    /// Reads the figures that the last commit left.
     pub fn load_used(&mut self, store: &Store) -> Result<(), Fatal> {
-        let counted = store.number(META_COUNTED)? == store.number(META_SEQ)?;
-        for item in store.range(Space::Meta, META_USED..) {
+        for item in store.range(Space::Quotas, codec::used_keys()) {
             let (key, value) = item?;
-            let Some(namespace) = key.strip_prefix(META_USED) else { break };
-            let name = std::str::from_utf8(namespace).ok().and_then(|name| Namespace::parse(name).ok());
-            match name {
-                Some(name) if counted => {
-                    let (jobs, bytes) = codec::read_used(&value)?;
-                    let of = Counted::new(namespace, Quota::default());
-                    let (jobs, bytes, count) = (jobs as i64, bytes as i64, Count::Exact);
-                    self.quotas.insert(name, Counted { jobs, bytes, count, ..of });
-                }
-                _ => self.txn.delete(Space::Meta, &key),
-            }
+            let (namespace, (jobs, bytes)) = (codec::read_used_key(&key)?, codec::read_used(&value)?);
+            let of = Counted::new(&namespace, Quota::default());
+            let (jobs, bytes, count) = (jobs as i64, bytes as i64, Count::Exact);
+            self.quotas.insert(namespace, Counted { jobs, bytes, count, ..of });
         }
         Ok(())
     }
@@ -303,32 +295,11 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::engine::Engine;
     use crate::engine::disk::state::{Windows, load};
-    use crate::engine::disk::store::{Limits, Txn, open};
+    use crate::engine::disk::store::{Limits, open};
+    use crate::engine::disk::upkeep::rebuild;
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::job::JobId;
     use crate::name::QueueName;
-
-    /// Guards against figures that an earlier version has passed over, which does not know their rows.
-    #[test]
-    fn what_another_version_may_have_changed_is_counted_anew() {
-        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
-        let namespace = Namespace::parse("ns").unwrap(); // a name
-        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
-        for (seq, known) in [(7u64, true), (8, false), (7, false)] {
-            let mut txn = Txn::new(store.clone());
-            if known {
-                txn.put(Space::Meta, [META_USED, b"ns"].concat(), codec::used(3, 44));
-                txn.put(Space::Meta, META_COUNTED, seq.to_be_bytes());
-            }
-            txn.put(Space::Meta, META_SEQ, seq.to_be_bytes());
-            txn.settle(false).unwrap(); // nothing is wrong with the disk
-            let mut state = load::load(store.clone(), Arc::new(ManualClock::new(1)), windows, None).unwrap(); // it reads
-            let used = state.quotas.get(&namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
-            assert_eq!(used, known.then_some((3, 44, true)), "with the number {seq}");
-            state.txn.settle(false).unwrap(); // as above
-        }
-    }
 
     /// Guards against a step that forgets to count, or whose figures are not in its commit.
     #[tokio::test]
@@ -365,8 +336,11 @@ mod tests {
         drop(engine);
         let (store, _mark) = open::open(&options.path, Limits::OF_A_TOOL).unwrap(); // closed just now
         let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
-        let state = load::load(store, options.clock, windows, None).unwrap(); // it reads
+        let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));
         assert_eq!(used, Some((4, 3 + 6 + 8 + 10, true)), "one runs, one is ready, two are delayed");
+        rebuild::rebuild(&store, true).unwrap(); // as above
+        let state = load::load(store, options.clock, windows, None).unwrap(); // as above
+        assert!(state.quotas.is_empty(), "where jobs may be lost they are counted anew");
     }
 }
