@@ -8,6 +8,7 @@ pub mod garbage;
 pub mod keys;
 pub mod load;
 pub mod queues;
+pub mod quotas;
 pub mod summary;
 pub mod tables;
 pub mod timers;
@@ -23,12 +24,13 @@ use parking_lot::Mutex;
 use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues};
+use self::quotas::{Count, Counted};
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
+use crate::engine::Quota;
 use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
-use crate::engine::disk::store::{Fatal, Found, Space, Txn};
-use crate::engine::disk::verbs::quotas::Counted;
+use crate::engine::disk::store::{Fatal, Found, Space, Store, Txn};
 use crate::engine::next_due::NextDue;
 use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};
@@ -298,6 +300,56 @@ impl WriterState {
     pub fn upkeep(&mut self, too_soon: bool, is_low: bool) -> Upkeep {
         let live = self.live();
         self.garbage.upkeep(&live, &mut self.txn, too_soon, is_low)
+    }
+
+    /// Reads the figures that the last commit left.
+    pub fn load_used(&mut self, store: &Store) -> Result<(), Fatal> {
+        for item in store.range(Space::Quotas, codec::used_keys()) {
+            let (key, value) = item?;
+            let (namespace, (jobs, bytes)) = (codec::read_used_key(&key)?, codec::read_used(&value)?);
+            let of = Counted::new(&namespace, Quota::default());
+            let (jobs, bytes, count) = (jobs as i64, bytes as i64, Count::Exact);
+            self.quotas.insert(namespace, Counted { jobs, bytes, count, ..of });
+        }
+        Ok(())
+    }
+
+    /// A job with a body of so many bytes is stored.
+    pub fn count_stored(&mut self, namespace: &Namespace, bytes: usize) {
+        self.count(namespace, 1, bytes as i64);
+    }
+
+    /// Deletes a job's record.
+    pub fn delete_job(&mut self, queue: &Queue, key: Vec<u8>) -> Result<(), Fatal> {
+        if self.quotas.get(&queue.namespace).is_some_and(Counted::is_counted) {
+            match self.txn.job(&key)? {
+                Found::Nothing => {}
+                Found::Record(record) => self.count(&queue.namespace, -1, -(record.body.len() as i64)),
+                Found::Corrupt(_) => {
+                    self.count(&queue.namespace, -1, 0);
+                    if let Some(of) = self.quotas.get_mut(&queue.namespace)
+                        && of.is_exact()
+                    {
+                        of.count = Count::Stale;
+                        self.txn.delete_late(&of.key);
+                    }
+                }
+            }
+        }
+        self.txn.delete_job(key);
+        Ok(())
+    }
+
+    fn count(&mut self, namespace: &Namespace, jobs: i64, bytes: i64) {
+        if !self.quotas.is_empty()
+            && let Some(of) = self.quotas.get_mut(namespace)
+            && of.is_counted()
+        {
+            (of.jobs, of.bytes) = (of.jobs + jobs, of.bytes + bytes);
+            if of.is_exact() {
+                self.txn.put_late(&of.key, of.value());
+            }
+        }
     }
 
     /// A timer of this queue has ended. The job goes on to a list, so the queue is not empty for that.

@@ -3,82 +3,26 @@
 //! exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its jobs are
 //! counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ahash::HashMap;
 
 use crate::clock::Micros;
+use crate::engine::Quotas;
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::quotas::{Count, Counted};
 use crate::engine::disk::step::{Failure, Outcome, Step};
 use crate::engine::disk::store::codec;
-use crate::engine::disk::store::{Fatal, Found, Snapshot, Space, Store};
+use crate::engine::disk::store::{Fatal, Found, Snapshot, Space};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::threads::Stop;
-use crate::engine::{Quota, Quotas};
 use crate::error::Error;
 use crate::job::{JobRef, NewJob};
-use crate::name::{Namespace, Queue};
+use crate::name::Namespace;
 
 /// How many records a count reads before it looks whether the engine ends.
 const LOOK_EVERY: u64 = 1024;
-
-/// What is known of one namespace.
-#[derive(Debug)]
-pub struct Counted {
-    quota: Quota,
-    /// How many jobs it has, and the bytes of their bodies. Without what the count under way will find.
-    jobs: i64,
-    bytes: i64,
-    count: Count,
-    /// Of the row in `quotas`.
-    key: Vec<u8>,
-}
-
-#[derive(Clone, Debug)]
-enum Count {
-    /// Neither jobs nor bytes are bounded.
-    None,
-    /// This count will say what there was at its begin, if it still goes on.
-    UnderWay(Weak<()>),
-    Exact,
-    /// A record that could not be read was deleted. Counted again when quotas are set next.
-    Stale,
-}
-
-impl Counted {
-    fn new(namespace: &Namespace, quota: Quota) -> Counted {
-        Counted { quota, jobs: 0, bytes: 0, count: Count::None, key: codec::used_key(namespace) }
-    }
-
-    fn value(&self) -> [u8; 16] {
-        codec::used(self.jobs.max(0).unsigned_abs(), self.bytes.max(0).unsigned_abs())
-    }
-
-    fn is_counted(&self) -> bool {
-        !matches!(self.count, Count::None)
-    }
-
-    fn is_exact(&self) -> bool {
-        matches!(self.count, Count::Exact)
-    }
-
-    /// What is used up, if so much more would be more than the quota.
-    fn refuses(&self, jobs: i64, bytes: i64, (queues, new): (u64, u64)) -> Option<&'static str> {
-        let over = |bound: u64, used: i64, more: i64| {
-            bound > 0 && more > 0 && used.max(0).saturating_add(more).unsigned_abs() > bound
-        };
-        if over(self.quota.jobs, self.jobs, jobs) {
-            Some("jobs")
-        } else if over(self.quota.bytes, self.bytes, bytes) {
-            Some("bytes")
-        } else if self.quota.queues > 0 && new > 0 && queues + new > self.quota.queues {
-            Some("queues")
-        } else {
-            None
-        }
-    }
-}
 
 /// Takes the place of all quotas.
 pub struct SetQuotas {
@@ -199,18 +143,6 @@ impl Step for Used {
 }
 
 impl WriterState {
-    /// Reads the figures that the last commit left.
-    pub fn load_used(&mut self, store: &Store) -> Result<(), Fatal> {
-        for item in store.range(Space::Quotas, codec::used_keys()) {
-            let (key, value) = item?;
-            let (namespace, (jobs, bytes)) = (codec::read_used_key(&key)?, codec::read_used(&value)?);
-            let of = Counted::new(&namespace, Quota::default());
-            let (jobs, bytes, count) = (jobs as i64, bytes as i64, Count::Exact);
-            self.quotas.insert(namespace, Counted { jobs, bytes, count, ..of });
-        }
-        Ok(())
-    }
-
     /// Whether these jobs may be stored in the step in which those of `gone` are deleted.
     pub fn admit<'a>(
         &self,
@@ -247,44 +179,6 @@ impl WriterState {
         }
         Ok(())
     }
-
-    /// A job with a body of so many bytes is stored.
-    pub fn count_stored(&mut self, namespace: &Namespace, bytes: usize) {
-        self.count(namespace, 1, bytes as i64);
-    }
-
-    /// Deletes a job's record.
-    pub fn delete_job(&mut self, queue: &Queue, key: Vec<u8>) -> Result<(), Fatal> {
-        if self.quotas.get(&queue.namespace).is_some_and(Counted::is_counted) {
-            match self.txn.job(&key)? {
-                Found::Nothing => {}
-                Found::Record(record) => self.count(&queue.namespace, -1, -(record.body.len() as i64)),
-                Found::Corrupt(_) => {
-                    self.count(&queue.namespace, -1, 0);
-                    if let Some(of) = self.quotas.get_mut(&queue.namespace)
-                        && of.is_exact()
-                    {
-                        of.count = Count::Stale;
-                        self.txn.delete_late(&of.key);
-                    }
-                }
-            }
-        }
-        self.txn.delete_job(key);
-        Ok(())
-    }
-
-    fn count(&mut self, namespace: &Namespace, jobs: i64, bytes: i64) {
-        if !self.quotas.is_empty()
-            && let Some(of) = self.quotas.get_mut(namespace)
-            && of.is_counted()
-        {
-            (of.jobs, of.bytes) = (of.jobs + jobs, of.bytes + bytes);
-            if of.is_exact() {
-                self.txn.put_late(&of.key, of.value());
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -293,13 +187,13 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::engine::Engine;
     use crate::engine::disk::state::{Windows, load};
     use crate::engine::disk::store::{Limits, open};
     use crate::engine::disk::upkeep::rebuild;
     use crate::engine::disk::{DiskEngine, DiskOptions};
+    use crate::engine::{Engine, Quota};
     use crate::job::JobId;
-    use crate::name::QueueName;
+    use crate::name::{Queue, QueueName};
 
     /// Guards against a step that forgets to count, or whose figures are not in its commit.
     #[tokio::test]

@@ -1,0 +1,65 @@
+//! How much each namespace with a quota keeps: figures in memory, whose rows change in the same commit as the jobs. Knows
+//! no step.
+
+use std::sync::Weak;
+
+use crate::engine::Quota;
+use crate::engine::disk::store::codec;
+use crate::name::Namespace;
+
+/// What is known of one namespace.
+#[derive(Debug)]
+pub struct Counted {
+    pub quota: Quota,
+    /// How many jobs it has, and the bytes of their bodies. Without what the count under way will find.
+    pub jobs: i64,
+    pub bytes: i64,
+    pub count: Count,
+    /// Of the row in `quotas`.
+    pub key: Vec<u8>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Count {
+    /// Neither jobs nor bytes are bounded.
+    None,
+    /// This count will say what there was at its begin, if it still goes on.
+    UnderWay(Weak<()>),
+    Exact,
+    /// A record that could not be read was deleted. Counted again when quotas are set next.
+    Stale,
+}
+
+impl Counted {
+    pub fn new(namespace: &Namespace, quota: Quota) -> Counted {
+        Counted { quota, jobs: 0, bytes: 0, count: Count::None, key: codec::used_key(namespace) }
+    }
+
+    pub fn value(&self) -> [u8; 16] {
+        codec::used(self.jobs.max(0).unsigned_abs(), self.bytes.max(0).unsigned_abs())
+    }
+
+    pub fn is_counted(&self) -> bool {
+        !matches!(self.count, Count::None)
+    }
+
+    pub fn is_exact(&self) -> bool {
+        matches!(self.count, Count::Exact)
+    }
+
+    /// What is used up, if so much more would be more than the quota.
+    pub fn refuses(&self, jobs: i64, bytes: i64, (queues, new): (u64, u64)) -> Option<&'static str> {
+        let over = |bound: u64, used: i64, more: i64| {
+            bound > 0 && more > 0 && used.max(0).saturating_add(more).unsigned_abs() > bound
+        };
+        if over(self.quota.jobs, self.jobs, jobs) {
+            Some("jobs")
+        } else if over(self.quota.bytes, self.bytes, bytes) {
+            Some("bytes")
+        } else if self.quota.queues > 0 && new > 0 && queues + new > self.quota.queues {
+            Some("queues")
+        } else {
+            None
+        }
+    }
+}
