@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::RedisCore;
 use super::layout::keys;
-use super::publish::ttl_millis;
+use super::layout::times::ttl_millis;
 use crate::engine::DeadLetter;
 use crate::error::{Error, Result};
 use crate::name::Queue;

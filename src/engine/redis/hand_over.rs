@@ -8,10 +8,11 @@ use redis::Cmd;
 use super::RedisCore;
 use super::connection::fault::Fault;
 use super::layout::keys;
-use super::publish::micros;
+use super::layout::times::micros;
+use super::reply::wrong_type;
 use crate::clock::Micros;
 use crate::engine::{Held, Release, Released, Touched};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};
 
 /// What stands in an answer in place of a due time.
@@ -92,7 +93,7 @@ fn held(due: i64) -> Result<Held<Micros>> {
     match due {
         OVER => Ok(Held::NotYours),
         NOT_FOUND => Ok(Held::NotFound),
-        WRONG_TYPE => Err(Error::refused("a key of the queue is not of the type that it must be")),
+        WRONG_TYPE => Err(wrong_type()),
         due => Ok(Held::Done(u64::try_from(due).map_err(|_| Fault::unreadable("release"))?)),
     }
 }

@@ -1,17 +1,14 @@
 //! Inspect: all that is known of a job by its id. Changes nothing.
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
 use super::RedisCore;
-use super::connection::fault::{Fault, Outcome};
 use super::layout::{keys, value};
+use super::reply::{key_of, read, reason_of};
 use crate::clock::Millis;
 use crate::error::Result;
-use crate::job::{JobRef, JobState, JobView, Reason};
-use crate::name::JobKey;
+use crate::job::{JobRef, JobState, JobView};
 
 impl RedisCore {
     /// All that is known of a job, with its body. The state is not known of a ready or dead job that stands far from
@@ -51,29 +48,4 @@ impl RedisCore {
             attributes: job.attributes,
         }))
     }
-}
-
-/// A value of an answer.
-pub fn read<T: FromRedisValue>(value: &Value) -> Outcome<T> {
-    Ok(redis::from_redis_value_ref(value)?)
-}
-
-/// The key of a job.
-pub fn key_of(key: &Value) -> Outcome<Option<JobKey>> {
-    Ok(read::<Option<String>>(key)?.and_then(|key| JobKey::parse(&key)))
-}
-
-/// The reason in a job's details.
-pub fn reason_of(reason: &Value) -> Outcome<Option<Reason>> {
-    Ok(read::<Option<String>>(reason)?.and_then(|reason| Reason::new(&reason)))
-}
-
-/// How long ago a job was published.
-pub fn elapsed(now: u64, published_at: Millis) -> Duration {
-    Duration::from_millis((now / 1000).saturating_sub(published_at))
-}
-
-/// An answer that is too short.
-pub fn cut_short() -> Fault {
-    Fault::unreadable("describe")
 }

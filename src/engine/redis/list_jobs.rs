@@ -16,8 +16,9 @@ use bytes::Bytes;
 use redis::Value;
 
 use super::RedisCore;
-use super::inspect::{cut_short, elapsed, key_of, read, reason_of};
+use super::connection::fault::Fault;
 use super::layout::{keys, value};
+use super::reply::{key_of, read, reason_of};
 use crate::clock::Millis;
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
@@ -267,7 +268,7 @@ impl RedisCore {
                 due_at: entry.due_at,
                 tries_left: Some(entry.tries_left),
                 ttl: value::ttl(ttl),
-                elapsed: elapsed(now, entry.id.published_at()),
+                elapsed: value::elapsed(now, entry.id.published_at()),
                 key: key_of(&cell[2])?,
                 reason: reason_of(&cell[3])?,
                 size,
@@ -277,6 +278,11 @@ impl RedisCore {
         }
         Ok(views)
     }
+}
+
+/// An answer that is too short.
+fn cut_short() -> Fault {
+    Fault::unreadable("describe")
 }
 
 /// Where a list goes on.

@@ -5,8 +5,8 @@
 use redis::Value;
 
 use super::RedisCore;
-use super::inspect::read;
 use super::layout::keys;
+use super::reply::read;
 use crate::engine::{Cursor, QueuePage, QueueView};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};

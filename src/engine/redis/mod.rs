@@ -8,6 +8,7 @@
 //!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
+//! - `reply`: how answers of scripts are read, and what several of them refuse.
 //! - `cache`, `clock`: what this process remembers.
 //! - `safety`: whether the server is set up to keep jobs.
 //!
@@ -34,6 +35,7 @@ mod publish;
 mod publish_with;
 mod pump;
 mod quotas;
+mod reply;
 mod respawn_jobs;
 mod safety;
 mod stats;

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::RedisCore;
 use super::layout::keys;
-use super::publish::micros;
+use super::layout::times::micros;
 use crate::clock::{Micros, Millis};
 use crate::engine::{MAX_PAUSED, Pause};
 use crate::error::{Error, Result};

@@ -15,8 +15,10 @@ use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::worker::Handler;
 use super::in_time::{Pending, in_time, patient};
+use super::layout::times::{micros, ttl_millis};
 use super::layout::{keys, value};
-use crate::clock::{self, Micros};
+use super::reply::{id_taken, over_quota, wrong_type};
+use crate::clock::Micros;
 use crate::engine::MAX_PUBLISH;
 use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
 use crate::error::{Error, Result};
@@ -70,10 +72,7 @@ impl Handler for PublishHandler {
             for call in calls {
                 let mut alone = vec![call];
                 if !several || self.store(connection, &mut alone).await? {
-                    refuse_all(
-                        alone,
-                        &Error::refused("a key of the queue is not of the type that it must be"),
-                    );
+                    refuse_all(alone, &wrong_type());
                 }
             }
         }
@@ -87,20 +86,6 @@ fn refuse_all(calls: Vec<PendingCall>, error: &Error) {
         // A caller that has left needs no answer; so everywhere in this file.
         let _ = reply.send(Err(error.clone()));
     }
-}
-
-/// A publish of an id that is there.
-pub fn id_taken() -> Error {
-    Error::refused("a job with this id is stored already")
-}
-
-/// A publish for which there is no room: what lua/quotas.lua answers.
-pub fn over_quota(used_up: u64) -> Error {
-    Error::OverQuota(match used_up {
-        1 => "jobs",
-        2 => "bytes",
-        _ => "queues",
-    })
 }
 
 /// What a refused call is told: which one, and for what.
@@ -429,18 +414,4 @@ impl InOrder {
         }
         self.later
     }
-}
-
-/// The longest delay and ttr: what lmstfy's API can ask for. Lua's numbers are exact far beyond.
-const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
-
-/// A delay or ttr for a script, in microseconds.
-pub fn micros(time: Duration) -> Micros {
-    clock::micros(time.min(LONGEST))
-}
-
-/// A ttl for a script, in milliseconds; never 0, which would mean forever.
-pub fn ttl_millis(ttl: Duration) -> u64 {
-    // Redis refuses what overflows when the present is added; a thousand years do not.
-    ttl.min(Duration::from_secs(1000 * 366 * 86_400)).as_nanos().div_ceil(1_000_000).max(1) as u64
 }

@@ -11,8 +11,10 @@ use super::RedisCore;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::open::Connection;
 use super::in_time::{in_time, patient};
+use super::layout::times::{micros, ttl_millis};
 use super::layout::{keys, value};
-use super::publish::{InOrder, Staged, id_taken, micros, over_quota, ttl_millis};
+use super::publish::{InOrder, Staged};
+use super::reply::{id_taken, over_quota, wrong_type};
 use crate::clock::{Micros, Millis};
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
@@ -77,7 +79,7 @@ impl RedisCore {
             Reply::OverQuota(used_up) => Err(over_quota(used_up)),
             Reply::Ended => Err(Error::away("the values were stored too slowly")),
             Reply::SetAside(_) => Err(unreadable().into()),
-            Reply::WrongType => Err(Error::refused("a key of the queue is not of the type that it must be")),
+            Reply::WrongType => Err(wrong_type()),
         }
     }
 

@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::RedisCore;
 use super::connection::fault::Fault;
-use super::inspect::read;
 use super::layout::keys;
-use super::publish::{micros, ttl_millis};
+use super::layout::times::{micros, ttl_millis};
+use super::reply::{read, wrong_type};
 use crate::engine::{Revival, Revived};
 use crate::error::{Error, Result};
 use crate::job::JobId;
@@ -106,9 +106,7 @@ impl RedisCore {
             ("absent", _) => (Revived::NotDead, true),
             ("far", _) => (Revived::OutOfReach, true),
             ("gone", _) => (Revived::NotFound, false),
-            ("type", _) => {
-                return Err(Error::refused("a key of the queue is not of the type that it must be"));
-            }
+            ("type", _) => return Err(wrong_type()),
             _ => return Err(Fault::unreadable("respawn_job").into()),
         })
     }

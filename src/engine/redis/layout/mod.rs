@@ -2,4 +2,5 @@
 
 pub mod keys;
 pub mod scripts;
+pub mod times;
 pub mod value;

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::clock::{Micros, Millis};
 use crate::error::{Error, Result};
 use crate::job::{Attributes, Job, JobId};
 use crate::name::Queue;
@@ -55,6 +56,11 @@ pub fn ttl(pttl: i64) -> Option<Duration> {
     u64::try_from(pttl).ok().filter(|ttl| *ttl < FOREVER * 3 / 4).map(Duration::from_millis)
 }
 
+/// How long ago a job was published.
+pub fn elapsed(now: Micros, published_at: Millis) -> Duration {
+    Duration::from_millis((now / 1000).saturating_sub(published_at))
+}
+
 /// A job from what is stored: `ttl` is what PTTL says of it, in milliseconds, and `now` the Redis's clock, in
 /// microseconds. How many tries it has left, and its receipt, are for who hands it out to say.
 pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Result<Job> {
@@ -65,7 +71,7 @@ pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Resul
         body,
         attributes,
         ttl: self::ttl(ttl),
-        elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
+        elapsed: elapsed(now, id.published_at()),
         tries_left: 0,
         receipt: 0,
     })
