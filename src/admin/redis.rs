@@ -46,10 +46,7 @@ const CONNECTION_WAIT: Duration = Duration::from_millis(500);
 /// and tokens are hardly ever written: the first to write one would get an error.
 const LOOK: Duration = Duration::from_secs(1);
 /// About how many fields of a hash are read in one step: half a millisecond of the Redis.
-const SCAN_STEP: usize = 1000;
-
-/// A field of a hash, and its value.
-type Field = (Vec<u8>, Vec<u8>);
+pub(crate) const SCAN_STEP: usize = 1000;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
@@ -105,27 +102,9 @@ impl RedisAdmin {
         Ok(self.shared.run(script, call).await?)
     }
 
+    /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
     async fn scan(&self, key: &str, each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
-        scan(&self.shared, key, each).await
-    }
-}
-
-/// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
-pub(crate) async fn scan(
-    connection: &SharedConnection,
-    key: &str,
-    mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
-) -> Result<()> {
-    let mut cursor = 0;
-    loop {
-        let mut step = redis::cmd("HSCAN");
-        step.arg(key).arg(cursor).arg("COUNT").arg(SCAN_STEP);
-        let (next, fields): (u64, Vec<Field>) = connection.query(&step).await?;
-        fields.into_iter().for_each(|(field, value)| each(field, value));
-        if next == 0 {
-            return Ok(());
-        }
-        cursor = next;
+        Ok(self.shared.scan(key, SCAN_STEP, each).await?)
     }
 }
 

@@ -66,14 +66,12 @@ impl RedisCore {
             }
         }
         for _ in 0..MAX_STEPS {
-            let mut cmd = redis::cmd("HSCAN");
-            cmd.arg(&hash).arg(scan).arg("COUNT").arg(SCAN);
-            let (next, fields): (u64, Vec<Vec<u8>>) = self.shared.query(&cmd).await?;
+            let (next, fields) = self.shared.scan_step(&hash, scan, SCAN).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");
                 add.arg(&index);
-                for field in fields.chunks_exact(2) {
-                    add.arg(0).arg(&field[0]);
+                for (name, _) in &fields {
+                    add.arg(0).arg(name);
                 }
                 let _: u64 = self.shared.query(&add).await?;
             }

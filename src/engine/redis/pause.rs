@@ -275,21 +275,12 @@ impl RedisCore {
     }
 
     async fn all_pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        let (mut cursor, mut paused) = ("0".to_owned(), BTreeMap::new());
-        loop {
-            let mut cmd = redis::cmd("HSCAN");
-            cmd.arg(keys::PAUSED).arg(&cursor).arg("COUNT").arg(SCAN);
-            let (next, step): (String, Vec<Vec<u8>>) = self.consumes.query(&cmd).await?;
-            for field in step.chunks_exact(2) {
-                if let (Some(queue), Some(pause)) = (keys::queue_of_group(&field[0]), read_pause(&field[1])) {
-                    paused.insert(queue, pause);
-                }
-            }
-            cursor = next;
-            if cursor == "0" {
-                return Ok(paused);
-            }
-        }
+        let mut paused = BTreeMap::new();
+        let each = |queue: Vec<u8>, until: Vec<u8>| {
+            paused.extend(keys::queue_of_group(&queue).zip(read_pause(&until)));
+        };
+        self.consumes.scan(keys::PAUSED, SCAN, each).await?;
+        Ok(paused)
     }
 
     /// Ends the pauses whose time is over: notifies of their queues, and forgets them, here and in the Redis. Other

@@ -113,17 +113,10 @@ impl RedisCore {
 
     /// The namespaces that have a quota by what is written down.
     async fn namespaces_with_quota(&self) -> Outcome<Vec<String>> {
-        let (mut names, mut cursor) = (Vec::new(), 0);
-        loop {
-            let mut step = redis::cmd("HSCAN");
-            step.arg(keys::USED).arg(cursor).arg("COUNT").arg(SCAN);
-            let (next, fields): (u64, Vec<(String, String)>) = self.shared.query(&step).await?;
-            names.extend(fields.into_iter().map(|(field, _)| field).filter(|field| !field.contains('/')));
-            if next == 0 {
-                return Ok(names);
-            }
-            cursor = next;
-        }
+        let mut names = Vec::new();
+        let each = |field, _| names.extend(String::from_utf8(field).ok().filter(|name| !name.contains('/')));
+        self.shared.scan(keys::USED, SCAN, each).await?;
+        Ok(names)
     }
 
     /// Counts all keys once for [`CHUNK`] namespaces at most, and corrects what is written down. `false`: it is another server's turn.

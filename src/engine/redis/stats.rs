@@ -34,19 +34,11 @@ impl RedisCore {
         Ok(queues)
     }
 
-    /// The fields of a hash, read in steps.
+    /// The names of the fields of a hash.
     async fn fields(&self, key: &str) -> Result<Vec<String>> {
-        let (mut cursor, mut fields) = ("0".to_owned(), Vec::new());
-        loop {
-            let mut cmd = redis::cmd("HSCAN");
-            cmd.arg(key).arg(&cursor).arg("COUNT").arg(SCAN);
-            let (next, step): (String, Vec<Vec<u8>>) = self.shared.query(&cmd).await?;
-            fields.extend(step.chunks(2).filter_map(|pair| String::from_utf8(pair.first()?.clone()).ok()));
-            cursor = next;
-            if cursor == "0" {
-                return Ok(fields);
-            }
-        }
+        let mut fields = Vec::new();
+        self.shared.scan(key, SCAN, |field, _| fields.extend(String::from_utf8(field))).await?;
+        Ok(fields)
     }
 
     /// Sizes of everything, and the server's own figures.

@@ -12,7 +12,7 @@ use redis::{Cmd, FromRedisValue};
 use serde::Deserialize;
 
 use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
-use crate::admin::redis::{RedisAdmin, scan};
+use crate::admin::redis::{RedisAdmin, SCAN_STEP};
 use crate::clock::Millis;
 use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
@@ -73,11 +73,11 @@ impl PushStore for RedisPush {
         }
         let mut all = BTreeMap::new();
         let mut unreadable = 0;
-        scan(&self.shared, PUSH, |field, record| match parse_field(&field) {
+        let each = |field: Vec<u8>, record| match parse_field(&field) {
             Some(key) => drop(all.insert(key, Bytes::from(record))),
             None => unreadable += usize::from(!field.is_empty()),
-        })
-        .await?;
+        };
+        self.shared.scan(PUSH, SCAN_STEP, each).await?;
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");
         }

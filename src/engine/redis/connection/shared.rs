@@ -17,6 +17,9 @@ use crate::engine::redis::layout::scripts::Script;
 /// How long a call waits for the first attempt to connect again.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
+/// A field of a hash, and its value.
+type Field = (Vec<u8>, Vec<u8>);
+
 /// What calls find.
 #[derive(Clone, Debug)]
 enum State {
@@ -57,6 +60,30 @@ impl SharedConnection {
     pub async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Outcome<T> {
         let reply: Value = self.with(async |conn| Ok(script.run(conn, call).await?)).await?;
         Ok(redis::from_redis_value(reply)?)
+    }
+
+    /// Reads a whole hash, about `step` fields at a time: the Redis serves others in between. A field that changes
+    /// meanwhile may be met twice.
+    pub async fn scan(
+        &self,
+        key: &str,
+        step: usize,
+        mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
+    ) -> Outcome<()> {
+        let mut cursor = 0;
+        loop {
+            let (next, fields) = self.scan_step(key, cursor, step).await?;
+            fields.into_iter().for_each(|(field, value)| each(field, value));
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// One step of it, and where the next one goes on. It begins and ends with 0.
+    pub async fn scan_step(&self, key: &str, cursor: u64, step: usize) -> Outcome<(u64, Vec<Field>)> {
+        self.query(redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(step)).await
     }
 
     /// Has the connection do something. It is made anew when the fault says that it is of no more use.
