@@ -1,5 +1,5 @@
 //! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
-//! calls (by number of workers), longest (how long one script keeps the Redis busy), pump (a million due jobs),
+//! calls, longest (how long one script keeps the Redis busy), pump (a million due jobs),
 //! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time), verbs (keyed
 //! publishes, touches, releases, acks of a hundred), lists (a walk through a million jobs, and publishes meanwhile). Each
 //! does a fixed amount of work, on Redis servers of its own.
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::redis::{RedisEngine, WorkerCounts};
+use dormouse::engine::redis::RedisEngine;
 use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
@@ -34,10 +34,8 @@ fn queue(name: &str) -> Queue {
     }
 }
 
-async fn engine(server: &RedisServer, workers: WorkerCounts) -> Arc<RedisEngine> {
-    RedisEngine::connect_with(server.address(), &PoolName::default_pool(), workers)
-        .await
-        .expect("the server is there")
+async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
+    RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
 }
 
 /// CPU that the server has used, in microseconds.
@@ -85,12 +83,11 @@ where
 }
 
 async fn calls() {
-    for n in [1, 2, 4, 1, 2, 4] {
-        let workers = WorkerCounts { publish: n, ack: n.min(3) };
-        println!("{n} workers");
+    for n in 1..=3 {
+        println!("time {n}");
         for callers in [1, 64] {
             let server = RedisServer::start();
-            let (engine, q) = (engine(&server, workers).await, queue("orders"));
+            let (engine, q) = (engine(&server).await, queue("orders"));
             let ids = Arc::new(JobIds::default());
             let body = Bytes::from(vec![b'x'; 100]);
             let jobs = if callers == 1 { JOBS / 16 } else { JOBS };
@@ -135,7 +132,7 @@ async fn calls() {
 async fn idle() {
     for watched in [0, 10_000] {
         let server = RedisServer::start();
-        let engine = engine(&server, WorkerCounts::default()).await;
+        let engine = engine(&server).await;
         let queues: Vec<_> = (0..watched).map(|n| queue(&format!("q{n}"))).collect();
         let _notified = Notified::attach(&*engine, &queues);
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -206,7 +203,7 @@ fn print_log(what: &str, conn: &mut redis::Connection) {
 async fn longest() {
     for name in ["orders".to_owned(), "q".repeat(255)] {
         let server = RedisServer::start();
-        let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue(&name));
+        let (engine, q) = (engine(&server).await, queue(&name));
         let conn = &mut server.connection();
         println!("a queue's name of {} bytes", name.len());
         log_all(conn);
@@ -256,7 +253,7 @@ async fn longest() {
 
 async fn pump() {
     let server = RedisServer::start();
-    let engine = engine(&server, WorkerCounts::default()).await;
+    let engine = engine(&server).await;
     fill(&engine, &queue("orders"), 1_000_000, Duration::from_millis(1)).await;
     let conn = &mut server.connection();
     log_all(conn);
@@ -285,7 +282,7 @@ async fn busy() {
         let mut notified = Vec::new();
         let queues: Vec<_> = (0..watched).map(|n| queue(&format!("q{n}"))).collect();
         for _ in 0..servers {
-            let engine = engine(&server, WorkerCounts::default()).await;
+            let engine = engine(&server).await;
             notified.push(Notified::attach(&*engine, &queues));
             engines.push(engine);
         }
@@ -321,7 +318,7 @@ async fn busy() {
 async fn verbs() {
     for callers in [1, 64] {
         let server = RedisServer::start();
-        let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue("orders"));
+        let (engine, q) = (engine(&server).await, queue("orders"));
         let (ids, ttr) = (Arc::new(JobIds::default()), Duration::from_secs(120));
         let (e, queue) = (engine.clone(), q.clone());
         phase("keyed", &server, callers, move |i| {
@@ -406,7 +403,7 @@ async fn publish_meanwhile(engine: Arc<RedisEngine>, q: Queue, stop: Arc<AtomicB
 
 async fn lists() {
     let server = RedisServer::start();
-    let (engine, q) = (engine(&server, WorkerCounts::default()).await, queue("orders"));
+    let (engine, q) = (engine(&server).await, queue("orders"));
     for (name, jobs, delay) in [
         ("orders", 250_000, Duration::from_secs(3600)),
         ("others", 500_000, Duration::from_secs(3600)),

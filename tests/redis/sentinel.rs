@@ -55,7 +55,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let admin = within("connected", RedisAdmin::connect(&address, outage, &tasks)).await.expect("a master");
     engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
-    // Two workers of publishes, one of acks, consumes, the watch, and one of tokens at least.
+    // Two of publishes, consumes, what ends hand-overs, the watch, and one of tokens at least.
     let before = clients(on_old);
     assert!(before >= 6, "{before} connections to the master");
     let began = Instant::now();

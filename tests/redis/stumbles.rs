@@ -274,13 +274,13 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
     all_work(&engine).await; // the Redis knows the scripts from here on
     proxy.set_answers(Answers::Hold);
-    // Both workers wait for an answer.
+    // Both tasks that publish wait for an answer.
     let conn = &mut server.connection();
     let mut held = Vec::new();
     for n in 0..2 {
         let (other, jobs) = (engine.clone(), vec![job(&q, id(n), "x")]);
         held.push(tokio::spawn(async move { other.publish(jobs).await }));
-        within("a worker has sent it", async {
+        within("it was sent", async {
             while conn.llen::<_, u64>("q/shop/orders").expect("LLEN") <= n {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -289,7 +289,7 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
     }
     let left =
         tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")])).await;
-    assert!(left.is_err(), "it waits for a worker");
+    assert!(left.is_err(), "it waits for one of the tasks");
     let (other, jobs) = (engine.clone(), vec![job(&q, id(9), "x")]);
     held.push(tokio::spawn(async move { other.publish(jobs).await }));
     proxy.set_answers(Answers::Pass);

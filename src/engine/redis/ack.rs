@@ -2,14 +2,10 @@
 //! remembers it names them, others are looked for (lua/forget.lua). A member that stays behind is dropped by the pump
 //! when it is due. What comes with receipts goes one call at a time.
 
-use std::sync::Arc;
-
 use redis::Cmd;
 
 use super::RedisCore;
-use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::worker::Handler;
 use super::layout::keys;
 use crate::engine::batch::{BatchLimit, BatchSize, Call};
 use crate::error::Result;
@@ -25,29 +21,18 @@ impl BatchSize for JobRef {
     }
 }
 
-/// Handles batches of acks.
-#[derive(Debug)]
-pub struct AckHandler(pub Arc<RedisCore>);
-
-impl Handler for AckHandler {
-    type Request = JobRef;
-    type Reply = ();
-
-    async fn handle(&mut self, connection: &mut Connection, batch: Vec<Call<JobRef, ()>>) -> Outcome<()> {
+impl RedisCore {
+    /// Acks the jobs of a batch, and answers each call.
+    pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
-        let core = &self.0;
-        let call = core.forget(jobs.iter().map(|job| (job, core.tries.remove(&job.id))));
-        let outcome = core.run_script(&mut connection.redis, &core.scripts.ack, call).await;
-        let outcome = outcome.map(drop).map_err(Fault::from);
+        let call = self.forget(jobs.iter().map(|job| (job, self.tries.remove(&job.id))));
+        let outcome: Outcome<u64> = self.run(&self.hand_overs, &self.scripts.ack, call).await;
         for reply in replies {
             // A caller that has left needs no answer.
-            let _ = reply.send(outcome.clone().map_err(Fault::into));
+            let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
         }
-        outcome
     }
-}
 
-impl RedisCore {
     /// The call that forgets these jobs, with the timer members of those whose tries are given.
     pub fn forget<'a>(&self, jobs: impl Iterator<Item = (&'a JobRef, Option<u16>)>) -> Cmd {
         let mut jobs: Vec<_> = jobs.collect();
@@ -65,9 +50,7 @@ impl RedisCore {
         }
         call
     }
-}
 
-impl RedisCore {
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let mut cmd = self.scripts.ack_many.call(1 + jobs.len());
@@ -86,7 +69,7 @@ impl RedisCore {
                 }
             }
         }
-        let stale: Vec<usize> = self.run(&self.give_backs, &self.scripts.ack_many, cmd).await?;
+        let stale: Vec<usize> = self.run(&self.hand_overs, &self.scripts.ack_many, cmd).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
     }

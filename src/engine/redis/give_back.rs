@@ -58,7 +58,7 @@ impl RedisCore {
     async fn give_back_step(&self, call: &Cmd) -> Outcome<()> {
         let end = Instant::now() + TRIED_FOR;
         loop {
-            let given: Outcome<u64> = self.run(&self.give_backs, &self.scripts.give_back, call.clone()).await;
+            let given: Outcome<u64> = self.run(&self.hand_overs, &self.scripts.give_back, call.clone()).await;
             let closing = &self.connections.closing;
             match given {
                 Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {

@@ -29,7 +29,7 @@ impl RedisCore {
             .arg(receipt.hand_over)
             .arg(micros(ttr));
         let sent = self.clock.mark();
-        let (now, due): (u64, i64) = self.run(&self.give_backs, &self.scripts.touch, cmd).await?;
+        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.touch, cmd).await?;
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
@@ -79,7 +79,7 @@ impl RedisCore {
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str)).arg(&keys::BASES);
         let sent = self.clock.mark();
-        let (now, due): (u64, i64) = self.run(&self.give_backs, &self.scripts.release, cmd).await?;
+        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
         self.clock.learn(sent, now);
         let held = held(due)?;
         if matches!(held, Held::Done(_)) {

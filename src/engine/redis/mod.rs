@@ -1,10 +1,10 @@
 //! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
 //! at the same time. One method is one script; nothing is kept here that another server would need.
 //!
-//! - `connection/`: connections, the workers that own them, and what becomes of calls when they break.
+//! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `publish`, `ack`: coalesced by workers. `consume`, `pump`: each on a connection of its own. `give_back` and `hand_over`
-//!   (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
+//! - `publish`, `ack`: batches of concurrent calls. `consume`, `pump`: each on a connection of its own. `ack`, `give_back`
+//!   and `hand_over` (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
 //!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
@@ -47,13 +47,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::Mutex;
 use tokio_util::sync::DropGuard;
 
 pub use connection::connector::RedisAddress;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
-use crate::engine::batch::{self, BatchLimit, Caller};
+use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
@@ -70,32 +71,16 @@ use clock::RedisClock;
 use connection::connector::Connector;
 use connection::shared::SharedConnection;
 use connection::status::Connections;
-use connection::worker::{Handler, WorkQueue};
 use layout::scripts::Scripts;
 
-/// How many calls of one kind may wait for a worker.
+/// How many calls of one kind may wait to be gathered into a batch.
 const MAX_WAITING: usize = 16_384;
 /// How long a new engine waits for its connections. A busy machine needs some of it.
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 /// How many running jobs' tries are remembered at least.
 const TRIES_CACHED: usize = 131_072;
 
-/// How many workers each hot call has. More of them make smaller batches, which cost the Redis more; with one
-/// alone everybody waits behind a large bulk. Measured with 64 callers (benches/redis_engine.rs): two cost within
-/// a tenth of what one costs and answer as fast or faster; four cost a fifth more and gain nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkerCounts {
-    pub publish: usize,
-    pub ack: usize,
-}
-
-impl Default for WorkerCounts {
-    fn default() -> WorkerCounts {
-        WorkerCounts { publish: 2, ack: 1 }
-    }
-}
-
-/// What the engine, its workers and its tasks have in common.
+/// What the engine and its tasks have in common.
 #[derive(Debug)]
 pub(crate) struct RedisCore {
     /// The name of the pool of jobs, for messages.
@@ -104,10 +89,15 @@ pub(crate) struct RedisCore {
     connections: Arc<Connections>,
     /// Hears of every connection that is lost.
     outage: Arc<Outage>,
+    /// One for each task that publishes: a large bulk on one of them delays nobody on the other. Two tasks, since more
+    /// make smaller batches, which cost the Redis more, and with one alone everybody waits behind a large bulk. Measured
+    /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
+    /// and gain nothing.
+    publishing: [SharedConnection; 2],
     consumes: SharedConnection,
     /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
     pumps: SharedConnection,
-    give_backs: SharedConnection,
+    hand_overs: SharedConnection,
     /// For everything off the hot path.
     shared: SharedConnection,
     scripts: Scripts,
@@ -119,9 +109,9 @@ pub(crate) struct RedisCore {
     watch: watch::Watch,
     pauses: pause::Pauses,
     /// Held by who finishes destroys of others.
-    finishing: tokio::sync::Mutex<()>,
+    finishing: Mutex<()>,
     /// Held by who looks for a job in a long dead letter, and when the next such look may begin.
-    far_looks: tokio::sync::Mutex<Option<tokio::time::Instant>>,
+    far_looks: Mutex<Option<tokio::time::Instant>>,
     /// When a pump has begun that last, in microseconds.
     looked_for_dropped: AtomicU64,
     quotas: quotas::Counting,
@@ -144,16 +134,6 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        RedisEngine::connect_with(address, name, WorkerCounts::default()).await
-    }
-
-    /// The same with other numbers of workers: for benchmarks.
-    pub async fn connect_with(
-        address: RedisAddress,
-        name: &PoolName,
-        workers: WorkerCounts,
-    ) -> Result<Arc<RedisEngine>> {
-        let workers = WorkerCounts { publish: workers.publish.clamp(1, 4), ack: workers.ack.clamp(1, 3) };
         let connector = Arc::new(Connector::new(&address)?);
         // What this one finds out is said before any task runs.
         let mut first = connector.connect().await?;
@@ -164,15 +144,16 @@ impl RedisEngine {
         let outage = Outage::new(format!("pool {pool}"));
         let connections =
             Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
-        let [consumes, pumps, give_backs, shared] =
+        let [publishing, publishing_too, consumes, pumps, hand_overs, shared] =
             std::array::from_fn(|_| SharedConnection::new(connections.clone()));
         let core = Arc::new(RedisCore {
             pool,
             connections: connections.clone(),
             outage,
+            publishing: [publishing.0, publishing_too.0],
             consumes: consumes.0,
             pumps: pumps.0,
-            give_backs: give_backs.0,
+            hand_overs: hand_overs.0,
             shared: shared.0,
             scripts: Scripts::default(),
             clock: RedisClock::new(),
@@ -182,11 +163,11 @@ impl RedisEngine {
             tries: TriesCache::new(TRIES_CACHED),
             watch: watch::Watch::default(),
             pauses: pause::Pauses::default(),
-            finishing: tokio::sync::Mutex::default(),
-            far_looks: tokio::sync::Mutex::default(),
+            finishing: Mutex::default(),
+            far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: quotas::Counting::default(),
-            tasks,
+            tasks: tasks.clone(),
             keepers,
         });
         core.first_check(&mut first).await?;
@@ -196,16 +177,31 @@ impl RedisEngine {
         core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
         core.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
         core.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
-        core.keepers.spawn_essential("the connection of consumes", consumes.1);
-        core.keepers.spawn_essential("the connection of the pump", pumps.1);
-        core.keepers.spawn_essential("the connection of what is given back", give_backs.1);
-        core.keepers.spawn_essential("the shared connection", shared.1);
+        for (name, keep) in [
+            ("a connection of publishes", publishing.1),
+            ("a connection of publishes", publishing_too.1),
+            ("the connection of consumes", consumes.1),
+            ("the connection of the pump", pumps.1),
+            ("the connection of what ends hand-overs", hand_overs.1),
+            ("the shared connection", shared.1),
+        ] {
+            core.keepers.spawn_essential(name, keep);
+        }
         core.spawn_finisher();
-        let publishes = spawn_workers(&core, "a publish worker", workers.publish, publish::LIMIT, || {
-            publish::PublishHandler(core.clone())
-        });
-        let acks =
-            spawn_workers(&core, "an ack worker", workers.ack, ack::LIMIT, || ack::AckHandler(core.clone()));
+        let (publishes, publish_calls) = batch::channel(MAX_WAITING, publish::LIMIT);
+        let (acks, ack_calls) = batch::channel(MAX_WAITING, ack::LIMIT);
+        let (publish_calls, ack_calls) =
+            (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
+        for own in 0..core.publishing.len() {
+            let (core, calls) = (core.clone(), publish_calls.clone());
+            let carry = async move |batch| core.publish_batch(own, batch).await;
+            tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
+        }
+        let carry = {
+            let core = core.clone();
+            async move |batch| core.ack_batch(batch).await
+        };
+        tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
         // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
         // stop.
         let _ = connections.all_up(FIRST_CONNECTIONS).await;
@@ -223,22 +219,6 @@ impl RedisEngine {
         let failure = self.core.tasks.failure().clone();
         async move { failure.reported().await.to_owned() }
     }
-}
-
-/// Spawns a number of workers with one queue of calls.
-fn spawn_workers<H: Handler>(
-    core: &RedisCore,
-    name: &'static str,
-    count: usize,
-    limit: BatchLimit,
-    handler: impl Fn() -> H,
-) -> Caller<H::Request, H::Reply> {
-    let (sender, receiver) = batch::channel(MAX_WAITING, limit);
-    let queue = WorkQueue::new(receiver);
-    for _ in 0..count {
-        core.tasks.spawn_essential(name, queue.worker(core.connections.clone(), handler()).run());
-    }
-    sender
 }
 
 impl RedisCore {

@@ -13,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use super::RedisCore;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::worker::Handler;
+use super::connection::shared::first_up;
 use super::in_time::{Pending, in_time, patient};
 use super::layout::times::{micros, ttl_millis};
 use super::layout::{keys, value};
@@ -51,32 +51,35 @@ impl BatchSize for Publish {
     }
 }
 
-/// Handles batches of publishes.
-#[derive(Debug)]
-pub struct PublishHandler(pub Arc<RedisCore>);
-
 type PendingCall = (Publish, Reply<()>);
 
-impl Handler for PublishHandler {
-    type Request = Publish;
-    type Reply = ();
-
-    async fn handle(&mut self, connection: &mut Connection, batch: Vec<Call<Publish, ()>>) -> Outcome<()> {
+impl RedisCore {
+    /// Publishes a batch, on the connection of this number if that is up, and answers each call.
+    pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Publish, ()>>) {
         let mut calls = self.calls_to_send(batch);
         if calls.is_empty() {
-            return Ok(());
+            return;
         }
-        if self.store(connection, &mut calls).await? {
-            // Some key has the wrong type, so nothing was stored. One by one, only its own callers suffer.
-            let several = calls.len() > 1;
-            for call in calls {
-                let mut alone = vec![call];
-                if !several || self.store(connection, &mut alone).await? {
-                    refuse_all(alone, &wrong_type());
+        let [first, second] = &self.publishing;
+        let connections = if own == 0 { [first, second] } else { [second, first] };
+        let mut connection = match first_up(connections).await {
+            Ok(connection) => connection,
+            Err(fault) => return refuse_all(calls, &fault.into()),
+        };
+        match self.store(&mut connection, &mut calls).await {
+            Ok(true) => {
+                // Some key has the wrong type, so nothing was stored. One by one, only its own callers suffer.
+                let several = calls.len() > 1;
+                for call in calls {
+                    let mut alone = vec![call];
+                    if !several || matches!(self.store(&mut connection, &mut alone).await, Ok(true)) {
+                        refuse_all(alone, &wrong_type());
+                    }
                 }
             }
+            Ok(false) => {}
+            Err(fault) => self.connections.note(&connection, &fault),
         }
-        Ok(())
     }
 }
 
@@ -163,7 +166,7 @@ fn bytes_of(job: &NewJob) -> usize {
     job.body.len() + 256
 }
 
-impl PublishHandler {
+impl RedisCore {
     /// Leaves out calls that nobody waits for any more. Refuses calls with an id that another job of the batch has:
     /// they cannot be stored, whatever the Redis holds. Returns the others.
     fn calls_to_send(&self, batch: Vec<Call<Publish, ()>>) -> Vec<PendingCall> {
@@ -185,8 +188,12 @@ impl PublishHandler {
     }
 
     /// Sends the calls and answers them. `true`: all were refused for a key's type, and none was answered.
-    async fn store(&self, connection: &mut Connection, calls: &mut Vec<PendingCall>) -> Outcome<bool> {
-        let core = &self.0;
+    async fn store(
+        self: &Arc<Self>,
+        connection: &mut Connection,
+        calls: &mut Vec<PendingCall>,
+    ) -> Outcome<bool> {
+        let core = self;
         // A call with more bytes than fit is alone in its batch.
         let staged = match calls.as_slice() {
             [(request, _)] => {
@@ -269,8 +276,12 @@ impl PublishHandler {
 
     /// The callers are told that the Redis is away. If it has stored their jobs all the same, these are taken back
     /// as soon as it says so. A republish stays done: the job that it replaced is gone.
-    fn take_back_late<F>(&self, connection: &Connection, exchange: Pending<F>, calls: &[PendingCall])
-    where
+    fn take_back_late<F>(
+        self: &Arc<Self>,
+        connection: &Connection,
+        exchange: Pending<F>,
+        calls: &[PendingCall],
+    ) where
         F: Future<Output = Outcome<Vec<u64>>> + Send + 'static,
     {
         let calls: Vec<Vec<(JobRef, Option<u16>)>> = calls
@@ -284,8 +295,8 @@ impl PublishHandler {
                 .collect()
             })
             .collect();
-        let core = self.0.clone();
-        self.0.listen_on(connection, exchange, async move |reply: Vec<u64>| {
+        let core = self.clone();
+        self.listen_on(connection, exchange, async move |reply: Vec<u64>| {
             let [_, 0, refused @ ..] = reply.as_slice() else { return };
             let refused: HashSet<usize> = refused.iter().map(|call| read_refused(*call).0).collect();
             let stored = calls.iter().enumerate().filter(|(i, _)| !refused.contains(i));
@@ -311,9 +322,9 @@ impl PublishHandler {
         let mut notified: Option<&Queue> = None;
         for job in &request.jobs {
             if !job.delay.is_zero() {
-                self.0.next_due.stored(now + micros(job.delay));
+                self.next_due.stored(now + micros(job.delay));
             } else if notified != Some(&job.queue) {
-                self.0.notifiers.notify(&job.queue);
+                self.notifiers.notify(&job.queue);
                 notified = Some(&job.queue);
             }
         }
@@ -336,11 +347,11 @@ impl PublishHandler {
             replaced.extend(request.old.as_ref().map(|old| (i, old)));
         }
         let new: Vec<Queue> =
-            lists.iter().filter(|queue| !self.0.recorded_queues.has(queue)).copied().cloned().collect();
+            lists.iter().filter(|queue| !self.recorded_queues.has(queue)).copied().cloned().collect();
         let namespaces: HashSet<&Namespace> = new.iter().map(|queue| &queue.namespace).collect();
         let names = namespaces.len() + 2 * new.len();
 
-        let mut cmd = self.0.scripts.publish.call(1 + lists.len() + jobs.len() + replaced.len() + names);
+        let mut cmd = self.scripts.publish.call(1 + lists.len() + jobs.len() + replaced.len() + names);
         cmd.arg(keys::TIMER_SET);
         for queue in &lists {
             cmd.arg(keys::ready(queue));
@@ -380,7 +391,7 @@ impl PublishHandler {
             cmd.arg(&value[..]);
         }
         for (call, old) in &replaced {
-            let member = self.0.tries.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));
+            let member = self.tries.remove(&old.id).map(|tries| keys::member(&old.queue, tries, &old.id));
             cmd.arg(call).arg(member.unwrap_or_default());
         }
         for namespace in &namespaces {

@@ -21,7 +21,8 @@ use super::RedisCore;
 use super::check::empty_write;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::status::{Backoff, ConnectionStatus, Connections, Group};
+use super::connection::keeper::{Kept, keep};
+use super::connection::status::{ConnectionStatus, Connections};
 use super::layout::keys;
 use crate::name::Queue;
 
@@ -56,59 +57,57 @@ impl Watch {
 
 /// The task. Its connection counts as down from the call on, not from the first poll.
 pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
-    let status = ConnectionStatus::new(core.connections.clone(), Group::default());
-    keep(core, status)
+    let status = ConnectionStatus::new(core.connections.clone());
+    async move {
+        let (connections, kept) = (core.connections.clone(), WatchedLists(core));
+        let kept = keep(&kept, connections.answered(), Some(status));
+        connections.closing.run_until_cancelled(kept).await;
+    }
 }
 
-async fn keep(core: Arc<RedisCore>, mut status: ConnectionStatus) {
-    let connections = core.connections.clone();
-    let mut backoff = Backoff::new(&connections);
-    loop {
-        let served = async {
-            backoff.wait().await;
-            serve(&core, &connections, &mut status).await
+/// The connection that is used for nothing else.
+struct WatchedLists(Arc<RedisCore>);
+
+impl Kept for WatchedLists {
+    /// And whether the Redis tracks for it.
+    type Connection = (Connection, bool);
+
+    async fn open(&self) -> Outcome<(Connection, bool)> {
+        let weak = Arc::downgrade(&self.0);
+        let on_push = move |push: PushInfo| {
+            if let Some(core) = weak.upgrade() {
+                on_push(&core, &push);
+            }
         };
-        let Some(Err(fault)) = connections.closing.run_until_cancelled(served).await else { return };
-        let was_up = status.is_up();
-        status.down();
-        if was_up {
-            backoff.broke()
-        } else {
-            backoff.lengthen()
+        let connections = &self.0.connections;
+        let mut connection = connections.connect_with(Arc::new(on_push)).await?;
+        match track(&mut connection).await {
+            Ok(()) => Ok((connection, true)),
+            Err(fault) if fault.reconnect => Err(fault.at(connections.connector.label())),
+            Err(fault) => {
+                tracing::warn!(
+                    pool = &*connections.pool,
+                    "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {fault}"
+                );
+                Ok((connection, false))
+            }
         }
+    }
+
+    async fn life(&self, (connection, tracking): (Connection, bool)) {
+        let Err(fault) = watch(&self.0, connection, tracking).await;
         if !fault.not_master {
-            connections.failed(&fault);
+            self.failed(fault.at(self.0.connections.connector.label()));
         }
+    }
+
+    fn failed(&self, fault: Fault) {
+        self.0.connections.failed(&fault);
     }
 }
 
 /// One connection's life.
-async fn serve(
-    core: &Arc<RedisCore>,
-    connections: &Connections,
-    status: &mut ConnectionStatus,
-) -> Outcome<Infallible> {
-    let weak = Arc::downgrade(core);
-    let mut connection = connections
-        .connect_with(Arc::new(move |push: PushInfo| {
-            if let Some(core) = weak.upgrade() {
-                on_push(&core, &push);
-            }
-        }))
-        .await?;
-    let tracking = match track(&mut connection).await {
-        Ok(()) => true,
-        Err(fault) if fault.reconnect => return Err(fault.at(connections.connector.label())),
-        Err(fault) => {
-            tracing::warn!(
-                pool = &*connections.pool,
-                "the Redis refuses tracking, so jobs of other servers are seen up to {POLL:?} late: {}",
-                fault
-            );
-            false
-        }
-    };
-    status.up();
+async fn watch(core: &RedisCore, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
     // Changes may have been missed while there was no connection.
     core.watch.arm(core.notifiers.waited_for());
     core.notifiers.notify_all();
@@ -118,7 +117,7 @@ async fn serve(
     let mut rested = Instant::now();
     loop {
         let queues = tokio::select! {
-            () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost").at(connections.connector.label())),
+            () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
             // In this order, since a notification that was taken must not be dropped by another branch.
             () = async { sleep_until(rested).await; core.watch.changed.notified().await } => {
                 rested = Instant::now() + ARM_PAUSE;
@@ -127,11 +126,11 @@ async fn serve(
                 queues
             }
             _ = sweep.tick() => {
-                look_for_master(connections, &mut connection).await?;
+                look_for_master(&core.connections, &mut connection).await?;
                 core.notifiers.waited_for()
             }
         };
-        arm(core, &mut connection, &queues).await.map_err(|fault| fault.at(connections.connector.label()))?;
+        arm(core, &mut connection, &queues).await?;
     }
 }
 
@@ -142,7 +141,7 @@ async fn look_for_master(connections: &Connections, connection: &mut Connection)
     match empty {
         Err(fault) if fault.reconnect => {
             connections.note(connection, &fault);
-            Err(fault.at(connections.connector.label()))
+            Err(fault)
         }
         _ => Ok(()),
     }

@@ -2,8 +2,8 @@
 
 pub mod connector;
 pub mod fault;
+pub mod keeper;
 pub mod open;
 pub mod sentinel;
 pub mod shared;
 pub mod status;
-pub mod worker;

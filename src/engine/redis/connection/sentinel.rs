@@ -36,10 +36,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::fault::{Fault, Outcome};
+use super::keeper::{Kept, keep};
 use super::open::{Connection, Ends, HostPort, Opener};
 use crate::process::tasks::Tasks;
 
-/// How often each Sentinel is asked, and how long the pause is after one that could not be asked.
+/// How often each Sentinel is asked.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a Sentinel may take to be connected to, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -105,7 +106,8 @@ impl Sentinels {
             };
             let stop = tasks.stopping().clone();
             tasks.spawn_essential("a task that follows a Sentinel", async move {
-                stop.run_until_cancelled(sentinel.keep()).await;
+                let retry = sentinel.follower.retry.subscribe();
+                stop.run_until_cancelled(keep(&sentinel, retry, None)).await;
             });
         }
         Sentinels { found }
@@ -294,37 +296,10 @@ struct Sentinel {
     answers: AtomicBool,
 }
 
-impl Sentinel {
-    /// Asks it again and again.
-    async fn keep(&self) {
-        loop {
-            let Err(fault) = self.talk().await;
-            self.hear(Err(fault.at(&format!("sentinel {}", self.address))));
-            sleep(PERIOD).await;
-        }
-    }
+impl Kept for Sentinel {
+    type Connection = Connection;
 
-    /// One connection's life.
-    async fn talk(&self) -> Outcome<Infallible> {
-        let mut connection = self.connect().await?;
-        loop {
-            let answer = self.ask(&mut connection).await;
-            if let Err(fault) = &answer
-                && fault.reconnect
-            {
-                return Err(fault.clone());
-            }
-            self.hear(answer);
-            tokio::select! {
-                biased;
-                () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
-                () = self.news.notified() => {}
-                () = sleep(PERIOD) => {}
-            }
-        }
-    }
-
-    async fn connect(&self) -> Outcome<Connection> {
+    async fn open(&self) -> Outcome<Connection> {
         let (follower, news) = (self.follower.clone(), self.news.clone());
         let on_push = move |push: PushInfo| match event(&push) {
             Some((BEFORE_PROMOTION, text)) => {
@@ -346,6 +321,36 @@ impl Sentinel {
             }
         }
         Ok(connection)
+    }
+
+    async fn life(&self, connection: Connection) {
+        let Err(fault) = self.talk(connection).await;
+        self.failed(fault);
+    }
+
+    fn failed(&self, fault: Fault) {
+        self.hear(Err(fault.at(&format!("sentinel {}", self.address))));
+    }
+}
+
+impl Sentinel {
+    /// Asks it again and again.
+    async fn talk(&self, mut connection: Connection) -> Outcome<Infallible> {
+        loop {
+            let answer = self.ask(&mut connection).await;
+            if let Err(fault) = &answer
+                && fault.reconnect
+            {
+                return Err(fault.clone());
+            }
+            self.hear(answer);
+            tokio::select! {
+                biased;
+                () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
+                () = self.news.notified() => {}
+                () = sleep(PERIOD) => {}
+            }
+        }
     }
 
     /// Asks for the epoch before the address. A failover between the two gives the new address an older epoch,

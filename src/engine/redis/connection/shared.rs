@@ -7,14 +7,16 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::connector::Connection;
 use super::fault::{Fault, Outcome};
-use super::status::{Backoff, ConnectionStatus, Connections, Group};
+use super::keeper::{Kept, keep};
+use super::status::{ConnectionStatus, Connections};
 use crate::engine::redis::layout::scripts::Script;
 
-/// How long a call waits for the first attempt to connect again.
+/// How long calls wait for the first attempt to connect again. A server that is gone refuses at once, and one that is
+/// there takes a millisecond; but more when the machine is busy or another Redis becomes the master.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// A field of a hash, and its value.
@@ -23,11 +25,30 @@ type Field = (Vec<u8>, Vec<u8>);
 /// What calls find.
 #[derive(Clone, Debug)]
 enum State {
-    /// The connection broke, and the first attempt to make it again is under way.
-    Connecting,
+    /// There was none at first, or it broke then, and the first attempt to make it again is under way.
+    Connecting(Instant),
     Up(Connection),
     /// The last attempt failed, or the engine closes.
     Down(Fault),
+}
+
+impl State {
+    /// Whether nobody needs to wait for what comes next.
+    fn is_settled(&self) -> bool {
+        match self {
+            State::Connecting(_) => false,
+            State::Up(connection) => !connection.lost.is_cancelled(),
+            State::Down(_) => true,
+        }
+    }
+
+    fn connection(&self) -> Outcome<Connection> {
+        match self {
+            State::Up(connection) if self.is_settled() => Ok(connection.clone()),
+            State::Down(fault) => Err(fault.clone()),
+            _ => Err(Fault::away("no connection")),
+        }
+    }
 }
 
 /// The calling side.
@@ -41,9 +62,12 @@ impl SharedConnection {
     /// The calling side, and the task that makes the connection and makes it again. The connection counts as
     /// down from the call on.
     pub fn new(connections: Arc<Connections>) -> (SharedConnection, impl Future<Output = ()> + Send) {
-        let (tell, state) = watch::channel(State::Connecting);
-        let status = ConnectionStatus::new(connections.clone(), Group::default());
-        (SharedConnection { state, connections: connections.clone() }, keep(connections, status, tell))
+        let (tell, state) = watch::channel(State::Connecting(Instant::now()));
+        let status = ConnectionStatus::new(connections.clone());
+        (
+            SharedConnection { state, connections: connections.clone() },
+            Keeper { connections, tell }.run(status),
+        )
     }
 
     /// One command.
@@ -96,17 +120,17 @@ impl SharedConnection {
         answer.inspect_err(|fault| self.connections.note(&connection, fault))
     }
 
-    /// The connection, for who tells [`Connections::note`] of a fault. Waits up to [`FIRST_ATTEMPT`] while it is
-    /// being made.
+    /// The connection, for who tells [`Connections::note`] of a fault. Waits while it is being made: until
+    /// [`FIRST_ATTEMPT`] after it broke, however many calls wait one behind the other.
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
-        let settled = state.wait_for(|state| !matches!(state, State::Connecting));
-        match timeout(FIRST_ATTEMPT, settled).await {
-            Ok(Ok(state)) => match &*state {
-                State::Up(connection) => Ok(connection.clone()),
-                State::Down(fault) => Err(fault.clone()),
-                State::Connecting => Err(Fault::away("no connection")), // not what was waited for
-            },
+        let since = match &*state.borrow_and_update() {
+            State::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // the keeper is about to say so
+            State::Connecting(since) => *since,
+            settled => return settled.connection(),
+        };
+        match timeout_at(since + FIRST_ATTEMPT, state.wait_for(State::is_settled)).await {
+            Ok(Ok(state)) => state.connection(),
             // The task has ended: it died.
             Ok(Err(_)) => Err(Fault::away("the task that keeps the connection is gone")),
             Err(_) => Err(Fault::away("no connection in time")),
@@ -114,37 +138,46 @@ impl SharedConnection {
     }
 }
 
-/// Keeps one connection until the engine is closed.
-async fn keep(connections: Arc<Connections>, status: ConnectionStatus, tell: watch::Sender<State>) {
-    connections.closed.run_until_cancelled(keep_connected(&connections, status, &tell)).await;
-    // The calling side may live on. It must not hold the connection.
-    tell.send_replace(State::Down(Fault::away("the engine is closing")));
+/// The first of these connections that is up. Waits for the first one when none is.
+pub async fn first_up(connections: [&SharedConnection; 2]) -> Outcome<Connection> {
+    match connections.into_iter().find_map(|shared| shared.state.borrow().connection().ok()) {
+        Some(connection) => Ok(connection),
+        None => connections[0].connection().await,
+    }
 }
 
-async fn keep_connected(
-    connections: &Connections,
-    mut status: ConnectionStatus,
-    tell: &watch::Sender<State>,
-) {
-    let mut backoff = Backoff::new(connections);
-    loop {
-        backoff.wait().await;
-        match connections.connect().await {
-            Ok(connection) => {
-                backoff.connected();
-                tell.send_replace(State::Up(connection.clone()));
-                status.up();
-                connection.lost.cancelled().await;
-                tracing::debug!(pool = &*connections.pool, "a shared connection broke");
-                status.down();
-                tell.send_replace(State::Connecting);
-                backoff.broke();
-            }
-            Err(fault) => {
-                connections.failed(&fault);
-                tell.send_replace(State::Down(fault));
-                backoff.lengthen();
-            }
-        }
+/// The side that keeps the connection.
+struct Keeper {
+    connections: Arc<Connections>,
+    tell: watch::Sender<State>,
+}
+
+impl Keeper {
+    /// Until the engine is closed.
+    async fn run(self, status: ConnectionStatus) {
+        let kept = keep(&self, self.connections.answered(), Some(status));
+        self.connections.closed.run_until_cancelled(kept).await;
+        // The calling side may live on. It must not hold the connection.
+        self.tell.send_replace(State::Down(Fault::away("the engine is closing")));
+    }
+}
+
+impl Kept for Keeper {
+    type Connection = Connection;
+
+    async fn open(&self) -> Outcome<Connection> {
+        self.connections.connect().await
+    }
+
+    async fn life(&self, connection: Connection) {
+        self.tell.send_replace(State::Up(connection.clone()));
+        connection.lost.cancelled().await;
+        tracing::debug!(pool = &*self.connections.pool, "a shared connection broke");
+        self.tell.send_replace(State::Connecting(Instant::now()));
+    }
+
+    fn failed(&self, fault: Fault) {
+        self.connections.failed(&fault);
+        self.tell.send_replace(State::Down(fault));
     }
 }

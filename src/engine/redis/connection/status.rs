@@ -1,23 +1,18 @@
-//! What the long-lived connections of one engine share: how they are made, how many of them are down, and when
-//! one that is down tries again. Makes no connection and carries no call.
+//! What the long-lived connections of one engine share: how they are made, how many of them are down, and who hears
+//! of it. Keeps no connection and carries no call.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::connector::{Connection, Connector, OnPush};
 use super::fault::{Fault, Outcome};
 use crate::error::{Error, Result};
 use crate::outage::Outage;
-
-/// The pause after the first failed attempt to connect. It doubles with each further one.
-const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-/// The longest pause.
-const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
 /// The long-lived connections of one engine.
 #[derive(Debug)]
@@ -112,6 +107,11 @@ impl Connections {
         Ok(connection)
     }
 
+    /// Hears that the Redis has answered somebody.
+    pub fn answered(&self) -> watch::Receiver<()> {
+        self.answered.subscribe()
+    }
+
     /// The Redis has just answered: connections that are down need not wait to try again.
     pub fn retry_now(&self) {
         self.answered.send_replace(());
@@ -130,29 +130,24 @@ impl Connections {
     }
 }
 
-/// The connections that do the same work: how many of them are up.
-pub type Group = Arc<watch::Sender<usize>>;
-
 /// Whether one connection is up. It begins down. When it is dropped the connection counts as down for ever,
 /// since nobody does its work any more.
 #[derive(Debug)]
 pub struct ConnectionStatus {
     connections: Arc<Connections>,
-    group: Group,
     up: bool,
 }
 
 impl ConnectionStatus {
     /// One more connection.
-    pub fn new(connections: Arc<Connections>, group: Group) -> ConnectionStatus {
+    pub fn new(connections: Arc<Connections>) -> ConnectionStatus {
         connections.down.send_modify(|down| *down += 1);
-        ConnectionStatus { connections, group, up: false }
+        ConnectionStatus { connections, up: false }
     }
 
     /// It was made. The others try again now, since they may succeed too.
     pub fn up(&mut self) {
         if !std::mem::replace(&mut self.up, true) {
-            self.group.send_modify(|up| *up += 1);
             self.connections.down.send_modify(|down| *down -= 1); // one that was down is counted
             self.connections.retry_now();
         }
@@ -162,78 +157,13 @@ impl ConnectionStatus {
     pub fn down(&mut self) {
         if std::mem::replace(&mut self.up, false) {
             self.connections.down.send_modify(|down| *down += 1);
-            self.group.send_modify(|up| *up -= 1); // one that was up is counted
         }
-    }
-
-    /// Whether it was made and has not broken since.
-    pub fn is_up(&self) -> bool {
-        self.up
-    }
-
-    /// Waits until none of its group is up.
-    pub async fn none_up(&self) {
-        // The sender is ours, so there is no error.
-        let _ = self.group.subscribe().wait_for(|up| *up == 0).await;
-    }
-
-    /// Waits until one of its group is up.
-    pub async fn some_up(&self) {
-        // The same.
-        let _ = self.group.subscribe().wait_for(|up| *up > 0).await;
     }
 }
 
 impl Drop for ConnectionStatus {
     fn drop(&mut self) {
         self.down();
-    }
-}
-
-/// The pauses between one connection's attempts.
-#[derive(Debug)]
-pub struct Backoff {
-    next: Duration,
-    connected: Option<Instant>,
-    answered: watch::Receiver<()>,
-}
-
-impl Backoff {
-    /// The first attempt is made at once.
-    pub fn new(connections: &Connections) -> Backoff {
-        Backoff { next: Duration::ZERO, connected: None, answered: connections.answered.subscribe() }
-    }
-
-    /// An attempt failed: the next pause is longer.
-    pub fn lengthen(&mut self) {
-        self.next = (self.next * 2).clamp(FIRST_BACKOFF, LAST_BACKOFF);
-    }
-
-    /// An attempt succeeded.
-    pub fn connected(&mut self) {
-        self.connected = Some(Instant::now());
-    }
-
-    /// The connection broke. The next attempt is made at once if the connection has lasted. One that breaks soon is
-    /// like an attempt that failed: a server that takes no writes accepts any number of connections.
-    pub fn broke(&mut self) {
-        if self.connected.take().is_some_and(|since| since.elapsed() >= LAST_BACKOFF) {
-            self.next = Duration::ZERO;
-        } else {
-            self.lengthen();
-        }
-    }
-
-    /// Waits until it is time for an attempt: the pause is over, or the Redis has answered somebody since the
-    /// last attempt began. An answer shortens a pause to [`FIRST_BACKOFF`] and no further, so that a Redis that
-    /// answers some and refuses others is not flooded with attempts.
-    pub async fn wait(&mut self) {
-        sleep(self.next.min(FIRST_BACKOFF)).await;
-        let rest = self.next.saturating_sub(FIRST_BACKOFF);
-        if !rest.is_zero() {
-            let _ = timeout(rest, self.answered.changed()).await;
-        }
-        self.answered.mark_unchanged();
     }
 }
 
@@ -248,14 +178,14 @@ mod tests {
         Connections::new("p".into(), connector.into(), None, CancellationToken::new())
     }
 
-    fn two(connections: &Arc<Connections>, group: &Group) -> [ConnectionStatus; 2] {
-        std::array::from_fn(|_| ConnectionStatus::new(connections.clone(), group.clone()))
+    fn two(connections: &Arc<Connections>) -> [ConnectionStatus; 2] {
+        std::array::from_fn(|_| ConnectionStatus::new(connections.clone()))
     }
 
     #[tokio::test(start_paused = true)]
     async fn all_are_up_when_the_last_one_is() {
         let connections = connections();
-        let [mut a, mut b] = two(&connections, &Group::default());
+        let [mut a, mut b] = two(&connections);
         a.up();
         let error = connections.all_up(Duration::from_secs(1)).await.expect_err("one is down");
         assert!(error.to_string().contains("1 of its connections"), "it says how many: {error}");
@@ -276,57 +206,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_is_gone_is_down_for_ever() {
         let connections = connections();
-        let group = Group::default();
-        let [mut a, mut b] = two(&connections, &group);
+        let [mut a, mut b] = two(&connections);
         a.up();
         b.up();
         drop(b);
         assert!(connections.all_up(Duration::ZERO).await.is_err(), "nobody does its work");
-        assert_eq!(*group.borrow(), 1, "the other one of its group is up");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pauses_grow_and_an_answer_ends_them_but_not_the_first_one() {
-        let connections = connections();
-        let mut backoff = Backoff::new(&connections);
-        let began = Instant::now();
-        let mut took = Vec::new();
-        for _ in 0..8 {
-            let before = began.elapsed();
-            backoff.wait().await;
-            took.push((began.elapsed() - before).as_millis());
-            backoff.lengthen();
-        }
-        assert_eq!(took, [0, 50, 100, 200, 400, 800, 1000, 1000], "milliseconds of each pause");
-        let before = began.elapsed();
-        // While its last attempt was under way: that attempt may have begun too early.
-        connections.retry_now();
-        backoff.wait().await;
-        assert_eq!((began.elapsed() - before).as_millis(), 50, "milliseconds of a pause after an answer");
-        let before = began.elapsed();
-        let answer = async {
-            sleep(Duration::from_millis(300)).await;
-            connections.retry_now();
-        };
-        tokio::join!(backoff.wait(), answer);
-        assert_eq!((began.elapsed() - before).as_millis(), 300, "milliseconds until there is an answer");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn connections_that_break_at_once_are_not_made_again_without_a_pause() {
-        let connections = connections();
-        let mut backoff = Backoff::new(&connections);
-        let began = Instant::now();
-        let mut took = Vec::new();
-        // The paused clock counts in whole milliseconds.
-        for lasted in [0, 1, 990, 1001, 0] {
-            let before = began.elapsed();
-            backoff.wait().await;
-            took.push((began.elapsed() - before).as_millis());
-            backoff.connected();
-            sleep(Duration::from_millis(lasted)).await;
-            backoff.broke();
-        }
-        assert_eq!(took, [0, 50, 100, 200, 0], "milliseconds before each attempt");
     }
 }
