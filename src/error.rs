@@ -1,4 +1,4 @@
-//! What can go wrong behind the edge, in the store's own terms. No HTTP here: http/error.rs maps these to
+//! What can go wrong behind the edge, in the store's own terms. No HTTP here: http/answer/error.rs maps these to
 //! statuses. Bad input is not among them: it never gets past the edge.
 
 use std::error::Error as StdError;

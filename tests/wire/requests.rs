@@ -304,7 +304,7 @@ async fn every_answer_has_an_id_of_its_own() {
     assert_eq!(ids.len(), many, "ids repeat: {ids:?}");
 }
 
-/// A path with an escape in it takes another way through the server.
+/// Guards against a reader of paths that finds other names where there are escapes.
 #[tokio::test]
 async fn an_escape_in_a_path_changes_no_answer() {
     let server = TestServer::on_disk().await;

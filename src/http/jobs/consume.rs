@@ -5,8 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Extension;
-use axum::extract::{RawQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::admission::admitted;
@@ -28,12 +27,12 @@ const LOOK_AFTER: Duration = Duration::from_millis(5);
 
 /// `GET /api/:namespace/:queue[,:queue]*`
 ///
-/// Extracts the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
+/// Takes the parts of the request instead of the request, so that a waiting consumer keeps only what it needs.
 pub async fn consume(
-    State(state): App,
+    state: Arc<AppState>,
     auth: AuthorizedConsume,
-    Extension(peer): Extension<Peer>,
-    RawQuery(query): RawQuery,
+    peer: Peer,
+    query: Option<String>,
 ) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Read).await?;
     let query = Query(query.as_deref().unwrap_or_default());

@@ -39,8 +39,8 @@ struct AckedReply {
 }
 
 /// `DELETE /api/:namespace/:queue/job/:job_id`
-pub async fn ack(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
-    let receipt = match &query {
+pub async fn ack(auth: Authorized, query: Option<&str>) -> HandlerResult {
+    let receipt = match query {
         Some(query) => params::receipt(Query(query))?,
         None => None,
     };

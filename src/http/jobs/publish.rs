@@ -1,6 +1,8 @@
 //! Publishing: lmstfy's routes (one job, a bulk, republish) and ours (`POST Q/jobs`, a batch). All of them take an
 //! `Idempotency-Key`. The new ones place jobs by delay or instant, and by key.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, request};
 use axum::response::Response;
@@ -67,7 +69,7 @@ struct BatchReply {
 }
 
 /// `PUT /api/:namespace/:queue`
-pub async fn publish(State(state): App, auth: Authorized, request: Request) -> HandlerResult {
+pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -> HandlerResult {
     let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;

@@ -3,23 +3,21 @@
 
 use std::sync::{Arc, OnceLock};
 
-use axum::extract::{FromRequestParts, RawPathParams};
+use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, StatusCode};
 
 use super::params::Query;
+use super::path::{self, MAX_QUEUES, NO_QUEUE, Names};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey, TokenRecord};
-use crate::http::answer::error::{ApiError, NameIn};
+use crate::http::answer::error::ApiError;
 use crate::http::state::{AppState, PoolState};
 use crate::job::{JobId, JobRef};
-use crate::name::{JobKey, NameError, Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName, Token};
 
 const X_TOKEN: HeaderName = HeaderName::from_static("x-token");
-/// The most queues that one consume may name, repeated ones counted each time.
-const MAX_QUEUES: usize = 100;
 
-const NO_QUEUE: ApiError = ApiError::bad("invalid queue name(s)");
 const NO_POOL: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "pool not found");
 const NO_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "token not found");
 pub const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "invalid token");
@@ -92,11 +90,15 @@ pub struct Anonymous {
 }
 
 impl Authorized {
-    /// Of a request whose path was taken apart already.
-    pub async fn read(path: Path<'_>, head: Head<'_>, state: &AppState) -> Result<Authorized, ApiError> {
-        let queue = path.queue()?;
+    /// Of a request whose path was read already.
+    pub async fn of(
+        queue: Queue,
+        job_id: Option<JobId>,
+        head: Head<'_>,
+        state: &AppState,
+    ) -> Result<Authorized, ApiError> {
         let (pool, key, record) = authenticate(head, state, &queue.namespace).await?;
-        Ok(Authorized { pool, key, record, queue, job_id: JobId::parse(path.job_id) })
+        Ok(Authorized { pool, key, record, queue, job_id })
     }
 }
 
@@ -104,8 +106,8 @@ impl FromRequestParts<Arc<AppState>> for Authorized {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Authorized, ApiError> {
-        let params = params(parts).await?;
-        Authorized::read(Path::of(&params), Head::of(parts), state).await
+        let (queue, job_id) = names(parts).and_then(|names| Ok((names.queue()?, names.job_id())))?;
+        Authorized::of(queue, job_id, Head::of(parts), state).await
     }
 }
 
@@ -113,12 +115,9 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedKey {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<AuthorizedKey, ApiError> {
-        let params = params(parts).await?;
-        let path = Path::of(&params);
-        let queue = path.queue()?;
+        let (queue, key) = names(parts).and_then(|names| Ok((names.queue()?, names.key())))?;
         let (pool, ..) = authenticate(Head::of(parts), state, &queue.namespace).await?;
-        let key = JobKey::parse(path.key).ok_or(ApiError::bad("invalid key"))?;
-        Ok(AuthorizedKey { pool, queue, key })
+        Ok(AuthorizedKey { pool, queue, key: key.ok_or(ApiError::bad("invalid key"))? })
     }
 }
 
@@ -129,20 +128,19 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
         parts: &mut Parts,
         state: &Arc<AppState>,
     ) -> Result<AuthorizedNamespace, ApiError> {
-        let namespace = Path::of(&params(parts).await?).namespace()?;
+        let namespace = names(parts)?.namespace()?;
         let (pool, ..) = authenticate(Head::of(parts), state, &namespace).await?;
         Ok(AuthorizedNamespace { pool, namespace })
     }
 }
 
 impl AuthorizedConsume {
-    /// As [`Authorized::read`].
-    pub async fn read(
-        path: Path<'_>,
+    /// As [`Authorized::of`], from the queues that the path names.
+    pub async fn of(
+        (namespace, names): (Namespace, Vec<QueueName>),
         head: Head<'_>,
         state: &AppState,
     ) -> Result<AuthorizedConsume, ApiError> {
-        let (namespace, names) = path.queues()?;
         let (pool, key, record) = authenticate(head, state, &namespace).await?;
         if names.len() > MAX_QUEUES {
             return Err(ApiError::bad("too many queues"));
@@ -152,75 +150,18 @@ impl AuthorizedConsume {
     }
 }
 
-impl FromRequestParts<Arc<AppState>> for AuthorizedConsume {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(
-        parts: &mut Parts,
-        state: &Arc<AppState>,
-    ) -> Result<AuthorizedConsume, ApiError> {
-        let params = params(parts).await?;
-        AuthorizedConsume::read(Path::of(&params), Head::of(parts), state).await
-    }
-}
-
 impl FromRequestParts<Arc<AppState>> for Anonymous {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Anonymous, ApiError> {
-        let queue = Path::of(&params(parts).await?).queue()?;
+        let queue = names(parts)?.queue()?;
         let (pool, _) = pool_and_token(Head::of(parts), state)?;
         Ok(Anonymous { pool, queue })
     }
 }
 
-/// What a route's pattern names, percent-decoded.
-async fn params(parts: &mut Parts) -> Result<RawPathParams, ApiError> {
-    // Refuses what is not UTF-8 once decoded, and so no name.
-    RawPathParams::from_request_parts(parts, &()).await.map_err(|_| bad_queue(NameError::Forbidden))
-}
-
-/// The path's parts, percent-decoded. Empty are those that the route does not have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Path<'a> {
-    pub namespace: &'a str,
-    pub queue: &'a str,
-    pub job_id: &'a str,
-    pub key: &'a str,
-}
-
-impl<'a> Path<'a> {
-    fn of(params: &'a RawPathParams) -> Path<'a> {
-        let part = |name: &str| params.iter().find(|(part, _)| *part == name).map_or("", |(_, value)| value);
-        Path { namespace: part("namespace"), queue: part("queue"), job_id: part("job_id"), key: part("key") }
-    }
-
-    fn namespace(&self) -> Result<Namespace, ApiError> {
-        Namespace::parse(self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
-    }
-
-    fn queue(&self) -> Result<Queue, ApiError> {
-        let name = QueueName::parse(self.queue);
-        // Both lengths are checked before any characters.
-        if name == Err(NameError::TooLong) {
-            return Err(bad_queue(NameError::TooLong));
-        }
-        Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
-    }
-
-    /// The namespace and the queues of a consume, one queue more than [`MAX_QUEUES`] at most: the token has not
-    /// been looked at yet, so a stranger's long list must cost little.
-    fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
-        let namespace = self.namespace()?;
-        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
-        let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
-        let names = names.map_err(bad_queue)?;
-        if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
-    }
-}
-
-const fn bad_queue(error: NameError) -> ApiError {
-    ApiError::bad_name(NameIn::Queue, error)
+fn names(parts: &Parts) -> Result<Names<'_>, ApiError> {
+    Names::of(path::parts(parts.uri.path()))
 }
 
 /// A request's head, and what is told of the request.

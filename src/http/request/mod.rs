@@ -7,5 +7,6 @@ pub mod body;
 pub mod extract;
 pub mod origin;
 pub mod params;
+pub mod path;
 pub mod peer;
 pub mod time;

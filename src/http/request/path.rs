@@ -1,0 +1,94 @@
+//! The path of a request of the public port, read by position: `/api/:namespace/:queue/:what/:name`. So it needs no
+//! route's pattern. It knows no route.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode_str;
+
+use crate::http::answer::error::{ApiError, NameIn};
+use crate::job::JobId;
+use crate::name::{JobKey, NameError, Namespace, Queue, QueueName};
+
+/// The most queues that one consume may name, repeated ones counted each time.
+pub const MAX_QUEUES: usize = 100;
+pub const NO_QUEUE: ApiError = ApiError::bad("invalid queue name(s)");
+
+/// The first parts behind `/api/`, as they came.
+pub type Parts<'a> = [Option<&'a str>; 5];
+
+/// The parts of a path. None of one that ends in a slash: no route leads there.
+pub fn parts(path: &str) -> Parts<'_> {
+    let mut rest = path.strip_prefix("/api/").filter(|rest| !rest.ends_with('/'));
+    let mut parts = [None; 5];
+    for place in &mut parts {
+        let Some(text) = rest else { break };
+        // Byte by byte: `split` takes a third more instructions for parts as short as these.
+        let (part, after) = match text.bytes().position(|byte| byte == b'/') {
+            Some(at) => (&text[..at], Some(&text[at + 1..])),
+            None => (text, None),
+        };
+        (*place, rest) = (Some(part), after);
+    }
+    parts
+}
+
+/// What a path names, percent-decoded. Empty is what it does not have.
+#[derive(Debug)]
+pub struct Names<'a> {
+    namespace: Cow<'a, str>,
+    queue: Cow<'a, str>,
+    /// What stands after `/job/` or `/key/`.
+    name: Cow<'a, str>,
+}
+
+impl<'a> Names<'a> {
+    /// Refuses what is not UTF-8 once decoded, and so no name.
+    pub fn of([namespace, queue, _, name, _]: Parts<'a>) -> Result<Names<'a>, ApiError> {
+        Ok(Names { namespace: decoded(namespace)?, queue: decoded(queue)?, name: decoded(name)? })
+    }
+
+    pub fn namespace(&self) -> Result<Namespace, ApiError> {
+        Namespace::parse(&self.namespace).map_err(|error| ApiError::bad_name(NameIn::Namespace, error))
+    }
+
+    pub fn queue(&self) -> Result<Queue, ApiError> {
+        let name = QueueName::parse(&self.queue);
+        // Both lengths are checked before any characters.
+        if name == Err(NameError::TooLong) {
+            return Err(bad_queue(NameError::TooLong));
+        }
+        Ok(Queue { namespace: self.namespace()?, name: name.map_err(bad_queue)? })
+    }
+
+    /// The namespace and the queues of a consume, one queue more than [`MAX_QUEUES`] at most: the token has not
+    /// been looked at yet, so a stranger's long list must cost little.
+    pub fn queues(&self) -> Result<(Namespace, Vec<QueueName>), ApiError> {
+        let namespace = self.namespace()?;
+        let names = self.queue.split(',').filter(|name| !name.is_empty()).take(MAX_QUEUES + 1);
+        let names: Result<Vec<QueueName>, NameError> = names.map(QueueName::parse_for_consume).collect();
+        let names = names.map_err(bad_queue)?;
+        if names.is_empty() { Err(NO_QUEUE) } else { Ok((namespace, names)) }
+    }
+
+    /// `None` when it is no id that was ever given out.
+    pub fn job_id(&self) -> Option<JobId> {
+        JobId::parse(&self.name)
+    }
+
+    pub fn key(&self) -> Option<JobKey> {
+        JobKey::parse(&self.name)
+    }
+}
+
+fn decoded(part: Option<&str>) -> Result<Cow<'_, str>, ApiError> {
+    let part = part.unwrap_or_default();
+    // Most have no escape. The decoder takes 300 instructions to say so.
+    if !part.as_bytes().contains(&b'%') {
+        return Ok(Cow::Borrowed(part));
+    }
+    percent_decode_str(part).decode_utf8().map_err(|_| bad_queue(NameError::Forbidden))
+}
+
+const fn bad_queue(error: NameError) -> ApiError {
+    ApiError::bad_name(NameIn::Queue, error)
+}
