@@ -1,7 +1,7 @@
 //! One delivery: the request that a job becomes, and what its answer means. Knows no connection and no store.
 
 use std::borrow::Cow;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::breaker::Sign;
 use super::client::{Answer, Fault, KEPT, SMALL_ANSWER};
-use super::setting::{Setting, Switch};
+use super::record::{Record, Switch};
+use super::setting::Setting;
 use super::sign::Signer;
 use crate::clock::Millis;
 use crate::job::{Job, JobId, Reason};
@@ -29,7 +30,6 @@ const MAX_DATA: usize = 1 << 20;
 /// A setting made ready: what all deliveries of a queue have in common.
 #[derive(Debug)]
 pub struct Plan {
-    pub queue: Queue,
     pub setting: Setting,
     pub switch: Switch,
     /// Of the record.
@@ -42,7 +42,7 @@ pub struct Plan {
 
 impl Plan {
     /// Errors when the record cannot be used, which its parser should have found.
-    pub fn new(queue: &Queue, record: &super::setting::Record) -> Result<Plan, String> {
+    pub fn new(queue: &Queue, record: &Record) -> Result<Plan, String> {
         let setting = record.setting.clone();
         let uri = setting.url.as_str().parse().map_err(|_| "url cannot be called".to_owned())?;
         let mut headers = HeaderMap::new();
@@ -68,7 +68,6 @@ impl Plan {
             old.map(|(signer, until)| signer.map(|signer| (signer, until)).ok_or_else(wrong)).transpose()?;
         let new = record.signer(Millis::MAX).ok_or_else(wrong)?;
         Ok(Plan {
-            queue: queue.clone(),
             setting,
             switch: record.switch,
             revision: record.revision,
@@ -148,7 +147,8 @@ impl Plan {
     }
 
     /// What an answer means, at `now` by the time of day.
-    pub fn judge(&self, answer: &Result<Answer, Fault>, now: SystemTime) -> Verdict {
+    pub fn judge(&self, answer: &Result<Answer, Fault>, now: Millis) -> Verdict {
+        let now = UNIX_EPOCH + Duration::from_millis(now);
         let answer = match answer {
             Ok(answer) => answer,
             Err(fault) => {

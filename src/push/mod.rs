@@ -9,22 +9,27 @@
 //!         └── delivery: what is sent, and what an answer means
 //! ```
 
+mod acks;
 pub mod address;
+mod attempt;
 mod breaker;
 pub mod client;
 mod delivery;
 pub mod encrypted;
 pub mod limits;
 pub mod names;
+mod record;
 pub mod setting;
+pub mod shared;
 mod sign;
+mod slots;
 pub mod store;
-pub mod worker;
+mod worker;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -34,10 +39,11 @@ use tokio::time::{Instant, timeout};
 
 use self::address::Guard;
 use self::delivery::{Plan, Verdict};
-use self::setting::{BOTH_SIGN, Record, Setting, Switch};
+use self::record::{BOTH_SIGN, Record, Switch};
+use self::setting::Setting;
+use self::shared::{PushServer, PushedPool};
 use self::sign::Secret;
 use self::store::{PushKey, Records, Version};
-use self::worker::{Shared, Target};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, QueueName};
 
@@ -62,9 +68,9 @@ type Result<T> = std::result::Result<T, PushError>;
 
 /// All pushed queues of this server.
 pub struct Push {
-    shared: Arc<Shared>,
+    server: Arc<PushServer>,
     guard: Arc<Guard>,
-    targets: BTreeMap<PoolName, Arc<Target>>,
+    pools: BTreeMap<PoolName, Arc<PushedPool>>,
     /// What the worker of each queue goes by. One that has none ends.
     workers: Mutex<HashMap<PushKey, Running>>,
     /// Records that no key of this server opens.
@@ -83,21 +89,25 @@ struct Running {
 
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Push").field("shared", &self.shared).finish_non_exhaustive()
+        f.debug_struct("Push").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
 impl Push {
     /// Nothing is pushed until [`run`](Push::run).
-    pub fn new(shared: Shared, guard: Arc<Guard>, targets: impl IntoIterator<Item = Target>) -> Arc<Push> {
-        let targets = targets.into_iter().map(|target| (target.name.clone(), Arc::new(target))).collect();
+    pub fn new(
+        server: PushServer,
+        guard: Arc<Guard>,
+        pools: impl IntoIterator<Item = PushedPool>,
+    ) -> Arc<Push> {
+        let pools = pools.into_iter().map(|pool| (pool.name.clone(), Arc::new(pool))).collect();
         let (workers, locked, changed) = (Mutex::default(), Mutex::default(), Notify::new());
-        Arc::new(Push { shared: Arc::new(shared), guard, targets, workers, locked, changed })
+        Arc::new(Push { server: Arc::new(server), guard, pools, workers, locked, changed })
     }
 
     /// Follows what is set until the tasks are stopped.
     pub async fn run(self: Arc<Self>) {
-        let stop = self.shared.tasks.stopping().clone();
+        let stop = self.server.tasks.stopping().clone();
         let mut known = None;
         while !stop.is_cancelled() {
             if self.a_worker_died() {
@@ -111,17 +121,17 @@ impl Push {
 
     /// Begins to stop: nothing is consumed any more.
     pub fn stop(&self) {
-        self.shared.tasks.stop();
+        self.server.tasks.stop();
     }
 
     /// Returns when it was stopped, and every request has ended and its job is acked or back.
     pub async fn ended(&self) {
-        self.shared.tasks.ended().await;
+        self.server.tasks.ended().await;
     }
 
     /// Cuts the requests that are still in flight. Their jobs go back, with their tries.
     pub fn cut(&self) {
-        self.shared.cut.cancel();
+        self.server.cut.cancel();
     }
 
     /// Whether a worker has ended that should go on, which is a fault of ours. It is forgotten.
@@ -140,8 +150,8 @@ impl Push {
 
     /// Asks the store whether something has changed, and tells the workers. Answers what is known now.
     async fn look(&self, known: Option<Version>) -> Option<Version> {
-        let records = self.shared.store.records(known).await;
-        self.shared.outage.report(&records);
+        let records = self.server.store.records(known).await;
+        self.server.outage.report(&records);
         match records {
             Ok(None) => known,
             Ok(Some(records)) => {
@@ -158,7 +168,7 @@ impl Push {
     /// not so before.
     fn leave_out_locked(&self, records: &mut Records) {
         let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
-            encrypted::locked(record).is_some() && self.targets.contains_key(&key.pool)
+            encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
         };
         let locked: HashSet<PushKey> = records.all.extract_if(.., is_locked).map(|(key, _)| key).collect();
         let mut before = self.locked.lock();
@@ -175,12 +185,12 @@ impl Push {
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
         workers.retain(|key, running| there.contains(key) || running.plan.send_replace(None).is_none());
-        let here = records.all.iter().filter(|(key, _)| self.targets.contains_key(&key.pool)).count();
-        self.shared.connections.divide(here);
-        self.shared.memory.divide(here);
+        let here = records.all.iter().filter(|(key, _)| self.pools.contains_key(&key.pool)).count();
+        self.server.connections.divide(here);
+        self.server.memory.divide(here);
         for (key, bytes) in records.all {
             // Another server may have more pools.
-            let Some(target) = self.targets.get(&key.pool) else { continue };
+            let Some(pool) = self.pools.get(&key.pool) else { continue };
             if workers.get(&key).is_some_and(|running| running.record == bytes) {
                 continue;
             }
@@ -199,8 +209,8 @@ impl Push {
                 }
                 None => {
                     let (plan, plans) = watch::channel(plan);
-                    let run = worker::run(self.shared.clone(), target.clone(), key.clone(), plans);
-                    let task = self.shared.tasks.spawn(run);
+                    let run = worker::run(self.server.clone(), pool.clone(), key.clone(), plans);
+                    let task = self.server.tasks.spawn(run);
                     workers.insert(key, Running { plan, record: bytes, task });
                 }
             }
@@ -219,7 +229,7 @@ impl Push {
         {
             return Err(PushError::Bad(why));
         }
-        let now = self.shared.now();
+        let now = self.server.now();
         let secret = Secret::random()?;
         let mut new = true;
         let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
@@ -236,7 +246,7 @@ impl Push {
                     since: now,
                     why: "it was set".into(),
                     // Not one that an earlier record had: its requests may still be in flight.
-                    revision: self.shared.clock.wall_micros(),
+                    revision: self.server.clock.wall_micros(),
                 },
                 Some(old) => {
                     let mut record = Record { setting, revision: old.revision + 1, ..old };
@@ -266,11 +276,11 @@ impl Push {
 
     /// What is set, and what was seen.
     pub async fn get(&self, key: &PushKey) -> Result<Value> {
-        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let seen = self.shared.store.seen(key).await?;
+        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
+        let seen = self.server.store.seen(key).await?;
         let mut shown = match encrypted::locked(&bytes) {
             Some(mut record) => shown(key, record["setting"].take(), json!("locked"), Value::Null, LOCKED),
-            None => show(key, &read(key, &bytes)?),
+            None => show(key, &record::read(key, &bytes)?),
         };
         if let ("on", Some(since)) = (shown["state"].as_str().unwrap_or_default(), seen.open) {
             shown["state"] = json!("open");
@@ -299,8 +309,8 @@ impl Push {
 
     /// Forgets what is set, and the secret. Jobs stay. Forgetting what is not there is fine.
     pub async fn delete(&self, key: &PushKey) -> Result<()> {
-        while let Some(old) = self.shared.store.record(key).await? {
-            if self.shared.store.swap(key, Some(old), None).await? {
+        while let Some(old) = self.server.store.record(key).await? {
+            if self.server.store.swap(key, Some(old), None).await? {
                 self.changed.notify_one();
                 break;
             }
@@ -319,7 +329,7 @@ impl Push {
     }
 
     async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
-        let now = self.shared.now();
+        let now = self.server.now();
         let mut as_it_is = None;
         let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
             let old = old?.ok_or(PushError::NotFound)?;
@@ -336,7 +346,7 @@ impl Push {
 
     /// Makes a new secret. The one before signs too, for a day.
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
-        let (now, secret) = (self.shared.now(), Secret::random()?);
+        let (now, secret) = (self.server.now(), Secret::random()?);
         let until = now + BOTH_SIGN.as_millis() as u64;
         let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
             let old = old?.ok_or(PushError::NotFound)?;
@@ -349,16 +359,16 @@ impl Push {
 
     /// Sends one signed request that is no job's, and answers what came back.
     pub async fn test(&self, key: &PushKey) -> Result<Value> {
-        let bytes = self.shared.store.record(key).await?.ok_or(PushError::NotFound)?;
-        let record = read(key, &bytes)?;
+        let bytes = self.server.store.record(key).await?.ok_or(PushError::NotFound)?;
+        let record = record::read(key, &bytes)?;
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
         let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
-        let now = self.shared.now();
+        let now = self.server.now();
         let request = plan.test_request(&format!("test_{}", ulid::Ulid::r#gen()), now);
         let body_counts = plan.setting.ok_when.is_some();
         let began = Instant::now();
-        let answer = self.shared.client.send(request, plan.setting.timeout, body_counts).await;
-        let reason = match plan.judge(&answer, UNIX_EPOCH + Duration::from_millis(now)) {
+        let answer = self.server.client.send(request, plan.setting.timeout, body_counts).await;
+        let reason = match plan.judge(&answer, now) {
             Verdict::Delivered => None,
             Verdict::Failed(failed) => Some(failed.reason),
             Verdict::Gone => Some("status 410".to_owned()),
@@ -379,7 +389,7 @@ impl Push {
         next.queue.name = on_dead.clone();
         for _ in 0..MAX_ON_DEAD {
             // One that cannot be read leads nowhere.
-            let record = self.shared.store.record(&next).await?;
+            let record = self.server.store.record(&next).await?;
             let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
                 Some(locked) => QueueName::parse(locked["setting"]["on_dead"].as_str()?).ok(),
                 None => Record::parse(&record, &next.queue.name).ok()?.setting.on_dead,
@@ -401,18 +411,10 @@ impl Push {
         key: &PushKey,
         change: impl FnMut(crate::error::Result<Option<Record>>) -> Result<Option<Record>>,
     ) -> Result<Option<Record>> {
-        let changed = self.shared.change(key, change).await;
+        let changed = self.server.change(key, change).await;
         self.changed.notify_one();
         changed
     }
-}
-
-fn read(key: &PushKey, bytes: &[u8]) -> Result<Record> {
-    if encrypted::locked(bytes).is_some() {
-        return Err(Error::Locked.into());
-    }
-    let record = Record::parse(bytes, &key.queue.name);
-    Ok(record.map_err(|why| Error::corrupt(format!("{key}: {why}")))?)
 }
 
 /// What an operator sees of a record: no value of a header, and no secret.

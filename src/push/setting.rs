@@ -1,5 +1,5 @@
-//! What is set of a pushed queue, as an operator writes it and as it is stored, and the record around it: secret and
-//! state. Every mistake is named by its field. Knows no store.
+//! What is set of a pushed queue, as an operator writes it and as it is stored. Every mistake is named by its field. Knows
+//! no store.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,19 +7,14 @@ use std::time::Duration;
 
 use hyper::Method;
 use hyper::header::{HeaderName, HeaderValue};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use url::{Host, Url};
 
 use super::address::Guard;
-use super::sign::{Secret, Signer};
-use crate::clock::Millis;
 use crate::name::QueueName;
 
 /// The largest setting, in bytes.
 pub const MAX_SETTING: usize = 64 << 10;
-/// How long the secret before still signs.
-pub const BOTH_SIGN: Duration = Duration::from_secs(24 * 3600);
 const MAX_URL: usize = 2048;
 const MAX_HEADERS: usize = 32;
 const MAX_RETRIES: usize = 256;
@@ -271,84 +266,6 @@ fn on_dead(given: &Map<String, Value>) -> Result<Option<QueueName>, String> {
     queue.map(parse).transpose()
 }
 
-/// Whether a queue is pushed now, as far as it is said and stored. (A breaker is each server's own.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    On,
-    /// By an operator.
-    Paused,
-    /// The endpoint said 410.
-    Off,
-}
-
-/// Everything that is stored of a pushed queue.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    pub setting: Setting,
-    pub secret: Secret,
-    /// The secret before, and until when it signs too.
-    pub old_secret: Option<(Secret, Millis)>,
-    pub switch: Switch,
-    pub since: Millis,
-    pub why: String,
-    /// Grows with every change. The first is the time of day at which it was set, in microseconds.
-    pub revision: u64,
-}
-
-/// The stored form of a [`Record`].
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    setting: Value,
-    secret: Secret,
-    #[serde(default)]
-    old_secret: Option<(Secret, Millis)>,
-    state: Switch,
-    since: Millis,
-    why: String,
-    revision: u64,
-}
-
-impl Record {
-    /// The bytes that are stored.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let stored = Stored {
-            setting: self.setting.to_json(true),
-            secret: self.secret.clone(),
-            old_secret: self.old_secret.clone(),
-            state: self.switch,
-            since: self.since,
-            why: self.why.clone(),
-            revision: self.revision,
-        };
-        // Texts and numbers become JSON without fail.
-        serde_json::to_vec(&stored).unwrap_or_default()
-    }
-
-    /// Reads them. The error shows no value: there are secrets among them.
-    pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<Record, String> {
-        let stored: Stored =
-            serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
-        let record = Record {
-            setting: Setting::parse(&stored.setting, queue)?,
-            secret: stored.secret,
-            old_secret: stored.old_secret,
-            switch: stored.state,
-            since: stored.since,
-            why: stored.why,
-            revision: stored.revision,
-        };
-        record.signer(0).ok_or("the secret is not as it was written")?;
-        Ok(record)
-    }
-
-    /// What signs now.
-    pub fn signer(&self, now: Millis) -> Option<Signer> {
-        let old = self.old_secret.as_ref().filter(|(_, until)| now < *until).map(|(secret, _)| secret);
-        Signer::new([&self.secret].into_iter().chain(old))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -372,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_and_a_record_survive_their_text() {
+    fn a_setting_survives_its_text() {
         let setting = parse(json!({
             "url": "http://shop.example:8080/jobs?a=b#c", "method": "PUT", "headers": {"Authorization": "Bearer x"},
             "timeout": 300, "concurrency": 1000, "rate": 5, "per": 60, "retry": [0, 0.5, 7],
@@ -382,22 +299,6 @@ mod tests {
         assert_eq!(parse(setting.to_json(true)).as_ref(), Ok(&setting), "read as it was written");
         assert!(!setting.to_json(false).to_string().contains("Bearer"), "no value of a header is shown");
         assert!(!format!("{setting:?}").contains("Bearer"), "nor by Debug: {setting:?}");
-        let secret = Secret::random().expect("random");
-        let record = Record {
-            setting,
-            old_secret: Some((Secret::random().expect("random"), 9)),
-            secret,
-            switch: Switch::Off,
-            since: 7,
-            why: "410".into(),
-            revision: 3,
-        };
-        assert_eq!(Record::parse(&record.to_bytes(), &queue()), Ok(record.clone()));
-        let signatures = |now| {
-            let signer = record.signer(now).expect("secrets");
-            signer.sign("id", 1, b"").split(' ').count()
-        };
-        assert_eq!((signatures(8), signatures(9)), (2, 1), "the old secret signs until its end");
     }
 
     #[test]

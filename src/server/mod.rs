@@ -44,8 +44,8 @@ use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::{Encrypted, SecretKeys};
 use crate::push::limits::Shares;
 use crate::push::names::SystemResolver;
+use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::push::store::PushStore;
-use crate::push::worker::{MEMORY, Shared, Target};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -370,18 +370,18 @@ fn app_state(
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
     let pools: BTreeMap<_, _> =
         served.into_iter().map(|(name, engine)| (name.clone(), pool(&name, engine))).collect();
-    let shared = Shared {
+    let push_server = PushServer {
         store: push_store,
         outage: outage.clone(),
         client: Arc::new(client),
         clock,
-        server: ulid::Ulid::r#gen().to_string(),
+        name: ulid::Ulid::r#gen().to_string(),
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
         connections,
         memory: Shares::new(MEMORY),
     };
-    let targets = pools.values().map(|pool| Target {
+    let pushed = pools.values().map(|pool| PushedPool {
         name: pool.name.clone(),
         engine: pool.engine.clone(),
         dispatcher: pool.dispatcher.clone(),
@@ -389,7 +389,7 @@ fn app_state(
         metrics: metrics.engine.pool(&pool.name),
         outage: pool.outage.clone(),
     });
-    let push = Push::new(shared, guard, targets);
+    let push = Push::new(push_server, guard, pushed);
     let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
     let bounded = stores.engines.iter().map(|(name, engine)| {
         let own = [name].into_iter().filter(|name| moves_to(name).is_none());

@@ -20,8 +20,8 @@ use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Fault, Send};
 use dormouse::push::limits::Shares;
+use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
 use dormouse::push::store::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
-use dormouse::push::worker::{MEMORY, Shared, Target};
 use dormouse::push::{Push, PushError};
 use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -295,18 +295,18 @@ impl PushStage {
         });
         let (ids, pool) = (Arc::new(JobIds::default()), PoolName::default_pool());
         let store = Arc::new(MemoryPush::default());
-        let shared = Shared {
+        let server = PushServer {
             store: store.clone(),
             outage: Outage::new("tokens and limits"),
             client: endpoint.clone(),
             clock,
-            server: "one".into(),
+            name: "one".into(),
             tasks: Tasks::new(Failure::default()),
             cut: CancellationToken::new(),
             connections: Shares::new(connections),
             memory: Shares::new(memory),
         };
-        let target = Target {
+        let pushed = PushedPool {
             name: pool.clone(),
             engine: engine.clone(),
             dispatcher,
@@ -314,7 +314,7 @@ impl PushStage {
             metrics: Metrics::default().engine.pool(&pool),
             outage: Outage::new("pool default"),
         };
-        let push = Push::new(shared, Arc::new(Guard::default()), [target]);
+        let push = Push::new(server, Arc::new(Guard::default()), [pushed]);
         tasks.spawn(push.clone().run());
         let key = PushKey { pool, queue: queue("q") };
         let stage = PushStage { push, engine, store, endpoint, key, ids, tasks, began };

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::stage::{Arrived, PushStage, answer, pushed, refused};
 use dormouse::engine::{Engine, Release};
 use dormouse::job::{JobRef, JobState, Reason};
+use dormouse::push::shared::MEMORY;
 use dormouse::push::store::{PushStore, Report};
-use dormouse::push::worker::MEMORY;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 

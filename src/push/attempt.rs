@@ -1,0 +1,286 @@
+//! One attempt: the request of a job, and what becomes of the job by its answer. A task of its own: the worker hears
+//! only that it has [`Ended`].
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::acks::Acks;
+use super::breaker::Sign;
+use super::delivery::{self, Failed, Plan, Verdict};
+use super::limits::Taken;
+use super::shared::{AGAIN, PushedQueue};
+use super::store::{Attempt, Report};
+use crate::engine::{Fingerprint, Held, Once, Placing, Publication, Release, Released};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobId, JobRef, NewJob, Reason};
+use crate::name::{IdempotencyKey, Queue};
+
+/// A failed job sleeps for so long at least: at once it would be ready before all others.
+const SHORTEST_RETRY: Duration = Duration::from_millis(50);
+/// The pause before a message is tried again for which the namespace's quota has no room: thousands may be tried.
+const AGAIN_OVER_QUOTA: Duration = Duration::from_secs(5);
+/// How long the number of an attempt is looked for: the ttr runs meanwhile.
+const NUMBER: Duration = Duration::from_secs(2);
+/// How many times the job of an `on_dead` may be handed out. It lives forever.
+const TRIES_OF_DEAD: std::num::NonZeroU16 = std::num::NonZeroU16::new(10).expect("ten is not zero");
+
+/// A request is over, or what becomes of it is known.
+#[derive(Debug)]
+pub struct Ended {
+    pub began: Instant,
+    pub probe: bool,
+    pub sign: Sign,
+    pub slow: bool,
+    pub success: bool,
+    /// The revision of the record whose endpoint said 410.
+    pub gone: Option<u64>,
+}
+
+/// What a request takes while it is in flight. Tells the worker of the end, also when the request's task panics.
+pub struct Slot {
+    ended: Option<Ended>,
+    tell: mpsc::UnboundedSender<Ended>,
+    _connection: Taken,
+}
+
+impl Slot {
+    /// Of a request that begins now.
+    pub fn new(probe: bool, tell: mpsc::UnboundedSender<Ended>, connection: Taken) -> Slot {
+        let (began, sign) = (Instant::now(), Sign::None);
+        let ended = Ended { began, probe, sign, slow: false, success: false, gone: None };
+        Slot { ended: Some(ended), tell, _connection: connection }
+    }
+
+    fn end(mut self, with: impl FnOnce(&mut Ended)) {
+        if let Some(ended) = &mut self.ended {
+            with(ended);
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(ended) = self.ended.take() {
+            // The worker waits for all of them.
+            let _ = self.tell.send(ended);
+        }
+    }
+}
+
+/// One request, and what becomes of its job.
+pub struct Sending {
+    pub queue: Arc<PushedQueue>,
+    pub plan: Arc<Plan>,
+    pub job: Job,
+    pub probe: bool,
+    pub began: Instant,
+    pub _memory: Taken,
+}
+
+impl Sending {
+    /// Sends it.
+    pub async fn run(self, slot: Slot, acks: Acks) {
+        let server = &self.queue.server;
+        let attempt = self.number().await;
+        let request = self.plan.request(&self.job, attempt, server.now());
+        let body_counts = self.plan.setting.ok_when.is_some();
+        let sent = Instant::now();
+        let sending = server.client.send(request, self.plan.setting.timeout, body_counts);
+        let Some(answer) = server.cut.run_until_cancelled(sending).await else {
+            drop(slot);
+            self.release(Duration::ZERO, true, None).await;
+            return;
+        };
+        let took = sent.elapsed();
+        let now = server.now();
+        let verdict = self.plan.judge(&answer, now);
+        self.queue.metrics.took(took);
+        let status = answer.as_ref().ok().map(|answer| answer.status);
+        tracing::debug!(
+            queue = %self.queue.key, job = %self.job.id, attempt, status, ?verdict, ?took, "pushed a job"
+        );
+        let told = Attempt {
+            job_id: self.job.id.to_string(),
+            time: now,
+            status,
+            milliseconds: took.as_millis() as u64,
+            answer: delivery::shown(&answer),
+        };
+        drop(answer);
+        let told = |delivered: u64, failed: u64, dead: u64| {
+            let attempts = vec![told];
+            self.queue.report.lock().add(Report { delivered, failed, dead, attempts });
+        };
+        match verdict {
+            Verdict::Delivered => {
+                acks.add(self.job.id, self.job.proof(), self.began + self.plan.ttr());
+                slot.end(|ended| (ended.success, ended.sign) = (true, Sign::Answers));
+                self.queue.metrics.delivered.inc();
+                told(1, 0, 0);
+            }
+            Verdict::Gone => {
+                slot.end(|ended| (ended.gone, ended.sign) = (Some(self.plan.revision), Sign::Answers));
+                self.queue.metrics.gone.inc();
+                told(0, 1, 0);
+                self.release(Duration::ZERO, true, None).await;
+            }
+            Verdict::Failed(failed) => {
+                // Before the slot is free: who looks for earlier attempts must look from now on.
+                self.queue.failed.fetch_add(1, Ordering::Relaxed);
+                let told_already = self.first_failure().await;
+                slot.end(|ended| (ended.slow, ended.sign) = (failed.slow, failed.sign));
+                let died = self.failed(attempt, &failed).await;
+                let metrics = &self.queue.metrics;
+                if died {
+                    metrics.dead.inc()
+                } else {
+                    metrics.failed.inc()
+                }
+                told(0, u64::from(!told_already), u64::from(died));
+            }
+        }
+    }
+
+    /// The store is told that attempts fail before the first job that failed comes back: a server that is killed must
+    /// not take the knowledge with it. Answers whether this failure was told so.
+    async fn first_failure(&self) -> bool {
+        let (queue, mut told) = (&self.queue, false);
+        let tell = async {
+            let first = Report { failed: 1, ..Report::default() };
+            queue.server.store.report(&queue.key, first).await?;
+            told = true;
+            Ok::<_, Error>(())
+        };
+        // Later than that it is told with the others.
+        let _ = timeout(NUMBER, queue.failure_told.get_or_try_init(|| tell)).await;
+        told
+    }
+
+    /// Which attempt this is. The reason of an earlier failure tells of it, whichever server it was on. It is not
+    /// looked for where there can be none: the job has just become due, or no attempt has failed since push was set,
+    /// and no other server can know better.
+    async fn number(&self) -> u64 {
+        let (queue, job) = (&self.queue, &self.job);
+        let since_due = job.elapsed.saturating_sub(Duration::from_secs(u64::from(job.id.delay_seconds())));
+        let none_failed = queue.failed.load(Ordering::Relaxed) == 0
+            && queue.alone.load(Ordering::Relaxed)
+            && !self.probe
+            && job.id.published_at() * 1000 > self.plan.revision;
+        if none_failed || since_due < SHORTEST_RETRY {
+            return 1;
+        }
+        let job = self.job_ref();
+        match timeout(NUMBER, self.queue.pool.engine.inspect(&job)).await {
+            Ok(Ok(Some(view))) => delivery::attempts_told(view.reason.as_ref()) + 1,
+            // Better sent with a wrong number than not at all.
+            Ok(Ok(None) | Err(_)) | Err(_) => 1,
+        }
+    }
+
+    fn job_ref(&self) -> JobRef {
+        JobRef { queue: self.job.queue.clone(), id: self.job.id }
+    }
+
+    /// What follows a failed attempt. Answers whether the job has died.
+    async fn failed(&self, attempt: u64, failed: &Failed) -> bool {
+        if self.probe && failed.sign == Sign::Down && !failed.never {
+            return self.release(failed.retry_after.unwrap_or_default(), true, None).await;
+        }
+        if failed.never || self.job.tries_left == 0 {
+            self.tell_of_death(attempt, failed).await;
+        }
+        let reason = delivery::reason(attempt, &failed.reason);
+        if failed.never {
+            return self.bury(reason).await;
+        }
+        let pause = failed.retry_after.unwrap_or_else(|| {
+            let pause = self.plan.setting.pause_after(attempt);
+            pause.mul_f64(0.9 + 0.2 * jitter(&self.job.id, attempt))
+        });
+        self.release(pause.max(SHORTEST_RETRY), false, reason).await
+    }
+
+    /// Publishes to the queue of `on_dead`, before the job dies: who is told twice knows it by the job's id.
+    async fn tell_of_death(&self, attempt: u64, failed: &Failed) {
+        let Some(name) = &self.plan.setting.on_dead else { return };
+        // Or circles of settings, which two servers can make, would never end.
+        if delivery::is_obituary(&self.job) {
+            return;
+        }
+        let (pool, queue) = (&self.queue.pool, &self.job.queue);
+        let body = delivery::obituary(&queue.name, &self.job, attempt, failed);
+        let to = Queue { namespace: queue.namespace.clone(), name: name.clone() };
+        let id = self.job.id.to_string();
+        // Told once for each death: a job that was respawned dies again.
+        let once = format!("push/{queue}/{id}/{attempt}");
+        let fingerprint: Fingerprint = xxhash_rust::xxh3::xxh3_128(once.as_bytes()).to_be_bytes();
+        let once = IdempotencyKey::new(&fingerprint).map(|key| Once { key, fingerprint });
+        let job = NewJob {
+            queue: to,
+            id: pool.ids.make(pool.engine.now(), 0, false),
+            body,
+            attributes: Default::default(),
+            ttl: None,
+            delay: Duration::ZERO,
+            tries: TRIES_OF_DEAD,
+        };
+        let publication =
+            Publication { jobs: vec![Placing { job, at: None, key: None }], replaces: None, once };
+        let publish = || pool.engine.publish_with(publication.clone());
+        if let Err(error) = self.until_ttr(publish).await {
+            let queue = self.queue.key.to_string();
+            tracing::warn!(queue, job = id, %error, "push: the queue of on_dead could not be told of a dead job");
+        }
+    }
+
+    /// Puts the job back. Answers whether it has died.
+    async fn release(&self, delay: Duration, restore_try: bool, reason: Option<Reason>) -> bool {
+        let (job, receipt) = (self.job_ref(), self.job.proof());
+        let release = Release { delay, restore_try, reason };
+        let engine = &self.queue.pool.engine;
+        let released = self.until_ttr(|| engine.release(&job, receipt, release.clone())).await;
+        matches!(released, Ok(Held::Done(Released::Dead)))
+    }
+
+    /// Puts the job into the dead letter. Answers whether it is there.
+    async fn bury(&self, reason: Option<Reason>) -> bool {
+        let (job, receipt) = (self.job_ref(), self.job.proof());
+        let engine = &self.queue.pool.engine;
+        let buried = self.until_ttr(|| engine.bury(&job, receipt, reason.clone())).await;
+        matches!(buried, Ok(Held::Done(())))
+    }
+
+    /// Asks the store again and again until the hand-over ends: after it the job comes back by itself.
+    async fn until_ttr<T, F: Future<Output = Result<T>>>(&self, step: impl Fn() -> F) -> Result<T> {
+        loop {
+            let done = step().await;
+            self.queue.pool.outage.report(&done);
+            let pause = if let Err(Error::OverQuota(_)) = &done { AGAIN_OVER_QUOTA } else { AGAIN };
+            let over = Instant::now() + pause >= self.began + self.plan.ttr();
+            match done {
+                Err(
+                    Error::Away(_)
+                    | Error::Overloaded
+                    | Error::Refused(_)
+                    | Error::Full { .. }
+                    | Error::OverQuota(_),
+                ) if !over && !self.queue.server.cut.is_cancelled() => {
+                    sleep(pause).await;
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+/// From 0 to 1, another one for each attempt, so that jobs that failed together do not come back together.
+fn jitter(id: &JobId, attempt: u64) -> f64 {
+    let mut bytes = [0; 24];
+    bytes[..16].copy_from_slice(&id.to_bytes());
+    bytes[16..].copy_from_slice(&attempt.to_be_bytes());
+    (xxhash_rust::xxh3::xxh3_64(&bytes) >> 11) as f64 / (1u64 << 53) as f64
+}

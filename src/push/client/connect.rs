@@ -1,0 +1,253 @@
+//! Opens connections, with TLS or without, straight or through a proxy: a name is resolved, every address is judged, and
+//! only one that passed is called.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower::Service;
+
+use super::places::{Place, Places};
+use super::{Fault, Proxy, Resolve};
+use crate::push::address::Guard;
+
+/// How long one address of several may take to be reached.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Opens connections.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub guard: Arc<Guard>,
+    pub resolver: Arc<dyn Resolve>,
+    pub proxy: Option<Proxy>,
+    pub tls: TlsConnector,
+    pub places: Arc<Places>,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("guard", &self.guard).finish_non_exhaustive()
+    }
+}
+
+impl Connector {
+    async fn connect(self, to: Uri) -> Result<Stream, Fault> {
+        let secure = to.scheme_str() == Some("https");
+        let host = to.host().unwrap_or_default();
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let port = to.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let addresses = self.resolve(host, port).await?;
+        let place = self.places.take().await;
+        let tcp = match &self.proxy {
+            None => reach(&addresses).await?,
+            Some(proxy) => self.through(proxy, secure.then_some(&to)).await?,
+        };
+        let proxied = self.proxy.is_some() && !secure;
+        let io: Box<dyn Io> = if secure {
+            let name =
+                ServerName::try_from(host.to_owned()).map_err(|error| Fault::Tls(error.to_string()))?;
+            let tls = timeout(CONNECT, self.tls.connect(name, tcp)).await;
+            let tls = tls.map_err(|_| Fault::Tls("no handshake in time".into()))?;
+            Box::new(tls.map_err(|error| Fault::Tls(error.to_string()))?)
+        } else {
+            Box::new(tcp)
+        };
+        let close = Box::pin(place.used.closed());
+        Ok(Stream { io: TokioIo::new(io), proxied, close, place })
+    }
+
+    /// The addresses of a host that may be called. Through a proxy none is needed: a name that only the proxy knows is
+    /// the proxy's to judge.
+    async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, Fault> {
+        let found = match host.parse::<IpAddr>() {
+            Ok(address) => vec![SocketAddr::new(address, port)],
+            Err(_) => match self.resolver.resolve(host, port).await {
+                Ok(found) if !found.is_empty() => found,
+                _ if self.proxy.is_some() => return Ok(Vec::new()),
+                Ok(_) => return Err(Fault::UnknownHost(host.to_owned())),
+                Err(error) => return Err(Fault::UnknownHost(format!("{host}: {error}"))),
+            },
+        };
+        if self.guard.allows_name(host) {
+            return Ok(found);
+        }
+        let refused = |address: &SocketAddr| self.guard.refuses(address.ip());
+        let allowed: Vec<_> = found.iter().filter(|address| refused(address).is_none()).copied().collect();
+        match found.iter().find_map(|address| refused(address).map(|why| (address.ip(), why))) {
+            // Behind a proxy we do not choose the address.
+            Some((address, why)) if allowed.is_empty() || self.proxy.is_some() => {
+                Err(Fault::Forbidden(format!("{address} is {why}, and PushAllow does not name it")))
+            }
+            _ => Ok(allowed),
+        }
+    }
+
+    /// A connection to the proxy; with `to` one through it.
+    async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, Fault> {
+        let dial = Dial(self.resolver.clone());
+        let Some(to) = to else { return Ok(dial.dial(proxy.uri.clone()).await?.into_inner()) };
+        let mut tunnel = Tunnel::new(proxy.uri.clone(), dial);
+        if let Some(auth) = &proxy.auth {
+            tunnel = tunnel.with_auth(auth.clone());
+        }
+        let tunnel = timeout(CONNECT, tunnel.call(to.clone())).await;
+        let tunnel = tunnel.map_err(|_| Fault::Proxy("no tunnel in time".into()))?;
+        Ok(tunnel.map_err(|error| Fault::Proxy(error.to_string()))?.into_inner())
+    }
+}
+
+/// Connects to the first address that answers.
+async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, Fault> {
+    let mut last = Fault::Connect("no address".into());
+    for address in addresses {
+        match timeout(CONNECT, TcpStream::connect(address)).await {
+            Ok(Ok(tcp)) => {
+                // Without it the requests would wait for acknowledgements; where it fails they do.
+                let _ = tcp.set_nodelay(true);
+                return Ok(tcp);
+            }
+            Ok(Err(error)) => last = Fault::Connect(format!("{address}: {error}")),
+            Err(_) => last = Fault::Connect(format!("{address}: no connection in time")),
+        }
+    }
+    Err(last)
+}
+
+/// Connects to a proxy, which is not judged: the configuration names it.
+#[derive(Clone)]
+struct Dial(Arc<dyn Resolve>);
+
+impl Dial {
+    async fn dial(&self, proxy: Uri) -> Result<TokioIo<TcpStream>, Fault> {
+        let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
+        let found = self.0.resolve(host.trim_matches(['[', ']']), port).await;
+        let found = found.map_err(|error| Fault::Proxy(format!("{host}: {error}")))?;
+        Ok(TokioIo::new(reach(&found).await.map_err(|fault| Fault::Proxy(fault.to_string()))?))
+    }
+}
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<TcpStream>;
+    type Error = Fault;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Fault>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, proxy: Uri) -> Self::Future {
+        let dial = self.clone();
+        Box::pin(async move { dial.dial(proxy).await })
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = Fault;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, Fault>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(to))
+    }
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// One connection, with TLS or without.
+pub(super) struct Stream {
+    io: TokioIo<Box<dyn Io>>,
+    /// It leads to a proxy that must be told the whole URL.
+    proxied: bool,
+    close: Pin<Box<WaitForCancellationFutureOwned>>,
+    place: Place,
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new().proxy(self.proxied).extra(self.place.used.clone())
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        // As if the other side had closed it.
+        if self.close.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.io).poll_read(cx, to)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.place.used.written();
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.place.used.written();
+        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+    }
+}
+
+/// The system's root certificates, and those of a PEM file. The error says what cannot be read.
+pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    let (added, _unfit) = roots.add_parsable_certificates(system.certs);
+    if added == 0 && more.is_none() {
+        tracing::warn!("this system has no root certificates: push cannot call https");
+    }
+    let Some(path) = more else { return Ok(roots) };
+    let wrong = |error: &dyn fmt::Display| format!("PushCA {}: {error}", path.display());
+    let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
+    let mut added = 0;
+    for certificate in certificates {
+        roots.add(certificate.map_err(|error| wrong(&error))?).map_err(|error| wrong(&error))?;
+        added += 1;
+    }
+    if added == 0 { Err(wrong(&"there is no certificate in it")) } else { Ok(roots) }
+}

@@ -1,0 +1,126 @@
+//! How many connections there may be: each has a place until it is closed, and where there is none one that nobody uses
+//! makes room.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hyper::http::Extensions;
+use hyper_util::client::legacy::connect::Connected;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+/// How often a request that waits for a connection looks for one to close that nobody uses.
+const CLOSE_AGAIN: Duration = Duration::from_millis(100);
+
+/// Travels with a connection: what it was used for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Used(Arc<Use>);
+
+impl Used {
+    /// That of the connection with these extensions.
+    pub(super) fn of(extensions: &Extensions) -> Option<&Used> {
+        extensions.get()
+    }
+
+    /// An answer has begun to come over it. Answers how often something was written.
+    pub(super) fn answered(&self) -> u64 {
+        self.0.answered.store(true, Ordering::Relaxed);
+        self.0.idle.lock().0
+    }
+
+    /// Whether an answer has come over a connection.
+    pub(super) fn before(connected: &Connected) -> bool {
+        let mut extensions = Extensions::new();
+        connected.get_extras(&mut extensions);
+        Used::of(&extensions).is_some_and(|used| used.0.answered.load(Ordering::Relaxed))
+    }
+
+    /// An answer was read. Nobody uses it now, unless something was written since: the pool has it back by now.
+    pub(super) fn read(&self, written: u64) {
+        let mut idle = self.0.idle.lock();
+        if idle.0 == written {
+            idle.1 = Some(Instant::now());
+        }
+    }
+
+    /// Ends when the connection is to make room.
+    pub(super) fn closed(&self) -> WaitForCancellationFutureOwned {
+        self.0.close.clone().cancelled_owned()
+    }
+
+    /// Something is written: it is in use.
+    pub(super) fn written(&self) {
+        let mut idle = self.0.idle.lock();
+        *idle = (idle.0 + 1, None);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Use {
+    /// An answer has come over it.
+    answered: AtomicBool,
+    /// How often something was written, and since when nobody uses it.
+    idle: Mutex<(u64, Option<Instant>)>,
+    /// It is to make room.
+    close: CancellationToken,
+}
+
+/// The connections that there may be. Each has a place until it is closed.
+#[derive(Debug)]
+pub(super) struct Places {
+    free: Arc<Semaphore>,
+    taken: Mutex<HashMap<u64, Used>>,
+    next: AtomicU64,
+}
+
+impl Places {
+    pub(super) fn new(most: usize) -> Places {
+        Places { free: Arc::new(Semaphore::new(most)), taken: Mutex::default(), next: AtomicU64::new(0) }
+    }
+
+    /// Waits for a place. Where there is none, the connection that nobody has used for longest makes room.
+    pub(super) async fn take(self: &Arc<Self>) -> Place {
+        let free = self.free.clone().acquire_owned();
+        tokio::pin!(free);
+        let permit = loop {
+            if self.free.available_permits() == 0 {
+                self.close_one();
+            }
+            if let Ok(permit) = timeout(CLOSE_AGAIN, &mut free).await {
+                break permit.expect("the semaphore is never closed");
+            }
+        };
+        let (number, used) = (self.next.fetch_add(1, Ordering::Relaxed), Used::default());
+        self.taken.lock().insert(number, used.clone());
+        Place { places: self.clone(), number, used, _permit: permit }
+    }
+
+    fn close_one(&self) {
+        let taken = self.taken.lock();
+        let idle = taken.values().filter_map(|used| Some((used.0.idle.lock().1?, used)));
+        if let Some((_, used)) = idle.min_by_key(|(since, _)| *since) {
+            // It may be in use by now.
+            if used.0.idle.lock().1.take().is_some() {
+                used.0.close.cancel();
+            }
+        }
+    }
+}
+
+/// A connection's place.
+pub(super) struct Place {
+    places: Arc<Places>,
+    number: u64,
+    pub(super) used: Used,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.taken.lock().remove(&self.number);
+    }
+}

@@ -1,0 +1,131 @@
+//! What the parts of push share: one [`PushServer`] for the process, a [`PushedPool`] for each of its pools, and a
+//! [`PushedQueue`] for each worker with its requests, acks and leases. Decides nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+use super::client;
+use super::limits::{Part, Shares};
+use super::record::{self, Record};
+use super::store::{PushKey, PushStore, Report};
+use crate::clock::{Clock, Millis};
+use crate::dispatch::Dispatcher;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::job::JobIds;
+use crate::metrics::{PoolMetrics, PushSeries};
+use crate::name::PoolName;
+use crate::outage::Outage;
+use crate::process::tasks::Tasks;
+
+/// The pause before what has failed is tried again.
+pub const AGAIN: Duration = Duration::from_millis(250);
+/// How much memory bodies and answers in flight may take over all queues, in KiB.
+pub const MEMORY: usize = 256 << 10;
+
+/// What all workers of this server share.
+#[derive(Debug)]
+pub struct PushServer {
+    pub store: Arc<dyn PushStore>,
+    /// Hears whether the store answers.
+    pub outage: Arc<Outage>,
+    pub client: Arc<dyn client::Send>,
+    pub clock: Arc<dyn Clock>,
+    /// This process; what its workers are called begins with it.
+    pub name: String,
+    /// Workers, leases, requests, acks.
+    pub tasks: Tasks,
+    /// Requests in flight are cut.
+    pub cut: CancellationToken,
+    /// How many requests of all queues may be in flight: open files are bounded.
+    pub connections: Arc<Shares>,
+    /// How much memory their bodies and answers may take, in KiB: [`MEMORY`].
+    pub memory: Arc<Shares>,
+}
+
+impl PushServer {
+    /// The time of day.
+    pub fn now(&self) -> Millis {
+        self.clock.wall_micros() / 1000
+    }
+
+    /// Changes a record by `change`, which may be asked more than once, and answers what was stored. `change` answers
+    /// nothing when there is nothing to change. It is given a record that cannot be read as an error. One that is locked
+    /// is never changed.
+    pub async fn change<E: From<Error>>(
+        &self,
+        key: &PushKey,
+        mut change: impl FnMut(Result<Option<Record>>) -> std::result::Result<Option<Record>, E>,
+    ) -> std::result::Result<Option<Record>, E> {
+        loop {
+            let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
+            let record = match old.as_ref().map(|old: &Bytes| record::read(key, old)).transpose() {
+                Err(Error::Locked) => return Err(Error::Locked.into()),
+                record => record,
+            };
+            let Some(new) = change(record)? else { return Ok(None) };
+            if self.store.swap(key, old, Some(new.to_bytes().into())).await? {
+                return Ok(Some(new));
+            }
+        }
+    }
+}
+
+/// A pool whose queues are pushed.
+#[derive(Debug)]
+pub struct PushedPool {
+    pub name: PoolName,
+    pub engine: Arc<dyn Engine>,
+    pub dispatcher: Arc<Dispatcher>,
+    pub ids: Arc<JobIds>,
+    pub metrics: PoolMetrics,
+    /// Hears whether the pool's store answers.
+    pub outage: Arc<Outage>,
+}
+
+/// What the worker of one queue shares with its requests, its acks and its leases.
+#[derive(Debug)]
+pub struct PushedQueue {
+    pub server: Arc<PushServer>,
+    pub pool: Arc<PushedPool>,
+    pub key: PushKey,
+    /// This worker, for the leases: an earlier one of the same queue may still have requests in flight.
+    pub name: String,
+    pub metrics: PushSeries,
+    /// What was not told to the store yet.
+    pub report: Mutex<Report>,
+    /// How many attempts have failed, on any server.
+    pub failed: AtomicU64,
+    /// The store knows that attempts fail.
+    pub failure_told: OnceCell<()>,
+    /// No other server pushes the queue.
+    pub alone: AtomicBool,
+    /// What it holds of connections and memory.
+    pub connections: Part,
+    pub memory: Part,
+}
+
+impl PushedQueue {
+    /// Of a new worker.
+    pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
+        PushedQueue {
+            name: format!("{}-{}", server.name, ulid::Ulid::r#gen()),
+            metrics: pool.metrics.pushed(&key.queue),
+            report: Mutex::default(),
+            failed: AtomicU64::new(0),
+            failure_told: OnceCell::new(),
+            alone: AtomicBool::new(false),
+            connections: Part::default(),
+            memory: Part::default(),
+            server,
+            pool,
+            key,
+        }
+    }
+}

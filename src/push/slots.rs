@@ -1,0 +1,160 @@
+//! The slots and the rate that one worker has. A task of its own leases them about once a second, and tells the store
+//! what became of deliveries. No delivery waits for it.
+//!
+//! ```text
+//! worker ──Demand──> task ──Lease──> PushStore
+//!        <──Slots───      <──Grant──
+//! ```
+//!
+//! A worker keeps to the slots that it has heard of last. So its demand says the most that it may hold until it hears
+//! of others, and the store is asked only when the worker has heard the answer before.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::shared::PushedQueue;
+use super::store::{Grant, Lease, Report};
+use crate::clock::Millis;
+
+/// For how long a lease stands. With [`RENEW`] and a request's time a server that dies gives its slots back within 15 s.
+const LEASE: Duration = Duration::from_secs(10);
+/// How often a lease is renewed.
+const RENEW: Duration = Duration::from_secs(1);
+/// How often counts and attempts are told.
+const REPORT: Duration = Duration::from_secs(2);
+
+/// What a worker may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots {
+    pub grant: Grant,
+    /// Afterwards it may do nothing.
+    pub until: Instant,
+    /// Which answer of the store it is. There was none before the first.
+    pub number: u64,
+}
+
+/// What a worker could use, and what it holds until it hears of other slots. The fields are those of a [`Lease`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demand {
+    /// The slots that it keeps to.
+    pub number: u64,
+    pub slots: u32,
+    pub wants: u32,
+    pub holds: u32,
+    pub rate: u32,
+    pub per: Duration,
+    pub rate_held: u32,
+    pub in_flight: u32,
+    pub open: Option<Millis>,
+    /// It has ended, and so have all of its requests.
+    pub ended: bool,
+}
+
+impl Demand {
+    /// Takes the place of the demand before. Answers whether the task must hear of it at once.
+    pub fn replace(self, before: &mut Demand) -> bool {
+        let heard = |of: &Demand| (of.number, of.holds, of.ended);
+        let wakes = heard(&self) != heard(before) || self.is_news_after(before);
+        *before = self;
+        wakes
+    }
+
+    /// Whether the store must hear of it at once, which knows this one.
+    fn is_news_after(&self, told: &Demand) -> bool {
+        let news = |of: &Demand| (of.slots, of.wants, of.rate, of.per, of.open);
+        news(self) != news(told)
+    }
+
+    fn lease<'a>(&self, server: &'a str, time: Duration) -> Lease<'a> {
+        let Demand { slots, wants, holds, rate, per, rate_held, in_flight, open, .. } = *self;
+        Lease { server, time, slots, wants, holds, rate, per, rate_held, in_flight, open }
+    }
+}
+
+/// Starts the task of a worker. It ends with the worker, which says so, and gives back what is leased.
+pub fn start(queue: &Arc<PushedQueue>) -> (watch::Sender<Demand>, watch::Receiver<Slots>) {
+    let (demand, demands) = watch::channel(Demand::default());
+    let none = Slots { grant: Grant::default(), until: Instant::now(), number: 1 };
+    let (tell, slots) = watch::channel(none);
+    queue.server.tasks.spawn(run(queue.clone(), demands, tell));
+    (demand, slots)
+}
+
+async fn run(queue: Arc<PushedQueue>, demands: watch::Receiver<Demand>, slots: watch::Sender<Slots>) {
+    let leases = async {
+        tokio::select! {
+            biased;
+            () = ended(demands.clone()) => {}
+            () = lease(&queue, demands.clone(), slots) => {}
+        }
+    };
+    let reports = async {
+        while timeout(REPORT, ended(demands.clone())).await.is_err() {
+            report(&queue).await;
+        }
+    };
+    tokio::join!(leases, reports);
+    let demand = *demands.borrow();
+    // The lease of a worker that has died ends by itself: its requests may be in flight.
+    if demand.ended {
+        report(&queue).await;
+        let _ = queue.server.store.lease(&queue.key, demand.lease(&queue.name, Duration::ZERO)).await;
+    }
+}
+
+/// Returns when the worker has ended.
+async fn ended(mut demands: watch::Receiver<Demand>) {
+    // An error says so, too.
+    let _ = demands.wait_for(|demand| demand.ended).await;
+}
+
+/// Leases slots until the worker is gone.
+async fn lease(queue: &PushedQueue, mut demands: watch::Receiver<Demand>, slots: watch::Sender<Slots>) {
+    let (mut told, mut believed, mut next) = (Demand::default(), 0, Instant::now());
+    loop {
+        let (demand, has) = (*demands.borrow_and_update(), *slots.borrow());
+        let (now, heard) = (Instant::now(), demand.number == has.number);
+        // The store believes that the worker holds more than it does, and others could have it.
+        let gives_up = believed > has.grant.slots && demand.holds <= has.grant.slots;
+        if heard && (now >= next || gives_up || demand.is_news_after(&told)) {
+            (told, believed, next) = (demand, demand.holds, now + RENEW);
+            let grant = queue.server.store.lease(&queue.key, demand.lease(&queue.name, LEASE)).await;
+            queue.server.outage.report(&grant);
+            // Without an answer the last one stands until its end.
+            if let Ok(grant) = grant {
+                believed = believed.max(grant.slots);
+                queue.failed.fetch_max(grant.failed, Ordering::Relaxed);
+                queue.alone.store(grant.alone, Ordering::Relaxed);
+                slots.send_replace(Slots { grant, until: now + LEASE, number: has.number + 1 });
+            }
+            continue;
+        }
+        tokio::select! {
+            changed = demands.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = sleep_until(next), if heard => {}
+        }
+    }
+}
+
+/// Tells the store what became of deliveries. What could not be told is told with the next.
+async fn report(queue: &PushedQueue) {
+    let report = std::mem::take(&mut *queue.report.lock());
+    if report == Report::default() {
+        return;
+    }
+    let told = queue.server.store.report(&queue.key, report.clone()).await;
+    queue.server.outage.report(&told);
+    if told.is_err() {
+        let mut untold = queue.report.lock();
+        let later = std::mem::replace(&mut *untold, report);
+        untold.add(later);
+    }
+}
