@@ -7,6 +7,8 @@
 #[allow(dead_code)] // only attached here
 #[path = "../tests/support/notified.rs"]
 mod notified;
+#[path = "../tests/support/redis_connection.rs"]
+mod redis_connection;
 #[path = "../tests/support/redis_server.rs"]
 mod redis_server;
 
@@ -17,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::redis::RedisEngine;
+use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
@@ -35,7 +37,8 @@ fn queue(name: &str) -> Queue {
 }
 
 async fn engine(server: &RedisServer) -> Arc<RedisEngine> {
-    RedisEngine::connect(server.address(), &PoolName::default_pool()).await.expect("the server is there")
+    let address = RedisAddress { addrs: vec![server.addr()], ..RedisAddress::default() };
+    RedisEngine::connect(address, &PoolName::default_pool()).await.expect("the server is there")
 }
 
 /// CPU that the server has used, in microseconds.

@@ -18,10 +18,16 @@ mod shim;
 
 #[path = "../../tests/support/process.rs"]
 mod process;
+#[path = "../../tests/support/redis_connection.rs"]
+mod redis_connection;
+#[path = "../../tests/support/redis_restart.rs"]
+mod redis_restart;
 #[path = "../../tests/support/redis_server.rs"]
 pub mod redis_server;
-#[path = "../../tests/support/timeout.rs"]
-mod timeout;
+#[path = "../../tests/support/redis_stall.rs"]
+mod redis_stall;
+#[path = "../../tests/support/wait.rs"]
+mod wait;
 
 /// A benchmark that cannot go on says why, and counts as failed.
 pub type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -33,7 +33,7 @@ impl Nginx {
 
     /// Its workers and this client, for a meter.
     pub fn processes(&self) -> Outcome<Vec<(&'static str, u32)>> {
-        let master = self.0.pid();
+        let master = self.0.master.id();
         let children = std::fs::read_to_string(format!("/proc/{master}/task/{master}/children"))?;
         let mut all = vec![("client", std::process::id())];
         for pid in children.split_whitespace() {

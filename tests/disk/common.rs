@@ -10,9 +10,9 @@ use bytes::Bytes;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
-use dormouse::name::Queue;
+use dormouse::name::{Namespace, Queue, QueueName};
 
-pub use crate::support::stage::{consume, queue};
+pub use crate::support::consume::consume;
 
 /// When virtual time begins.
 pub const START: u64 = 1_000_000;
@@ -20,6 +20,14 @@ pub const START: u64 = 1_000_000;
 /// Id number `n`, published at the start.
 pub fn id(n: u64) -> JobId {
     JobId::from_parts(START, n, 0, n.is_multiple_of(2))
+}
+
+/// The queue `name` of namespace `ns`.
+pub fn queue(name: &str) -> Queue {
+    Queue {
+        namespace: Namespace::parse("ns").expect("a name"),
+        name: QueueName::parse(name).expect("a name"),
+    }
 }
 
 pub fn job_ref(queue: &Queue, n: u64) -> JobRef {

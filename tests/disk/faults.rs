@@ -1,18 +1,15 @@
 //! A disk that is full, that has a bad sector, that fails and that hangs. The faults are made by a library that is
-//! loaded before the C library (shim.c, compiled when a test needs it) or by a small disk of its own; each runs in a
+//! loaded before the C library (tests/support/faults.c, compiled when a test needs it) or by a small disk of its own; each runs in a
 //! process of its own. Tests whose fault cannot be made on this machine say so and end well.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use crate::support::client::{request, send, until};
-use crate::support::process::Process;
-use crate::support::shim::Shim;
+use crate::support::faults::{EIO, HANGS, fail, heal, shim};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
 use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
 use dormouse::error::Error;
@@ -25,18 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DIR: &str = "DISK_FAULTS_DIR";
 const TTR: Duration = Duration::from_secs(600);
 
-/// The number of errors, as Linux has them.
-const EIO: i32 = 5;
+/// The number of this error, as Linux has it.
 const EROFS: i32 = 30;
-/// The call does not come back.
-const HANGS: i32 = -1;
-
-/// The compiled shim, or why there is none.
-fn shim() -> Result<PathBuf, String> {
-    static SHIM: OnceLock<Result<Shim, String>> = OnceLock::new();
-    let built = SHIM.get_or_init(|| Shim::compile("tests/disk/faults/shim.c"));
-    built.as_ref().map(Shim::library).map_err(String::clone)
-}
 
 /// Runs the test `child` of this program with the shim, in a directory of its own. It must end well.
 fn with_faults(child: &str) {
@@ -63,16 +50,6 @@ fn ends_well(mut command: Command, child: &str) {
 /// The directory of a child, and `None` in a run that is no child's.
 fn child() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
-}
-
-/// From now on `call` fails on files whose path has `part` in it. `EIO` of a read only where it reads `offset`.
-fn fail(dir: &Path, call: &str, errno: i32, part: &str, offset: Option<u64>) {
-    let offset = offset.map_or(String::new(), |offset| offset.to_string());
-    std::fs::write(dir.join("faults"), format!("{call} {errno} {part} {offset}\n")).expect("written");
-}
-
-fn heal(dir: &Path) {
-    std::fs::remove_file(dir.join("faults")).expect("it was there");
 }
 
 async fn publish(engine: &DiskEngine, queue: &Queue, numbers: std::ops::Range<u64>, len: usize) {
@@ -460,35 +437,6 @@ fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
     with_faults("child_hangs");
 }
 
-/// The time that a stop has is for the disk too, however many threads serve requests.
-#[test]
-fn a_stop_does_not_wait_for_a_disk_that_hangs() {
-    let library = match shim() {
-        Ok(library) => library,
-        Err(why) => return eprintln!("skipped: {why}"),
-    };
-    // Both at the same time, since each takes as long as a stop may.
-    let stopping = ["1", "2"].map(|threads| {
-        let dir = tempfile::tempdir().expect("a directory");
-        let faults = dir.path().join("faults");
-        let [library, faults] = [&library, &faults].map(|path| path.to_str().expect("it is text"));
-        let env = [("LD_PRELOAD", library), ("FAULTS", faults), ("TOKIO_WORKER_THREADS", threads)];
-        let mut server = Process::start(dir.path(), &[], &env);
-        server.line_with("curl");
-        fail(dir.path(), "sync", HANGS, "dormouse-data", None);
-        server.signal("TERM");
-        (threads, server, dir)
-    });
-    for (threads, server, _dir) in stopping {
-        // It panics if the process does not end.
-        let crate::support::process::Ended { said, status, .. } = server.ended();
-        assert!(
-            said.contains("did not close in time"),
-            "with {threads} threads the close should hang: {status}\n{said}"
-        );
-    }
-}
-
 /// fjall's own thread fails while it writes a table out: nobody will write out any more.
 #[tokio::test]
 async fn child_flush() {
@@ -517,92 +465,6 @@ async fn child_flush() {
 #[test]
 fn a_thread_of_the_database_that_fails_poisons_the_store() {
     with_faults("child_flush");
-}
-
-#[tokio::test]
-async fn on_a_full_disk_a_publish_gets_507_and_consumers_are_still_sent_here() {
-    let dir = tempfile::tempdir().expect("a directory");
-    // More than any disk has.
-    let env = [("DORMOUSE_POOL_DEFAULT_MIN_FREE_DISK", "1000000000000")];
-    let mut server = Process::start(dir.path(), &["-sv"], &env);
-    let (api, admin) = (server.address("api"), server.address("admin"));
-    let put = request("PUT", &format!("http://{api}/api/ns/q"), "any").body("a job");
-    let refused = send(put).await.expect(507);
-    assert!(refused.text.contains("the disk is almost full"), "it should say why: {}", refused.text);
-    for route in ["jobs?key=k", "jobs/batch"] {
-        let post =
-            request("POST", &format!("http://{api}/api/ns/q/{route}"), "any").body(r#"[{"text":"a job"}]"#);
-        send(post).await.expect(507);
-    }
-    let get = request("GET", &format!("http://{api}/api/ns/q"), "any");
-    send(get).await.expect(404);
-    send(request("GET", &format!("http://{admin}/ready"), "")).await.expect(200);
-    let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
-    let full = metrics.lines().find(|line| line.contains("disk_full{")).unwrap_or("none");
-    assert!(full.ends_with(" 1"), "the metric that an alert would watch: {full}");
-    server.line_with("the disk is almost full");
-}
-
-/// A pool whose disk fails, beside one whose disk does not, with the tokens in the former.
-#[tokio::test]
-async fn a_pool_that_failed_says_why_and_the_others_go_on() {
-    let library = match shim() {
-        Ok(library) => library,
-        Err(why) => return eprintln!("skipped: {why}"),
-    };
-    let dir = tempfile::tempdir().expect("a directory");
-    let faults = dir.path().join("faults");
-    let env = [
-        ("DORMOUSE_POOL_DEFAULT_PATH", "first"),
-        ("DORMOUSE_POOL_OTHER_PATH", "second"),
-        ("LD_PRELOAD", library.to_str().expect("UTF-8")),
-        ("FAULTS", faults.to_str().expect("UTF-8")),
-    ];
-    let mut server = Process::start(dir.path(), &[], &env);
-    let (api, admin) = (server.address("api"), server.address("admin"));
-    let token = async |pool: &str| {
-        let made =
-            send(request("POST", &format!("http://{admin}/token/ns?description=d&pool={pool}"), "")).await;
-        made.expect(201).json["token"].as_str().expect("a token").to_owned()
-    };
-    let (first, second) = (token("default").await, token("other").await);
-    let put = async |token: &str| {
-        send(request("PUT", &format!("http://{api}/api/ns/q"), token).body("a job")).await
-    };
-    let ready = async || send(request("GET", &format!("http://{admin}/ready"), "")).await;
-    put(&first).await.expect(201);
-    put(&second).await.expect(201);
-    ready().await.expect(200);
-
-    let parked =
-        tokio::spawn(send(request("GET", &format!("http://{api}/api/ns/empty?timeout=600"), &first)));
-    let waits = async || {
-        let metrics = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
-        metrics.lines().any(|line| line == "dormouse_parked_polls 1")
-    };
-    until("a consumer waits", waits).await;
-    fail(dir.path(), "sync", EIO, "first/db", None);
-    // This one may have been stored.
-    put(&first).await.expect(500);
-    heal(dir.path());
-    put(&first).await.expect(503);
-    let answer = tokio::time::timeout(PATIENCE, parked).await.expect("a consumer that waits is answered");
-    answer.expect("the request does not panic").expect(503);
-    let why = ready().await.expect(503).text;
-    assert!(why.contains("pool default") && why.contains("a sync failed"), "/ready says what and why: {why}");
-    put(&second).await.expect(201);
-    let got = send(request("GET", &format!("http://{api}/api/ns/q"), &second)).await.expect(200);
-    assert_eq!(
-        got.data(),
-        b"a job",
-        "the other pool hands out its jobs, though the tokens are on the disk that failed"
-    );
-
-    fail(dir.path(), "sync", EIO, "second/db", None);
-    put(&second).await.expect(500);
-    let ended = server.ended();
-    assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
-    assert!(ended.said.contains("the last store failed"), "it said:\n{}", ended.said);
 }
 
 /// Ten bytes in the middle of a table of this keyspace are another's.

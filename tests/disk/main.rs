@@ -1,4 +1,4 @@
-//! What only the disk engine has: files, crashes, damage, faults of the disk, power cuts.
+//! What only the disk engine has: files, crashes, damage, faults of the disk.
 
 mod common;
 mod crash;
@@ -6,17 +6,13 @@ mod damage;
 mod faults;
 mod model;
 mod open;
-mod power_cut;
 mod upkeep;
 mod verbs;
 
 #[path = "../support"]
 mod support {
-    pub mod client;
-    pub mod jobs;
+    pub mod consume;
+    pub mod faults;
     pub mod model;
-    pub mod process;
     pub mod shim;
-    pub mod stage;
-    pub mod timeout;
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::*;
-use crate::support::jobs::job_key;
 use crate::support::model::ModelEngine;
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::DiskEngine;
@@ -17,7 +16,7 @@ use dormouse::engine::{
 };
 use dormouse::error::Result;
 use dormouse::job::{Job, JobRef, JobState, JobView, NewJob, Reason, Receipt};
-use dormouse::name::{IdempotencyKey, Queue, QueueList};
+use dormouse::name::{IdempotencyKey, JobKey, Queue, QueueList};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -144,6 +143,10 @@ fn plain(job: &Job) -> Job {
     Job { receipt: 0, ..job.clone() }
 }
 
+fn job_key(key: &str) -> JobKey {
+    JobKey::parse(key).expect("a key")
+}
+
 fn queues() -> impl Iterator<Item = Queue> {
     QUEUES.into_iter().map(queue)
 }
@@ -152,7 +155,8 @@ impl World {
     fn new() -> World {
         let (clock, dir) = (clock(), tempfile::tempdir().expect("a temporary directory"));
         let engine = World::open(&dir, &clock);
-        let model = ModelEngine::new(clock.clone()).with_expired_timers();
+        let mut model = ModelEngine::new(clock.clone());
+        model.expired_timers_stay = true;
         World { model, clock, dir, engine, running: Vec::new(), held: Vec::new() }
     }
 

@@ -1,6 +1,6 @@
 //! Laws of ack: forgotten means forgotten, in whatever state, by whatever hand.
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against an ack that works for running jobs only.
 pub async fn ack_forgets_a_job_in_every_state(s: &dyn Stage) {

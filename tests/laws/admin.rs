@@ -9,7 +9,7 @@ use dormouse::clock::Millis;
 use dormouse::engine::Quota;
 
 use crate::admin_stage::{AdminStage, limit, scope, token};
-use crate::support::stage::ok;
+use crate::stage::ok;
 
 const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(300);

@@ -17,7 +17,7 @@ use dormouse::name::{Namespace, PoolName, Token};
 use parking_lot::Mutex;
 use tokio::sync::{RwLock, RwLockWriteGuard};
 
-use crate::support::jobs::ms;
+use crate::jobs::ms;
 
 /// Tokens, limits and counters in maps.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
 use dormouse::name::IdempotencyKey;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {
     assert!(matches!(answer, Err(Error::Closed)), "{what} after close answered {answer:?}");

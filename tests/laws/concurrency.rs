@@ -10,7 +10,7 @@ use dormouse::job::{Job, NewJob};
 use dormouse::name::Queue;
 use tokio::task::JoinSet;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 const PRODUCERS: usize = 32;
 const CONSUMERS: usize = 32;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use dormouse::engine::MAX_CONSUME;
 use dormouse::name::{Queue, QueueName};
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against an engine that waits for a job.
 pub async fn an_empty_queue_answers_nothing_at_once(s: &dyn Stage) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dormouse::engine::DeadLetter;
 use dormouse::name::Queue;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 async fn respawn(s: &dyn Stage, q: &Queue, limit: u64, ttl: Option<Duration>) -> u64 {
     ok("respawn", s.engine().respawn(q, limit, ttl).await)

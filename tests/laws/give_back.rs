@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a job that pays with its place or with a try for a consumer that left.
 pub async fn given_back_jobs_are_at_the_head_in_order_with_their_tries(s: &dyn Stage) {

@@ -8,7 +8,7 @@ use dormouse::engine::{Engine, Held, Release, Released, Touched};
 use dormouse::job::{Job, JobState, Reason, Receipt};
 use parking_lot::Mutex;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// What a call was to do that must be done.
 fn done<T: std::fmt::Debug>(what: &str, held: Held<T>) -> T {

@@ -6,10 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use dormouse::clock::Millis;
 use dormouse::engine::{OnConflict, Placing};
-use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
+use dormouse::job::{Attributes, Job, JobId, NewJob};
 use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
-use super::stage::Stage;
+use crate::stage::Stage;
+
+pub use crate::support::model::{Named, ms};
 
 /// The queue `name` of namespace `ns`.
 pub fn queue(name: &str) -> Queue {
@@ -121,34 +123,6 @@ impl Draft {
             tries: NonZeroU16::new(self.tries).expect("a test gives at least one try"),
         }
     }
-}
-
-/// Names a published or consumed job.
-pub trait Named {
-    fn name(&self) -> JobRef;
-}
-
-impl Named for NewJob {
-    fn name(&self) -> JobRef {
-        JobRef { queue: self.queue.clone(), id: self.id }
-    }
-}
-
-impl Named for JobRef {
-    fn name(&self) -> JobRef {
-        self.clone()
-    }
-}
-
-impl Named for Job {
-    fn name(&self) -> JobRef {
-        JobRef { queue: self.queue.clone(), id: self.id }
-    }
-}
-
-/// Whole milliseconds.
-pub fn ms(duration: Duration) -> Millis {
-    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
 }
 
 /// The bodies as text, to compare with what was published.

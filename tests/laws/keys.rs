@@ -7,7 +7,7 @@ use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Re
 use dormouse::job::{JobId, JobRef, JobState};
 use dormouse::name::Queue;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// The id of the job that has a key.
 async fn holder(s: &dyn Stage, queue: &Queue, key: &str) -> Option<JobId> {

@@ -6,7 +6,7 @@ use dormouse::engine::{Cursor, JobList, Release};
 use dormouse::job::{Attributes, JobState, JobView, NewJob};
 use dormouse::name::Queue;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Five jobs in this state, in the order in which they come, and a few in every other one.
 async fn five(s: &dyn Stage, q: &Queue, state: JobState) -> Vec<NewJob> {

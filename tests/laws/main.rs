@@ -11,7 +11,7 @@
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
 //! what it has.
 //!
-//! [`Stage`]: crate::support::stage::Stage
+//! [`Stage`]: crate::stage::Stage
 //! [`AdminStage`]: crate::admin_stage::AdminStage
 
 mod ack;
@@ -42,21 +42,21 @@ mod ttl;
 mod ttr;
 
 mod admin_stage;
+mod gated;
+mod jobs;
 mod parts;
+mod stage;
 mod stages;
 
 #[path = "../support"]
 mod support {
-    pub mod client;
-    pub mod gated;
-    pub mod jobs;
+    pub mod consume;
+    pub mod disk_store;
     pub mod model;
     pub mod notified;
+    pub mod redis_admin;
     pub mod redis_server;
-    pub mod servers;
-    pub mod stage;
-    pub mod stores;
-    pub mod timeout;
+    pub mod wait;
 }
 
 /// One test per law on the stage that `$stage().await` builds.

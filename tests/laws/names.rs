@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use dormouse::job::NewJob;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a namespace that is left out of a key.
 pub async fn the_same_queue_name_in_two_namespaces_does_not_mix(s: &dyn Stage) {

@@ -5,9 +5,19 @@ use std::sync::Arc;
 
 use dormouse::name::Queue;
 
-use crate::support::client::until;
+use crate::stage::*;
 use crate::support::notified::Notified;
-use crate::support::stage::*;
+use crate::support::wait::until;
+
+impl Notified {
+    /// Forgets what it was told, so that the next notification is seen for itself.
+    pub async fn forget(&self) {
+        for _ in 0..10 {
+            self.told.lock().clear();
+            tokio::task::yield_now().await;
+        }
+    }
+}
 
 /// A notifier that waits for `q`, and that has forgotten what it was told before.
 pub async fn waiting(s: &dyn Stage, q: &Queue) -> Arc<Notified> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dormouse::engine::{OnConflict, Once, Publication, Published, REMEMBERED};
 use dormouse::name::{IdempotencyKey, Queue};
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 fn once(key: &str, fingerprint: u8) -> Option<Once> {
     let key = IdempotencyKey::new(key.as_bytes()).expect("a short key");

@@ -7,7 +7,7 @@ use dormouse::error::Error;
 use dormouse::name::Queue;
 
 use super::notifier::{is_told, waiting};
-use crate::support::stage::*;
+use crate::stage::*;
 
 async fn pause(s: &dyn Stage, queue: &Queue, time: Option<Duration>) -> Pause {
     ok("pause", s.engine().pause(queue, time).await)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a peek that takes, or that shows another job than comes next.
 pub async fn peek_shows_what_consume_would_give_and_changes_nothing(s: &dyn Stage) {

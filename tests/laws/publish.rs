@@ -8,7 +8,7 @@ use std::time::Duration;
 use dormouse::engine::MAX_PUBLISH;
 use dormouse::error::Error;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a job that changes on its way: body, id, ttl, tries or age.
 pub async fn a_published_job_comes_out_as_it_went_in(s: &dyn Stage) {

@@ -11,7 +11,7 @@ use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::IdempotencyKey;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 const NONE: Quota = Quota { jobs: 0, bytes: 0, queues: 0 };
 

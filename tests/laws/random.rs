@@ -18,8 +18,8 @@ use dormouse::name::{Queue, QueueList};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
+use crate::stage::*;
 use crate::support::model::ModelEngine;
-use crate::support::stage::*;
 
 /// How many steps one run of the law takes; each may cost real time where time is real.
 const STEPS: usize = 1200;

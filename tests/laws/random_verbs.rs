@@ -12,7 +12,7 @@ use dormouse::job::{JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
 
 use super::random::{QUEUES, Run, compare_with_model, same};
-use crate::support::stage::*;
+use crate::stage::*;
 
 const STEPS: usize = 2500;
 const REAL_STEPS: usize = 400;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dormouse::error::Error;
 use dormouse::job::NewJob;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 async fn republish(s: &dyn Stage, old: &NewJob, draft: Draft) -> NewJob {
     let new = draft.make(s);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dormouse::engine::{Revival, Revived};
 use dormouse::job::JobState;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 fn revival(tries: u16) -> Revival {
     Revival { tries: NonZeroU16::new(tries).expect("not 0"), delay: Duration::ZERO, ttl: None }

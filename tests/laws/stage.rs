@@ -15,8 +15,9 @@ use dormouse::error::Result;
 use dormouse::job::{Job, JobIds, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{Queue, QueueList};
 
-pub use super::jobs::*;
-pub use super::timeout::TIMEOUT;
+pub use crate::jobs::*;
+pub use crate::support::consume::consume;
+pub use crate::support::wait::TIMEOUT;
 
 /// A delay or ttr that a law waits for.
 pub const SHORT: Duration = Duration::from_millis(40);
@@ -150,22 +151,6 @@ pub fn manual_clock() -> Arc<ManualClock> {
 /// The answer of a call that must succeed.
 pub fn ok<T>(what: &str, answer: Result<T>) -> T {
     answer.unwrap_or_else(|e| panic!("{what} should succeed, but answered: {e}"))
-}
-
-/// A consume of up to as many jobs as there are ttrs. Asks again, as a dispatcher does, while the engine says that
-/// there may be more.
-pub async fn consume(engine: &dyn Engine, queues: &QueueList, ttrs: &[Duration]) -> Result<Vec<Job>> {
-    let mut jobs = Vec::new();
-    for _ in 0..1000 {
-        let asked = &ttrs[jobs.len()..];
-        let consumed = engine.consume(queues, asked).await?;
-        assert!(consumed.jobs.len() <= asked.len(), "asked for {}, got {:?}", asked.len(), consumed.jobs);
-        jobs.extend(consumed.jobs);
-        if jobs.len() == ttrs.len() || !consumed.more {
-            return Ok(jobs);
-        }
-    }
-    panic!("the engine says without end that {queues:?} may have more");
 }
 
 impl dyn Stage + '_ {

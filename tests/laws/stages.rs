@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin};
+use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
+use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
 use crate::support::redis_server::RedisServer;
-use crate::support::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
-use crate::support::stores::{open_disk, open_redis};
 use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
 use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
+use dormouse::engine::redis::RedisEngine;
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use tempfile::TempDir;
@@ -64,6 +65,13 @@ async fn metered_disk() -> impl Stage {
     disk_stage(metered(engine), clock, dir)
 }
 
+/// A Redis engine, and its Redis.
+async fn open_redis() -> (Arc<RedisEngine>, RedisServer) {
+    let redis = RedisServer::start();
+    let engine = RedisEngine::connect(redis.address(), &PoolName::default_pool()).await;
+    (engine.expect("the Redis answers"), redis)
+}
+
 async fn redis() -> impl Stage {
     let (engine, server) = open_redis().await;
     RealStage::new(engine, REDIS, server)
@@ -107,7 +115,7 @@ async fn admin_disk() -> AdminStage {
 
 async fn admin_redis() -> AdminStage {
     let redis = RedisServer::start();
-    let store = crate::support::stores::open_admin_redis(&redis).await;
+    let store = crate::support::redis_admin::open_admin_redis(&redis).await;
     AdminStage::new(store, None, redis)
 }
 

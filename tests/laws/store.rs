@@ -2,7 +2,7 @@
 
 use dormouse::error::{Error, Result};
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a health check that fails while all is well, or that leaves something behind.
 pub async fn check_is_fine(s: &dyn Stage) {

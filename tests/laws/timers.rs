@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against a delayed job that is visible to consumers, or never becomes so.
 pub async fn a_delayed_job_is_not_handed_out_before_it_is_due(s: &dyn Stage) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 const MS: Duration = Duration::from_millis(1);
 

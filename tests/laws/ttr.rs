@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::stage::*;
+use crate::stage::*;
 
 /// Guards against two consumers with one job, and against a job that a dead worker takes along.
 pub async fn a_running_job_is_invisible_until_its_ttr_ends(s: &dyn Stage) {

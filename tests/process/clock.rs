@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use crate::faketime::Faketime;
-use crate::support::client::{Response, create_token, request, send, until_status};
+use crate::support::client::{Response, create_token, request, send};
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{TestServer, redis_toml};
+use crate::support::wait::until;
 use tempfile::TempDir;
 
 const HOUR: i64 = 3600;
@@ -94,7 +95,7 @@ async fn a_limit_on_disk_ends_when_the_clock_is_set_back() {
     server.call("PUT", "q").await.expect(429);
     server.clock.set(-HOUR);
     let began = Instant::now();
-    until_status(201, async || server.call("PUT", "q").await).await;
+    until("a publish is allowed", async || server.call("PUT", "q").await.status == 201).await;
     assert!(began.elapsed() < LATE, "the next interval began after {:?}", began.elapsed());
 }
 
@@ -109,14 +110,14 @@ async fn a_revoked_token_is_refused_within_a_second_when_the_clock_is_set_back()
     stepped.call("GET", "q").await.expect(404);
     send(other.admin("DELETE", &format!("/token/ns/{}", stepped.token))).await.expect(204);
     let deleted = Instant::now();
-    until_status(401, async || stepped.call("GET", "q").await).await;
+    until("it is refused", async || stepped.call("GET", "q").await.status == 401).await;
     assert!(deleted.elapsed() < Duration::from_secs(3), "refused after {:?}", deleted.elapsed());
 }
 
 #[tokio::test]
 async fn a_redis_pool_goes_on_when_the_clock_of_its_redis_is_set() {
     let clock = Faketime::new();
-    let redis = RedisServer::start_in(clock.env());
+    let redis = RedisServer::start_kind(None, &[], None, clock.env());
     let server = TestServer::start(&redis_toml(&redis), redis).await;
     let token = server.token("ns").await;
     let mut ids = Vec::new();

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::support::client::{create_token, data, job_id, send, try_send, until};
+use crate::support::client::{create_token, data, job_id, send, try_send};
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::{TIMEOUT, until};
 use reqwest::Client;
 use tempfile::TempDir;
 
@@ -163,7 +163,8 @@ fn keys(redis: &RedisServer, pattern: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_and_lmstfy_hand_each_job_out_once() {
     let redis = RedisServer::start();
-    let servers = TestServer::two_on(&redis).await;
+    let servers =
+        [TestServer::start(&redis_toml(&redis), ()).await, TestServer::start(&redis_toml(&redis), ()).await];
     let token = servers[0].token(Lmstfy::NS).await;
     let (seen, stop) = (Seen::default(), Arc::new(AtomicBool::new(false)));
     let theirs = serve_as_lmstfy(&redis, &seen, &stop);

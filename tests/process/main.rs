@@ -1,21 +1,29 @@
-//! The binaries as their operators meet them: flags, files, signals, clocks, exit codes, fleets. And the form of the
-//! source.
+//! The binaries as their operators meet them: flags, files, signals, exit codes, clocks, fleets, failovers, faults and
+//! power cuts. And the form of the source.
 
 mod architecture;
 mod clock;
 mod config_files;
+mod disk_faults;
 mod faketime;
 mod fleet;
+mod power_cut;
 mod queue_cli;
+mod redis_stall;
+mod sentinel_failover;
+mod sentinels;
 mod server;
 mod token_cli;
 
 #[path = "../support"]
 mod support {
     pub mod client;
+    pub mod faults;
     pub mod process;
-    pub mod receiver;
+    pub mod redis_connection;
     pub mod redis_server;
+    pub mod redis_stall;
     pub mod servers;
-    pub mod timeout;
+    pub mod shim;
+    pub mod wait;
 }

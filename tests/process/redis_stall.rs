@@ -238,7 +238,7 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     let publishers: Vec<_> = (0..PUBLISHERS).map(|_| tokio::spawn(fleet.clone().publisher())).collect();
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
     // Everybody is at work.
-    crate::support::client::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
+    crate::support::wait::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
     signal(&redis, "-STOP");
     tokio::time::sleep(stall.lasts).await;
     signal(&redis, "-CONT");

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sentinels::{Sentinels, hang, wake};
+use crate::sentinels::Sentinels;
 use crate::support::client::data;
 use crate::support::servers::TestServer;
 use parking_lot::Mutex;
@@ -228,11 +228,14 @@ impl Load {
 async fn run(case: Case) -> Figures {
     let args: &[&str] = if case.min_replicas { &["--min-replicas-to-write", "1"] } else { &[] };
     let mut redises = Sentinels::start(case.down_after, args).await;
-    match case.first {
-        First::Well => {}
-        First::Dead => redises.sentinels[0].kill(),
-        First::Hung => hang(&redises.sentinels[0]),
-    }
+    let _hung = match case.first {
+        First::Well => None,
+        First::Dead => {
+            redises.sentinels[0].kill();
+            None
+        }
+        First::Hung => Some(redises.sentinels[0].stall()),
+    };
     let began = Instant::now();
     let server: TestServer = redises.server().await;
     let start = began.elapsed();
@@ -262,9 +265,8 @@ async fn run(case: Case) -> Figures {
         Fault::Kill => redises.redises[0].kill(),
         Fault::Planned => redises.fail_over(),
         Fault::Hang(_) => {
-            hang(&redises.redises[0]);
+            let _hung = redises.redises[0].stall();
             load.run(fault + hang_time).await;
-            wake(&redises.redises[0]);
         }
     }
     load.run(end).await;

@@ -1,12 +1,11 @@
 //! A master, two replicas and three Sentinels that watch them, as small as an installation may be that outlives
 //! one machine.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::TestServer;
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 
 /// What the Sentinels call the master.
 const NAME: &str = "dorm";
@@ -48,7 +47,12 @@ impl Sentinels {
         for _ in 0..3 {
             let conf = tempfile::NamedTempFile::new().expect("a temporary file");
             std::fs::write(conf.path(), &settings).expect("written");
-            sentinels.push(RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8")));
+            sentinels.push(RedisServer::start_kind(
+                None,
+                &[],
+                Some(conf.path().to_str().expect("a path in UTF-8")),
+                Vec::new(),
+            ));
             confs.push(conf);
         }
         until("the Sentinels know each other and both replicas", || {
@@ -87,21 +91,6 @@ impl Sentinels {
             ask(last, redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(NAME));
         format!("{host}:{port}")
     }
-}
-
-/// Stops a process in its tracks.
-pub fn hang(server: &RedisServer) {
-    signal(server, "-STOP");
-}
-
-/// Lets it go on.
-pub fn wake(server: &RedisServer) {
-    signal(server, "-CONT");
-}
-
-fn signal(server: &RedisServer, name: &str) {
-    let status = Command::new("kill").args([name, &server.pid().to_string()]).status();
-    assert!(status.is_ok_and(|status| status.success()), "kill {name} works");
 }
 
 fn ask<T: redis::FromRedisValue>(server: &RedisServer, cmd: &redis::Cmd) -> T {

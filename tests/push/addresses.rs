@@ -2,11 +2,11 @@
 //! and a proxy. nginx speaks TLS here, tinyproxy is the proxy.
 
 use crate::pushed::{LOCAL, Pushed, verifies};
-use crate::support::client::until;
+use crate::receiver::{Answer, Receiver};
 use crate::support::fake_names::FakeNames;
 use crate::support::process::Process;
-use crate::support::receiver::{Answer, Receiver};
 use crate::support::servers::Store;
+use crate::support::wait::until;
 use crate::tinyproxy::Tinyproxy;
 use crate::tls::Authority;
 use serde_json::{Value, json};

@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use crate::pushed::{Pushed, http_date, seconds_until, verifies};
-use crate::support::client::{data, send, until};
-use crate::support::receiver::{Answer, Receiver, nobody};
+use crate::receiver::{Answer, Receiver, nobody};
+use crate::support::client::{data, send};
 use crate::support::servers::{Store, on_each_store};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 
 async fn a_delivery_says_what_it_delivers(store: Store) {
@@ -447,7 +448,7 @@ async fn a_rate_holds_in_any_interval(store: Store) {
 async fn an_endpoint_that_is_overloaded_gets_fewer_at_a_time(store: Store) {
     let pushed = Pushed::on(store).await;
     let receiver = Receiver::start().await;
-    let answered = |request: &crate::support::receiver::Arrived| {
+    let answered = |request: &crate::receiver::Arrived| {
         let busy = request.text() == "busy";
         Answer::status(if busy { 429 } else { 200 }).held()
     };

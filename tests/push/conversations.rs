@@ -4,16 +4,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::stage::pushed;
-use crate::support::client::{Response, job_id, send, until};
-use crate::support::receiver::{Answer as Scripted, Receiver};
+use crate::receiver::{Answer as Scripted, Receiver};
+use crate::support::client::{Response, job_id, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::wait::until;
+use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 use dormouse::push::address::Guard;
 use dormouse::push::client::{Answer, Client, Fault, Resolve, Send};
 use dormouse::push::store::disk::DiskPush;
 use dormouse::push::store::redis::RedisPush;
-use dormouse::push::store::{Attempt, Lease, PushStore, Report};
+use dormouse::push::store::{Attempt, Lease, PushKey, PushStore, Report};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,6 +26,15 @@ fn loopback(toml: &str) -> String {
 
 async fn start(store: Store) -> TestServer {
     TestServer::start(&loopback(&store.toml()), store).await
+}
+
+/// A pushed queue of the default pool, of namespace `ns`.
+fn pushed(name: &str) -> PushKey {
+    let queue = Queue {
+        namespace: Namespace::parse("ns").expect("a name"),
+        name: QueueName::parse(name).expect("a name"),
+    };
+    PushKey { pool: PoolName::default_pool(), queue }
 }
 
 /// What an operator asks for of `ns/q`.
@@ -355,7 +365,7 @@ async fn leases_never_hold_more_than_there_is() {
 
 /// What push keeps in a Redis.
 async fn open_redis(redis: &RedisServer) -> RedisPush {
-    RedisPush::new(&*crate::support::stores::open_admin_redis(redis).await)
+    RedisPush::new(&*crate::support::redis_admin::open_admin_redis(redis).await)
 }
 
 /// One worker's lease of four slots, and of ten requests in half a second.
@@ -396,7 +406,7 @@ async fn what_is_leased_outlives_the_setting_on_redis() {
 #[tokio::test]
 async fn what_is_leased_outlives_the_setting_and_the_rate_a_kill_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
-    let (engine, dir) = crate::support::stores::open_disk(clock);
+    let (engine, dir) = crate::support::disk_store::open_disk(clock);
     let open = || DiskPush::new(&engine).expect("it can be read");
     what_is_leased_outlives_the_setting(&open()).await;
     let after_a_kill = open();
@@ -483,7 +493,7 @@ async fn a_store_of_push_keeps_what_it_is_given_on_redis() {
 #[tokio::test]
 async fn a_store_of_push_keeps_what_it_is_given_on_disk() {
     let clock = std::sync::Arc::new(dormouse::clock::SystemClock::default());
-    let (engine, dir) = crate::support::stores::open_disk(clock);
+    let (engine, dir) = crate::support::disk_store::open_disk(clock);
     let store = DiskPush::new(&engine).expect("it can be read");
     a_store_of_push_keeps_what_it_is_given(&store).await;
     drop(dir);

@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::pushed::Pushed;
+use crate::receiver::nobody;
 use crate::support::client::{request, send};
-use crate::support::receiver::nobody;
 use crate::support::servers::Store;
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 use tempfile::TempDir;

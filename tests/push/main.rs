@@ -1,4 +1,4 @@
-//! Push: in virtual time, and as conversations of whole servers with endpoints.
+//! Conversations about push: whole servers, and endpoints that they push to.
 
 mod addresses;
 mod answers;
@@ -6,27 +6,24 @@ mod conversations;
 mod docs;
 mod outages;
 mod pushed;
+mod receiver;
 mod secrets;
 mod settings;
-mod stage;
 mod tinyproxy;
 mod tls;
-mod virtual_time;
 
 #[path = "../support"]
 mod support {
     pub mod client;
+    pub mod disk_store;
     pub mod fake_names;
-    pub mod gated;
-    pub mod jobs;
-    pub mod model;
     pub mod nginx;
     pub mod process;
-    pub mod receiver;
+    pub mod redis_admin;
+    pub mod redis_connection;
+    pub mod redis_restart;
     pub mod redis_server;
     pub mod servers;
     pub mod shim;
-    pub mod stage;
-    pub mod stores;
-    pub mod timeout;
+    pub mod wait;
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::pushed::{LOCAL, Pushed, seconds_until};
-use crate::support::client::{create_token, request, send, until};
+use crate::receiver::{Answer, Arrived, Receiver};
+use crate::support::client::{create_token, request, send};
 use crate::support::process::Process;
-use crate::support::receiver::{Answer, Arrived, Receiver};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

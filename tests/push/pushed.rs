@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
 
-use crate::support::client::{Response, create_token, request, send, until};
+use crate::receiver::{Arrived, Receiver};
+use crate::support::client::{Response, create_token, request, send};
 use crate::support::process::Process;
-use crate::support::receiver::{Arrived, Receiver};
 use crate::support::servers::{Store, TestServer};
+use crate::support::wait::until;
 
 /// Lets push call receivers of this machine.
 pub const LOCAL: &str = "PushAllow = [\"127.0.0.0/8\"]\n";

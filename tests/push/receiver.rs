@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 
-use super::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 
 /// A larger request than any test sends.
 const MAX_REQUEST: usize = 4 << 20;

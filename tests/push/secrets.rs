@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::pushed::{LOCAL, Pushed, verifies};
-use crate::support::client::until;
+use crate::receiver::Receiver;
 use crate::support::process::Process;
-use crate::support::receiver::Receiver;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, on_each_store};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use crate::support::receiver::nobody;
-use crate::support::timeout::TIMEOUT;
+use crate::receiver::nobody;
+use crate::support::wait::TIMEOUT;
 
 /// A running proxy that serves this machine. It ends when it is dropped.
 pub struct Tinyproxy {

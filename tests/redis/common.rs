@@ -11,8 +11,8 @@ use dormouse::error::Result;
 use dormouse::job::{Attributes, Job, JobId, NewJob};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 
+use crate::support::consume;
 use crate::support::redis_server::RedisServer;
-use crate::support::stage;
 
 /// No wait in these tests is longer.
 pub const BOUND: Duration = Duration::from_secs(20);
@@ -51,7 +51,7 @@ pub fn job(queue: &Queue, id: JobId, body: impl Into<Bytes>) -> NewJob {
 
 /// Consumes up to `count` jobs of one queue, each for `ttr`.
 pub async fn consume(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) -> Result<Vec<Job>> {
-    stage::consume(engine, &queue.clone().into(), &vec![ttr; count.into()]).await
+    consume::consume(engine, &queue.clone().into(), &vec![ttr; count.into()]).await
 }
 
 /// The future's output, which must come in time.

@@ -374,7 +374,8 @@ fn sentinel(master: &RedisServer, settings: &str) -> (RedisServer, RedisAddress,
     let conf = tempfile::NamedTempFile::new().expect("a temporary file");
     let addr = master.addr().replace(':', " ");
     std::fs::write(conf.path(), format!("sentinel monitor dorm {addr} 1\n{settings}")).expect("written");
-    let sentinel = RedisServer::start_sentinel(conf.path().to_str().expect("a path in UTF-8"));
+    let sentinel =
+        RedisServer::start_kind(None, &[], Some(conf.path().to_str().expect("a path in UTF-8")), Vec::new());
     let addrs = vec![sentinel.addr()];
     let address = RedisAddress { addrs, master_name: Some("dorm".into()), ..master.address() };
     (sentinel, address, conf)

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::{TTR, engine, job, queue};
-use crate::support::client::until;
 use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{Engine, Held, Release};
 use dormouse::job::{Job, JobId, JobIds, JobRef, NewJob};

@@ -1,4 +1,4 @@
-//! What only the Redis engine has: bytes, outages, stalls, Sentinels, several servers on one Redis.
+//! What only the Redis engine has: bytes, outages, Sentinels, several engines on one Redis.
 
 mod common;
 mod fake_sentinel;
@@ -7,22 +7,18 @@ mod kill;
 mod ledger;
 mod proxy;
 mod sentinel;
-mod sentinel_failover;
-mod sentinels;
-mod stall;
 mod storage;
 mod stumbles;
 mod verbs;
 
 #[path = "../support"]
 mod support {
-    pub mod client;
-    pub mod jobs;
+    pub mod consume;
     pub mod notified;
-    pub mod process;
+    pub mod redis_admin;
+    pub mod redis_connection;
+    pub mod redis_restart;
     pub mod redis_server;
-    pub mod servers;
-    pub mod stage;
-    pub mod stores;
-    pub mod timeout;
+    pub mod redis_stall;
+    pub mod wait;
 }

@@ -1,8 +1,5 @@
 //! A TCP proxy before a Redis: stands where a VIP, a load balancer or a slow network would.
 
-// Each test crate that includes this file uses another part of it.
-#![allow(dead_code)]
-
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{id, job, queue, within};
 use crate::fake_sentinel::FakeSentinel;
-use crate::sentinels::{hang, wake};
-use crate::support::client::until;
 use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
 use dormouse::admin::AdminStore;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::engine::Engine;
@@ -89,7 +88,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     let sentinel = FakeSentinel::start(&old.addr(), false).await;
     let (engine, q) = (connect(through(&[&sentinel])).await, queue("orders"));
     engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
-    hang(&old);
+    let stalled = old.stall();
     let began = Instant::now();
     let calls: Vec<_> = (2..6)
         .map(|n| {
@@ -116,7 +115,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     within("published", engine.publish(vec![job(&q, id(9), "x")])).await.expect("to the new master");
     let there: Vec<String> = new.connection().keys("j/shop/orders/*").expect("KEYS");
     assert_eq!(there.len(), 1, "only what was published since: {there:?}");
-    wake(&old);
+    drop(stalled);
 }
 
 /// The Sentinel that leads a failover says so before it promotes a replica. Nothing begins at the old master

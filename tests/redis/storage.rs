@@ -5,9 +5,9 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use crate::common::{TTR, consume, engine, id, job, queue};
+use crate::support::consume;
+use crate::support::redis_admin::open_admin_redis;
 use crate::support::redis_server::RedisServer;
-use crate::support::stage;
-use crate::support::stores::open_admin_redis;
 use bytes::Bytes;
 use dormouse::admin::{AdminStore, Count, Direction, Limit, Scope, TokenKey};
 use dormouse::engine::redis::{RedisEngine, Unsafe, check_safety};
@@ -418,7 +418,7 @@ async fn a_long_row_of_acked_jobs_hides_no_live_one() {
         "what it walked over was dropped, up to the row in which the first live one is"
     );
     assert_eq!(engine.peek(&q).await.expect("peek").map(|j| j.id), Some(id(9001)), "nothing that lives was");
-    let got = stage::consume(&*engine, &q.clone().into(), &[TTR; 6]).await.expect("consume");
+    let got = consume::consume(&*engine, &q.clone().into(), &[TTR; 6]).await.expect("consume");
     let ids: Vec<JobId> = got.iter().map(|job| job.id).collect();
     assert_eq!(ids, [id(9001), id(9002), id(9003)], "all that live, in order");
 }
@@ -781,7 +781,7 @@ async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
         .map(|n| {
             let (engine, list) = (engine.clone(), lists[n % 4].clone());
             tokio::spawn(async move {
-                let got = stage::consume(&*engine, &list, &[TTR; 3]).await.expect("consumed");
+                let got = consume::consume(&*engine, &list, &[TTR; 3]).await.expect("consumed");
                 for job in &got {
                     assert!(list.queues().any(|queue| queue == job.queue), "{} was not asked for", job.queue);
                 }
@@ -805,10 +805,10 @@ async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
     engine.publish(vec![job(&good, id(1), "x")]).await.expect("published");
     let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
     let both = QueueList::new(good.namespace.clone(), [good.name, bad.name.clone()]).expect("two names");
-    let got = stage::consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
+    let got = consume::consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
     assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(1)], "its job is handed out");
     assert_eq!(timers(conn).len(), 1, "and armed");
-    let refused = stage::consume(&*engine, &bad.clone().into(), &[TTR]).await;
+    let refused = consume::consume(&*engine, &bad.clone().into(), &[TTR]).await;
     assert!(refused.is_err(), "from the other alone: expected an error, came {refused:?}");
     engine.destroy(&bad).await.expect_err("not a list");
     assert_eq!(conn.get::<_, String>("q/shop/bad"), Ok("not a list".into()), "it is not ours to drop");

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{TTR, consume, engine, id, job, queue};
 use crate::proxy::Proxy;
-use crate::support::client::until;
 use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{
     DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,

@@ -1,17 +1,13 @@
-//! An HTTP client for tests: requests, whole responses, raw bytes, and waiting until a server says something.
+//! An HTTP client for tests: requests and whole responses.
 
 use std::fmt::Display;
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, RequestBuilder, header::HeaderMap};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-use super::timeout::TIMEOUT;
+use super::wait::TIMEOUT;
 
 /// A request with this token, or without one when it is empty.
 pub fn request(method: &str, url: &str, token: &str) -> RequestBuilder {
@@ -31,11 +27,6 @@ pub struct Response {
 }
 
 impl Response {
-    /// A header's value, or nothing.
-    pub fn header(&self, name: &str) -> &str {
-        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
-    }
-
     /// The text of `error`, or of `msg`.
     pub fn says(&self) -> &str {
         self.json["error"].as_str().or(self.json["msg"].as_str()).unwrap_or_default()
@@ -56,7 +47,14 @@ impl Response {
     /// Panics when it is another status than this.
     #[track_caller]
     pub fn expect(self, status: u16) -> Response {
-        assert_eq!(self.status, status, "another status was expected of {self:?}");
+        assert_eq!(
+            self.status,
+            status,
+            "another status was expected of {:?} {:?} {:?}",
+            self.headers,
+            self.text,
+            self.says()
+        );
         self
     }
 }
@@ -101,65 +99,4 @@ pub async fn create_token(admin: impl Display, namespace: &str) -> String {
         .as_str()
         .unwrap_or_else(|| panic!("a token was expected, not {created:?}"))
         .to_owned()
-}
-
-/// Asks again and again until `done`. Nothing tells a client when a server has got there.
-pub async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !done().await {
-        assert!(began.elapsed() < TIMEOUT, "this should have happened within {TIMEOUT:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// Asks again and again until the response has this status.
-pub async fn until_status(status: u16, ask: impl AsyncFn() -> Response) -> Response {
-    let began = Instant::now();
-    loop {
-        let response = ask().await;
-        if response.status == status {
-            return response;
-        }
-        assert!(
-            began.elapsed() < TIMEOUT,
-            "{status} was expected within {TIMEOUT:?}; last came {response:?}"
-        );
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// Sends these bytes on a connection of their own, and reads until the server closes it. The last request
-/// should say `Connection: close`.
-pub async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {
-    let talk = async {
-        let mut stream = TcpStream::connect(addr).await.expect("the port takes connections");
-        stream.write_all(bytes).await.expect("the server reads");
-        let mut answer = Vec::new();
-        // A reset after the answer is how a server may end a connection that is still sent on.
-        let _ = stream.read_to_end(&mut answer).await;
-        String::from_utf8_lossy(&answer).into_owned()
-    };
-    tokio::time::timeout(TIMEOUT, talk).await.expect("the server ends the connection in time")
-}
-
-/// The status of a raw answer.
-#[track_caller]
-pub fn status(answer: &str) -> u16 {
-    let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
-    code.unwrap_or_else(|| panic!("an answer with a status was expected, not {answer:?}"))
-}
-
-/// Reads until `text` has come, and answers what came.
-pub async fn read_until(stream: &mut TcpStream, text: &str) -> String {
-    let mut seen = Vec::new();
-    let reading = async {
-        while !String::from_utf8_lossy(&seen).contains(text) {
-            let mut piece = [0; 4096];
-            let n = stream.read(&mut piece).await.unwrap_or(0);
-            assert!(n > 0, "the connection ended before {text:?}: {:?}", String::from_utf8_lossy(&seen));
-            seen.extend_from_slice(&piece[..n]);
-        }
-    };
-    tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no {text:?} came in time"));
-    String::from_utf8_lossy(&seen).into_owned()
 }

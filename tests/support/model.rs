@@ -20,7 +20,33 @@ use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::jobs::{Named, ms};
+/// Names a published or consumed job.
+pub trait Named {
+    fn name(&self) -> JobRef;
+}
+
+impl Named for NewJob {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+impl Named for JobRef {
+    fn name(&self) -> JobRef {
+        self.clone()
+    }
+}
+
+impl Named for Job {
+    fn name(&self) -> JobRef {
+        JobRef { queue: self.queue.clone(), id: self.id }
+    }
+}
+
+/// Whole milliseconds.
+pub fn ms(duration: Duration) -> Millis {
+    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+}
 
 /// An engine in memory.
 #[derive(Debug)]
@@ -30,8 +56,9 @@ pub struct ModelEngine {
     notifiers: Notifiers,
     /// Told whenever a timer was armed.
     armed: Notify,
-    /// Timers of expired jobs stay until they are due, and are pumped.
-    expired_timers_stay: bool,
+    /// As in stores that find out only when a timer is due that its job has expired: until then the timer counts in
+    /// `stats`, and a pump that ends it counts it as moved.
+    pub expired_timers_stay: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -278,12 +305,6 @@ impl ModelEngine {
             armed: Notify::new(),
             expired_timers_stay: false,
         }
-    }
-
-    /// A model of stores that find out only when a timer is due that its job has expired: until then the timer
-    /// counts in `stats`, and a pump that ends it counts it as moved.
-    pub fn with_expired_timers(self) -> ModelEngine {
-        ModelEngine { expired_timers_stay: true, ..self }
     }
 
     /// The state as of now, with the expired gone.

@@ -1,8 +1,5 @@
 //! A real nginx with a configuration of a test's own. Debian's package nginx-light has it.
 
-// Benchmarks include this file too.
-#![allow(dead_code)]
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +12,7 @@ const START: Duration = Duration::from_secs(20);
 /// A running nginx.
 #[derive(Debug)]
 pub struct Nginx {
-    master: Child,
+    pub master: Child,
     addr: SocketAddr,
     _dir: TempDir,
 }
@@ -55,11 +52,6 @@ impl Nginx {
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
-    }
-
-    /// Its master process.
-    pub fn pid(&self) -> u32 {
-        self.master.id()
     }
 }
 

@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub struct Notified {
     waits_for: Vec<Queue>,
-    told: Mutex<BTreeSet<Queue>>,
+    /// What it was told of since it was asked.
+    pub told: Mutex<BTreeSet<Queue>>,
     more: Notify,
 }
 
@@ -37,14 +38,6 @@ impl Notified {
                 return told;
             }
             self.more.notified().await;
-        }
-    }
-
-    /// Forgets what it was told, so that the next notification is seen for itself.
-    pub async fn forget(&self) {
-        for _ in 0..10 {
-            self.told.lock().clear();
-            tokio::task::yield_now().await;
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::timeout::TIMEOUT;
+use super::wait::TIMEOUT;
 
 /// A server process.
 pub struct Process {
@@ -19,7 +19,6 @@ pub struct Process {
 pub struct Ended {
     pub status: ExitStatus,
     pub said: String,
-    pub took: Duration,
 }
 
 impl Process {
@@ -37,15 +36,8 @@ impl Process {
         Process::run(command, dir, env)
     }
 
-    /// Starts it without arguments, and with a limit of open files that it cannot raise.
-    pub fn start_with_open_files(dir: &Path, most: usize) -> Process {
-        let mut command = Command::new("/bin/sh");
-        let binary = env!("CARGO_BIN_EXE_dormouse");
-        command.args(["-c", &format!("ulimit -n {most} && exec '{binary}'")]);
-        Process::run(command, dir, &[])
-    }
-
-    fn run(mut command: Command, dir: &Path, env: &[(&str, &str)]) -> Process {
+    /// Starts a command that becomes `dormouse`.
+    pub fn run(mut command: Command, dir: &Path, env: &[(&str, &str)]) -> Process {
         command.current_dir(dir).env_clear();
         command.env("DORMOUSE_PORT", "0").env("DORMOUSE_ADMIN_PORT", "0").envs(env.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -117,12 +109,11 @@ impl Process {
             );
             std::thread::sleep(Duration::from_millis(5));
         };
-        let took = began.elapsed();
         // Both readers end with the process's streams.
         while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.seen.push(line);
         }
-        Ended { status, said: self.seen.join("\n"), took }
+        Ended { status, said: self.seen.join("\n") }
     }
 
     /// Kill -9, and waits.

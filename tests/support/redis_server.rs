@@ -1,15 +1,10 @@
 //! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop. The environment
 //! variable REDIS_SERVER names another program than the one in the PATH, to test with another version.
 
-// Each test crate that includes this file uses another part of it.
-#![allow(dead_code)]
-
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-use dormouse::engine::redis::RedisAddress;
 
 /// How long a server may take to answer its first PING.
 const START: Duration = Duration::from_secs(20);
@@ -18,14 +13,14 @@ const START: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct RedisServer {
     dir: tempfile::TempDir,
-    port: u16,
+    pub port: u16,
     args: Vec<String>,
-    password: Option<String>,
+    pub password: Option<String>,
     /// The configuration of a Sentinel, which is another kind of server in the same binary.
     sentinel: Option<String>,
     /// Its environment, beside the test's.
     env: Vec<(&'static str, String)>,
-    child: Option<Child>,
+    pub child: Option<Child>,
 }
 
 impl RedisServer {
@@ -39,17 +34,9 @@ impl RedisServer {
         RedisServer::start_kind(password, args, None, Vec::new())
     }
 
-    /// A server with this environment beside the test's.
-    pub fn start_in(env: Vec<(&'static str, String)>) -> RedisServer {
-        RedisServer::start_kind(None, &[], None, env)
-    }
-
-    /// A Sentinel with this configuration; the file must be its own, since it writes there.
-    pub fn start_sentinel(conf: &str) -> RedisServer {
-        RedisServer::start_kind(None, &[], Some(conf), Vec::new())
-    }
-
-    fn start_kind(
+    /// The same, or a Sentinel with this configuration, which must be its own, since it writes there; with this
+    /// environment beside the test's.
+    pub fn start_kind(
         password: Option<&str>,
         args: &[&str],
         sentinel: Option<&str>,
@@ -77,30 +64,6 @@ impl RedisServer {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The keys of a pool on it, for a configuration.
-    pub fn keys(&self) -> String {
-        let password = self.password.as_ref().map_or(String::new(), |p| format!("Password = {p:?}\n"));
-        format!("Addr = {:?}\n{password}", self.addr())
-    }
-
-    /// Its address for an engine or an admin store.
-    pub fn address(&self) -> RedisAddress {
-        let addrs = vec![self.addr()];
-        RedisAddress { addrs, password: self.password.clone(), ..RedisAddress::default() }
-    }
-
-    /// The process, for figures from /proc.
-    pub fn pid(&self) -> u32 {
-        self.child.as_ref().map_or(0, Child::id)
-    }
-
-    /// Stops it from running, until the answer is dropped. Its connections stay.
-    pub fn stall(&self) -> Stalled {
-        let stalled = Stalled(self.pid());
-        stalled.signal("STOP");
-        stalled
-    }
-
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -109,26 +72,8 @@ impl RedisServer {
         }
     }
 
-    /// Starts it again after a kill, on the same port with the same data.
-    pub fn restart(&mut self) {
-        self.kill();
-        for _ in 0..10 {
-            if self.launch() {
-                return;
-            }
-        }
-        panic!("redis-server did not start again on port {}", self.port)
-    }
-
-    /// A plain connection, for what a server of another kind or an operator would do.
-    pub fn connection(&self) -> redis::Connection {
-        let secret = self.password.as_ref().map_or(String::new(), |p| format!(":{p}@"));
-        let client = redis::Client::open(format!("redis://{secret}{}", self.addr())).expect("a good URL");
-        client.get_connection_with_timeout(Duration::from_secs(5)).expect("the server takes connections")
-    }
-
     /// Starts the process and waits until it answers. `false` when it ended instead: somebody took the port.
-    fn launch(&mut self) -> bool {
+    pub fn launch(&mut self) -> bool {
         let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let mut command = Command::new(program);
         if let Some(conf) = &self.sentinel {
@@ -179,22 +124,6 @@ impl RedisServer {
 impl Drop for RedisServer {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-/// A process that does not run.
-pub struct Stalled(u32);
-
-impl Stalled {
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.0.to_string()]).status();
-        assert!(status.is_ok_and(|s| s.success()), "kill -{name} works");
-    }
-}
-
-impl Drop for Stalled {
-    fn drop(&mut self) {
-        self.signal("CONT");
     }
 }
 

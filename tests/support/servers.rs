@@ -2,17 +2,14 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use dormouse::config::Config;
 use dormouse::server::{Options, Server};
 use reqwest::RequestBuilder;
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
 
 use super::client::{Response, create_token, request, send};
 use super::redis_server::RedisServer;
-use super::timeout::TIMEOUT;
 
 /// Where a server keeps jobs, tokens and limits; it goes when it is dropped.
 pub enum Store {
@@ -74,6 +71,14 @@ macro_rules! on_each_store {
 
 pub(crate) use on_each_store;
 
+impl RedisServer {
+    /// The keys of a pool on it, for a configuration.
+    pub fn keys(&self) -> String {
+        let password = self.password.as_ref().map_or(String::new(), |p| format!("Password = {p:?}\n"));
+        format!("Addr = {:?}\n{password}", self.addr())
+    }
+}
+
 /// A configuration with everything in a Redis that the test keeps.
 pub fn redis_toml(redis: &RedisServer) -> String {
     format!("[Pool.default]\n{0}[AdminRedis]\n{0}", redis.keys())
@@ -98,22 +103,6 @@ impl TestServer {
         let server = Server::start(config, Options::default()).await.expect("the server starts");
         let (api_addr, admin_addr) = (server.api, server.admin);
         TestServer { api_addr, admin_addr, server: Some(server), _keep: Box::new(keep) }
-    }
-
-    /// With everything on one store.
-    pub async fn on(store: Store) -> TestServer {
-        TestServer::start(&store.toml(), store).await
-    }
-
-    /// On a directory of its own.
-    pub async fn on_disk() -> TestServer {
-        TestServer::on(Store::disk()).await
-    }
-
-    /// Two on one Redis, which the test keeps.
-    pub async fn two_on(redis: &RedisServer) -> [TestServer; 2] {
-        let toml = redis_toml(redis);
-        [TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await]
     }
 
     /// Where a public path is.
@@ -152,36 +141,10 @@ impl TestServer {
         create_token(self.admin_addr, namespace).await
     }
 
-    /// Sets the limit of a token of the namespace `ns`.
-    pub async fn limit(&self, token: &str, limit: &str) {
-        let path = format!("/token/ns/{token}/limit");
-        send(self.admin("PUT", &path).body(limit.to_owned())).await.expect(200);
-    }
-
-    /// Returns when exactly so many consumers wait in long polls.
-    pub async fn until_parked(&self, polls: usize) {
-        let gauge = format!("\ndormouse_parked_polls {polls}\n");
-        let began = Instant::now();
-        while !send(self.admin("GET", "/metrics")).await.expect(200).text.contains(&gauge) {
-            assert!(began.elapsed() < TIMEOUT, "there should be {polls} parked polls within {TIMEOUT:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
     /// Stops it in order.
     pub async fn stop(mut self) {
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
     }
-}
-
-/// Begins a long poll.
-pub fn poll(server: &TestServer, token: &str, path: &str) -> JoinHandle<Response> {
-    tokio::spawn(send(server.api("GET", path, token)))
-}
-
-/// What a poll was answered.
-pub async fn ended(poll: JoinHandle<Response>) -> Response {
-    tokio::time::timeout(TIMEOUT, poll).await.expect("the poll ends in time").expect("no panic")
 }

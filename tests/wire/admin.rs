@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use crate::support::client::{Response, raw, send, until, until_status};
+use crate::common::{raw, until_status};
+use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::wait::until;
 use tokio::io::AsyncWriteExt;
 
 /// A server with a second pool, `other`, both on disk.

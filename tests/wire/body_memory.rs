@@ -4,9 +4,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::support::client::{send, status};
+use crate::common::status;
+use crate::support::client::send;
 use crate::support::servers::{Store, TestServer};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;

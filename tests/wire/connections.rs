@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::{raw, read_until, send, status};
+use crate::common::{raw, read_until, status};
+use crate::support::client::send;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

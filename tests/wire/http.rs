@@ -3,9 +3,10 @@
 
 use std::io::{Read, Write};
 
-use crate::support::client::{raw, read_until, send, status};
+use crate::common::{raw, read_until, status};
+use crate::support::client::send;
 use crate::support::servers::{Store, TestServer, on_each_store};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -2,6 +2,7 @@
 
 mod admin;
 mod body_memory;
+mod common;
 mod connections;
 mod fuzz;
 mod http;
@@ -23,11 +24,11 @@ mod verbs_publish;
 #[path = "../support"]
 mod support {
     pub mod client;
-    pub mod jobs;
     pub mod process;
+    pub mod redis_connection;
+    pub mod redis_restart;
     pub mod redis_server;
+    pub mod redis_stall;
     pub mod servers;
-    pub mod stage;
-    pub mod stores;
-    pub mod timeout;
+    pub mod wait;
 }

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::{send, until_status};
+use crate::common::until_status;
+use crate::support::client::send;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{TestServer, redis_toml};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::TIMEOUT;
 use reqwest::Client;
 use tempfile::TempDir;
 

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::{ended, poll};
 use crate::support::redis_server::RedisServer;
-use crate::support::servers::{Store, TestServer, ended, on_each_store, poll};
-use crate::support::timeout::TIMEOUT;
+use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::wait::TIMEOUT;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

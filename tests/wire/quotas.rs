@@ -2,15 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::{Response, request, send, until};
-use crate::support::jobs::{job, queue};
+use crate::support::client::{Response, request, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
-use crate::support::stage::{VirtualStage, manual_clock};
-use crate::support::stores::open_disk;
-use dormouse::engine::{Engine, Quota, Quotas};
-use dormouse::error::Error;
-use dormouse::job::JobRef;
+use crate::support::wait::until;
 
 async fn set(server: &TestServer, method: &str, path: &str, body: &str) -> Response {
     send(server.admin(method, path).body(body.to_owned())).await
@@ -216,39 +211,4 @@ async fn what_ends_by_itself_or_others_do_in_a_redis_is_counted_in_the_end() {
     set(&server, "DELETE", "/quota/ns", "").await.expect(200);
     let left: usize = redis::cmd("EXISTS").arg("dormouse/used").query(&mut connection).expect("a number");
     assert_eq!(left, 0, "what is left of a quota that was deleted");
-}
-
-/// Guards against a quota that concurrent publishes pass, since each is asked before the others are stored.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
-    let clock = manual_clock();
-    let (engine, dir) = open_disk(clock.clone());
-    let stage = VirtualStage::new(engine.clone(), clock, dir);
-    let q = queue("q");
-    // What was there before counts.
-    let before: Vec<_> = (0..30).map(|_| job(&q, "before").make(&stage)).collect();
-    engine.publish(before.clone()).await.expect("published");
-    let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 100, bytes: 0, queues: 0 })]);
-    engine.set_quotas(&quotas).await.expect("set");
-    for room in [70, 30] {
-        let tasks: Vec<_> = (0..100)
-            .map(|n| {
-                let (engine, new) = (engine.clone(), job(&q, n.to_string()).make(&stage));
-                tokio::spawn(async move { engine.publish(vec![new]).await })
-            })
-            .collect();
-        let mut stored = 0;
-        for task in tasks {
-            match task.await.expect("it does not panic") {
-                Ok(()) => stored += 1,
-                Err(Error::OverQuota("jobs")) => {}
-                Err(error) => panic!("another error: {error}"),
-            }
-        }
-        assert_eq!(stored, room, "with room for so many");
-        for old in &before {
-            engine.ack(JobRef { queue: q.clone(), id: old.id }).await.expect("acked");
-        }
-    }
-    engine.close().await;
 }

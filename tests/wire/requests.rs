@@ -227,7 +227,7 @@ async fn a_republish_of_an_unknown_job_counts_as_a_publish(store: Store) {
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     let fresh = server.token("ns").await;
     // What a token may do is believed for a second.
-    crate::support::client::until("the limit is in force", async || {
+    crate::support::wait::until("the limit is in force", async || {
         id = server.put(&token, &format!("/api/ns/q/job/{id}"), "again").await.expect(201).job_id();
         server.put(&token, "/api/ns/q", "x").await.status == 429
     })

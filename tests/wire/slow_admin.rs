@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::until_status;
 use crate::slow_proxy::SlowProxy;
-use crate::support::client::{Response, send, until_status};
+use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::TestServer;
 

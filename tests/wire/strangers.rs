@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use crate::support::client::{Response, raw, send, status};
+use crate::common::{raw, status};
+use crate::support::client::{Response, send};
 use crate::support::process::Process;
 use crate::support::servers::{Store, TestServer};
 

@@ -1,8 +1,9 @@
 //! Conversations of workers that hold a job: "still working", "not now", "never again", and done.
 
-use crate::support::client::{Response, job_id, send, until};
+use crate::support::client::{Response, job_id, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 
 /// Posts a body to a path.

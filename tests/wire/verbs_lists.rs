@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::client::{Response, send, until};
+use crate::support::client::{Response, send};
 use crate::support::servers::{Store, TestServer, on_each_store};
+use crate::support::wait::until;
 use serde_json::{Value, json};
 
 async fn post(server: &TestServer, token: &str, path: &str, body: &str) -> Response {

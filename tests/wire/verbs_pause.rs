@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::client::{Response, raw, send};
+use crate::common::raw;
+use crate::common::{ended, poll};
+use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
-use crate::support::servers::{Store, TestServer, ended, on_each_store, poll};
+use crate::support::servers::{Store, TestServer, on_each_store};
 use serde_json::{Value, json};
 
 async fn post(server: &TestServer, token: &str, path: &str) -> Response {

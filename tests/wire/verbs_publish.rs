@@ -320,13 +320,13 @@ async fn a_repetition_of_what_is_under_way_is_told_to_come_back(store: Store) {
     let mut slow = tokio::net::TcpStream::connect(server.api_addr).await.expect("the port takes connections");
     tokio::io::AsyncWriteExt::write_all(&mut slow, head.as_bytes()).await.expect("sent");
     // The body is asked for after the key was looked at.
-    crate::support::client::read_until(&mut slow, "100 Continue").await;
+    crate::common::read_until(&mut slow, "100 Continue").await;
     tokio::io::AsyncWriteExt::write_all(&mut slow, b"he").await.expect("sent");
     let busy = once(&server, &token, ("PUT", "/api/ns/q"), "k", "other").await.expect(409);
     assert_eq!(busy.header("retry-after"), "1", "{busy:?}");
     assert_eq!(server.size("/api/ns/q").await, 0, "nothing is stored yet");
     tokio::io::AsyncWriteExt::write_all(&mut slow, b"llo").await.expect("sent");
-    crate::support::client::read_until(&mut slow, "published").await;
+    crate::common::read_until(&mut slow, "published").await;
     let again = once(&server, &token, ("PUT", "/api/ns/q"), "k", "hello").await.expect(201);
     assert_eq!(again.header("idempotency-replayed"), "true");
     assert_eq!(server.size("/api/ns/q").await, 1, "it was published once");

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::gated::Gated;
+use crate::gated::Gated;
+use crate::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
 use crate::support::model::ModelEngine;
-use crate::support::stage::{Draft, Stage, VirtualStage, bodies, job, manual_clock, ok, queue, queue_list};
 use dormouse::dispatch::{ConsumeError, Delivery, Dispatcher, ParkedPolls, Request, Weights};
 use dormouse::engine::Engine;
 use dormouse::engine::notifier::Notifier;

@@ -4,15 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::client::{send, until_status};
-use crate::support::gated::{Gated, State};
-use crate::support::jobs::Named;
-use crate::support::model::ModelEngine;
-use crate::support::redis_server::RedisServer;
-use crate::support::servers::TestServer;
-use crate::support::stage::{
+use crate::gated::{Gated, State};
+use crate::jobs::Named;
+use crate::stage::{
     Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
 };
+use crate::support::model::ModelEngine;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
@@ -739,57 +736,4 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     let delivery = poll.await.expect("no panic").expect("a job");
     assert_eq!(bodies(delivery.jobs()), ["new"], "what was published while the old store hung");
     assert!(published.elapsed() <= 2 * PATIENCE, "it came after {:?}", published.elapsed());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
-    let (old, tokens) = (RedisServer::start(), RedisServer::start());
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let toml = format!(
-        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\nPath = {:?}\n[AdminRedis]\n{}",
-        old.keys(),
-        dir.path().join("jobs"),
-        tokens.keys()
-    );
-    let server = TestServer::start(&toml, (dir, tokens)).await;
-    let token = server.token("ns").await;
-    server.get(&token, "/api/ns/q").await.expect(404);
-    let _stopped = old.stall();
-    for n in 0..3 {
-        server.put(&token, "/api/ns/q", &format!("job {n}")).await.expect(201);
-        let began = std::time::Instant::now();
-        let job = server.get(&token, "/api/ns/q?timeout=3").await.expect(200);
-        assert!(began.elapsed() < Duration::from_secs(2), "job {n} came after {:?}", began.elapsed());
-        send(server.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
-        server.put(&token, "/api/ns/peeked", "x").await.expect(201);
-        server.get(&token, "/api/ns/peeked/peek").await.expect(200);
-        assert_eq!(server.size("/api/ns/peeked").await, n + 1, "jobs that can be had");
-    }
-    drop(_stopped);
-    until_status(404, async || server.get(&token, "/api/ns/q").await).await;
-}
-
-/// Guards against a republish of a token with a limit that fails where that of any other token goes on.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limited_token_republishes_while_the_old_store_is_away() {
-    let (mut old, tokens) = (RedisServer::start(), RedisServer::start());
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let toml = format!(
-        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\nPath = {:?}\n[AdminRedis]\n{}",
-        old.keys(),
-        dir.path().join("jobs"),
-        tokens.keys()
-    );
-    let server = TestServer::start(&toml, (dir, tokens)).await;
-    let token = server.token("ns").await;
-    server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
-    old.kill();
-    // Nobody can say whether the old store has it, so it counts as a publish.
-    let republish = || server.put(&token, "/api/ns/q/job/01ARZ3NDEKTSV4RRFFQ69G5FAV", "again");
-    for n in 1..=2 {
-        let answer = republish().await;
-        assert_eq!(answer.status, 201, "republish {n} of a limit of 2: {answer:?}");
-    }
-    let over = republish().await;
-    assert_eq!(over.status, 429, "republish 3 of a limit of 2: {over:?}");
 }

@@ -1,7 +1,10 @@
-//! What the parts that stand on a store keep: the dispatcher, a pool that moves, tokens, limits. In virtual time, without
+//! What the parts that stand on a store keep: the dispatcher, a pool that moves, push, tokens, limits, quotas. In virtual time, without
 //! a server.
 
 mod dispatch;
 mod migration;
+mod push;
+mod push_stage;
+mod quotas;
 mod throttle;
 mod tokens;

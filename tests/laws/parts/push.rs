@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::stage::{Arrived, PushStage, answer, pushed, refused};
+use super::push_stage::{Arrived, PushStage, answer, pushed, refused};
 use dormouse::engine::{Engine, Release};
 use dormouse::job::{JobRef, JobState, Reason};
 use dormouse::push::shared::MEMORY;
@@ -642,7 +642,7 @@ async fn a_circle_that_is_stored_ends_with_the_first_message() {
     stage.publish_to(&b, "y", 5).await;
     sleep(MINUTE).await;
     let dead = async |queue: &str| {
-        stage.engine.dead_letter(&crate::support::jobs::queue(queue)).await.expect("it answers").size
+        stage.engine.dead_letter(&crate::jobs::queue(queue)).await.expect("it answers").size
     };
     assert_eq!((dead("q").await, dead("b").await), (2, 2), "each job, and one message of it");
     assert_eq!(stage.endpoint.arrived().len(), 4, "requests");

@@ -12,9 +12,9 @@ use dormouse::clock::{Clock, Micros};
 use dormouse::dispatch::{Dispatcher, ParkedPolls};
 use dormouse::engine::Engine;
 use dormouse::error::{Error, Result};
-use dormouse::job::{JobId, JobIds, JobRef, JobView, NewJob};
+use dormouse::job::{JobIds, JobRef, JobView, NewJob};
 use dormouse::metrics::Metrics;
-use dormouse::name::{PoolName, QueueName};
+use dormouse::name::PoolName;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::push::address::Guard;
@@ -30,8 +30,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::gated::Gated;
-use crate::support::jobs::queue;
+use crate::gated::Gated;
+use crate::jobs::queue;
 use crate::support::model::ModelEngine;
 
 /// The runtime's clock, which stands still while something is to be done when it is paused.
@@ -361,7 +361,7 @@ impl PushStage {
 
     /// The jobs of another queue of the namespace, as JSON, the oldest first. Takes them out.
     pub async fn take(&self, name: &str) -> Vec<Value> {
-        let queue = crate::support::jobs::queue(name);
+        let queue = crate::jobs::queue(name);
         let taken = self.engine.consume(&queue.into(), &[Duration::from_secs(3600); 100]).await;
         let jobs = taken.expect("the model answers").jobs;
         jobs.iter().map(|job| serde_json::from_slice(&job.body).expect("JSON")).collect()
@@ -388,14 +388,4 @@ impl Drop for PushStage {
 /// A pushed queue of the default pool.
 pub fn pushed(name: &str) -> PushKey {
     PushKey { pool: PoolName::default_pool(), queue: queue(name) }
-}
-
-/// The id that a request names.
-pub fn id_of(arrived: &Arrived) -> JobId {
-    JobId::parse(arrived.header("webhook-id")).expect("an id")
-}
-
-/// A queue's name.
-pub fn name(text: &str) -> QueueName {
-    QueueName::parse(text).expect("a name")
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin_stage::{MemoryAdmin, limit, token};
-use crate::support::stage::manual_clock;
+use crate::stage::manual_clock;
 use dormouse::admin::Direction::{Read, Write};
 use dormouse::admin::cache::{FRESH, STALE, TokenCache};
 use dormouse::admin::limits::{Admission, COUNT_TIMEOUT, LimitError, MAX_INTERVAL, Pass, Throttle};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin_stage::{MemoryAdmin, scope, token};
-use crate::support::stage::manual_clock;
+use crate::stage::manual_clock;
 use dormouse::admin::cache::{FRESH, GRACE, PATIENCE, STALE, TokenCache};
 use dormouse::admin::tokens::{CreateError, TokenManager};
 use dormouse::admin::{AdminStore, TokenKey};

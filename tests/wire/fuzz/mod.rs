@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::client::{create_token, data, request, send, until};
+use crate::support::client::{create_token, data, request, send};
 use crate::support::process::Process;
 use crate::support::servers::{Store, on_each_store};
-use crate::support::timeout::TIMEOUT;
+use crate::support::wait::{TIMEOUT, until};
 use conversation::{Conversation, Known, Leave, Port, Random, conversation};
 use parking_lot::Mutex;
 use tempfile::TempDir;

@@ -1,0 +1,25 @@
+//! The address of a Redis for an engine or an admin store, and such a store.
+
+use std::sync::Arc;
+
+use dormouse::admin::redis::RedisAdmin;
+use dormouse::engine::redis::RedisAddress;
+use dormouse::outage::Outage;
+use dormouse::process::tasks::{Failure, Tasks};
+
+use super::redis_server::RedisServer;
+
+impl RedisServer {
+    /// Its address for an engine or an admin store.
+    pub fn address(&self) -> RedisAddress {
+        let addrs = vec![self.addr()];
+        RedisAddress { addrs, password: self.password.clone(), ..RedisAddress::default() }
+    }
+}
+
+/// An admin store on a Redis.
+pub async fn open_admin_redis(redis: &RedisServer) -> Arc<RedisAdmin> {
+    let (outage, tasks) = (Outage::new("tokens and limits of a test"), Tasks::new(Failure::default()));
+    let admin = RedisAdmin::connect(&redis.address(), outage, &tasks).await;
+    Arc::new(admin.expect("the Redis answers"))
+}

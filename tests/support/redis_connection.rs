@@ -1,0 +1,14 @@
+//! What is in a Redis, seen and changed beside Dormouse.
+
+use std::time::Duration;
+
+use super::redis_server::RedisServer;
+
+impl RedisServer {
+    /// A plain connection, for what a server of another kind or an operator would do.
+    pub fn connection(&self) -> redis::Connection {
+        let secret = self.password.as_ref().map_or(String::new(), |p| format!(":{p}@"));
+        let client = redis::Client::open(format!("redis://{secret}{}", self.addr())).expect("a good URL");
+        client.get_connection_with_timeout(Duration::from_secs(5)).expect("the server takes connections")
+    }
+}
