@@ -1,5 +1,5 @@
 //! What every store keeps: one function per law, over a [`Stage`] (or an [`AdminStage`]) with an empty store.
-//! The lists below are the whole of it; a law that is in no list is an error of the compiler. tests/laws.rs runs
+//! The lists below are the whole of it; a law that is in no list is an error of the compiler. stages.rs runs
 //! them on every engine, wrapper and admin store.
 //!
 //! - `laws!(name, constructor)` makes one test for each law of an engine. The constructor is an async function

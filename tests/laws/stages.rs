@@ -1,4 +1,4 @@
-//! The laws on every engine, every wrapper and every admin store. The lists of laws are in tests/laws/mod.rs.
+//! The laws on every engine, every wrapper and every admin store. The lists of laws are in main.rs.
 //!
 //! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
 //! they claim to be.

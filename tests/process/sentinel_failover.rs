@@ -4,7 +4,7 @@
 //! Without more, a short form of three cases runs. The figures of docs/operations.md are those of
 //!
 //! ```text
-//! DORMOUSE_FAILOVERS=3 cargo test --test sentinel_failover -- --test-threads 1 --nocapture
+//! DORMOUSE_FAILOVERS=3 cargo test --test process sentinel_failover -- --test-threads 1 --nocapture
 //! ```
 //!
 //! which runs every case so many times, with the times that stand in its name.
