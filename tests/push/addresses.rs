@@ -64,6 +64,31 @@ const WRITTEN: [&str; 48] = [
     "[ff02::1]",
 ];
 
+/// One address of this machine, which push may call.
+const ALLOWED: &str = "PushAllow = [\"127.0.0.2/32\"]\n";
+
+/// A server process for which names lead where a test wants.
+struct Faked {
+    pushed: Pushed,
+    process: Process,
+    _names: FakeNames,
+    _dir: TempDir,
+}
+
+impl Faked {
+    /// With these keys. The reason when this machine cannot do it.
+    async fn start(names: &[(&str, &[&str])], keys: &str) -> Result<Faked, String> {
+        let names = FakeNames::new(names)?;
+        let (dir, env) = (TempDir::new().expect("a temporary directory"), names.env());
+        let config = format!("{keys}[Pool.default]\nPath = \"jobs\"\n");
+        std::fs::write(dir.path().join("c.toml"), config).expect("a file");
+        let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+        let pushed = Pushed::process(&mut process).await;
+        Ok(Faked { pushed, process, _names: names, _dir: dir })
+    }
+}
+
 /// Whatever is written into the URL, and whatever a name leads to: nobody on this machine is called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forbidden_address_is_never_called() {
@@ -83,15 +108,11 @@ async fn a_forbidden_address_is_never_called() {
         ("metadata.test", &["169.254.169.254"]),
         ("unique-local.test", &["fd00::2"]),
     ];
-    let names = match FakeNames::new(&answers) {
-        Ok(names) => names,
+    let faked = match Faked::start(&answers, "").await {
+        Ok(faked) => faked,
         Err(why) => return eprintln!("skipped: {why}"),
     };
-    let (dir, env) = (TempDir::new().expect("a temporary directory"), names.env());
-    std::fs::write(dir.path().join("c.toml"), "[Pool.default]\nPath = \"jobs\"\n").expect("a file");
-    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
-    let pushed = Pushed::process(&mut process).await;
+    let pushed = &faked.pushed;
 
     let mut urls: Vec<String> = WRITTEN.iter().map(|host| format!("http://{host}:{port}/")).collect();
     urls.extend([
@@ -156,16 +177,11 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
         ("first-bad.test", &["127.0.0.1,127.0.0.2"]),
         ("last-bad.test", &["127.0.0.2,127.0.0.1"]),
     ];
-    let faked = match FakeNames::new(&names) {
-        Ok(names) => names,
+    let faked = match Faked::start(&names, ALLOWED).await {
+        Ok(faked) => faked,
         Err(why) => return eprintln!("skipped: {why}"),
     };
-    let (dir, env) = (TempDir::new().expect("a temporary directory"), faked.env());
-    let config = "PushAllow = [\"127.0.0.2/32\"]\n[Pool.default]\nPath = \"jobs\"\n";
-    std::fs::write(dir.path().join("c.toml"), config).expect("a file");
-    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
-    let pushed = Pushed::process(&mut process).await;
+    let pushed = &faked.pushed;
     for (i, (name, _)) in names.iter().enumerate() {
         let queue = format!("q{i}");
         let url = format!("http://{name}:{port}/");
@@ -193,16 +209,12 @@ async fn a_name_that_changes_its_mind_reaches_no_forbidden_address() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
     let receiver = Receiver::start_at("127.0.0.2:0").await;
-    let faked = match FakeNames::new(&[("hangs.test", &["hangs"]), ("good.test", &["127.0.0.2"])]) {
-        Ok(names) => names,
+    let names: [(&str, &[&str]); 2] = [("hangs.test", &["hangs"]), ("good.test", &["127.0.0.2"])];
+    let faked = match Faked::start(&names, ALLOWED).await {
+        Ok(faked) => faked,
         Err(why) => return eprintln!("skipped: {why}"),
     };
-    let (dir, env) = (TempDir::new().expect("a temporary directory"), faked.env());
-    let config = "PushAllow = [\"127.0.0.2/32\"]\n[Pool.default]\nPath = \"jobs\"\n";
-    std::fs::write(dir.path().join("c.toml"), config).expect("a file");
-    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
-    let pushed = Pushed::process(&mut process).await;
+    let pushed = &faked.pushed;
     let setting = json!({"url": "http://hangs.test/", "concurrency": 600, "timeout": 60});
     pushed.set("hangs", setting).await;
     let jobs = json!((0..60).collect::<Vec<_>>());
@@ -213,7 +225,7 @@ async fn names_that_hang_take_few_threads_and_hold_up_nobody_else() {
         pushed.metrics().await.contains(r#"push_in_flight{namespace="ns",pool="default",queue="hangs"} 600"#)
     })
     .await;
-    let threads = std::fs::read_dir(format!("/proc/{}/task", process.pid())).expect("it lives").count();
+    let threads = std::fs::read_dir(format!("/proc/{}/task", faked.process.pid())).expect("it lives").count();
     assert!(threads < 100, "the server has {threads} threads, of which names have a few");
     let port = receiver.addr().port();
     pushed.set("good", json!({"url": format!("http://good.test:{port}/")})).await;

@@ -235,17 +235,22 @@ async fn servers_of_two_rounds_serve_side_by_side() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
-    let (old, tokens) = (RedisServer::start(), RedisServer::start());
-    let dir = tempfile::tempdir().expect("a temporary directory");
+/// A server whose pool moves from this Redis to a directory, with its tokens in a third place.
+async fn from_redis_to_disk(old: &RedisServer) -> TestServer {
+    let (new, tokens) = (Store::disk(), RedisServer::start());
     let toml = format!(
-        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\nPath = {:?}\n[AdminRedis]\n{}",
+        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\n{}[AdminRedis]\n{}",
         old.keys(),
-        dir.path().join("jobs"),
+        new.keys(),
         tokens.keys()
     );
-    let server = TestServer::start(&toml, (dir, tokens)).await;
+    TestServer::start(&toml, (new, tokens)).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
+    let old = RedisServer::start();
+    let server = from_redis_to_disk(&old).await;
     let token = server.token("ns").await;
     server.get(&token, "/api/ns/q").await.expect(404);
     let _stopped = old.stall();
@@ -266,15 +271,8 @@ async fn a_redis_that_hangs_does_not_keep_the_new_pools_jobs_back() {
 /// Guards against a republish of a token with a limit that fails where that of any other token goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limited_token_republishes_while_the_old_store_is_away() {
-    let (mut old, tokens) = (RedisServer::start(), RedisServer::start());
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let toml = format!(
-        "[Pool.default]\n{}MigrateTo = \"disk\"\n[Pool.disk]\nPath = {:?}\n[AdminRedis]\n{}",
-        old.keys(),
-        dir.path().join("jobs"),
-        tokens.keys()
-    );
-    let server = TestServer::start(&toml, (dir, tokens)).await;
+    let mut old = RedisServer::start();
+    let server = from_redis_to_disk(&old).await;
     let token = server.token("ns").await;
     server.limit(&token, r#"{"read":0,"write":2,"interval":600}"#).await;
     old.kill();
