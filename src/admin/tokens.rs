@@ -18,11 +18,10 @@ pub const MIN_CHOSEN: usize = 20;
 /// to be none. What stands before the first colon is the pool; without one, or with nothing before it, it is
 /// the default pool.
 pub fn split(text: &str) -> (&str, &str) {
-    // Byte by byte: a token is short, and every request has one.
-    match text.bytes().position(|byte| byte == b':') {
+    match text.split_once(':') {
         None => (DEFAULT_POOL, text),
-        Some(0) => (DEFAULT_POOL, &text[1..]),
-        Some(colon) => (&text[..colon], &text[colon + 1..]),
+        Some(("", token)) => (DEFAULT_POOL, token),
+        Some(both) => both,
     }
 }
 

