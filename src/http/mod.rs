@@ -23,8 +23,7 @@ pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
 use self::operators::{logins, operations, push, quotas, tokens};
 pub use self::port::accept::{listen, serve};
-pub use self::port::fast_path::Api;
-use self::port::fast_path::JOB;
+use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
 pub use self::request::origin::OwnNames;
 use self::request::origin::{self, Guard};
@@ -83,14 +82,14 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
             "/token/{namespace}/{token}/limit",
             only(
                 get(tokens::get_limit)
-                    .post(tokens::add_limit)
-                    .put(tokens::set_limit)
+                    .post(tokens::put_limit)
+                    .put(tokens::put_limit)
                     .delete(tokens::remove_limit),
             ),
         )
         .route(
             "/quota/{namespace}",
-            only(get(quotas::get).post(quotas::add).put(quotas::set).delete(quotas::remove)),
+            only(get(quotas::get).post(quotas::put).put(quotas::put).delete(quotas::remove)),
         )
         .route("/limits", only(get(tokens::list_limits)))
         .route("/push/{namespace}/{queue}", only(put(push::put).get(push::get).delete(push::delete)))

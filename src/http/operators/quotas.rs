@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, Path, RawQuery, Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 
 use super::audit::By;
 use super::names::namespace;
@@ -48,34 +48,26 @@ pub async fn get(State(state): App, Path(name): Path<String>, RawQuery(query): R
     Ok(reply::json(StatusCode::OK, &quota))
 }
 
-/// `POST /quota/:namespace?pool`: only where there is none yet.
-pub async fn add(
+/// `POST` and `PUT /quota/:namespace?pool`: a POST only where there is none yet.
+pub async fn put(
     State(state): App,
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
+    method: Method,
     by: By,
     ValidQuota(quota): ValidQuota,
 ) -> HandlerResult {
     let scope = scope(&state, &name, query)?;
-    if !state.quotas.put(&scope, Some(quota), true).await? {
+    let if_none = method == Method::POST;
+    if !state.quotas.put(&scope, Some(quota), if_none).await? && if_none {
         return Err(HAS_QUOTA);
     }
-    by.bounded("a quota was made", &scope);
-    Ok(reply::json(StatusCode::CREATED, &quota))
-}
-
-/// `PUT /quota/:namespace?pool`
-pub async fn set(
-    State(state): App,
-    Path(name): Path<String>,
-    RawQuery(query): RawQuery,
-    by: By,
-    ValidQuota(quota): ValidQuota,
-) -> HandlerResult {
-    let scope = scope(&state, &name, query)?;
-    state.quotas.put(&scope, Some(quota), false).await?;
-    by.bounded("a quota was made or changed", &scope);
-    Ok(reply::json(StatusCode::OK, &quota))
+    let (status, action) = match if_none {
+        true => (StatusCode::CREATED, "a quota was made"),
+        false => (StatusCode::OK, "a quota was made or changed"),
+    };
+    by.bounded(action, &scope);
+    Ok(reply::json(status, &quota))
 }
 
 /// `DELETE /quota/:namespace?pool`

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Path, RawQuery, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Serialize;
@@ -123,40 +123,29 @@ pub async fn get_limit(State(state): App, Path((namespace, token)): Path<(String
     })
 }
 
-/// `POST /token/:namespace/:token/limit`: only where there is none yet.
-pub async fn add_limit(
+/// `POST` and `PUT /token/:namespace/:token/limit`: a POST only where there is none yet.
+pub async fn put_limit(
     State(state): App,
     Path((namespace, token)): Path<(String, String)>,
+    method: Method,
     by: By,
     ValidLimit(limit): ValidLimit,
 ) -> HandlerResult {
     let key = state.token_key(&namespace, &token)?;
-    match state.throttle.add(&key, limit).await {
+    let (stored, status, action) = if method == Method::POST {
+        (state.throttle.add(&key, limit).await, StatusCode::CREATED, "a limit was made")
+    } else {
+        (state.throttle.set(&key, limit).await, StatusCode::OK, "a limit was made or changed")
+    };
+    match stored {
         Ok(()) => {
-            by.did("a limit was made", &key);
-            Ok(reply::json(StatusCode::CREATED, &LimitReply { limiter: limit }))
+            by.did(action, &key);
+            Ok(reply::json(status, &LimitReply { limiter: limit }))
         }
         Err(LimitError::Exists) => {
             // lmstfy's status, as recorded, although the fault is the client's.
             let text = format!("throttler token({}) has already exists", key.token.reveal());
             Ok(reply::error(StatusCode::INTERNAL_SERVER_ERROR, &text))
-        }
-        Err(error) => Ok(refused(error, limit)),
-    }
-}
-
-/// `PUT /token/:namespace/:token/limit`
-pub async fn set_limit(
-    State(state): App,
-    Path((namespace, token)): Path<(String, String)>,
-    by: By,
-    ValidLimit(limit): ValidLimit,
-) -> HandlerResult {
-    let key = state.token_key(&namespace, &token)?;
-    match state.throttle.set(&key, limit).await {
-        Ok(()) => {
-            by.did("a limit was made or changed", &key);
-            Ok(reply::json(StatusCode::OK, &LimitReply { limiter: limit }))
         }
         Err(error) => Ok(refused(error, limit)),
     }
