@@ -17,9 +17,10 @@ const PROBED: Duration = Duration::from_secs(2);
 const SLOW_FOR: Duration = Duration::from_secs(60);
 
 /// What an attempt says of the endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sign {
     /// Nothing.
+    #[default]
     None,
     /// It answers, whatever it thinks of the job.
     Answers,

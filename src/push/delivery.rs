@@ -226,7 +226,7 @@ pub enum Verdict {
 }
 
 /// Why an attempt has failed, and what follows.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Failed {
     pub reason: String,
     pub status: Option<u16>,
@@ -236,13 +236,6 @@ pub struct Failed {
     pub retry_after: Option<Duration>,
     /// No further attempt.
     pub never: bool,
-}
-
-impl Default for Failed {
-    fn default() -> Failed {
-        let reason = String::new();
-        Failed { reason, status: None, sign: Sign::None, slow: false, retry_after: None, never: false }
-    }
 }
 
 /// Reads seconds or a date. What has passed is now; what cannot be read is nothing.

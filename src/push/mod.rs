@@ -248,14 +248,10 @@ impl Push {
                     // Not one that an earlier record had: its requests may still be in flight.
                     revision: self.server.clock.wall_micros(),
                 },
-                Some(old) => {
-                    let mut record = Record { setting, revision: old.revision + 1, ..old };
-                    if record.switch == Switch::Off {
-                        record =
-                            Record { switch: Switch::On, since: now, why: "it was set".into(), ..record };
-                    }
-                    record
+                Some(old) if old.switch == Switch::Off => {
+                    Record { setting, ..old.switched(Switch::On, now, "it was set") }
                 }
+                Some(old) => Record { setting, revision: old.revision + 1, ..old },
             };
             // What could not be used again must not be stored.
             Record::parse(&record.to_bytes(), &key.queue.name)
@@ -337,7 +333,7 @@ impl Push {
                 as_it_is = Some(old);
                 return Ok(None);
             }
-            Ok(Some(Record { switch, since: now, why: why.into(), revision: old.revision + 1, ..old }))
+            Ok(Some(old.switched(switch, now, why)))
         };
         let record = self.change(key, change).await?;
         let record = record.or(as_it_is).ok_or(PushError::NotFound)?;

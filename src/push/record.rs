@@ -87,6 +87,11 @@ impl Record {
         Ok(record)
     }
 
+    /// The same in another state.
+    pub fn switched(self, switch: Switch, since: Millis, why: &str) -> Record {
+        Record { switch, since, why: why.into(), revision: self.revision + 1, ..self }
+    }
+
     /// What signs now.
     pub fn signer(&self, now: Millis) -> Option<Signer> {
         let old = self.old_secret.as_ref().filter(|(_, until)| now < *until).map(|(secret, _)| secret);

@@ -384,15 +384,9 @@ async fn turn_off(queue: Arc<PushedQueue>, revision: u64) {
     loop {
         let now = queue.server.now();
         let change = |record: Result<Option<Record>>| -> Result<Option<Record>> {
-            Ok(record?.filter(|record| record.revision == revision && record.switch == Switch::On).map(
-                |record| Record {
-                    switch: Switch::Off,
-                    since: now,
-                    why: "the endpoint answered 410".into(),
-                    revision: record.revision + 1,
-                    ..record
-                },
-            ))
+            let is_it = |record: &Record| record.revision == revision && record.switch == Switch::On;
+            let off = |record: Record| record.switched(Switch::Off, now, "the endpoint answered 410");
+            Ok(record?.filter(is_it).map(off))
         };
         match queue.server.change(&queue.key, change).await {
             Ok(None) => return,

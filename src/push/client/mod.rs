@@ -4,7 +4,6 @@
 
 mod connect;
 mod places;
-mod proxy;
 
 use std::fmt;
 use std::io;
@@ -13,11 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
-use hyper::header::{HeaderMap, PROXY_AUTHORIZATION};
-use hyper::{Request, Response, StatusCode};
+use hyper::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
+use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -25,11 +26,11 @@ use rustls::RootCertStore;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
+use url::Url;
 
 use self::connect::Connector;
 pub use self::connect::roots;
 use self::places::{Places, Used};
-pub use self::proxy::Proxy;
 use super::address::Guard;
 
 /// The most bytes of an answer that are read.
@@ -90,6 +91,43 @@ pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
 #[async_trait]
 pub trait Resolve: std::marker::Send + Sync + fmt::Debug + 'static {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
+}
+
+/// Where a proxy is, and what it wants to hear.
+#[derive(Clone)]
+pub struct Proxy {
+    uri: Uri,
+    /// The value of `Proxy-Authorization`.
+    auth: Option<HeaderValue>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Proxy({})", self.uri)
+    }
+}
+
+impl Proxy {
+    /// From `http://user:password@host:port`. The error does not show the URL: it may hold a password.
+    pub fn parse(text: &str) -> Result<Proxy, String> {
+        let wrong = || "PushProxy should be like \"http://proxy.example:3128\"".to_owned();
+        let url = Url::parse(text).map_err(|_| wrong())?;
+        let host =
+            url.host_str().filter(|_| url.scheme() == "http" && url.path() == "/").ok_or_else(wrong)?;
+        let port = url.port_or_known_default().ok_or_else(wrong)?;
+        let uri = format!("http://{host}:{port}/").parse().map_err(|_| wrong())?;
+        let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let auth = (!url.username().is_empty()).then(|| {
+            let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
+            format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+        });
+        let auth = auth.map(|auth| HeaderValue::from_str(&auth).map_err(|_| wrong())).transpose()?;
+        let auth = auth.map(|mut auth| {
+            auth.set_sensitive(true);
+            auth
+        });
+        Ok(Proxy { uri, auth })
+    }
 }
 
 /// Sends over connections of its own.
