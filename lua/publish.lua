@@ -1,12 +1,12 @@
 -- Stores the jobs of several publish calls, each call as a whole or not at all; a republish also acks the job
 -- that it replaces.
--- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | hashes of known names | indexes
---         of queues
+-- KEYS    timer_set | ready lists | job keys in publish order | keys of replaced jobs | per new queue: hash of namespaces, hash
+--         of queues, their index
 -- ARGV    #ready lists, #jobs, #replaced jobs, 1 = stage.lua has stored the values of all jobs
 --         per job: its call, its ready list (0 = delayed), ttl in ms (0 = forever), delay in us, list element or
 --         timer member, value; the delays keep jobs of one call in order that would be due together
 --         per replaced job: its call, exact timer member ('' = not known)
---         per hash and per index: the name to record; then, if there are any, #indexes
+--         per new queue: its namespace, its name
 -- (An index is there once somebody has listed the queues of a namespace.)
 -- returns {now, 0, calls that were refused since one of their ids is stored already, or, with 1000, 2000 or 3000 added,
 --         since their namespace's quota of jobs, bytes or queues is used up ...}, or {now, 1}: a key is
@@ -115,11 +115,13 @@ for replaced = 1, replaced_count do
   arg = arg + 2
 end
 forget_timers(KEYS[1], timers_of)
-for name = before_jobs + job_count + replaced_count + 1, #KEYS do
-  if quotas and not quotas.may_name(KEYS[name], ARGV[arg]) then
-    -- Nothing was stored there.
-  elseif name <= #KEYS - ARGV[#ARGV] then redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
-  elseif call('EXISTS', KEYS[name]) == 1 then redis.pcall('ZADD', KEYS[name], 0, ARGV[arg]) end
-  arg = arg + 1
+for name = before_jobs + job_count + replaced_count + 1, #KEYS, 3 do
+  redis.pcall('HSET', KEYS[name], ARGV[arg], 1)
+  -- Not of one where nothing was stored.
+  if not quotas or quotas.may_name(KEYS[name + 1], ARGV[arg + 1]) then
+    redis.pcall('HSET', KEYS[name + 1], ARGV[arg + 1], 1)
+    if call('EXISTS', KEYS[name + 2]) == 1 then redis.pcall('ZADD', KEYS[name + 2], 0, ARGV[arg + 1]) end
+  end
+  arg = arg + 2
 end
 return answer

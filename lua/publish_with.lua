@@ -2,18 +2,19 @@
 -- nothing. A key is taken while the job that it names has the expiry that it was published with: a dead job has none, a
 -- respawned one has another, and a job with a key that lives forever gets one that is very far away. So a key is free in
 -- the step in which its job goes or dies, whoever does that.
--- KEYS    timer_set | list of jobs with details | ready lists | job keys | key of the job that is replaced, if there
---         is one | record of the publish, if it is safe to repeat | per new queue: hash of namespaces, hash of queues,
---         their index
--- ARGV    #ready lists, #jobs, 1 = stage.lua has stored the values of all jobs, 1 = a job is replaced, its timer
---         member ('' = not known), fingerprint ('' = not safe to repeat), ms that the record is kept, ms that are
---         forever, what the keys of jobs, of details and of producers' keys begin with
---         per ready list: ns/queue, prefix of its timer members
---         per job: its ready list, ttl in ms (0 = forever), delay in us, due time in us ('' = after the delay), tries,
---         id, value, key ('' = none), what to do when it is taken (keep, replace or fail), or what another store's
---         job that has it means: 'duplicate <id> <due time in us>' of it, or 'replaced <id> '; the delays, and the parts of
---         a millisecond of the due times, keep jobs of one call in order that would be due together
---         per new queue: its namespace, its name
+-- KEYS    timer_set | ready lists | job keys | key of the job that is replaced, if there is one | per new queue: hash of
+--         namespaces, hash of queues, their index | list of jobs with details | record of the publish, if it is safe to repeat
+-- ARGV    a table that cmsgpack packs (what is nil is not there), per job its value if stage.lua has not stored it. The table:
+--         lists: per ready list its queue's namespace and name, prefix of its timer members, and new = 1 for a new queue
+--         jobs: per job its list, ttl in ms (0 = forever), delay in us, at, its due time in us (nil = after the delay),
+--         tries, id, key (nil = none), and as conflict what to do when the key is taken: keep, replace or fail; or what
+--         another store's job that has it means: duplicate or replaced, with that job's id as other and its due time in us as
+--         other_due. The delays, and the parts of a millisecond of the due times, keep jobs of one call in order that would
+--         be due together
+--         staged = 1: stage.lua has stored the values of all jobs; replaced: timer member of the job that is replaced, if
+--         there is one ('' = not known); fingerprint, if it is safe to repeat; remembered: ms that the record is kept; forever:
+--         ms that are forever; job_base, details_base, key_base: what the keys of jobs, of details and of producers' keys
+--         begin with
 -- returns {now, 'done' or 'replay', what became of the jobs}: a line for each of new|duplicate|replaced, id, due time
 --         in us ('' = not known), id of the replaced job; {now, 'mismatch'}; {now, 'conflict', job from 0, id of the
 --         job that has its key}; {now, 'taken'}: an id is stored already; {now, 'ended'}: a value that was stored
@@ -22,23 +23,17 @@
 --         {now, 'quota', what is used up: 1 jobs, 2 bytes, 3 queues}. Nothing has changed but for 'done'.
 -- bound   64 jobs, and 1 MiB of values or one value (the caller's); 33 timers for each queue and due time, 1,024 names of
 --         timers of the job that is replaced
-local list_count, job_count, staged = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
-local fingerprint, bases = ARGV[6], {ARGV[9], ARGV[10], ARGV[11]}
-local at = 2 + list_count + job_count
-local replaced_key, record
-if ARGV[4] == '1' then at = at + 1; replaced_key = KEYS[at] end
-if fingerprint ~= '' then at = at + 1; record = KEYS[at] end
-local first_name = at + 1
-local jobs, job_keys = {}, {}
-for i = 1, job_count do
-  local a = 11 + 2 * list_count + 9 * (i - 1)
-  local list = tonumber(ARGV[a + 1])
-  jobs[i] = {
-    list = list, group = ARGV[10 + 2 * list], member = ARGV[11 + 2 * list], ttl = ARGV[a + 2],
-    delay = tonumber(ARGV[a + 3]), at = tonumber(ARGV[a + 4]), tries = tonumber(ARGV[a + 5]), id = ARGV[a + 6],
-    value = ARGV[a + 7], key = ARGV[a + 8], conflict = ARGV[a + 9],
-  }
-  job_keys[i] = KEYS[2 + list_count + i]
+local args = cmsgpack.unpack(ARGV[1])
+local lists, jobs, staged = args.lists, args.jobs, args.staged
+local bases = {args.job_base, args.details_base, args.key_base}
+local names, record, with_details, job_keys = 2 + #lists + #jobs, nil, KEYS[#KEYS], {}
+local replaced_key = args.replaced and KEYS[names]
+if args.replaced then names = names + 1 end
+if args.fingerprint then record, with_details = KEYS[#KEYS], KEYS[#KEYS - 1] end
+for i, job in ipairs(jobs) do
+  local list = lists[job.list]
+  job.group, job.member, job.value = list.namespace .. '/' .. list.name, list.prefix, ARGV[1 + i]
+  job_keys[i] = KEYS[1 + #lists + i]
 end
 
 -- Nothing changes: values that were stored before go.
@@ -49,14 +44,14 @@ end
 
 local done = record and call('GET', record)
 if done then
-  if string.sub(done, 1, 16) ~= fingerprint then return answer('mismatch') end
+  if string.sub(done, 1, 16) ~= args.fingerprint then return answer('mismatch') end
   return answer('replay', string.sub(done, 17))
 end
 local stored = call('EXISTS', unpack(job_keys))
-if staged and stored < job_count then return answer('ended') end
+if staged and stored < #jobs then return answer('ended') end
 if not staged and stored > 0 then return {now, 'taken'} end
-for i = 1, 2 + list_count do
-  local type = call('TYPE', KEYS[i]).ok
+for i = 0, 1 + #lists do
+  local type = call('TYPE', i == 0 and with_details or KEYS[i]).ok
   if type ~= 'none' and type ~= (i == 1 and 'zset' or 'list') then return answer('type') end
 end
 
@@ -89,14 +84,11 @@ local function place(job, tail)
 end
 
 -- Look at the keys before the first write.
-for i = 1, job_count do
-  local job = jobs[i]
-  if job.key ~= '' then
+for i, job in ipairs(jobs) do
+  if job.key then
     job.record = bases[3] .. job.group .. '/' .. job.key
-    local how, other, due = string.match(job.conflict, '^(%a+) (%S+) (%d*)$')
-    local holder = how ~= 'duplicate' and call('GET', job.record)
-    job.elsewhere = other
-    if how == 'duplicate' then job.how, job.due = how, tonumber(due) end
+    if job.conflict == 'duplicate' then job.how, job.due = 'duplicate', job.other_due end
+    local holder = not job.how and call('GET', job.record)
     if holder then
       job.holder = holder
       job.holder_key = bases[1] .. job.group .. '/' .. holder
@@ -120,11 +112,11 @@ end
 
 if quotas then
   local keys, sizes, gone = {}, {}, {replaced_key}
-  for i = 1, job_count do
-    if jobs[i].how ~= 'duplicate' then
+  for i, job in ipairs(jobs) do
+    if job.how ~= 'duplicate' then
       keys[#keys + 1] = job_keys[i]
-      sizes[#keys] = not staged and #jobs[i].value or nil
-      if jobs[i].how == 'replaced' then gone[#gone + 1] = jobs[i].holder_key end
+      sizes[#keys] = not staged and #job.value or nil
+      if job.how == 'replaced' then gone[#gone + 1] = job.holder_key end
     end
   end
   local used_up = quotas.admit(keys, sizes, gone, staged and job_keys or {})
@@ -133,18 +125,17 @@ end
 
 -- The first write is a SET: a Redis that is full refuses it, and with it the whole call.
 local elements_of, timers, placed = {}, {}, {}
-for i = 1, job_count do
-  local job = jobs[i]
+for i, job in ipairs(jobs) do
   local id = job.id
   if job.how == 'duplicate' then
-    id = job.elsewhere or job.holder
+    id = job.other or job.holder
     if staged then call('UNLINK', job_keys[i]) end
   else
-    if job.ttl == '0' and job.key ~= '' then job.ttl = ARGV[8] end
+    if job.ttl == 0 and job.key then job.ttl = args.forever end
     if not staged then
-      if job.ttl == '0' then call('SET', job_keys[i], job.value)
+      if job.ttl == 0 then call('SET', job_keys[i], job.value)
       else call('SET', job_keys[i], job.value, 'PX', job.ttl) end
-    elseif job.ttl == '0' then call('PERSIST', job_keys[i])
+    elseif job.ttl == 0 then call('PERSIST', job_keys[i])
     else call('PEXPIRE', job_keys[i], job.ttl) end
     local element = struct.pack('<HH', job.tries, #id) .. id
     job.due = job.at and place(job, element) or now + job.delay
@@ -158,17 +149,16 @@ for i = 1, job_count do
       elements[#elements + 1] = element
     end
   end
-  local gone = job.how ~= 'duplicate' and (job.elsewhere or job.how == 'replaced' and job.holder)
+  local gone = job.how ~= 'duplicate' and (job.other or job.how == 'replaced' and job.holder)
   placed[i] = string.format('%s %s %s %s', gone and 'replaced' or job.how or 'new', id,
     job.due and string.format('%.0f', job.due) or '', gone or '')
 end
 if #timers > 0 then call('ZADD', KEYS[1], unpack(timers)) end
-for list = 1, list_count do
-  if elements_of[list] then call('LPUSH', KEYS[2 + list], unpack(elements_of[list])) end
+for list = 1, #lists do
+  if elements_of[list] then call('LPUSH', KEYS[1 + list], unpack(elements_of[list])) end
 end
-for i = 1, job_count do
-  local job = jobs[i]
-  if job.key ~= '' and job.how ~= 'duplicate' then
+for i, job in ipairs(jobs) do
+  if job.key and job.how ~= 'duplicate' then
     if job.how == 'replaced' then
       call('DEL', job.holder_key)
       if job.holder_timer then call('ZREM', KEYS[1], job.holder_timer) end
@@ -178,21 +168,22 @@ for i = 1, job_count do
     call('SET', job.record, job.id)
     local ends = string.format('%.0f', math.floor(now / 1000) + job.ttl)
     call('PEXPIREAT', job_keys[i], ends)
-    add_details(KEYS[2], bases, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries, 'until', ends)
+    add_details(with_details, bases, job.group .. '/' .. job.id, 'key', job.key, 'tries', job.tries, 'until', ends)
   end
 end
 if replaced_key then
   local there = call('DEL', replaced_key) == 1
-  if (ARGV[5] == '' or call('ZREM', KEYS[1], ARGV[5]) == 0) and there then forget_timers(KEYS[1], {replaced_key}) end
+  if (args.replaced == '' or call('ZREM', KEYS[1], args.replaced) == 0) and there then forget_timers(KEYS[1], {replaced_key}) end
 end
 local outcome = table.concat(placed, '\n')
-if record then call('SET', record, fingerprint .. outcome, 'PX', ARGV[7]) end
-local arg = 11 + 2 * list_count + 9 * job_count
-for name = first_name, #KEYS, 3 do
-  redis.pcall('HSET', KEYS[name], ARGV[arg + 1], 1)
-  redis.pcall('HSET', KEYS[name + 1], ARGV[arg + 2], 1)
-  -- An index is there once somebody has listed the queues of a namespace.
-  if call('EXISTS', KEYS[name + 2]) == 1 then redis.pcall('ZADD', KEYS[name + 2], 0, ARGV[arg + 2]) end
-  arg = arg + 2
+if record then call('SET', record, args.fingerprint .. outcome, 'PX', args.remembered) end
+for _, list in ipairs(lists) do
+  if list.new then
+    redis.pcall('HSET', KEYS[names], list.namespace, 1)
+    redis.pcall('HSET', KEYS[names + 1], list.name, 1)
+    -- An index is there once somebody has listed the queues of a namespace.
+    if call('EXISTS', KEYS[names + 2]) == 1 then redis.pcall('ZADD', KEYS[names + 2], 0, list.name) end
+    names = names + 3
+  end
 end
 return {now, 'done', outcome}

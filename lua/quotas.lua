@@ -94,9 +94,9 @@ function quotas.admit(keys, sizes, gone, staged)
   for key in pairs(goes) do credited[key] = true end
 end
 
--- Whether a queue's name may be added to this hash or index: not when its first publish was refused.
+-- Whether a queue's name may be added to this hash: not when its first publish was refused.
 function quotas.may_name(names, queue)
-  local name = string.match(names, '^m/ns/(.*)$') or string.match(names, '^dormouse/queues/(.*)$')
+  local name = string.match(names, '^m/ns/(.*)$')
   local namespace = name and known[name]
   return not namespace or namespace.new[queue] or plain('HEXISTS', namespace.names, queue) == 1
 end

@@ -4,7 +4,7 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `publish`, `ack`: batches of concurrent calls. `consume`, `pump`: each on a connection of its own. `ack`, `give_back`
-//!   and `hand_over` (touch, release, bury), which end hand-overs, share one. `publish_with`, `peek`, `inspect`, `list_jobs`,
+//!   and `hand_over` (touch, release, bury), which end hand-overs, share one. `keys`, `peek`, `inspect`, `list_jobs`,
 //!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
@@ -26,13 +26,13 @@ mod give_back;
 mod hand_over;
 mod in_time;
 mod inspect;
+mod keys;
 pub(crate) mod layout;
 mod list_jobs;
 mod list_queues;
 mod pause;
 mod peek;
 mod publish;
-mod publish_with;
 mod pump;
 mod quotas;
 mod reply;
@@ -58,8 +58,8 @@ use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Placing, Publication,
+    Published, Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
@@ -94,6 +94,8 @@ pub(crate) struct RedisCore {
     /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
     /// and gain nothing.
     publishing: [SharedConnection; 2],
+    /// Publications that share script calls.
+    publishes: Caller<publish::Plain, Published>,
     consumes: SharedConnection,
     /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
     pumps: SharedConnection,
@@ -124,7 +126,6 @@ pub(crate) struct RedisCore {
 #[derive(Debug)]
 pub struct RedisEngine {
     core: Arc<RedisCore>,
-    publishes: Caller<publish::Publish, ()>,
     acks: Caller<JobRef, ()>,
     /// Ends the tasks of an engine that is dropped without `close`.
     _closing: [DropGuard; 2],
@@ -146,11 +147,14 @@ impl RedisEngine {
             Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
         let [publishing, publishing_too, consumes, pumps, hand_overs, shared] =
             std::array::from_fn(|_| SharedConnection::new(connections.clone()));
+        let (publishes, publish_calls) = batch::channel(MAX_WAITING, publish::LIMIT);
+        let (acks, ack_calls) = batch::channel(MAX_WAITING, ack::LIMIT);
         let core = Arc::new(RedisCore {
             pool,
             connections: connections.clone(),
             outage,
             publishing: [publishing.0, publishing_too.0],
+            publishes,
             consumes: consumes.0,
             pumps: pumps.0,
             hand_overs: hand_overs.0,
@@ -188,8 +192,6 @@ impl RedisEngine {
             core.keepers.spawn_essential(name, keep);
         }
         core.spawn_finisher();
-        let (publishes, publish_calls) = batch::channel(MAX_WAITING, publish::LIMIT);
-        let (acks, ack_calls) = batch::channel(MAX_WAITING, ack::LIMIT);
         let (publish_calls, ack_calls) =
             (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
         for own in 0..core.publishing.len() {
@@ -205,7 +207,7 @@ impl RedisEngine {
         // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
         // stop.
         let _ = connections.all_up(FIRST_CONNECTIONS).await;
-        Ok(Arc::new(RedisEngine { core, publishes, acks, _closing: guards }))
+        Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
@@ -228,6 +230,11 @@ impl RedisCore {
     }
 }
 
+fn plain(jobs: Vec<NewJob>, replaces: Option<JobRef>) -> Publication {
+    let jobs = jobs.into_iter().map(|job| Placing { job, at: None, key: None }).collect();
+    Publication { jobs, replaces, once: None }
+}
+
 #[async_trait]
 impl Engine for RedisEngine {
     fn now(&self) -> Millis {
@@ -235,16 +242,18 @@ impl Engine for RedisEngine {
     }
 
     async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        self.publishes.call(publish::Publish { jobs, old: None }).await
+        self.core.open()?;
+        self.core.publish(plain(jobs, None)).await.map(drop)
     }
 
     async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        self.publishes.call(publish::Publish { jobs: vec![new], old: Some(old) }).await
+        self.core.open()?;
+        self.core.publish(plain(vec![new], Some(old))).await.map(drop)
     }
 
     async fn publish_with(&self, publication: Publication) -> Result<Published> {
         self.core.open()?;
-        self.core.publish_with(publication).await
+        self.core.publish(publication).await
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {

@@ -1,5 +1,5 @@
-//! The keys of a pool of jobs, and the packed elements and members in them. Nothing else in Rust makes them (the
-//! scripts append ids to the prefixes made here, and the pump and consume scripts pack elements and members). All
+//! The keys of a pool of jobs, and the packed elements and members in them. Nothing else in Rust makes them. (Scripts
+//! append ids to the prefixes made here, and those that move or look for jobs pack elements and members too.) All
 //! but those that begin with `dormouse/` are lmstfy's: both kinds of server read and write these bytes at the same
 //! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 

@@ -1,5 +1,6 @@
-//! lmstfy's layout: the keys, the values and the scripts of lua/. Opens no connection.
+//! lmstfy's layout: the keys, the values, and the scripts of lua/ and what they take. Opens no connection.
 
+pub mod fields;
 pub mod keys;
 pub mod scripts;
 pub mod times;

@@ -1,0 +1,53 @@
+//! What is remembered of publishes: by the key of a job, to find and to cancel it, and by that of a call that is safe to
+//! repeat.
+
+use super::RedisCore;
+use super::layout::keys;
+use super::publish::read_placed;
+use crate::engine::{Once, Published};
+use crate::error::{Error, Result};
+use crate::job::{JobRef, JobView};
+use crate::name::{JobKey, Queue};
+
+impl RedisCore {
+    /// What became of a call that is safe to repeat, if it is remembered.
+    pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        let record = keys::once(queue, &once.key);
+        let done: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(record)).await?;
+        let Some(done) = done else { return Ok(None) };
+        let Some(lines) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
+        let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
+        let placed = placed.ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))?;
+        Ok(Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect())))
+    }
+
+    /// The job that has this key.
+    pub async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+        let id: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(keys::job_key(queue, key))).await?;
+        let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
+        let job = JobRef { queue: queue.clone(), id };
+        let mut view = self.inspect(&job).await?;
+        // It may be among those that a destroy has set aside.
+        if view.as_ref().is_some_and(|view| view.state.is_none())
+            && self.shared.query(redis::cmd("EXISTS").arg(keys::set_aside(queue))).await?
+        {
+            self.finish_set_aside(queue).await?;
+            view = self.inspect(&job).await?;
+        }
+        Ok(view.filter(|view| view.key.as_ref() == Some(key)))
+    }
+
+    /// Forgets the job that has this key.
+    pub async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
+        let [jobs, details, _] = keys::BASES;
+        let mut cmd = self.scripts.cancel_key.call(2);
+        cmd.arg(keys::TIMER_SET).arg(keys::job_key(queue, key));
+        cmd.arg(keys::group(queue)).arg(keys::member_prefix(queue)).arg(jobs).arg(details);
+        loop {
+            match self.run::<i64>(&self.shared, &self.scripts.cancel_key, cmd.clone()).await? {
+                -1 => self.finish_set_aside(queue).await?,
+                cancelled => return Ok(cancelled == 1),
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The two scripts that publish: what a call of each takes, and what it answers. Sends nothing.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+
+use super::super::RedisCore;
+use super::super::connection::fault::{Fault, Outcome};
+use super::super::layout::fields::Fields;
+use super::super::layout::times::{micros, ttl_millis};
+use super::super::layout::{keys, value};
+use super::super::reply::{id_taken, over_quota, read};
+use crate::clock::Micros;
+use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobRef, NewJob};
+use crate::name::Queue;
+
+/// What became of each job, and when it is due, in microseconds.
+pub type Stored = Vec<(Placed, Option<Micros>)>;
+
+/// A script call, and what its answer is read with.
+pub struct Step {
+    pub plain: bool,
+    pub cmd: Cmd,
+    /// The queues whose names it records.
+    pub new: Vec<Queue>,
+    /// Of each job of a plain one: how long after the call it is due.
+    pub delays: Vec<Micros>,
+}
+
+/// What the script answers.
+pub enum Answer {
+    /// All but the refused calls are stored. A plain one says no more.
+    Stored { refused: HashMap<usize, Error>, placed: Option<Stored> },
+    /// The only call is answered so, and nothing has changed.
+    Unchanged(Published),
+    /// A value that was stored before has ended.
+    Ended,
+    /// A key has the wrong type, so nothing was stored.
+    WrongType,
+    /// What a destroy has set aside of the queue of this job must be deleted first.
+    SetAside(usize),
+}
+
+impl RedisCore {
+    /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
+    pub fn plain_step(&self, calls: &[Publication], jobs: &[&NewJob], staged: bool) -> Result<Step> {
+        let (lists, list_of) = lists_of(jobs);
+        let new = self.new_queues(&lists);
+        let replaced = || calls.iter().enumerate().filter_map(|(i, call)| Some((i, call.replaces.as_ref()?)));
+        let keys = keys_of(&lists, jobs, replaced().map(|(_, old)| old), &new);
+        let mut cmd = self.scripts.publish.call(keys.len());
+        cmd.arg(&keys);
+        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced().count()).arg(u8::from(staged));
+        let call_of = calls.iter().enumerate().flat_map(|(i, call)| call.jobs.iter().map(move |_| i));
+        let (mut in_order, mut delays) = (InOrder::default(), Vec::with_capacity(jobs.len()));
+        for ((job, list), call) in jobs.iter().zip(list_of).zip(call_of) {
+            let (tries, ttl) = (job.tries.get(), job.ttl.map_or(0, ttl_millis));
+            if job.delay.is_zero() {
+                cmd.arg(call).arg(list).arg(ttl).arg(0).arg(keys::element(tries, &job.id));
+                delays.push(0);
+            } else {
+                let member = keys::member(&job.queue, tries, &job.id);
+                let delay = micros(job.delay) + in_order.later(list, &member);
+                cmd.arg(call).arg(0).arg(ttl).arg(delay).arg(member);
+                delays.push(delay);
+            }
+            let value =
+                if staged { Bytes::new() } else { value::encode(&job.id, &job.body, &job.attributes)? };
+            cmd.arg(&value[..]);
+        }
+        for (call, old) in replaced() {
+            cmd.arg(call).arg(self.known_timer(old));
+        }
+        for queue in &new {
+            cmd.arg(queue.namespace.as_str()).arg(queue.name.as_str());
+        }
+        Ok(Step { plain: true, cmd, new, delays })
+    }
+
+    /// The call of lua/publish_with.lua.
+    pub fn keyed_step(&self, call: &Publication, jobs: &[&NewJob], staged: bool) -> Result<Step> {
+        let (lists, list_of) = lists_of(jobs);
+        let new = self.new_queues(&lists);
+        let mut keys = keys_of(&lists, jobs, call.replaces.iter(), &new);
+        keys.push(keys::WITH_DETAILS.into());
+        let [job_base, details_base, key_base] = keys::BASES;
+        let mut args = Fields::default();
+        args.number("forever", value::FOREVER);
+        args.text("job_base", job_base).text("details_base", details_base).text("key_base", key_base);
+        if staged {
+            args.number("staged", 1);
+        }
+        if let Some(old) = &call.replaces {
+            args.text("replaced", self.known_timer(old));
+        }
+        if let (Some(once), Some(first)) = (&call.once, jobs.first()) {
+            keys.push(keys::once(&first.queue, &once.key));
+            args.text("fingerprint", once.fingerprint).number("remembered", REMEMBERED.as_millis() as u64);
+        }
+        let list = |queue: &&Queue| {
+            let mut list = Fields::default();
+            list.text("namespace", queue.namespace.as_str()).text("name", queue.name.as_str());
+            list.text("prefix", keys::member_prefix(queue));
+            if new.contains(queue) {
+                list.number("new", 1);
+            }
+            list
+        };
+        args.list("lists", &lists.iter().map(list).collect::<Vec<_>>());
+        let mut in_order = InOrder::default();
+        let placings = call.jobs.iter().zip(list_of).map(|(placing, list)| {
+            let Placing { job, .. } = placing;
+            let later = in_order.later(list, &keys::member(&job.queue, job.tries.get(), &job.id));
+            fields_of(placing, list, later)
+        });
+        args.list("jobs", &placings.collect::<Vec<_>>());
+        let mut cmd = self.scripts.publish_with.call(keys.len());
+        cmd.arg(&keys).arg(args.to_arg());
+        for job in jobs.iter().filter(|_| !staged) {
+            cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
+        }
+        Ok(Step { plain: false, cmd, new, delays: Vec::new() })
+    }
+
+    /// Those of these queues whose names are not known to be recorded.
+    fn new_queues(&self, lists: &[&Queue]) -> Vec<Queue> {
+        lists.iter().filter(|queue| !self.recorded_queues.has(queue)).copied().cloned().collect()
+    }
+
+    /// The timer member of a job that is replaced, if this process knows it.
+    fn known_timer(&self, old: &JobRef) -> Vec<u8> {
+        let tries = self.tries.remove(&old.id);
+        tries.map(|tries| keys::member(&old.queue, tries, &old.id)).unwrap_or_default()
+    }
+}
+
+/// The queues of these jobs, and which of them each job's is, counted from 1.
+fn lists_of<'a>(jobs: &[&'a NewJob]) -> (Vec<&'a Queue>, Vec<usize>) {
+    let (mut lists, mut numbers) = (Vec::new(), HashMap::new());
+    let number = |job: &&'a NewJob| {
+        *numbers.entry(&job.queue).or_insert_with(|| {
+            lists.push(&job.queue);
+            lists.len()
+        })
+    };
+    let list_of = jobs.iter().map(number).collect();
+    (lists, list_of)
+}
+
+/// The keys that both scripts begin with.
+fn keys_of<'a>(
+    lists: &[&Queue],
+    jobs: &[&NewJob],
+    replaced: impl Iterator<Item = &'a JobRef>,
+    new: &[Queue],
+) -> Vec<Vec<u8>> {
+    let lists = lists.iter().map(|queue| keys::ready(queue));
+    let jobs = jobs.iter().map(|job| keys::job(&job.queue, &job.id));
+    let replaced = replaced.map(|old| keys::job(&old.queue, &old.id));
+    let names = |Queue { namespace, .. }: &Queue| {
+        [keys::NAMESPACES.to_owned(), keys::queues_of(namespace), keys::index_of(namespace)]
+    };
+    let all = lists.chain(jobs).chain(replaced).chain(new.iter().flat_map(names));
+    std::iter::once(keys::TIMER_SET.to_owned()).chain(all).map(String::into_bytes).collect()
+}
+
+/// A job as lua/publish_with.lua takes it.
+fn fields_of(Placing { job, at, key }: &Placing, list: usize, later: Micros) -> Fields {
+    let mut fields = Fields::default();
+    fields.number("list", list as u64).number("ttl", job.ttl.map_or(0, ttl_millis));
+    fields.number("delay", if job.delay.is_zero() { 0 } else { micros(job.delay) + later });
+    if let Some(at) = at {
+        fields.number("at", at * 1000 + later); // check has bounded it
+    }
+    fields.number("tries", job.tries.get().into()).text("id", job.id.to_string());
+    if let Some((key, conflict)) = key {
+        fields.text("key", key.as_str());
+        match conflict {
+            OnConflict::Keep => fields.text("conflict", "keep"),
+            OnConflict::Replace => fields.text("conflict", "replace"),
+            OnConflict::Fail => fields.text("conflict", "fail"),
+            OnConflict::Elsewhere(Placed { id, due_at, how }) => match how {
+                How::New => fields.text("conflict", "replace"),
+                How::Replaced(old) => fields.text("conflict", "replaced").text("other", old.to_string()),
+                How::Duplicate => {
+                    if let Some(at) = due_at {
+                        fields.number("other_due", at.saturating_mul(1000));
+                    }
+                    fields.text("conflict", "duplicate").text("other", id.to_string())
+                }
+            },
+        };
+    }
+    fields
+}
+
+/// Keeps delayed jobs of one call in order that would be due together: timers of one score stand in the order of their
+/// members, which begin with queue and tries.
+#[derive(Debug, Default)]
+struct InOrder {
+    /// The last member of each list.
+    last: HashMap<usize, Vec<u8>>,
+    later: Micros,
+}
+
+impl InOrder {
+    /// How many microseconds later than asked for the job of the next member is due.
+    fn later(&mut self, list: usize, member: &[u8]) -> Micros {
+        let last = self.last.insert(list, member.to_vec());
+        if last.is_some_and(|last| *member < last[..]) {
+            self.later += 2; // delayed jobs are due at even microseconds
+        }
+        self.later
+    }
+}
+
+pub fn unreadable() -> Fault {
+    Fault::unreadable("publish")
+}
+
+/// What lua/publish.lua answers.
+pub fn read_plain(reply: Value) -> Outcome<(Micros, Answer)> {
+    let refusal = |refused: &u64| {
+        let error = if *refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
+        ((refused % 1000) as usize, error)
+    };
+    let answer = match &redis::from_redis_value::<Vec<u64>>(reply)?[..] {
+        [now, 0, refused @ ..] => {
+            (*now, Answer::Stored { refused: refused.iter().map(refusal).collect(), placed: None })
+        }
+        [now, 1, ..] => (*now, Answer::WrongType),
+        [now, 2, ..] => (*now, Answer::Ended),
+        _ => return Err(unreadable()),
+    };
+    Ok(answer)
+}
+
+/// What became of the jobs of plain calls, which lua/publish.lua does not say: delayed ones are due at even microseconds.
+pub fn placed_plain(jobs: &[&NewJob], delays: &[Micros], now: Micros) -> Stored {
+    let place = |(job, delay): (&&NewJob, &Micros)| {
+        let due = if *delay == 0 { now } else { (now + delay).next_multiple_of(2) };
+        (Placed { id: job.id, due_at: Some(due / 1000), how: How::New }, Some(due))
+    };
+    jobs.iter().zip(delays).map(place).collect()
+}
+
+/// What lua/publish_with.lua answers.
+pub fn read_keyed(reply: Value) -> Outcome<(Micros, Answer)> {
+    let reply: Vec<Value> = redis::from_redis_value(reply)?;
+    let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
+    let first = || rest.first().ok_or_else(unreadable);
+    let placed = || read_placed(&read::<String>(first()?)?).ok_or_else(unreadable);
+    let refused = |error| Answer::Stored { refused: HashMap::from([(0, error)]), placed: Some(Vec::new()) };
+    let answer = match &*read::<String>(what)? {
+        "done" => Answer::Stored { refused: HashMap::new(), placed: Some(placed()?) },
+        "replay" => {
+            Answer::Unchanged(Published::Replay(placed()?.into_iter().map(|(placed, _)| placed).collect()))
+        }
+        "mismatch" => Answer::Unchanged(Published::Mismatch),
+        "conflict" => {
+            let id: String = read(rest.get(1).ok_or_else(unreadable)?)?;
+            let id = JobId::parse(&id).ok_or_else(unreadable)?;
+            Answer::Unchanged(Published::Conflict { index: read(first()?)?, id })
+        }
+        "taken" => refused(id_taken()),
+        "quota" => refused(over_quota(read(first()?)?)),
+        "ended" => Answer::Ended,
+        "type" => Answer::WrongType,
+        "set_aside" => Answer::SetAside(read(first()?)?),
+        _ => return Err(unreadable()),
+    };
+    Ok((read(now)?, answer))
+}
+
+/// What became of each job, from the lines that lua/publish_with.lua writes.
+pub fn read_placed(lines: &str) -> Option<Stored> {
+    let read = |line: &str| {
+        let mut words = line.split(' ');
+        let (how, id, due, old) = (words.next()?, words.next()?, words.next()?, words.next()?);
+        let how = match how {
+            "new" => How::New,
+            "duplicate" => How::Duplicate,
+            "replaced" => How::Replaced(JobId::parse(old)?),
+            _ => return None,
+        };
+        let due: Option<Micros> = if due.is_empty() { None } else { Some(due.parse().ok()?) };
+        let due_at = due.map(|due| due / 1000);
+        Some((Placed { id: JobId::parse(id)?, due_at, how }, due))
+    };
+    lines.split('\n').map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_say_what_became_of_jobs() {
+        let (a, b) = ("01AAAAAAAAAAAAAAAAAAAAAAAA", "101AAAAAAAAAAAAAAAAAAAAAAAB");
+        let lines = format!("new {a} 1700000000000999 \nduplicate {b}  \nreplaced {a} 5000 {b}");
+        let [a, b] = [a, b].map(|id| JobId::parse(id).expect("an id"));
+        let placed = read_placed(&lines).expect("as the script writes them");
+        let placed: Vec<_> = placed.into_iter().map(|(p, _)| (p.id, p.due_at, p.how)).collect();
+        assert_eq!(
+            placed,
+            [
+                (a, Some(1_700_000_000_000), How::New),
+                (b, None, How::Duplicate),
+                (a, Some(5), How::Replaced(b))
+            ]
+        );
+        for bad in [
+            "",
+            "new",
+            "old 01AAAAAAAAAAAAAAAAAAAAAAAA 1 ",
+            "new x 1 ",
+            "replaced 01AAAAAAAAAAAAAAAAAAAAAAAA 1 ",
+        ] {
+            assert!(read_placed(bad).is_none(), "{bad:?} is no such line");
+        }
+    }
+}
