@@ -205,11 +205,6 @@ fn whole(read: &[u8]) -> Option<(u16, Vec<u8>)> {
     (body.len() >= length).then(|| (status, body[..length].to_vec()))
 }
 
-fn signal(redis: &RedisServer, name: &str) {
-    let status = std::process::Command::new("kill").args([name, &redis.pid().to_string()]).status();
-    assert!(status.is_ok_and(|status| status.success()), "kill {name} works");
-}
-
 async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     // Tokens are kept elsewhere, so that requests reach the stalled Redis, and do not stop at their tokens.
     let (redis, admin) = (RedisServer::start(), RedisServer::start());
@@ -239,9 +234,9 @@ async fn what_is_asked_in_vain_is_not_done_later(stall: Stall) {
     let consumers: Vec<_> = (0..CONSUMERS).map(|n| tokio::spawn(fleet.clone().consumer(n))).collect();
     // Everybody is at work.
     crate::support::wait::until("every consumer had a job", async || fleet.deliveries() > CONSUMERS).await;
-    signal(&redis, "-STOP");
+    let stalled = redis.stall();
     tokio::time::sleep(stall.lasts).await;
-    signal(&redis, "-CONT");
+    drop(stalled);
     *fleet.over.lock() = Some(Instant::now());
     tokio::time::sleep(Duration::from_secs(2)).await;
     fleet.publishing.store(false, Ordering::SeqCst);

@@ -477,11 +477,7 @@ async fn a_server_that_hangs_is_away_and_heals() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     engine.publish(vec![small(&q, 1)]).await.expect("published");
-    let signal = |name: &str| {
-        let status = std::process::Command::new("kill").args([name, &server.pid().to_string()]).status();
-        assert!(status.expect("kill runs").success(), "kill {name}");
-    };
-    signal("-STOP");
+    let stalled = server.stall();
     for n in 2..4 {
         let publish = within("answered", engine.publish(vec![small(&q, n)])).await;
         assert!(matches!(publish, Err(Error::Away(_))), "the server hangs, came {publish:?}");
@@ -500,7 +496,7 @@ async fn a_server_that_hangs_is_away_and_heals() {
         }
     });
     answers.await.expect("twenty sizes are answered within one timeout, not several");
-    signal("-CONT");
+    drop(stalled);
     until_back("publish heals", || engine.publish(vec![small(&q, 9)])).await;
     until_back("size heals", || engine.size(&q)).await;
 }

@@ -38,12 +38,6 @@ fn tell(server: &RedisServer, command: &[&str]) {
     redis::cmd(command[0]).arg(&command[1..]).exec(&mut server.connection()).expect("the Redis does it");
 }
 
-/// Stops or continues the process of a server.
-fn signal(server: &RedisServer, name: &str) {
-    let status = std::process::Command::new("kill").args([name, &server.pid().to_string()]).status();
-    assert!(status.expect("kill runs").success(), "kill {name}");
-}
-
 /// Calls every verb until each has worked once. Answers how long that took for each.
 async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration> {
     let began = Instant::now();
@@ -200,7 +194,7 @@ async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_
     engine.publish((0..20).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
     let acked = consume(&engine, &q, 1, TTR).await.expect("consumed").remove(0);
     let given_back = consume(&engine, &q, 1, TTR).await.expect("consumed");
-    signal(&server, "-STOP");
+    let stalled = server.stall();
     let began = Instant::now();
     let mut calls = tokio::task::JoinSet::new();
     for n in 100..120 {
@@ -222,7 +216,7 @@ async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_
     }
     let answered = began.elapsed();
     assert!(answered < Duration::from_secs(10), "callers waited {answered:?}");
-    signal(&server, "-CONT");
+    drop(stalled);
     all_work(&engine).await;
     within("given back", giving_back).await.expect("no panic").expect("it is tried until the Redis is back");
     let conn = &mut server.connection();

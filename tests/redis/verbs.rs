@@ -490,13 +490,7 @@ async fn pauses_leave_nothing() {
 async fn consumes_that_wait_for_the_pauses_wait_together() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
-    let status = |signal: &str| {
-        std::process::Command::new("kill")
-            .args([signal, &server.pid().to_string()])
-            .status()
-            .expect("kill runs")
-    };
-    assert!(status("-STOP").success(), "it is stopped");
+    let stalled = server.stall();
     // What is remembered of the pauses gets too old.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let began = Instant::now();
@@ -511,7 +505,7 @@ async fn consumes_that_wait_for_the_pauses_wait_together() {
         assert!(answer.is_err(), "a server that cannot hear of a pause hands out nothing: {answer:?}");
     }
     let took = began.elapsed();
-    assert!(status("-CONT").success(), "it goes on");
+    drop(stalled);
     assert!(took < Duration::from_secs(8), "six consumes waited for {took:?}");
 }
 
