@@ -1,4 +1,4 @@
-//! Holds the sentences of the crate's documentation about who may use whom ("Who may use whom" in src/lib.rs),
+//! Holds the sentences of the documentation about who may use whom (docs/design.md, "Map"),
 //! and the form that every module and script has.
 
 use std::collections::{BTreeMap, BTreeSet};
