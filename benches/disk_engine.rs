@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use dormouse::clock::{SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Engine, Held, JobList, OnConflict, Once, Placing, Publication, Release};
+use dormouse::engine::{
+    Engine, Held, JobList, OnConflict, Once, Placing, Publication, Release, Released, Tries,
+};
 use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -145,11 +147,11 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
     many(ops, move |n| {
         let (engine, maker) = (engine.clone(), maker.clone());
         async move {
-            engine.publish(vec![maker.job(n, Duration::ZERO)]).await.expect("published");
+            engine.publish(vec![maker.job(n, Duration::ZERO)].into()).await.expect("published");
             let ttr = Duration::from_secs(600);
             let jobs = engine.consume(&queue(n).into(), &[ttr]).await.expect("consumed").jobs;
             for job in jobs {
-                engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                engine.ack(&job.queue, &[(job.id, None)]).await.expect("acked");
             }
         }
     })
@@ -178,7 +180,10 @@ async fn paced(sync: Sync) {
                 for n in 0..(PACE * PACED) as usize / CALLERS {
                     ticks.tick().await;
                     let began = Instant::now();
-                    engine.publish(vec![maker.job(caller + n, Duration::ZERO)]).await.expect("published");
+                    engine
+                        .publish(vec![maker.job(caller + n, Duration::ZERO)].into())
+                        .await
+                        .expect("published");
                     publishes.saturating_record(began.elapsed().as_micros() as u64);
                     let began = Instant::now();
                     let ttr = Duration::from_secs(600);
@@ -186,7 +191,7 @@ async fn paced(sync: Sync) {
                         engine.consume(&queue(caller + n).into(), &[ttr]).await.expect("consumed").jobs;
                     consumes.saturating_record(began.elapsed().as_micros() as u64);
                     for job in jobs {
-                        engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                        engine.ack(&job.queue, &[(job.id, None)]).await.expect("acked");
                     }
                 }
                 (publishes, consumes)
@@ -266,8 +271,8 @@ async fn fill(path: &Path, due: u64) {
     let work = async {
         for n in 0..delayed_jobs() / 64 {
             let delay = Duration::from_millis(due.saturating_sub(system_now()).max(1));
-            let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect();
-            engine.publish(batch).await.expect("published");
+            let batch = (0..64).map(|i| maker.job(n as usize + i, delay)).collect::<Vec<_>>();
+            engine.publish(batch.into()).await.expect("published");
         }
     };
     measure("delayed: publish by 64", path, delayed_jobs(), work).await;
@@ -279,7 +284,7 @@ async fn publish(engine: &Arc<DiskEngine>, path: &Path, name: &str, ops: u64, de
     let e = engine.clone();
     let work = many(ops, move |n| {
         let (engine, maker) = (e.clone(), maker.clone());
-        async move { engine.publish(vec![maker.job(n, delay)]).await.expect("published") }
+        async move { drop(engine.publish(vec![maker.job(n, delay)].into()).await.expect("published")) }
     });
     measure(name, path, ops, work).await;
 }
@@ -299,7 +304,7 @@ async fn drain(engine: &Arc<DiskEngine>, path: &Path, name: &str, jobs: u64, cou
                 let jobs = engine.consume(&queue(at).into(), &ttrs).await.expect("consumed").jobs;
                 empty = if jobs.is_empty() { empty + 1 } else { 0 };
                 for job in jobs {
-                    engine.ack(JobRef { queue: job.queue, id: job.id }).await.expect("acked");
+                    engine.ack(&job.queue, &[(job.id, None)]).await.expect("acked");
                     left.fetch_sub(1, Ordering::Relaxed);
                 }
             }
@@ -325,8 +330,8 @@ async fn rest(jobs: u64, body: usize) {
     let maker = Arc::new(Maker::new(body));
     let backlog = jobs / 10;
     for n in (0..backlog as usize).step_by(50) {
-        let batch = (n..n + 50).map(|n| maker.job(n, Duration::ZERO)).collect();
-        engine.publish(batch).await.expect("published");
+        let batch = (n..n + 50).map(|n| maker.job(n, Duration::ZERO)).collect::<Vec<_>>();
+        engine.publish(batch.into()).await.expect("published");
     }
     let work = cycles(&engine, maker, jobs - backlog);
     measure(&format!("rest: {jobs} of {body} bytes"), path, jobs - backlog, work).await;
@@ -361,7 +366,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
             async move {
                 let name = format!("order-{n}");
                 let publication = publication(job, keyed.then_some(&name), safe.then_some(&name));
-                engine.publish_with(publication).await.expect("published");
+                engine.publish(publication).await.expect("published");
             }
         });
         measure(&format!("verbs: publish with {name}"), path, OPS, work).await;
@@ -384,7 +389,10 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let (e, h) = (engine.clone(), held.clone());
     let work = many(share, move |n| {
         let (engine, held) = (e.clone(), h.clone());
-        async move { engine.ack(name(&held[at(n, 0)])).await.expect("acked") }
+        async move {
+            let job = &held[at(n, 0)];
+            engine.ack(&job.queue, &[(job.id, None)]).await.expect("acked");
+        }
     });
     measure("verbs: ack", path, share, work).await;
     let (e, h) = (engine.clone(), held.clone());
@@ -395,7 +403,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
             let hundred = &held[at(100 * n, 1)..at(100 * n + 100, 1)];
             for of in hundred.chunk_by(|a, b| a.queue == b.queue) {
                 let jobs: Vec<_> = of.iter().map(|job| (job.id, Some(job.proof()))).collect();
-                engine.ack_many(&of[0].queue, &jobs).await.expect("acked");
+                engine.ack(&of[0].queue, &jobs).await.expect("acked");
             }
         }
     });
@@ -415,7 +423,7 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
         let (e, h) = (engine.clone(), held.clone());
         let work = many(share, move |n| {
             let (engine, job) = (e.clone(), h[at(n, part)].clone());
-            let release = Release { delay, restore_try: true, reason: None };
+            let release = Release { delay, tries: Tries::Restore, reason: None };
             async move {
                 let released = engine.release(&name(&job), job.proof(), release).await;
                 assert!(matches!(released, Ok(Held::Done(_))), "it is held: {released:?}");
@@ -427,8 +435,8 @@ async fn verbs(engine: &Arc<DiskEngine>, path: &Path) {
     let work = many(share, move |n| {
         let (engine, job) = (e.clone(), h[at(n, 5)].clone());
         async move {
-            let buried = engine.bury(&name(&job), job.proof(), None).await;
-            assert!(matches!(buried, Ok(Held::Done(()))), "it is held: {buried:?}");
+            let buried = engine.release(&name(&job), job.proof(), Release::bury(None)).await;
+            assert!(matches!(buried, Ok(Held::Done(Released::Dead))), "it is held: {buried:?}");
         }
     });
     measure("verbs: bury", path, share, work).await;
@@ -440,8 +448,9 @@ async fn list(engine: &Arc<DiskEngine>, state: JobState) {
     let (maker, q) = (Arc::new(Maker::new(100)), queue(0));
     let delay = if state == JobState::Delayed { Duration::from_secs(3600) } else { Duration::ZERO };
     for n in 0..JOBS / 64 {
-        let batch = (0..64).map(|i| NewJob { queue: q.clone(), ..maker.job(n * 64 + i, delay) }).collect();
-        engine.publish(batch).await.expect("published");
+        let batch =
+            (0..64).map(|i| NewJob { queue: q.clone(), ..maker.job(n * 64 + i, delay) }).collect::<Vec<_>>();
+        engine.publish(batch.into()).await.expect("published");
     }
     let took = Arc::new(Mutex::new(Vec::new()));
     let publishing = |ops: u64| {
@@ -451,7 +460,7 @@ async fn list(engine: &Arc<DiskEngine>, state: JobState) {
             let job = NewJob { queue: queue(1), ..maker.job(n, Duration::ZERO) };
             async move {
                 let began = Instant::now();
-                engine.publish(vec![job]).await.expect("published");
+                engine.publish(vec![job].into()).await.expect("published");
                 took.lock().push(began.elapsed());
             }
         })
@@ -558,7 +567,7 @@ async fn section(name: &str) {
             );
             let wait = due.saturating_sub(system_now()) + 10;
             tokio::time::sleep(Duration::from_millis(wait)).await;
-            let work = async { while engine.pump(500).await.expect("pumped").moved > 0 {} };
+            let work = async { while engine.pump().await.expect("pumped").moved > 0 {} };
             measure("delayed: pump what is due", path, jobs, work).await;
             let left = engine.stats().await.expect("figures").timers;
             assert_eq!(left, 0, "all were due");
@@ -577,7 +586,10 @@ async fn section(name: &str) {
                         .expect("letters, a dash and digits");
                     let queue = Queue { namespace: queue(0).namespace, name };
                     let job = || NewJob { queue: queue.clone(), ..maker.job(0, Duration::ZERO) };
-                    engine.publish((0..64).map(|_| job()).collect()).await.expect("published");
+                    engine
+                        .publish((0..64).map(|_| job()).collect::<Vec<_>>().into())
+                        .await
+                        .expect("published");
                 }
             });
             measure("queues: publish by 64", path, (BACKLOGS * BACKLOG) as u64, work).await;
@@ -598,9 +610,9 @@ async fn section(name: &str) {
             let began = Instant::now();
             let mut jobs = 0;
             let refused = loop {
-                let batch = (0..64).map(|i| maker.job(jobs as usize + i, Duration::ZERO)).collect();
-                match engine.publish(batch).await {
-                    Ok(()) => jobs += 64,
+                let batch = (0..64).map(|i| maker.job(jobs as usize + i, Duration::ZERO)).collect::<Vec<_>>();
+                match engine.publish(batch.into()).await {
+                    Ok(_) => jobs += 64,
                     Err(e) => break e,
                 }
             };
@@ -624,7 +636,7 @@ async fn section(name: &str) {
                 free_mb(&dir)
             );
             let began = Instant::now();
-            while engine.publish(vec![maker.job(0, Duration::ZERO)]).await.is_err() {
+            while engine.publish(vec![maker.job(0, Duration::ZERO)].into()).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             println!("  a publish is taken {:?} later, with {} MB free", began.elapsed(), free_mb(&dir));
@@ -641,8 +653,8 @@ async fn section(name: &str) {
             let maker = Maker::new(1 << 20);
             let work = async {
                 for n in 0..4 {
-                    let batch = (0..64).map(|i| maker.job(n + i, Duration::ZERO)).collect();
-                    engine.publish(batch).await.expect("published");
+                    let batch = (0..64).map(|i| maker.job(n + i, Duration::ZERO)).collect::<Vec<_>>();
+                    engine.publish(batch.into()).await.expect("published");
                 }
             };
             measure("large: publish 256 of 1 MiB", path, 256, work).await;

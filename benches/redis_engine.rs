@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release};
+use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release, Respawn, Tries};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -108,7 +108,7 @@ async fn calls() {
                         delay: Duration::ZERO,
                         tries: NonZeroU16::MIN,
                     };
-                    e.publish(vec![job]).await.expect("published");
+                    e.publish(vec![job].into()).await.expect("published");
                 }
             })
             .await;
@@ -124,7 +124,7 @@ async fn calls() {
             let (e, queue) = (engine.clone(), q.clone());
             phase("ack", &server, callers, move |i| {
                 let (e, job) = (e.clone(), JobRef { queue: queue.clone(), id: made[i] });
-                async move { e.ack(job).await.expect("acked") }
+                async move { drop(e.ack(&job.queue, &[(job.id, None)]).await.expect("acked")) }
             })
             .await;
             engine.close().await;
@@ -170,7 +170,7 @@ async fn fill(engine: &RedisEngine, q: &Queue, jobs: usize, delay: Duration) {
             delay,
             tries: NonZeroU16::MIN,
         });
-        engine.publish(some.collect()).await.expect("published");
+        engine.publish(some.collect::<Vec<_>>().into()).await.expect("published");
     }
 }
 
@@ -227,10 +227,11 @@ async fn longest() {
         }
         print_log("consume, 128 jobs", conn);
         log_all(conn);
-        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        while engine.pump().await.expect("pumped").moved > 0 {}
         print_log("pump, 200 without tries", conn);
         log_all(conn);
-        engine.respawn(&q, u64::MAX, None).await.expect("respawned");
+        let all = Respawn::Oldest { limit: u64::MAX, ttl: None };
+        engine.respawn(&q, all).await.expect("respawned");
         print_log("respawn, one step", conn);
         // Acked behind the engine's back, as lmstfy does: dead elements at the head.
         for some in taken.chunks(1000) {
@@ -248,7 +249,7 @@ async fn longest() {
         print_log("destroy, one step", conn);
         fill(&engine, &q, 64_000, Duration::from_millis(1)).await;
         log_all(conn);
-        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        while engine.pump().await.expect("pumped").moved > 0 {}
         print_log("pump, 200 delayed", conn);
         engine.close().await;
     }
@@ -262,7 +263,7 @@ async fn pump() {
     log_all(conn);
     let (begun, before, mut moved) = (Instant::now(), cpu(&server), 0);
     loop {
-        let pumped = engine.pump(200).await.expect("pumped");
+        let pumped = engine.pump().await.expect("pumped");
         moved += pumped.moved;
         if pumped.moved == 0 {
             break;
@@ -339,7 +340,7 @@ async fn verbs() {
             let e = e.clone();
             async move {
                 let publication = Publication { jobs: vec![placing], replaces: None, once: None };
-                e.publish_with(publication).await.expect("published");
+                e.publish(publication).await.expect("published");
             }
         })
         .await;
@@ -370,7 +371,7 @@ async fn verbs() {
             let (e, job) = (e.clone(), all[i].clone());
             async move {
                 let name = JobRef { queue: job.queue.clone(), id: job.id };
-                let release = Release { restore_try: true, ..Release::default() };
+                let release = Release { tries: Tries::Restore, ..Release::default() };
                 e.release(&name, job.proof(), release).await.expect("released");
             }
         })
@@ -382,7 +383,7 @@ async fn verbs() {
         let (begun, before) = (Instant::now(), cpu(&server));
         for jobs in held.chunks(100) {
             let named: Vec<_> = jobs.iter().map(|job| (job.id, Some(job.proof()))).collect();
-            let stale = engine.ack_many(&q, &named).await.expect("acked");
+            let stale = engine.ack(&q, &named).await.expect("acked");
             assert!(stale.is_empty(), "each is held");
         }
         let calls = held.len().div_ceil(100) as f64;

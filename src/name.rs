@@ -88,6 +88,11 @@ impl QueueName {
         check(s).map(QueueName)
     }
 
+    /// No name stands before it in their order.
+    pub fn first() -> QueueName {
+        QueueName("-".into())
+    }
+
     /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
 use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
-use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
 
 /// How much one namespace may keep in a store, in whatever state its jobs are; 0: no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,12 +52,36 @@ pub struct Pumped {
     pub next: Duration,
 }
 
-/// A queue's dead letter.
+/// Which of a queue's jobs are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    pub size: u64,
-    /// The oldest.
+pub enum SizeOf {
+    Ready,
+    Dead,
+}
+
+/// How many jobs of a queue are ready, or dead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    pub jobs: u64,
+    /// The oldest of the dead ones. `None` of ready ones: a peek shows the first.
     pub head: Option<JobId>,
+}
+
+/// What names a job within its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By<'a> {
+    Id(JobId),
+    Key(&'a JobKey),
+}
+
+/// How much is to be told of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Costs the
+    /// least of a job by its id; one by its key is shown with all.
+    Stored,
+    /// All that is known.
+    All,
 }
 
 /// How many jobs of one queue are where.
@@ -78,7 +102,7 @@ pub struct Stats {
     pub gauges: Vec<(&'static str, f64)>,
 }
 
-/// What one [`Engine::publish_with`](super::Engine::publish_with) is to do.
+/// What one [`Engine::publish`](super::Engine::publish) is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
     /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two have the same key.
@@ -89,6 +113,20 @@ pub struct Publication {
     pub once: Option<Once>,
 }
 
+impl Publication {
+    /// Bytes of all bodies.
+    pub fn bytes(&self) -> usize {
+        self.jobs.iter().map(|placing| placing.job.body.len()).sum()
+    }
+}
+
+/// These jobs, and nothing more.
+impl From<Vec<NewJob>> for Publication {
+    fn from(jobs: Vec<NewJob>) -> Publication {
+        Publication { jobs: jobs.into_iter().map(Placing::from).collect(), replaces: None, once: None }
+    }
+}
+
 /// One job of a [`Publication`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
@@ -97,6 +135,13 @@ pub struct Placing {
     pub at: Option<Millis>,
     /// Its key, and what to do when another job has it.
     pub key: Option<(JobKey, OnConflict)>,
+}
+
+/// By its own delay, without a key.
+impl From<NewJob> for Placing {
+    fn from(job: NewJob) -> Placing {
+        Placing { job, at: None, key: None }
+    }
 }
 
 /// What a key means that another job has.
@@ -185,10 +230,28 @@ pub struct Touched {
 pub struct Release {
     /// Zero: ready at once, at the head of its queue.
     pub delay: Duration,
-    /// Whether the hand-over gives its try back. Otherwise a job that has none left dies.
-    pub restore_try: bool,
+    pub tries: Tries,
     /// Takes the place of the job's reason, if there is one.
     pub reason: Option<Reason>,
+}
+
+/// What a release does to the tries of a job. One that has none left dies, and its delay means nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tries {
+    /// The hand-over has taken its try.
+    #[default]
+    Spend,
+    /// The hand-over gives its try back.
+    Restore,
+    /// It has none left, whatever it had: it is buried.
+    Forfeit,
+}
+
+impl Release {
+    /// Into the dead letter.
+    pub fn bury(reason: Option<Reason>) -> Release {
+        Release { delay: Duration::ZERO, tries: Tries::Forfeit, reason }
+    }
 }
 
 /// What a release answers.
@@ -200,7 +263,33 @@ pub enum Released {
     Dead,
 }
 
-/// What respawned jobs get.
+/// Which dead jobs are respawned, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Respawn<'a> {
+    /// So many, the oldest first. Each is ready at once, with one try and this ttl; `None` is forever.
+    Oldest { limit: u64, ttl: Option<Duration> },
+    /// These, 1 to [`MAX_NAMED`](super::MAX_NAMED).
+    Jobs(&'a [JobId], Revival),
+}
+
+/// What a respawn did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Respawned {
+    /// How many jobs are alive again.
+    pub count: u64,
+    /// What became of each that was named, in the order given.
+    pub each: Vec<Revived>,
+}
+
+impl Respawned {
+    /// Counts what became of the jobs that were named.
+    pub fn of(each: Vec<Revived>) -> Respawned {
+        let done = each.iter().filter(|revived| matches!(revived, Revived::Done { .. }));
+        Respawned { count: done.count() as u64, each }
+    }
+}
+
+/// What jobs get that are respawned by id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revival {
     pub tries: NonZeroU16,
@@ -222,6 +311,15 @@ pub enum Revived {
     OutOfReach,
     /// There is no such job.
     NotFound,
+}
+
+/// How long a queue is to be paused from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pausing {
+    For(Duration),
+    UntilResumed,
+    /// Not at all: its pause ends.
+    Resumed,
 }
 
 /// How long a queue is paused.
@@ -269,7 +367,7 @@ pub struct JobPage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueView {
     pub queue: Queue,
-    /// As [`Engine::size`](super::Engine::size) counts.
+    /// As [`Engine::size`](super::Engine::size) counts them.
     pub ready: Option<u64>,
     pub delayed: Option<u64>,
     pub running: Option<u64>,
@@ -283,7 +381,8 @@ pub struct QueueView {
 /// A part of a namespace's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueuePage {
+    /// May be fewer than asked for although there are more.
     pub queues: Vec<QueueView>,
-    /// Where to go on; `None` at the end.
-    pub cursor: Option<Cursor>,
+    /// Where to go on: behind this name. `None` at the end.
+    pub next: Option<QueueName>,
 }

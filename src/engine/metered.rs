@@ -8,14 +8,15 @@ use async_trait::async_trait;
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, Once, Pause, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Once, Pause, Pausing, Placing, Publication,
+    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
+    Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::metrics::{Metrics, PoolMetrics};
-use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
+use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 
 /// An engine whose work is counted under its pool's name.
 #[derive(Debug)]
@@ -45,10 +46,10 @@ impl Metered {
         self.metrics.published(queue, jobs);
     }
 
-    fn forgotten(&self, job: &JobRef) {
+    fn forgotten(&self, queue: &Queue, id: JobId) {
         self.metrics.counters.pool_delete_jobs.inc();
-        let elapsed = self.inner.now().saturating_sub(job.id.published_at());
-        self.metrics.acked(&job.queue, Duration::from_millis(elapsed));
+        let elapsed = self.inner.now().saturating_sub(id.published_at());
+        self.metrics.acked(queue, Duration::from_millis(elapsed));
     }
 }
 
@@ -59,48 +60,24 @@ impl Engine for Metered {
         self.inner.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        // Most calls are of one queue; one of several is counted per queue.
-        let mut queues: Vec<(Queue, usize, usize)> = Vec::with_capacity(1);
-        for job in &jobs {
-            let delayed = usize::from(!job.delay.is_zero());
-            match queues.iter_mut().find(|(queue, ..)| *queue == job.queue) {
-                Some((_, count, late)) => (*count, *late) = (*count + 1, *late + delayed),
-                None => queues.push((job.queue.clone(), 1, delayed)),
-            }
-        }
-        self.step("publish", self.inner.publish(jobs)).await?;
-        for (queue, jobs, delayed) in &queues {
-            self.stored(queue, *jobs, *delayed);
-        }
-        Ok(())
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        let (queue, delayed) = (new.queue.clone(), usize::from(!new.delay.is_zero()));
-        self.step("republish", self.inner.republish(old.clone(), new)).await?;
-        self.forgotten(&old);
-        self.stored(&queue, 1, delayed);
-        Ok(())
-    }
-
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
-        let jobs: Vec<(Queue, bool)> = publication
-            .jobs
-            .iter()
-            .map(|placing| (placing.job.queue.clone(), placing.at.is_some() || !placing.job.delay.is_zero()))
-            .collect();
+    async fn publish(&self, publication: Publication) -> Result<Published> {
         let replaces = publication.replaces.clone();
-        let published = self.step("publish_with", self.inner.publish_with(publication)).await?;
+        let queue_and_delayed =
+            |Placing { job, at, .. }: &Placing| (job.queue.clone(), at.is_some() || !job.delay.is_zero());
+        let mut jobs: Vec<(Queue, bool)> = publication.jobs.iter().map(queue_and_delayed).collect();
+        let published = self.step("publish", self.inner.publish(publication)).await?;
         if let Published::Done(placed) = &published {
-            replaces.iter().for_each(|job| self.forgotten(job));
-            for ((queue, delayed), placed) in jobs.iter().zip(placed) {
-                match placed.how {
-                    How::Duplicate => continue,
-                    How::Replaced(id) => self.forgotten(&JobRef { queue: queue.clone(), id }),
-                    How::New => {}
+            replaces.iter().for_each(|job| self.forgotten(&job.queue, job.id));
+            for ((queue, _), placed) in jobs.iter().zip(placed) {
+                if let How::Replaced(id) = placed.how {
+                    self.forgotten(queue, id);
                 }
-                self.stored(queue, 1, usize::from(*delayed));
+            }
+            let mut placed = placed.iter();
+            jobs.retain(|_| placed.next().is_some_and(|placed| placed.how != How::Duplicate));
+            // Most calls are of one queue; one of several is counted per queue.
+            for same in jobs.chunk_by(|(one, _), (next, _)| one == next) {
+                self.stored(&same[0].0, same.len(), same.iter().filter(|(_, delayed)| *delayed).count());
             }
         }
         Ok(published)
@@ -108,10 +85,6 @@ impl Engine for Metered {
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         self.step("recall", self.inner.recall(queue, once)).await
-    }
-
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        self.step("find_key", self.inner.find_key(queue, key)).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
@@ -140,16 +113,10 @@ impl Engine for Metered {
         Ok(())
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
-        self.step("ack", self.inner.ack(job.clone())).await?;
-        self.forgotten(&job);
-        Ok(())
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        let stale = self.step("ack_many", self.inner.ack_many(queue, jobs)).await?;
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let stale = self.step("ack", self.inner.ack(queue, jobs)).await?;
         for (id, _) in jobs.iter().filter(|(id, _)| !stale.contains(id)) {
-            self.forgotten(&JobRef { queue: queue.clone(), id: *id });
+            self.forgotten(queue, *id);
         }
         Ok(stale)
     }
@@ -162,22 +129,12 @@ impl Engine for Metered {
         self.step("release", self.inner.release(job, receipt, release)).await
     }
 
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        self.step("bury", self.inner.bury(job, receipt, reason)).await
-    }
-
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.step("peek", self.inner.peek(queue)).await
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        let found = self.step("peek_job", self.inner.peek_job(job)).await?;
-        self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
-        Ok(found)
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        let found = self.step("inspect", self.inner.inspect(job)).await?;
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        let found = self.step("inspect", self.inner.inspect(queue, by, detail)).await?;
         self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
         Ok(found)
     }
@@ -186,52 +143,43 @@ impl Engine for Metered {
         self.step("list_jobs", self.inner.list_jobs(queue, list)).await
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
-        self.step("size", self.inner.size(queue)).await
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        self.step("size", self.inner.size(queue, of)).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
         self.step("destroy", self.inner.destroy(queue)).await
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        self.step("dead_letter", self.inner.dead_letter(queue)).await
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        let count = self.step("respawn", self.inner.respawn(queue, limit, ttl)).await;
-        let (Ok(done) | Err(Error::Partly { done, .. })) = count else { return count };
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
+        let respawned = self.step("respawn", self.inner.respawn(queue, which)).await;
+        let done = match &respawned {
+            Ok(respawned) => respawned.count,
+            Err(Error::Partly { done, .. }) if matches!(which, Respawn::Oldest { .. }) => *done,
+            Err(_) => 0,
+        };
         self.metrics.counters.deadletter_respawn_jobs.inc_by(done);
-        count
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        let revived = self.step("respawn_jobs", self.inner.respawn_jobs(queue, jobs, revival)).await?;
-        let count = revived.iter().filter(|revived| matches!(revived, Revived::Done { .. })).count();
-        self.metrics.counters.deadletter_respawn_jobs.inc_by(count as u64);
-        Ok(revived)
+        respawned
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.step("delete_dead", self.inner.delete_dead(queue, limit)).await
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
-        self.step("pause", self.inner.pause(queue, time)).await
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        self.step("resume", self.inner.resume(queue)).await
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
+        self.step("pause", self.inner.pause(queue, pausing)).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
         self.inner.pauses().await
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
-        let pumped = self.step("pump", self.inner.pump(limit)).await?;
+    async fn pump(&self) -> Result<Pumped> {
+        let pumped = self.step("pump", self.inner.pump()).await?;
         self.metrics.counters.timer_due_jobs.inc_by(pumped.moved as u64);
-        self.metrics.counters.timer_full_batches.inc_by(u64::from(pumped.moved >= limit));
+        // More is due than the store moves in one step.
+        let is_full = pumped.moved > 0 && pumped.next.is_zero();
+        self.metrics.counters.timer_full_batches.inc_by(u64::from(is_full));
         Ok(pumped)
     }
 
@@ -239,17 +187,13 @@ impl Engine for Metered {
         self.inner.due_earlier().await;
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        self.step("queues", self.inner.queues()).await
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
-        self.step("list_queues", self.inner.list_queues(namespace, limit, cursor)).await
+    ) -> Result<QueuePage> {
+        self.step("list_queues", self.inner.list_queues(namespace, after, limit)).await
     }
 
     async fn stats(&self) -> Result<Stats> {

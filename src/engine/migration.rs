@@ -47,11 +47,10 @@
 //! release, bury and ack of a job that is not in the new store, the cancel of a key, what changes many jobs, pause, resume,
 //! the figures of the whole pool, and the check.
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering as Atomic};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -61,14 +60,14 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::notifier::Notifier;
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed,
-    Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release, Released,
-    Revival, Revived, Stats, Touched,
+    By, Consumed, Cursor, Detail, Engine, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
+    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas, Release,
+    Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
-use crate::name::{JobKey, Namespace, Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobState, JobView, Receipt};
+use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use crate::process::tasks::{Failure, Tasks};
 
 /// How long the old store may hold up what the new one could answer.
@@ -119,14 +118,14 @@ struct OldState {
 
 impl OldState {
     fn patience(&self) -> Duration {
-        let took = Duration::from_millis(self.took.load(Atomic::Relaxed));
+        let took = Duration::from_millis(self.took.load(Ordering::Relaxed));
         (took * 2).clamp(PATIENCE, MOST_PATIENCE)
     }
 
     fn answered<T>(&self, asked: Instant, answer: &Result<T>) {
         // A failure says nothing about how long an answer takes.
         let took = answer.as_ref().map_or(Duration::ZERO, |_| asked.elapsed());
-        self.took.store(took.as_millis().try_into().unwrap_or(u64::MAX), Atomic::Relaxed);
+        self.took.store(took.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -164,7 +163,7 @@ impl Migration {
 
     /// Consumes from the old store. `None` when it is late.
     async fn consume_old(&self, queues: &QueueList, ttrs: &[Duration]) -> Option<Result<Consumed>> {
-        if self.state.late.load(Atomic::SeqCst) > 0 {
+        if self.state.late.load(Ordering::SeqCst) > 0 {
             return None;
         }
         let (old, queues, ttrs) = (self.old.clone(), queues.clone(), ttrs.to_vec());
@@ -195,7 +194,7 @@ impl Migration {
         }
         let old = self.old.clone();
         let mut call = Box::pin(async move { give_back(&*old, jobs).await });
-        let hangs = self.state.late.load(Atomic::SeqCst) > 0;
+        let hangs = self.state.late.load(Ordering::SeqCst) > 0;
         let patience = if hangs { Duration::ZERO } else { self.state.patience() };
         if timeout(patience, &mut call).await.is_err() {
             let late = Late::new(&self.state);
@@ -238,7 +237,7 @@ impl Migration {
         let acks = jobs.into_iter().map(|job| {
             let old = self.old.clone();
             self.tasks.spawn(async move {
-                let acked = timeout(patience, old.ack(job.clone())).await;
+                let acked = timeout(patience, old.ack(&job.queue, &[(job.id, None)])).await;
                 (job, acked.unwrap_or_else(|_| Err(late())))
             })
         });
@@ -259,7 +258,7 @@ impl Migration {
         self.tasks.spawn(async move {
             let _permit = permit;
             let acked = async {
-                while let Err(error) = old.ack(job.clone()).await {
+                while let Err(error) = old.ack(&job.queue, &[(job.id, None)]).await {
                     if matches!(error, Error::Closed) {
                         return;
                     }
@@ -273,6 +272,22 @@ impl Migration {
     /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.
     async fn ask_old<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         timeout(self.state.patience(), call).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// What the old store has, or else the new one.
+    async fn first<T>(
+        &self,
+        old: impl Future<Output = Result<Option<T>>>,
+        new: impl Future<Output = Result<Option<T>>>,
+    ) -> Result<Option<T>> {
+        let old = self.ask_old(old).await;
+        if let Ok(Some(_)) = old {
+            return old;
+        }
+        Ok(match new.await? {
+            Some(job) => Some(job),
+            None => old?,
+        })
     }
 
     /// Asks both for what both have a part of.
@@ -309,31 +324,6 @@ impl Migration {
             other => other,
         }
     }
-
-    /// The next queues of each store. `None` when a cursor is not one of its store.
-    async fn next_queues(
-        &self,
-        namespace: &Namespace,
-        limit: usize,
-        old: &Part,
-        new: &Part,
-    ) -> Result<Option<(QueuePage, QueuePage)>> {
-        async fn next(
-            store: &dyn Engine,
-            namespace: &Namespace,
-            limit: usize,
-            part: &Part,
-        ) -> Result<Option<QueuePage>> {
-            match part {
-                Part::End => Ok(Some(QueuePage::default())),
-                Part::Begin => store.list_queues(namespace, limit, None).await,
-                Part::At(cursor) => store.list_queues(namespace, limit, Some(cursor.clone())).await,
-            }
-        }
-        let (of_old, of_new) =
-            tokio::join!(next(&*self.old, namespace, limit, old), next(&*self.new, namespace, limit, new));
-        Ok(of_old?.zip(of_new?))
-    }
 }
 
 /// A call hangs in the old store until this is dropped.
@@ -341,14 +331,14 @@ struct Late(Arc<OldState>);
 
 impl Late {
     fn new(state: &Arc<OldState>) -> Late {
-        state.late.fetch_add(1, Atomic::SeqCst);
+        state.late.fetch_add(1, Ordering::SeqCst);
         Late(state.clone())
     }
 }
 
 impl Drop for Late {
     fn drop(&mut self) {
-        self.0.late.fetch_sub(1, Atomic::SeqCst);
+        self.0.late.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -407,12 +397,13 @@ async fn make_alike(tasks: &Tasks, stores: [&Arc<dyn Engine>; 2], seen: &mut See
             let store = stores[to].clone();
             tasks.spawn(async move {
                 let left = if left == Duration::MAX { left } else { left.saturating_sub(looked.elapsed()) };
-                let pause = match left {
-                    Duration::ZERO => store.resume(&queue).await.map(|()| None),
-                    Duration::MAX => store.pause(&queue, None).await.map(Some),
-                    time => store.pause(&queue, Some(time)).await.map(Some),
+                let pausing = match left {
+                    Duration::ZERO => Pausing::Resumed,
+                    Duration::MAX => Pausing::UntilResumed,
+                    time => Pausing::For(time),
                 };
-                Ok::<_, Error>((to, queue, pause?))
+                let pause = store.pause(&queue, pausing).await?;
+                Ok::<_, Error>((to, queue, pause))
             })
         });
         for copied in under_way.collect::<Vec<_>>() {
@@ -451,48 +442,6 @@ fn store_of(cursor: Option<&Cursor>) -> Option<(bool, Option<Cursor>)> {
 /// The same page, whose cursor names its store.
 fn in_store(page: JobPage, store: &str) -> JobPage {
     JobPage { cursor: page.cursor.map(|Cursor(cursor)| Cursor(format!("{store}{cursor}"))), ..page }
-}
-
-/// Where a list of queues goes on in one store. Both stores list queues in the order of their names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
-    Begin,
-    At(Cursor),
-    End,
-}
-
-impl Part {
-    fn behind(cursor: Option<Cursor>) -> Part {
-        cursor.map_or(Part::End, Part::At)
-    }
-
-    /// The old store's part and the new one's, as text.
-    fn write(old: &Part, new: &Part) -> Cursor {
-        let part = |part: &Part| match part {
-            Part::Begin => "b".to_owned(),
-            Part::End => "e".to_owned(),
-            Part::At(Cursor(cursor)) => format!("{:03}{cursor}", cursor.len()),
-        };
-        Cursor(part(old) + &part(new))
-    }
-
-    fn read(cursor: Option<&Cursor>) -> Option<(Part, Part)> {
-        fn part(text: &str) -> Option<(Part, &str)> {
-            if let Some(rest) = text.strip_prefix('b') {
-                return Some((Part::Begin, rest));
-            }
-            if let Some(rest) = text.strip_prefix('e') {
-                return Some((Part::End, rest));
-            }
-            let (length, rest) = text.split_at_checked(3)?;
-            let (cursor, rest) = rest.split_at_checked(length.parse().ok()?)?;
-            Some((Part::At(Cursor(cursor.to_owned())), rest))
-        }
-        let Some(Cursor(cursor)) = cursor else { return Some((Part::Begin, Part::Begin)) };
-        let (old, rest) = part(cursor)?;
-        let (new, rest) = part(rest)?;
-        rest.is_empty().then_some((old, new))
-    }
 }
 
 /// The pause that ends later.
@@ -547,19 +496,7 @@ impl Engine for Migration {
         self.new.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        self.new.publish(jobs).await
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        // The new store forgets the job if it has it, in one step with the publish.
-        self.new.republish(old.clone(), new).await?;
-        // From here on an error would make the caller publish the new job once more.
-        self.ack_old(vec![old]).await;
-        Ok(())
-    }
-
-    async fn publish_with(&self, mut publication: Publication) -> Result<Published> {
+    async fn publish(&self, mut publication: Publication) -> Result<Published> {
         let Publication { jobs, replaces, once } = &mut publication;
         if let (Some(once), Some(first)) = (&*once, jobs.first())
             && let Some(done) = self.recall(&first.job.queue, once).await?
@@ -569,10 +506,12 @@ impl Engine for Migration {
         let mut go: Vec<JobRef> = replaces.iter().cloned().collect();
         for (index, Placing { job, key, .. }) in jobs.iter_mut().enumerate() {
             let Some((key, on_conflict)) = key else { continue };
-            let Some(holder) = self.ask_old(self.old.find_key(&job.queue, key)).await? else { continue };
+            let in_old = self.old.inspect(&job.queue, By::Key(key), Detail::All);
+            let Some(holder) = self.ask_old(in_old).await? else { continue };
             let (id, due_at, state) = (holder.id, holder.due_at, holder.state);
             let holder = JobRef { queue: job.queue.clone(), id };
-            if go.contains(&holder) || self.new.find_key(&job.queue, key).await?.is_some() {
+            let in_new = self.new.inspect(&job.queue, By::Key(key), Detail::Stored);
+            if go.contains(&holder) || in_new.await?.is_some() {
                 continue;
             }
             let how = match on_conflict {
@@ -588,7 +527,8 @@ impl Engine for Migration {
             }
             *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
         }
-        let published = self.new.publish_with(publication).await?;
+        // The new store forgets the job that is replaced if it has it, in one step with the publish.
+        let published = self.new.publish(publication).await?;
         if let Published::Done(_) = published {
             // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
             self.ack_old(go).await;
@@ -600,13 +540,6 @@ impl Engine for Migration {
         match self.new.recall(queue, once).await? {
             Some(done) => Ok(Some(done)),
             None => self.ask_old(self.old.recall(queue, once)).await,
-        }
-    }
-
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        match self.new.find_key(queue, key).await? {
-            Some(job) => Ok(Some(job)),
-            None => self.ask_old(self.old.find_key(queue, key)).await,
         }
     }
 
@@ -663,38 +596,24 @@ impl Engine for Migration {
         tokio::join!(self.give_back_old(to_old), new).1
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
-        // Either may hold it: one that is away must not keep the other from forgetting it.
-        let mut in_old = self.old.ack(job.clone());
-        let old = match timeout(self.state.patience(), &mut in_old).await {
-            Ok(Ok(())) => return self.new.ack(job).await,
-            Ok(Err(error)) => Some(error),
-            Err(_) => None,
-        };
-        let was_here = self.new.peek_job(&job).await?.is_some();
-        self.new.ack(job).await?;
-        match old {
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        // Either may hold a job: one that is away must not keep the other from forgetting it.
+        let mut in_old = self.old.ack(queue, jobs);
+        let of_old = timeout(self.state.patience(), &mut in_old).await;
+        let mut all_are_here = false;
+        if !matches!(of_old, Ok(Ok(_))) {
             // A job is in one of the stores.
-            _ if was_here => Ok(()),
-            Some(error) => Err(error),
-            None => in_old.await,
-        }
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        let of_old = self.ask_old(self.old.ack_many(queue, jobs)).await;
-        let mut all_are_here = true;
-        if of_old.is_err() {
-            // A job is in one of the stores.
+            all_are_here = true;
             for (id, _) in jobs {
-                let job = JobRef { queue: queue.clone(), id: *id };
-                all_are_here &= self.new.peek_job(&job).await?.is_some();
+                all_are_here &= self.new.inspect(queue, By::Id(*id), Detail::Stored).await?.is_some();
             }
         }
-        let of_new = self.new.ack_many(queue, jobs).await?;
+        let of_new = self.new.ack(queue, jobs).await?;
         let of_old = match of_old {
-            Err(error) if !all_are_here => return Err(error),
-            stale => stale.unwrap_or_default(),
+            Ok(Ok(stale)) => stale,
+            _ if all_are_here => Vec::new(),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => in_old.await?,
         };
         Ok(jobs.iter().map(|(id, _)| *id).filter(|id| of_old.contains(id) || of_new.contains(id)).collect())
     }
@@ -708,42 +627,20 @@ impl Engine for Migration {
         self.held(of_old, self.new.release(job, receipt, release)).await
     }
 
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        let of_old = self.old.bury(job, receipt, reason.clone());
-        self.held(of_old, self.new.bury(job, receipt, reason)).await
-    }
-
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        let old = self.ask_old(self.old.peek(queue)).await;
-        if let Ok(Some(_)) = old {
-            return old;
-        }
-        Ok(match self.new.peek(queue).await? {
-            Some(job) => Some(job),
-            None => old?,
-        })
+        self.first(self.old.peek(queue), self.new.peek(queue)).await
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        let old = self.ask_old(self.old.peek_job(job)).await;
-        if let Ok(Some(_)) = old {
-            return old;
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        let (old, new) = (self.old.inspect(queue, by, detail), self.new.inspect(queue, by, detail));
+        match by {
+            By::Id(_) => self.first(old, new).await,
+            // A job that runs in the old store may have a key that one of the new store has taken over.
+            By::Key(_) => match new.await? {
+                Some(job) => Ok(Some(job)),
+                None => self.ask_old(old).await,
+            },
         }
-        Ok(match self.new.peek_job(job).await? {
-            Some(job) => Some(job),
-            None => old?,
-        })
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        let old = self.ask_old(self.old.inspect(job)).await;
-        if let Ok(Some(_)) = old {
-            return old;
-        }
-        Ok(match self.new.inspect(job).await? {
-            Some(job) => Some(job),
-            None => old?,
-        })
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
@@ -769,9 +666,10 @@ impl Engine for Migration {
         Ok(Some(rest))
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
-        let (old, new) = self.ask_both(self.old.size(queue), self.new.size(queue)).await?;
-        Ok(old.unwrap_or(0) + new.unwrap_or(0))
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        let both = self.ask_both(self.old.size(queue, of), self.new.size(queue, of)).await?;
+        let [old, new] = <[_; 2]>::from(both).map(Option::unwrap_or_default);
+        Ok(Size { jobs: old.jobs + new.jobs, head: old.head.or(new.head) })
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -780,29 +678,27 @@ impl Engine for Migration {
         self.new.destroy(queue).await.map_err(Error::away)
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        let both = self.ask_both(self.old.dead_letter(queue), self.new.dead_letter(queue)).await?;
-        let [old, new] = <[_; 2]>::from(both).map(|dead| dead.unwrap_or(DeadLetter { size: 0, head: None }));
-        Ok(DeadLetter { size: old.size + new.size, head: old.head.or(new.head) })
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        let old = self.old.respawn(queue, limit, ttl).await?;
-        and_rest(old, limit, async |rest| self.new.respawn(queue, rest, ttl).await).await
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        let mut revived = self.old.respawn_jobs(queue, jobs, revival).await?;
-        let missing: Vec<usize> = (0..jobs.len()).filter(|n| revived[*n] == Revived::NotFound).collect();
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
+        let Respawned { count: old, mut each } = self.old.respawn(queue, which).await?;
+        let (jobs, revival) = match which {
+            Respawn::Oldest { limit, ttl } => {
+                let rest =
+                    async |limit| Ok(self.new.respawn(queue, Respawn::Oldest { limit, ttl }).await?.count);
+                return Ok(Respawned { count: and_rest(old, limit, rest).await?, each });
+            }
+            Respawn::Jobs(jobs, revival) => (jobs, revival),
+        };
+        let missing: Vec<usize> = (0..jobs.len()).filter(|n| each[*n] == Revived::NotFound).collect();
         if !missing.is_empty() {
             let ids: Vec<JobId> = missing.iter().map(|n| jobs[*n]).collect();
-            let old = (jobs.len() - ids.len()) as u64;
-            let new = self.new.respawn_jobs(queue, &ids, revival).await.map_err(|e| e.after(old))?;
-            for (n, new) in missing.into_iter().zip(new) {
-                revived[n] = new;
+            let done = (jobs.len() - ids.len()) as u64;
+            let new =
+                self.new.respawn(queue, Respawn::Jobs(&ids, revival)).await.map_err(|e| e.after(done))?;
+            for (n, new) in missing.into_iter().zip(new.each) {
+                each[n] = new;
             }
         }
-        Ok(revived)
+        Ok(Respawned::of(each))
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -810,9 +706,9 @@ impl Engine for Migration {
         and_rest(old, limit, async |rest| self.new.delete_dead(queue, rest).await).await
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         let seen = self.pausing.read().await;
-        let (old, new) = tokio::join!(self.old.pause(queue, time), self.new.pause(queue, time));
+        let (old, new) = tokio::join!(self.old.pause(queue, pausing), self.new.pause(queue, pausing));
         // A pause that is refused is done in neither, unless one of them had it.
         let refused_by_other = match (&old, &new) {
             (Ok(_), Err(Error::TooManyPaused(_))) => Some((&self.old, &seen[0])),
@@ -822,15 +718,9 @@ impl Engine for Migration {
         if let Some((store, seen)) = refused_by_other
             && left(&**store, seen.get(queue)).is_zero()
         {
-            store.resume(queue).await?;
+            store.pause(queue, Pausing::Resumed).await?;
         }
-        Ok(longer(old?, new?))
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        let _together = self.pausing.read().await;
-        let (old, new) = tokio::join!(self.old.resume(queue), self.new.resume(queue));
-        old.and(new)
+        Ok(old?.zip(new?).map(|(old, new)| longer(old, new)))
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -842,15 +732,10 @@ impl Engine for Migration {
         Ok(all)
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
-        let old = self.old.pump(limit).await;
-        let moved = old.as_ref().map_or(0, |old| old.moved);
-        if moved >= limit {
-            return Ok(Pumped { moved, next: Duration::ZERO });
-        }
+    async fn pump(&self) -> Result<Pumped> {
         // The trouble of the one shows when the other has nothing more to move.
-        match (old, self.new.pump(limit - moved).await) {
-            (Ok(old), Ok(new)) => Ok(Pumped { moved: moved + new.moved, next: old.next.min(new.next) }),
+        match tokio::join!(self.old.pump(), self.new.pump()) {
+            (Ok(old), Ok(new)) => Ok(Pumped { moved: old.moved + new.moved, next: old.next.min(new.next) }),
             (Ok(one), Err(_)) | (Err(_), Ok(one)) if one.moved > 0 => {
                 Ok(Pumped { next: Duration::ZERO, ..one })
             }
@@ -865,82 +750,32 @@ impl Engine for Migration {
         }
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        let mut queues = self.old.queues().await?;
-        queues.extend(self.new.queues().await?);
-        queues.sort_unstable();
-        queues.dedup();
-        Ok(queues)
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
-        let Some((mut old, mut new)) = Part::read(cursor.as_ref()) else { return Ok(None) };
-        let mut page = QueuePage::default();
-        // A whole page of each, if both together are one.
-        let Some(both) = self.next_queues(namespace, limit, &old, &new).await? else { return Ok(None) };
-        let (of_old, of_new) = both;
-        let names: BTreeSet<&Queue> =
-            of_old.queues.iter().chain(&of_new.queues).map(|view| &view.queue).collect();
-        if of_old.cursor.is_none() && of_new.cursor.is_none() && names.len() <= limit {
-            let mut all: BTreeMap<Queue, QueueView> = BTreeMap::new();
-            for view in of_old.queues.into_iter().chain(of_new.queues) {
-                let view = match all.remove(&view.queue) {
+    ) -> Result<QueuePage> {
+        let (old, new) = tokio::try_join!(
+            self.old.list_queues(namespace, after, limit),
+            self.new.list_queues(namespace, after, limit)
+        )?;
+        // Behind the end of either page the other one may leave queues out.
+        let end = [&old.next, &new.next].into_iter().flatten().min().cloned();
+        let mut all: BTreeMap<QueueName, QueueView> = BTreeMap::new();
+        for view in old.queues.into_iter().chain(new.queues) {
+            if end.as_ref().is_none_or(|end| view.queue.name <= *end) {
+                let view = match all.remove(&view.queue.name) {
                     Some(other) => together(other, view),
                     None => view,
                 };
-                all.insert(view.queue.clone(), view);
-            }
-            page.queues = all.into_values().collect();
-            return Ok(Some(page));
-        }
-        // One by one, since a cursor of a store stands behind what it has shown.
-        for _ in 0..2 * limit {
-            let Some((of_old, of_new)) = self.next_queues(namespace, 1, &old, &new).await? else {
-                return Ok(None);
-            };
-            let (first_old, first_new) = (of_old.queues.first(), of_new.queues.first());
-            // A page without a queue may be in the middle of a list.
-            let waits = |part: &Part, of: &QueuePage| {
-                *part != Part::End && of.queues.is_empty() && of.cursor.is_some()
-            };
-            if waits(&old, &of_old) || waits(&new, &of_new) {
-                if waits(&old, &of_old) {
-                    old = Part::behind(of_old.cursor);
-                }
-                if waits(&new, &of_new) {
-                    new = Part::behind(of_new.cursor);
-                }
-                continue;
-            }
-            let from_old = match (first_old, first_new) {
-                (None, None) => return Ok(Some(page)),
-                (Some(a), Some(b)) => a.queue.cmp(&b.queue),
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-            };
-            if from_old.is_le() {
-                old = Part::behind(of_old.cursor);
-            }
-            if from_old.is_ge() {
-                new = Part::behind(of_new.cursor);
-            }
-            let (a, b) = (of_old.queues.into_iter().next(), of_new.queues.into_iter().next());
-            page.queues.extend(match (from_old, a, b) {
-                (Ordering::Equal, Some(a), Some(b)) => Some(together(a, b)),
-                (Ordering::Less, a, _) => a,
-                (_, _, b) => b,
-            });
-            if page.queues.len() == limit {
-                break;
+                all.insert(view.queue.name.clone(), view);
             }
         }
-        page.cursor = (old != Part::End || new != Part::End).then(|| Part::write(&old, &new));
-        Ok(Some(page))
+        let more = all.len() > limit;
+        let queues: Vec<QueueView> = all.into_values().take(limit).collect();
+        let next = if more { queues.last().map(|last| last.queue.name.clone()) } else { end };
+        Ok(QueuePage { queues, next })
     }
 
     async fn stats(&self) -> Result<Stats> {

@@ -65,15 +65,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    Consumed, Cursor, DeadLetter, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Placed,
-    Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas, Release,
-    Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
+    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas, Release,
+    Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
 use self::notifier::Notifier;
 use crate::clock::Millis;
 use crate::error::Result;
-use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
-use crate::name::{JobKey, Namespace, Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 /// The most jobs in one [`Engine::publish`].
 pub const MAX_PUBLISH: usize = 64;
@@ -81,7 +81,7 @@ pub const MAX_PUBLISH: usize = 64;
 pub const MAX_CONSUME: usize = 128;
 /// What is handed out for one fetch ends after so many bytes of bodies, or one job: it is held in memory.
 pub const MAX_CONSUME_BYTES: usize = 8 << 20;
-/// The most jobs that one [`Engine::ack_many`] or [`Engine::respawn_jobs`] names.
+/// The most jobs that one [`Engine::ack`] or [`Engine::respawn`] names.
 pub const MAX_NAMED: usize = 100;
 /// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.
 pub const MAX_LISTED: usize = 100;
@@ -96,29 +96,18 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// The store's clock, as well as it is known without asking: ids are made and ages told from it.
     fn now(&self) -> Millis;
 
-    /// Stores 1 to [`MAX_PUBLISH`] jobs, all or none: ready at once in the order given, or delayed. An id
-    /// that is stored already fails the whole call. A store without room refuses it, and goes on with what it has.
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()>;
+    /// Stores the jobs of a [`Publication`], and forgets the one that it replaces: everything in one step, or nothing.
+    /// Looks first whether the call was done already ([`Published::Replay`], [`Published::Mismatch`]), then for ids that
+    /// are stored already and for keys that it uses twice, which fail the whole call, then for keys that must not be
+    /// taken ([`Published::Conflict`]). Which of this a call needs shows in the call: a job without a key and an instant
+    /// costs nothing more. What [`Published::Done`] says is remembered for [`REMEMBERED`] if the call has a [`Once`], in
+    /// the same step; nothing else is remembered. Jobs are ready at once in the order given, or delayed. A store without
+    /// room refuses the call, and goes on with what it has.
+    async fn publish(&self, publication: Publication) -> Result<Published>;
 
-    /// Acks `old`, if it is there, and publishes `new`, in one step.
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()>;
-
-    /// Stores jobs with keys, jobs that are due at an instant, and whatever must be safe to repeat: everything in one
-    /// step, or nothing. Looks first whether the call was done already ([`Published::Replay`],
-    /// [`Published::Mismatch`]), then for ids that are stored already and for keys that it uses twice, which fail the
-    /// whole call, then for keys that must not be taken ([`Published::Conflict`]). What [`Published::Done`] says is remembered for [`REMEMBERED`] if the call has a
-    /// [`Once`], in the same step; nothing else is remembered.
-    ///
-    /// [`publish`](Engine::publish) and [`republish`](Engine::republish) cost less and do the same for jobs without
-    /// any of this.
-    async fn publish_with(&self, publication: Publication) -> Result<Published>;
-
-    /// What [`publish_with`](Engine::publish_with) would answer if the call with this [`Once`] was done already:
+    /// What [`publish`](Engine::publish) would answer if the call with this [`Once`] was done already:
     /// [`Published::Replay`] or [`Published::Mismatch`]. `None` if it was not, or is not remembered.
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>>;
-
-    /// The job that has this key.
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>>;
 
     /// Acks the job that has this key, in whatever state it is. Answers whether there was one.
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool>;
@@ -135,32 +124,22 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// hand-over (acked, or its ttr ended) is left alone. Their bodies are not looked at.
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()>;
 
-    /// Forgets a job, in whatever state. Forgetting an unknown one is fine.
-    async fn ack(&self, job: JobRef) -> Result<()>;
-
-    /// Acks jobs of one queue, 1 to [`MAX_NAMED`], each by itself. One that comes with a receipt is acked only if that
-    /// hand-over still stands. Answers those that are there and were not acked for that, in the order given. Ids
-    /// without a job are fine.
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>>;
+    /// Forgets jobs of one queue, 1 to [`MAX_NAMED`], each by itself and in whatever state. One that comes with a receipt is
+    /// forgotten only if that hand-over still stands. Answers those that are there and were not forgotten for that, in the
+    /// order given. Ids without a job are fine. One job without a receipt costs the least.
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>>;
 
     /// The holder works on: the ttr ends `ttr` from now. The receipt is replaced by another one.
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>>;
 
-    /// The holder gives up for now. See [`Release`].
+    /// The holder gives up, for now or for good: the job goes back to its queue, or into the dead letter. See [`Release`].
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>>;
-
-    /// The holder gives up for good: the job is dead, whatever tries it has left. The reason takes the place of the
-    /// job's, if there is one.
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>>;
 
     /// The job that the next consume of this queue would hand out, or would if the queue was not paused.
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>>;
 
-    /// A job by id, in whatever state; `tries_left` is 0, as lmstfy answers here.
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>>;
-
-    /// All that is known of a job by id, its body too, in whatever state.
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>>;
+    /// A job by its id or by its key, in whatever state, with its body, and with as much as was asked for.
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>>;
 
     /// A part of a queue's jobs in one state, in the order in which they will come; dead ones in the order in which
     /// they died. Work and answer of one call are bounded, however many jobs there are. Over the calls of one list a
@@ -168,61 +147,51 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// it may be shown twice, or not at all. `None` when the cursor is not one of this store and this state.
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>>;
 
-    /// How many jobs are ready. May count acked and expired ones that are still in the list.
-    async fn size(&self, queue: &Queue) -> Result<u64>;
+    /// How many jobs are ready, or how many are dead and which of them is the oldest. May count acked and expired ones that
+    /// are still in the list.
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size>;
 
     /// Forgets the jobs that are ready when it is called; delayed, running and dead ones stay. Done in
     /// bounded steps, each atomic. A call of several steps that ends early, here and below, says so with
     /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
 
-    /// The dead letter's size and oldest job.
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter>;
-
-    /// Makes the oldest `limit` dead jobs ready again, each with one try and a new ttl (`None` is forever).
-    /// Answers how many. In bounded steps, each atomic.
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64>;
-
-    /// Makes dead jobs ready or delayed again, by id: 1 to [`MAX_NAMED`] of one queue, each as one atomic step. Answers
-    /// what became of each, in the order given. The work for each is bounded, however many dead jobs there are.
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>>;
+    /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an atomic
+    /// step of its own, with bounded work for each, however many dead jobs there are.
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned>;
 
     /// Deletes the oldest `limit` dead jobs. Answers how many. In bounded steps, each atomic.
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
 
-    /// From now on no consume hands out this queue's jobs: at once from this process, and within a second from others.
-    /// Takes the place of an earlier pause. Everything else goes on. Lasts over restarts. Beyond [`MAX_PAUSED`] queues of
-    /// the namespace it is refused ([`TooManyPaused`](crate::error::Error::TooManyPaused)). `time` is how long; `None`:
-    /// until [`resume`](Engine::resume). Notifiers are told when the pause ends by itself.
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause>;
-
-    /// Ends a pause, if there is one. Notifiers are told.
-    async fn resume(&self, queue: &Queue) -> Result<()>;
+    /// Pauses a queue, or ends its pause, if there is one. While it is paused no consume hands out its jobs: from now on in
+    /// this process, and within a second in others. Everything else goes on. Takes the place of an earlier pause. Lasts
+    /// over restarts. Beyond [`MAX_PAUSED`] queues of the namespace a pause is refused
+    /// ([`TooManyPaused`](crate::error::Error::TooManyPaused)). Notifiers are told when a pause ends, however it ends.
+    /// Answers the pause that holds now.
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>>;
 
     /// Every queue that is paused now, whichever server has paused it: asks the store.
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>>;
 
-    /// Moves up to `limit` due jobs, earliest first: delayed ones become ready, and so do running ones with
-    /// tries left; running ones without become dead.
-    async fn pump(&self, limit: usize) -> Result<Pumped>;
+    /// Moves due jobs, earliest first, as many as the store moves well in one step: delayed ones become ready, and so do
+    /// running ones with tries left; running ones without become dead.
+    async fn pump(&self) -> Result<Pumped>;
 
     /// Returns when this process has stored a job that is due earlier than the last pump's `next` said.
     async fn due_earlier(&self);
 
-    /// Every queue that jobs were published to, sorted. A store may forget queues long empty.
-    async fn queues(&self) -> Result<Vec<Queue>>;
-
-    /// A part of the queues of a namespace, sorted by name: those of [`queues`](Engine::queues), and paused ones.
-    /// `limit` is 1 to [`MAX_LISTED`]. Work and answer of one call are bounded. Over the calls of one list a queue that is there all
-    /// the while is shown once. `None` when the cursor is not one of this store.
+    /// A part of the queues of a namespace, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], behind `after`. Those that jobs
+    /// were published to, and paused ones; a store may forget queues long empty. Work and answer of one call are bounded.
+    /// Over the calls of one list a queue that is there all the while is shown once.
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>>;
+    ) -> Result<QueuePage>;
 
-    /// Sizes, for a scrape of the metrics.
+    /// Every queue that jobs were published to, sorted, with its sizes; and figures of the whole store. For a scrape of the
+    /// metrics. A store may forget queues long empty.
     async fn stats(&self) -> Result<Stats>;
 
     /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole, with

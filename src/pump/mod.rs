@@ -25,20 +25,14 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// How often a long sleep looks at the store's clock.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Pumps until `stop`. `batch` is how many jobs one step moves at most: it bounds how long the store is busy
-/// with one step. Tells `outage` whether each step worked. Fails only with its timer.
-pub async fn run(
-    engine: Arc<dyn Engine>,
-    outage: Arc<Outage>,
-    batch: usize,
-    stop: CancellationToken,
-) -> io::Result<()> {
+/// Pumps until `stop`. Tells `outage` whether each step worked. Fails only with its timer.
+pub async fn run(engine: Arc<dyn Engine>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
     let mut timer = Timer::new()?;
     let mut retry = None;
     while !stop.is_cancelled() {
         // The store's clock before the pump: it may be set ahead while the pump is under way.
         let (began, clock) = (Instant::now(), engine.now());
-        let pumped = engine.pump(batch).await;
+        let pumped = engine.pump().await;
         outage.report(&pumped);
         let wait = match pumped {
             Ok(pumped) => {

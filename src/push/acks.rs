@@ -63,7 +63,7 @@ async fn ack(
         let count = jobs.len();
         while !jobs.is_empty() {
             let named: Vec<_> = jobs.iter().map(|(id, receipt, _)| (*id, Some(*receipt))).collect();
-            let acked = queue.pool.engine.ack_many(&queue.key.queue, &named).await;
+            let acked = queue.pool.engine.ack(&queue.key.queue, &named).await;
             queue.pool.outage.report(&acked);
             match acked {
                 Ok(late) => {

@@ -14,7 +14,7 @@ use super::delivery::{self, Failed, Plan, Verdict};
 use super::limits::Taken;
 use super::shared::{AGAIN, PushedQueue};
 use super::store::{Attempt, Report};
-use crate::engine::{Fingerprint, Held, Once, Placing, Publication, Release, Released};
+use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
 use crate::name::{IdempotencyKey, Queue};
@@ -92,7 +92,7 @@ impl Sending {
         let sending = server.client.send(request, self.plan.setting.timeout, body_counts);
         let Some(answer) = server.cut.run_until_cancelled(sending).await else {
             drop(slot);
-            self.release(Duration::ZERO, true, None).await;
+            self.release(Duration::ZERO, Tries::Restore, None).await;
             return;
         };
         let took = sent.elapsed();
@@ -126,7 +126,7 @@ impl Sending {
                 slot.end(|ended| (ended.gone, ended.sign) = (Some(self.plan.revision), Sign::Answers));
                 self.queue.metrics.gone.inc();
                 told(0, 1, 0);
-                self.release(Duration::ZERO, true, None).await;
+                self.release(Duration::ZERO, Tries::Restore, None).await;
             }
             Verdict::Failed(failed) => {
                 // Before the slot is free: who looks for earlier attempts must look from now on.
@@ -173,8 +173,8 @@ impl Sending {
         if none_failed || since_due < SHORTEST_RETRY {
             return 1;
         }
-        let job = self.job_ref();
-        match timeout(NUMBER, self.queue.pool.engine.inspect(&job)).await {
+        let view = queue.pool.engine.inspect(&job.queue, By::Id(job.id), Detail::All);
+        match timeout(NUMBER, view).await {
             Ok(Ok(Some(view))) => delivery::attempts_told(view.reason.as_ref()) + 1,
             // Better sent with a wrong number than not at all.
             Ok(Ok(None) | Err(_)) | Err(_) => 1,
@@ -188,20 +188,20 @@ impl Sending {
     /// What follows a failed attempt. Answers whether the job has died.
     async fn failed(&self, attempt: u64, failed: &Failed) -> bool {
         if self.probe && failed.sign == Sign::Down && !failed.never {
-            return self.release(failed.retry_after.unwrap_or_default(), true, None).await;
+            return self.release(failed.retry_after.unwrap_or_default(), Tries::Restore, None).await;
         }
         if failed.never || self.job.tries_left == 0 {
             self.tell_of_death(attempt, failed).await;
         }
         let reason = delivery::reason(attempt, &failed.reason);
         if failed.never {
-            return self.bury(reason).await;
+            return self.release(Duration::ZERO, Tries::Forfeit, reason).await;
         }
         let pause = failed.retry_after.unwrap_or_else(|| {
             let pause = self.plan.setting.pause_after(attempt);
             pause.mul_f64(0.9 + 0.2 * jitter(&self.job.id, attempt))
         });
-        self.release(pause.max(SHORTEST_RETRY), false, reason).await
+        self.release(pause.max(SHORTEST_RETRY), Tries::Spend, reason).await
     }
 
     /// Publishes to the queue of `on_dead`, before the job dies: who is told twice knows it by the job's id.
@@ -228,30 +228,21 @@ impl Sending {
             delay: Duration::ZERO,
             tries: TRIES_OF_DEAD,
         };
-        let publication =
-            Publication { jobs: vec![Placing { job, at: None, key: None }], replaces: None, once };
-        let publish = || pool.engine.publish_with(publication.clone());
+        let publication = Publication { once, ..vec![job].into() };
+        let publish = || pool.engine.publish(publication.clone());
         if let Err(error) = self.until_ttr(publish).await {
             let queue = self.queue.key.to_string();
             tracing::warn!(queue, job = id, %error, "push: the queue of on_dead could not be told of a dead job");
         }
     }
 
-    /// Puts the job back. Answers whether it has died.
-    async fn release(&self, delay: Duration, restore_try: bool, reason: Option<Reason>) -> bool {
+    /// Puts the job back, or into the dead letter. Answers whether it has died.
+    async fn release(&self, delay: Duration, tries: Tries, reason: Option<Reason>) -> bool {
         let (job, receipt) = (self.job_ref(), self.job.proof());
-        let release = Release { delay, restore_try, reason };
+        let release = Release { delay, tries, reason };
         let engine = &self.queue.pool.engine;
         let released = self.until_ttr(|| engine.release(&job, receipt, release.clone())).await;
         matches!(released, Ok(Held::Done(Released::Dead)))
-    }
-
-    /// Puts the job into the dead letter. Answers whether it is there.
-    async fn bury(&self, reason: Option<Reason>) -> bool {
-        let (job, receipt) = (self.job_ref(), self.job.proof());
-        let engine = &self.queue.pool.engine;
-        let buried = self.until_ttr(|| engine.bury(&job, receipt, reason.clone())).await;
-        matches!(buried, Ok(Held::Done(())))
     }
 
     /// Asks the store again and again until the hand-over ends: after it the job comes back by itself.

@@ -191,12 +191,7 @@ impl Server {
         });
 
         for (name, engine) in &stores.engines {
-            let pump = pump::run(
-                engine.clone(),
-                stores.outages[name].clone(),
-                stores.batches[name],
-                tasks.stopping().clone(),
-            );
+            let pump = pump::run(engine.clone(), stores.outages[name].clone(), tasks.stopping().clone());
             tasks.spawn_essential(format!("the pump of pool {name}"), async move {
                 if let Err(error) = pump.await {
                     tracing::error!(%error, "the timer of a pump failed");

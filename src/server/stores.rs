@@ -24,19 +24,14 @@ use crate::push::store::PushStore;
 use crate::push::store::disk::DiskPush;
 use crate::push::store::redis::RedisPush;
 
-/// How many due jobs one call of the pump moves. On Redis it bounds how long one script keeps the server busy, on
-/// disk how long other calls wait for one commit.
-const REDIS_PUMP: usize = 200;
-const DISK_PUMP: usize = 500;
-
 /// What a ready job takes in memory, in bytes, without its body.
 const READY_JOB: usize = 64;
 
 /// Ends when a store has failed for good, and says why.
 pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
-/// A store, how many due jobs one call of the pump moves there, who hears whether it can be used, and its end.
-type Opened = (Arc<dyn Engine>, usize, Arc<Outage>, Failure);
+/// A store, who hears whether it can be used, and its end.
+type Opened = (Arc<dyn Engine>, Arc<Outage>, Failure);
 
 /// How a store ends that fails for good.
 pub enum Failure {
@@ -51,8 +46,6 @@ pub enum Failure {
 pub struct Stores {
     /// Each store under its pool's name, metered.
     pub engines: BTreeMap<PoolName, Arc<dyn Engine>>,
-    /// How many due jobs one call of the pump moves there.
-    pub batches: BTreeMap<PoolName, usize>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
@@ -71,7 +64,7 @@ pub async fn open_stores(
         let section = format!("[Pool.{name}]");
         let failed = |e: &dyn std::fmt::Display| ServerError::Pool(section.clone(), e.to_string());
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
-        let (engine, batch, outage, failed_for_good): Opened = match &pool.path {
+        let (engine, outage, failed_for_good): Opened = match &pool.path {
             Some(path) => {
                 let sync = match pool.sync {
                     SyncMode::Always => Sync::Always,
@@ -94,7 +87,7 @@ pub async fn open_stores(
                 stores.disks.insert(name.clone(), disk.clone());
                 let poisoned = disk.clone();
                 let failed_for_good = Failure::Alone(Box::pin(async move { poisoned.poisoned().await }));
-                (disk, DISK_PUMP, Outage::new(format!("pool {name}")), failed_for_good)
+                (disk, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
                 let address = redis_address(pool);
@@ -104,13 +97,12 @@ pub async fn open_stores(
                 let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
                 let (outage, failed_for_good) =
                     (redis.outage(), Failure::WithServer(Box::pin(redis.failed())));
-                (redis, REDIS_PUMP, outage, failed_for_good)
+                (redis, outage, failed_for_good)
             }
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
-        stores.outages.insert(name.clone(), outage);
         stores.failures.push((format!("pool {name}"), failed_for_good));
-        stores.batches.insert(name, batch);
+        stores.outages.insert(name, outage);
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use dormouse::job::{Attributes, Job, JobId, JobRef, NewJob};
 use dormouse::name::{Namespace, Queue, QueueName};
 
 pub use crate::support::consume::consume;
+pub use crate::support::engine_ext::EngineExt;
 
 /// When virtual time begins.
 pub const START: u64 = 1_000_000;

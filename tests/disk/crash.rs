@@ -12,7 +12,9 @@ use std::time::Duration;
 use crate::common::*;
 use dormouse::clock::{ManualClock, SystemClock, system_now};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{Engine, Held, OnConflict, Placing, Publication, Published, Quota, Quotas, Release};
+use dormouse::engine::{
+    Engine, Held, OnConflict, Placing, Publication, Published, Quota, Quotas, Release, Tries,
+};
 use dormouse::error::Error;
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobState, NewJob, Reason};
 use dormouse::name::JobKey;
@@ -44,14 +46,14 @@ async fn check_quota(engine: &DiskEngine, jobs: u64) {
     let body = job(&queue("a"), 0).body;
     let new = |n| NewJob { body: body.clone(), ..job(&queue("a"), n) };
     let two = [new(u64::MAX - 1), new(u64::MAX)];
-    let refused = engine.publish(two.to_vec()).await;
+    let refused = engine.publish(two.to_vec().into()).await;
     assert!(
         matches!(refused, Err(Error::OverQuota(_))),
         "two jobs beside {jobs} of {}: {refused:?}",
         jobs + 1
     );
-    engine.publish(two[..1].to_vec()).await.expect("one job fits");
-    engine.ack(JobRef { queue: queue("a"), id: two[0].id }).await.expect("acked");
+    engine.publish(two[..1].to_vec().into()).await.expect("one job fits");
+    engine.ack_job(JobRef { queue: queue("a"), id: two[0].id }).await.expect("acked");
     engine.set_quotas(&Quotas::new()).await.expect("quotas are set");
 }
 
@@ -59,7 +61,7 @@ async fn check_quota(engine: &DiskEngine, jobs: u64) {
 async fn publish_keyed(engine: &DiskEngine, job: NewJob) {
     let key = JobKey::parse(&job.id.to_string()).expect("an id is a key");
     let jobs = vec![Placing { job, at: None, key: Some((key, OnConflict::Fail)) }];
-    let published = engine.publish_with(Publication { jobs, replaces: None, once: None }).await;
+    let published = engine.publish(Publication { jobs, replaces: None, once: None }).await;
     assert!(matches!(published, Ok(Published::Done(_))), "nobody has its key: {published:?}");
 }
 
@@ -72,7 +74,7 @@ async fn work_on(engine: &DiskEngine, job: Job, n: u64) {
     if n.is_multiple_of(4) {
         let release = Release {
             delay: Duration::from_millis(n % 3),
-            restore_try: n.is_multiple_of(8),
+            tries: if n.is_multiple_of(8) { Tries::Restore } else { Tries::Spend },
             reason: Reason::new("not now"),
         };
         tell('r', job.id);
@@ -81,7 +83,7 @@ async fn work_on(engine: &DiskEngine, job: Job, n: u64) {
         }
     } else {
         tell('a', job.id);
-        let stale = engine.ack_many(&job.queue, &[(job.id, Some(touched.receipt))]).await.expect("answered");
+        let stale = engine.ack(&job.queue, &[(job.id, Some(touched.receipt))]).await.expect("answered");
         if stale.is_empty() {
             tell('A', job.id);
         }
@@ -119,10 +121,10 @@ async fn child_under_load() {
                 made.iter().for_each(|id| tell('p', *id));
                 let mut jobs = jobs.into_iter();
                 publish_keyed(&engine, jobs.next().expect("there are three")).await;
-                engine.publish(jobs.collect()).await.expect("published");
+                engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
                 made.iter().for_each(|id| tell('P', *id));
                 if n == 0 {
-                    engine.pump(100).await.expect("pumped");
+                    engine.pump().await.expect("pumped");
                 }
                 let taken = take(&engine, &q, 2, Duration::from_millis(20)).await;
                 for job in taken {
@@ -201,7 +203,7 @@ async fn check_keys(engine: &DiskEngine, told: &Told) {
         let key = JobKey::parse(id).expect("an id is a key");
         for name in QUEUES {
             let job = JobRef { queue: queue(name), id: JobId::parse(id).expect("it was an id") };
-            let view = engine.inspect(&job).await.expect("inspected");
+            let view = engine.inspect_job(&job).await.expect("inspected");
             let holder = engine.find_key(&job.queue, &key).await.expect("looked up").map(|view| view.id);
             keyed += usize::from(holder.is_some());
             let Some(view) = view else {
@@ -234,11 +236,11 @@ async fn check(path: &Path, told: &Told) {
     let counted = stats.timers + stats.queues.iter().map(|q| q.ready + q.dead).sum::<u64>();
     check_quota(&engine, counted).await;
     engine.sweep().await.expect("swept");
-    while engine.pump(1000).await.expect("pumped").moved > 0 {}
+    while engine.pump().await.expect("pumped").moved > 0 {}
     let mut found = BTreeSet::new();
     for name in QUEUES {
         let q = queue(name);
-        engine.respawn(&q, u64::MAX, None).await.expect("respawned");
+        engine.respawn_oldest(&q, u64::MAX, None).await.expect("respawned");
         loop {
             let jobs = take(&engine, &q, 100, Duration::from_secs(3600)).await;
             if jobs.is_empty() {

@@ -88,12 +88,12 @@ async fn make(dir: &Path, end: End, large: bool) -> Account {
             let delay = Duration::from_secs(if n % 3 == 0 { 60 } else { 0 });
             let new = NewJob { body: body(n, len), delay, ..job(&account.queue, n) };
             account.stored.insert(n, new.body.clone());
-            engine.publish(vec![new]).await.expect("published");
+            engine.publish(vec![new].into()).await.expect("published");
         }
     };
     let ack = async |account: &mut Account, count: u16| {
         for job in take(&engine, &account.queue.clone(), count, Duration::from_secs(3600)).await {
-            engine.ack(JobRef { queue: job.queue.clone(), id: job.id }).await.expect("acked");
+            engine.ack_job(JobRef { queue: job.queue.clone(), id: job.id }).await.expect("acked");
             let n = number_of(&job);
             account.stored.remove(&n);
             account.acked.insert(n);
@@ -233,7 +233,7 @@ async fn account_for(engine: &DiskEngine, account: &Account, what: &str) -> Outc
     account.clock.advance(Duration::from_secs(3700));
     let mut handed_out = BTreeSet::new();
     loop {
-        let pumped = engine.pump(1000).await;
+        let pumped = engine.pump().await;
         let jobs = consume(engine, &account.queue.clone().into(), &[Duration::from_secs(1 << 20); 100]).await;
         match (pumped, jobs) {
             (Ok(pumped), Ok(jobs)) if pumped.moved == 0 && jobs.is_empty() => break,
@@ -445,7 +445,7 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
         };
         assert!(there >= least, "{what}: {there} jobs are left, at least {least} were expected");
         // It takes jobs, and has them after the next start.
-        engine.publish(vec![job(&account.queue, 9_999)]).await.expect("published");
+        engine.publish(vec![job(&account.queue, 9_999)].into()).await.expect("published");
         engine.close().await;
         let engine =
             DiskEngine::open(options(dir.path(), &account.clock)).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Engine, Held, How, OnConflict, Placing, Publication, Published, Release, Revival};
+use dormouse::engine::{
+    Engine, Held, How, OnConflict, Pausing, Placing, Publication, Published, Release, Revival, Tries,
+};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, NewJob, Reason};
 use dormouse::name::{JobKey, Queue};
@@ -54,7 +56,7 @@ fn child() -> Option<PathBuf> {
 
 async fn publish(engine: &DiskEngine, queue: &Queue, numbers: std::ops::Range<u64>, len: usize) {
     for n in numbers {
-        engine.publish(vec![NewJob { body: body(n, len), ..job(queue, n) }]).await.expect("published");
+        engine.publish(vec![NewJob { body: body(n, len), ..job(queue, n) }].into()).await.expect("published");
     }
 }
 
@@ -70,7 +72,7 @@ async fn drain(engine: &DiskEngine, queue: &Queue, len: usize) -> BTreeSet<u64> 
             let n = (0..100_000).find(|n| id(*n) == one.id).expect("a job of this test");
             assert!(one.body == body(n, len), "job {n} has another body");
             assert!(seen.insert(n), "job {n} came twice");
-            engine.ack(job_ref(queue, n)).await.expect("acked");
+            engine.ack_job(job_ref(queue, n)).await.expect("acked");
         }
     }
 }
@@ -123,7 +125,7 @@ async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     engine.close().await;
 
     let engine = with(free(path) / 2 * 3);
-    assert!(is_full(engine.publish(vec![job(&q, 10)]).await), "below the mark a publish is refused");
+    assert!(is_full(engine.publish(vec![job(&q, 10)].into()).await), "below the mark a publish is refused");
     assert_eq!(gauge(&engine, "disk_full").await, 1.0, "and an operator is told");
     engine.check().await.expect("consumers must still be sent here");
     engine.republish(job_ref(&q, 0), job(&q, 11)).await.expect("above half of the mark a republish is taken");
@@ -134,10 +136,10 @@ async fn below_the_mark_publishes_are_refused_and_the_rest_goes_on() {
     let jobs = take(&engine, &q, 20, TTR).await;
     assert_eq!(jobs.len(), 10, "a consume is never refused, and what was refused has changed nothing");
     for one in jobs {
-        engine.ack(JobRef { queue: one.queue, id: one.id }).await.expect("an ack is never refused");
+        engine.ack_job(JobRef { queue: one.queue, id: one.id }).await.expect("an ack is never refused");
     }
-    engine.pump(10).await.expect("a pump is never refused");
-    assert_eq!(engine.size(&q).await.expect("size"), 0, "all were consumed");
+    engine.pump().await.expect("a pump is never refused");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "all were consumed");
     engine.close().await;
 }
 
@@ -156,25 +158,25 @@ async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
     let with =
         |min_free: u64| DiskEngine::open(DiskOptions { min_free, ..disk_options(path) }).expect("it opens");
     let engine = with(0);
-    engine.publish_with(publication(&q, 0, Some("key"))).await.expect("there is room");
+    engine.publish(publication(&q, 0, Some("key"))).await.expect("there is room");
     publish(&engine, &q, 1..3, 20).await;
     engine.close().await;
 
     let engine = with(free(path) / 2 * 3);
-    assert!(is_full(engine.publish_with(publication(&q, 3, Some("other"))).await), "it is a publish");
+    assert!(is_full(engine.publish(publication(&q, 3, Some("other"))).await), "it is a publish");
     let moved = Publication { replaces: Some(job_ref(&q, 2)), ..publication(&q, 4, None) };
-    engine.publish_with(moved).await.expect("above half of the mark a republish is taken");
+    engine.publish(moved).await.expect("above half of the mark a republish is taken");
     engine.close().await;
 
     let engine = with(u64::MAX);
     let moved = Publication { replaces: Some(job_ref(&q, 4)), ..publication(&q, 5, None) };
-    assert!(is_full(engine.publish_with(moved).await), "below half of it it is not");
+    assert!(is_full(engine.publish(moved).await), "below half of it it is not");
     let jobs = take(&engine, &q, 1, TTR).await;
     let (name, receipt) = (job_ref(&q, 0), jobs[0].proof());
     let touched = engine.touch(&name, receipt, TTR).await.expect("a touch is never refused");
     let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
     let receipt = touched.receipt;
-    let now = Release { delay: Duration::ZERO, restore_try: true, reason: None };
+    let now = Release { delay: Duration::ZERO, tries: Tries::Restore, reason: None };
     let later = Release { delay: TTR, ..now.clone() };
     let because = Release { reason: Reason::new("no room"), ..now.clone() };
     assert!(is_full(engine.release(&name, receipt, later).await), "a delay is stored with the body");
@@ -184,12 +186,12 @@ async fn on_a_full_disk_workers_go_on_as_long_as_they_store_no_body_again() {
     assert!(is_full(engine.respawn_jobs(&q, &[name.id], revival).await), "and a respawn");
     let released = engine.release(&name, receipt, now).await.expect("back to the head costs nothing");
     assert!(matches!(released, Held::Done(_)), "what was refused has changed nothing: {released:?}");
-    engine.pause(&q, Some(TTR)).await.expect("a pause is never refused");
+    engine.pause(&q, Pausing::For(TTR)).await.expect("a pause is never refused");
     engine.resume(&q).await.expect("nor its end");
     let jobs = take(&engine, &q, 9, TTR).await;
     assert_eq!(jobs.len(), 3, "all are handed out");
     let acks: Vec<_> = jobs[1..].iter().map(|one| (one.id, Some(one.proof()))).collect();
-    assert_eq!(engine.ack_many(&q, &acks).await.expect("an ack is never refused"), [], "all were held");
+    assert_eq!(engine.ack(&q, &acks).await.expect("an ack is never refused"), [], "all were held");
     let key = JobKey::parse("key").expect("a key");
     assert!(engine.cancel_key(&q, &key).await.expect("a cancel is an ack"), "it was there");
     engine.close().await;
@@ -207,8 +209,8 @@ async fn child_small_disk() {
     for round in 0..3 {
         let mut n = first;
         let refused = loop {
-            match engine.publish(vec![NewJob { body: body(n, LEN), ..job(&q, n) }]).await {
-                Ok(()) => n += 1,
+            match engine.publish(vec![NewJob { body: body(n, LEN), ..job(&q, n) }].into()).await {
+                Ok(_) => n += 1,
                 Err(e) => break e,
             }
         };
@@ -232,7 +234,7 @@ async fn child_small_disk() {
             "round {round}: what was taken is handed out, and nothing else"
         );
         let began = Instant::now();
-        while is_full(engine.publish(vec![job(&q, n)]).await) {
+        while is_full(engine.publish(vec![job(&q, n)].into()).await) {
             assert!(
                 began.elapsed() < PATIENCE,
                 "round {round}: {} bytes are free after all was acked",
@@ -240,7 +242,7 @@ async fn child_small_disk() {
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
         first = n + 1;
     }
     engine.close().await;
@@ -294,7 +296,7 @@ async fn child_bad_sector() {
     let one = quarantined[0].job.clone();
     let peeked = engine.peek_job(&one).await;
     assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek says what is wrong: {peeked:?}");
-    engine.ack(one).await.expect("it can be acked");
+    engine.ack_job(one).await.expect("it can be acked");
     assert_eq!(engine.quarantined().await.expect("listed").len(), quarantined.len() - 1, "and is gone then");
     engine.close().await;
 }
@@ -340,13 +342,13 @@ async fn poisoned_by(call: &str, errno: i32, part: &str) {
     let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
     publish(&engine, &q, 0..10, 100).await;
     fail(&dir, call, errno, part, None);
-    let failed = engine.publish(vec![NewJob { body: body(10, 100), ..job(&q, 10) }]).await;
+    let failed = engine.publish(vec![NewJob { body: body(10, 100), ..job(&q, 10) }].into()).await;
     assert!(
         matches!(failed, Err(Error::Away(_))),
         "after a failed {call} it may have been stored: {failed:?}"
     );
     heal(&dir);
-    let later = engine.publish(vec![job(&q, 11)]).await;
+    let later = engine.publish(vec![job(&q, 11)].into()).await;
     assert!(matches!(later, Err(Error::Poisoned(_))), "what has failed is not tried again: {later:?}");
     let why = engine.check().await.expect_err("the store has failed").to_string();
     assert!(why.contains(&format!("os error {errno}")) || why.contains("error"), "it says why: {why}");
@@ -407,7 +409,8 @@ async fn child_hangs() {
     for (engine, part) in [(&hangs, "hangs"), (&lazy, "lazy")] {
         fail(&dir, "sync", HANGS, &format!("{part}/db"), None);
         // In the group that hangs, and behind it.
-        let (first, second) = (engine.publish(vec![job(&q, 1)]), engine.publish(vec![job(&q, 2)]));
+        let (first, second) =
+            (engine.publish(vec![job(&q, 1)].into()), engine.publish(vec![job(&q, 2)].into()));
         let poisoned = async {
             let first = first.await;
             let reason = engine.poisoned().await;
@@ -421,7 +424,7 @@ async fn child_hangs() {
         assert!(matches!(second, Err(Error::Poisoned(_))), "{part}: who comes later is told: {second:?}");
         assert!(reason.contains("the disk hangs"), "{part}: it says why: {reason}");
         publish(&well, &q, 5..6, 100).await;
-        well.ack(job_ref(&q, 5)).await.expect("another pool goes on");
+        well.ack_job(job_ref(&q, 5)).await.expect("another pool goes on");
         // A thread is left behind in the disk, and nobody waits for it.
         let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
         closed.unwrap_or_else(|_| panic!("{part}: a close must not wait for a disk that hangs"));
@@ -447,7 +450,7 @@ async fn child_flush() {
     let writes = async {
         for n in 0.. {
             let large = NewJob { body: body(n, 1 << 20), ..job(&q, n) };
-            if engine.publish(vec![large]).await.is_err() {
+            if engine.publish(vec![large].into()).await.is_err() {
                 return n;
             }
         }
@@ -499,7 +502,7 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
         {
             for from in (0..JOBS).step_by(60) {
                 let jobs = (from..from + 60).map(|n| NewJob { delay, body: body(n, 20), ..job(queue, n) });
-                engine.publish(jobs.collect()).await.expect("published");
+                engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
             }
             let ttr = match queue.name.as_str() {
                 "dead" => Duration::from_millis(10),
@@ -510,7 +513,7 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
                 assert_eq!(take(&engine, queue, 100, ttr).await.len(), 100, "handed out");
             }
             clock.advance(Duration::from_millis(20));
-            while engine.pump(1000).await.expect("pumped").moved > 0 {}
+            while engine.pump().await.expect("pumped").moved > 0 {}
         }
         engine.close().await;
         damage(dir.path(), keyspace);
@@ -530,7 +533,7 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
         let all: BTreeSet<u64> = (0..JOBS).collect();
         assert_eq!(drain(&engine, &ready, 20).await, all, "after {keyspace} was rebuilt: ready jobs");
         assert_eq!(
-            engine.dead_letter(&dead).await.expect("read").size,
+            engine.dead_letter(&dead).await.expect("read").jobs,
             JOBS,
             "after {keyspace} was rebuilt: dead jobs"
         );
@@ -540,15 +543,15 @@ async fn a_list_that_cannot_be_read_is_rebuilt_from_the_jobs() {
             "after {keyspace} was rebuilt"
         );
         clock.advance(hour);
-        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        while engine.pump().await.expect("pumped").moved > 0 {}
         assert_eq!(drain(&engine, &delayed, 20).await, all, "after {keyspace} was rebuilt: delayed jobs");
         // A running job whose list was lost is ready at once, any other after its ttr, and dead then.
         clock.advance(2 * hour);
-        while engine.pump(1000).await.expect("pumped").moved > 0 {}
+        while engine.pump().await.expect("pumped").moved > 0 {}
         if keyspace == "running" {
             assert_eq!(drain(&engine, &running, 20).await, all, "running jobs are ready again");
         } else {
-            let size = engine.dead_letter(&running).await.expect("read").size;
+            let size = engine.dead_letter(&running).await.expect("read").jobs;
             assert_eq!(size, JOBS, "after {keyspace} was rebuilt: jobs that ran");
         }
         engine.close().await;
@@ -564,7 +567,7 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
     let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
     let engine = open().expect("a new directory opens");
     for n in 0..JOBS {
-        engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+        engine.publish(publication(&q, n, Some(&key(n)))).await.expect("published");
     }
     engine.close().await;
     damage(dir.path(), "jobs");
@@ -574,11 +577,10 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
     let quarantined = engine.quarantined().await.expect("listed");
     assert!(!bad.is_empty() && quarantined.len() == bad.len(), "{} of {bad:?}", quarantined.len());
     for n in &bad {
-        let published =
-            engine.publish_with(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
+        let published = engine.publish(publication(&q, JOBS + n, Some(&key(*n)))).await.expect("published");
         let is_new = matches!(&published, Published::Done(placed) if placed[0].how == How::New);
         assert!(is_new, "the key of job {n}, which nobody can read, is free: {published:?}");
-        engine.ack(job_ref(&q, *n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, *n)).await.expect("acked");
         let name = JobKey::parse(&key(*n)).expect("a key");
         let holder = engine.find_key(&q, &name).await.expect("answered").map(|view| view.id);
         assert_eq!(holder, Some(id(JOBS + n)), "the ack of job {n} leaves the key to the new one");
@@ -598,9 +600,9 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
         let (q, key) = (queue("q"), |n: u64| format!("key-{n}"));
         let engine = open().expect("a new directory opens");
         for n in 0..JOBS {
-            engine.publish_with(publication(&q, n, Some(&key(n)))).await.expect("published");
+            engine.publish(publication(&q, n, Some(&key(n)))).await.expect("published");
         }
-        engine.pause(&q, None).await.expect("paused");
+        engine.pause(&q, Pausing::UntilResumed).await.expect("paused");
         engine.close().await;
         damage(dir.path(), keyspace);
         let told = dormouse::engine::disk::repair(dir.path(), false).expect("it can be judged");
@@ -613,14 +615,12 @@ async fn a_repair_rebuilds_the_list_of_keys_and_leaves_pauses() {
         assert_eq!(take(&engine, &q, 9, TTR).await, [], "{keyspace}: the queue is paused still");
         engine.resume(&q).await.expect("resumed");
         for n in [0, JOBS / 3, JOBS - 1] {
-            let again =
-                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            let again = engine.publish(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
             assert_eq!(again, Published::Conflict { index: 0, id: id(n) }, "{keyspace}: key {n} is taken");
         }
         assert_eq!(drain(&engine, &q, 20).await.len(), JOBS as usize, "{keyspace}: all are there");
         for n in [0, JOBS / 3, JOBS - 1] {
-            let again =
-                engine.publish_with(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
+            let again = engine.publish(publication(&q, JOBS + n, Some(&key(n)))).await.expect("answered");
             assert!(matches!(again, Published::Done(_)), "{keyspace}: key {n} is free: {again:?}");
         }
         engine.close().await;

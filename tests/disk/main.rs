@@ -12,6 +12,7 @@ mod verbs;
 #[path = "../support"]
 mod support {
     pub mod consume;
+    pub mod engine_ext;
     pub mod faults;
     pub mod model;
     pub mod shim;

@@ -30,9 +30,9 @@ async fn an_engine_that_is_dropped_frees_its_directory() {
     let (dir, clock) = (tempfile::tempdir().expect("a directory"), clock());
     for round in 0..3 {
         let engine = open(dir.path(), &clock);
-        engine.publish(vec![job(&queue("q"), round)]).await.expect("published");
+        engine.publish(vec![job(&queue("q"), round)].into()).await.expect("published");
     }
-    let size = open(dir.path(), &clock).size(&queue("q")).await.expect("size");
+    let size = open(dir.path(), &clock).ready(&queue("q")).await.expect("size");
     assert_eq!(size, 3, "one job from each round");
 }
 
@@ -108,10 +108,10 @@ async fn only_an_unclean_end_is_counted_anew() {
     let (q, other) = (queue("q"), queue("other"));
     let engine = open(dir.path(), &clock);
     for n in 0..10 {
-        engine.publish(vec![job(&q, n)]).await.expect("published");
+        engine.publish(vec![job(&q, n)].into()).await.expect("published");
     }
     let delayed = (10..15).map(|n| NewJob { delay: Duration::from_secs(60), ..job(&other, n) });
-    engine.publish(delayed.collect()).await.expect("published");
+    engine.publish(delayed.collect::<Vec<_>>().into()).await.expect("published");
     assert_eq!(take(&engine, &q, 2, Duration::from_secs(60)).await.len(), 2, "two run");
     engine.close().await;
     {
@@ -150,15 +150,15 @@ async fn time_does_not_fall_back_over_a_restart() {
     let engine = open(dir.path(), &ahead);
     let q = queue("q");
     let delayed = NewJob { delay: Duration::from_secs(10), ..job(&q, 1) };
-    engine.publish(vec![delayed]).await.expect("published");
+    engine.publish(vec![delayed].into()).await.expect("published");
     engine.close().await;
     let back = clock();
     let engine = open(dir.path(), &back);
     assert!(engine.now() >= ahead.now() - 1000, "{} fell behind {}", engine.now(), ahead.now());
-    let next = engine.pump(10).await.expect("pumped").next;
+    let next = engine.pump().await.expect("pumped").next;
     assert!(next > Duration::from_secs(8) && next <= Duration::from_secs(11), "due in {next:?}, not in 10 s");
     back.advance(next);
-    assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "due after its delay");
+    assert_eq!(engine.pump().await.expect("pumped").moved, 1, "due after its delay");
 }
 
 #[tokio::test]
@@ -167,14 +167,14 @@ async fn a_machine_that_learns_the_time_late_fires_no_job_early() {
     let engine = open(dir.path(), &right);
     let q = queue("q");
     let delayed = NewJob { delay: Duration::from_secs(3600), ..job(&q, 1) };
-    engine.publish(vec![delayed]).await.expect("published");
+    engine.publish(vec![delayed].into()).await.expect("published");
     engine.close().await;
     // The machine starts again without the time, and hears of it only after the store was opened.
     let wrong = Arc::new(ManualClock::new(0));
     let engine = open(dir.path(), &wrong);
     wrong.advance(Duration::from_secs(10));
     wrong.step_wall(START as i64);
-    let next = engine.pump(10).await.expect("pumped").next;
+    let next = engine.pump().await.expect("pumped").next;
     let expected = Duration::from_secs(3585)..=Duration::from_secs(3600);
     assert!(expected.contains(&next), "an hour's delay has 3590 s left, and the pump says {next:?}");
 }
@@ -185,14 +185,14 @@ async fn a_clock_that_is_set_back_holds_up_nothing() {
     let engine = open(dir.path(), &clock);
     let q = queue("q");
     let delay = Duration::from_secs(10);
-    engine.publish(vec![NewJob { delay, ..job(&q, 1) }]).await.expect("published");
+    engine.publish(vec![NewJob { delay, ..job(&q, 1) }].into()).await.expect("published");
     for (n, step) in [(2, 1000), (3, 3_600_000), (4, 400 * 24 * 3_600_000), (5, 100 * 366 * 24 * 3_600_000)] {
         clock.step_wall(-step);
         clock.advance(delay / 2);
-        assert_eq!(engine.pump(10).await.expect("pumped").moved, 0, "due in 5 s, after {step} ms back");
+        assert_eq!(engine.pump().await.expect("pumped").moved, 0, "due in 5 s, after {step} ms back");
         clock.advance(delay / 2);
-        assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "due now, after {step} ms back");
-        engine.publish(vec![NewJob { delay, ..job(&q, n) }]).await.expect("published");
+        assert_eq!(engine.pump().await.expect("pumped").moved, 1, "due now, after {step} ms back");
+        engine.publish(vec![NewJob { delay, ..job(&q, n) }].into()).await.expect("published");
     }
     assert_eq!(take(&engine, &q, 10, delay).await.len(), 4, "ready jobs");
 }
@@ -215,7 +215,7 @@ async fn no_flipped_bytes_are_served_as_a_body() {
     let engine = open(dir.path(), &clock);
     for n in 0..JOBS {
         let large = NewJob { body: body(n, LEN), ..job(&q, n) };
-        engine.publish(vec![large]).await.expect("published");
+        engine.publish(vec![large].into()).await.expect("published");
     }
     engine.close().await;
     let (mut refused, mut corrupt, mut whole) = (0, 0, 0);
@@ -300,23 +300,23 @@ async fn a_panic_of_the_writer_poisons_the_store() {
     let engine =
         DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("an empty directory opens");
     let q = queue("q");
-    engine.publish(vec![job(&q, 0)]).await.expect("published");
+    engine.publish(vec![job(&q, 0)].into()).await.expect("published");
     clock.panics.store(true, Ordering::SeqCst);
     // Whoever is in the group that panics, and whoever comes later.
-    let answers = tokio::join!(engine.publish(vec![job(&q, 1)]), engine.size(&q), engine.check());
+    let answers = tokio::join!(engine.publish(vec![job(&q, 1)].into()), engine.ready(&q), engine.check());
     for (call, e) in [("publish", answers.0.err()), ("size", answers.1.err()), ("check", answers.2.err())] {
         // Away: it may have been done.
         let told = matches!(e, Some(Error::Away(_) | Error::Poisoned(_)));
         assert!(told, "{call} should say that the store has failed, and answers {e:?}");
     }
-    let later = engine.size(&q).await;
+    let later = engine.ready(&q).await;
     assert!(matches!(later, Err(Error::Poisoned(_))), "who comes later is told so: {later:?}");
     let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
     assert_eq!(reason.expect("poisoned() returns"), "the thread disk-writer panicked");
     engine.close().await;
     clock.panics.store(false, Ordering::SeqCst);
     let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock)).expect("the directory is free");
-    assert_eq!(engine.size(&q).await.expect("size"), 1, "the answered job is there, no other");
+    assert_eq!(engine.ready(&q).await.expect("size"), 1, "the answered job is there, no other");
 }
 
 const CHILD: &str = "DISK_OPEN_FULL_DIR";
@@ -328,13 +328,13 @@ async fn child_full_disk() {
     let clock = Arc::new(ManualClock::new(START));
     let engine = open(Path::new(&path), &clock);
     let q = queue("q");
-    engine.publish(vec![job(&q, 0)]).await.expect("there is room for one");
-    let large = (1..65).map(|n| NewJob { body: body(n, 1 << 20), ..job(&q, n) }).collect();
-    let failed = engine.publish(large).await;
+    engine.publish(vec![job(&q, 0)].into()).await.expect("there is room for one");
+    let large = (1..65).map(|n| NewJob { body: body(n, 1 << 20), ..job(&q, n) }).collect::<Vec<_>>();
+    let failed = engine.publish(large.into()).await;
     assert!(matches!(failed, Err(Error::Away(_))), "it may have been stored: {failed:?}");
     let reason = tokio::time::timeout(Duration::from_secs(10), engine.poisoned()).await;
     assert!(!reason.expect("poisoned() returns").is_empty(), "the reason is told");
-    let later = engine.publish(vec![job(&q, 99)]).await;
+    let later = engine.publish(vec![job(&q, 99)].into()).await;
     assert!(matches!(later, Err(Error::Poisoned(_))), "a small one, expected Poisoned: {later:?}");
     assert!(engine.check().await.is_err(), "check says no");
     engine.close().await;
@@ -358,5 +358,5 @@ async fn a_failed_write_poisons_the_store_and_loses_nothing() {
     let told = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success() && told.contains("1 passed"), "the child failed: {told}");
     let engine = open(dir.path(), &clock);
-    assert_eq!(engine.size(&queue("q")).await.expect("size"), 1, "the answered job is there, no other");
+    assert_eq!(engine.ready(&queue("q")).await.expect("size"), 1, "the answered job is there, no other");
 }

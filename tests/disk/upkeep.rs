@@ -35,14 +35,14 @@ async fn jobs_that_nobody_consumes_leave_nothing_behind() {
             delay: Duration::from_millis(if i % 2 == 0 { 0 } else { 500 }),
             ..job(&q, batch * 64 + i)
         });
-        engine.publish(jobs.collect()).await.expect("published");
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
     clock.advance(Duration::from_millis(700));
-    while engine.pump(1000).await.expect("pumped").moved > 0 {}
-    assert_eq!(engine.size(&q).await.expect("size"), 157 * 64, "all are ready");
+    while engine.pump().await.expect("pumped").moved > 0 {}
+    assert_eq!(engine.ready(&q).await.expect("size"), 157 * 64, "all are ready");
     clock.advance(Duration::from_secs(1));
     engine.sweep().await.expect("swept");
-    assert_eq!(engine.size(&q).await.expect("size"), 0, "all have expired");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "all have expired");
     clock.advance(Duration::from_secs(3600));
     engine.sweep().await.expect("swept");
     assert_eq!(engine.queues().await.expect("queues"), [], "the queue was empty for an hour");
@@ -56,10 +56,10 @@ async fn a_queue_per_job_does_not_grow_the_store() {
     let engine = open(dir.path(), &clock);
     for n in 0..300 {
         let q = queue(&format!("answer-{n}"));
-        engine.publish(vec![job(&q, n)]).await.expect("published");
+        engine.publish(vec![job(&q, n)].into()).await.expect("published");
         let taken = take(&engine, &q, 1, Duration::from_secs(9)).await;
         assert_eq!(taken.len(), 1, "the answer is there");
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     clock.advance(Duration::from_secs(3600));
     engine.sweep().await.expect("swept");
@@ -75,14 +75,14 @@ async fn jobs_acked_in_their_queue_are_passed_over_and_swept() {
     let q = queue("cancelled");
     // More than one step of a consume passes over, and beyond the window.
     for n in 0..6000 {
-        engine.publish(vec![job(&q, n)]).await.expect("published");
+        engine.publish(vec![job(&q, n)].into()).await.expect("published");
     }
     for n in 0..5999 {
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     let taken = take(&engine, &q, 5, Duration::from_secs(9)).await;
     assert_eq!(taken.iter().map(|job| job.id).collect::<Vec<_>>(), [id(5999)], "the one that is left");
-    engine.ack(job_ref(&q, 5999)).await.expect("acked");
+    engine.ack_job(job_ref(&q, 5999)).await.expect("acked");
     clock.advance(Duration::from_secs(3600));
     engine.sweep().await.expect("swept");
     engine.close().await;
@@ -138,7 +138,7 @@ async fn publish_large(engine: &DiskEngine, queue: &Queue, jobs: u64) {
     let body: bytes::Bytes = noise.take(LARGE).collect();
     for batch in 0..jobs / 64 {
         let jobs = (0..64).map(|i| NewJob { body: body.clone(), ..job(queue, batch * 64 + i) });
-        engine.publish(jobs.collect()).await.expect("published");
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
 }
 
@@ -163,12 +163,12 @@ async fn a_store_that_was_emptied_shrinks_to_one_journal() {
     let before = tables(dir.path());
     assert!(before > 45, "the tables take {before} MiB: there is nothing to shrink");
     for n in 0..JOBS - LAST {
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     // Twice as much garbage as lives may stay.
     shrunk(tables, dir.path(), 45, "14 MiB of jobs are left").await;
     for n in JOBS - LAST..JOBS {
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     shrunk(tables, dir.path(), 3, "all jobs were acked").await;
     // The journal may hold 64 MB. An older one goes with the next look.
@@ -184,7 +184,7 @@ async fn what_was_emptied_before_a_start_shrinks_after_it() {
     let q = queue("busy");
     publish_large(&engine, &q, JOBS).await;
     for n in 0..JOBS {
-        engine.ack(job_ref(&q, n)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n)).await.expect("acked");
     }
     engine.close().await;
     let before = tables(dir.path());
@@ -203,13 +203,14 @@ async fn calls_of_one_group_see_each_other() {
     for round in 0..50u64 {
         let n = round * 10;
         let (a, b, c, taken, d, e) = tokio::join!(
-            engine.publish(vec![job(&q, n)]),
-            engine.ack(job_ref(&q, n)),
-            engine.publish(vec![job(&q, n), job(&q, n + 1)]),
+            engine.publish(vec![job(&q, n)].into()),
+            engine.ack_job(job_ref(&q, n)),
+            engine.publish(vec![job(&q, n), job(&q, n + 1)].into()),
             take(&engine, &q, 5, Duration::from_secs(9)),
-            engine.ack(job_ref(&q, n)),
+            engine.ack_job(job_ref(&q, n)),
             engine.republish(job_ref(&q, n + 1), job(&q, n + 2)),
         );
+        let (a, c) = (a.map(drop), c.map(drop));
         for (what, answer) in [("publish", a), ("ack", b), ("publish again", c), ("ack", d), ("republish", e)]
         {
             answer.unwrap_or_else(|e| panic!("{what} in round {round}: {e}"));
@@ -220,7 +221,7 @@ async fn calls_of_one_group_see_each_other() {
         let left = take(&engine, &q, 5, Duration::from_secs(9)).await;
         let got: Vec<_> = left.iter().map(|job| job.id).collect();
         assert_eq!(got, [id(n + 2)], "round {round}: acked hand-overs are not given back");
-        engine.ack(job_ref(&q, n + 2)).await.expect("acked");
+        engine.ack_job(job_ref(&q, n + 2)).await.expect("acked");
     }
     let stats = engine.stats().await.expect("stats");
     assert_eq!(stats.timers, 0, "nothing runs any more");
@@ -244,7 +245,7 @@ async fn the_ready_jobs_in_memory_have_one_budget_over_all_queues() {
     for n in 0..QUEUES {
         for from in (0..EACH).step_by(64) {
             engine
-                .publish((from..from + 64).map(|i| job(&name(n), n * EACH + i)).collect())
+                .publish((from..from + 64).map(|i| job(&name(n), n * EACH + i)).collect::<Vec<_>>().into())
                 .await
                 .expect("published");
         }
@@ -278,13 +279,13 @@ async fn a_delayed_job_that_expires_in_its_queue_is_swept() {
         let soon = NewJob { ttl: Some(second), ..job(&q, 1) };
         let late = NewJob { ttl: Some(30 * second), delay: 10 * second, ..job(&q, 2) };
         let lasting = job(&q, 3);
-        engine.publish(vec![soon, late, lasting]).await.expect("published");
+        engine.publish(vec![soon, late, lasting].into()).await.expect("published");
         clock.advance(2 * second);
         engine.sweep().await.expect("swept");
-        assert_eq!(engine.size(&q).await.expect("size"), 1, "the first has expired, the second is delayed");
+        assert_eq!(engine.ready(&q).await.expect("size"), 1, "the first has expired, the second is delayed");
         clock.advance(10 * second);
-        assert_eq!(engine.pump(10).await.expect("pumped").moved, 1, "the second is ready");
-        assert_eq!(engine.size(&q).await.expect("size"), 2, "two are ready");
+        assert_eq!(engine.pump().await.expect("pumped").moved, 1, "the second is ready");
+        assert_eq!(engine.ready(&q).await.expect("size"), 2, "two are ready");
         if reopens {
             engine.close().await;
             engine = open(dir.path(), &clock);
@@ -293,7 +294,7 @@ async fn a_delayed_job_that_expires_in_its_queue_is_swept() {
             clock.advance(60 * second);
             engine.sweep().await.expect("swept");
         }
-        assert_eq!(engine.size(&q).await.expect("size"), 1, "the second has expired (reopened: {reopens})");
+        assert_eq!(engine.ready(&q).await.expect("size"), 1, "the second has expired (reopened: {reopens})");
         assert_eq!(take(&engine, &q, 9, second).await.len(), 1, "the third has no ttl");
         engine.close().await;
     }

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::common::*;
 use dormouse::engine::disk::{DiskEngine, Sync};
-use dormouse::engine::{Engine, Held, OnConflict, Once, Pause, Placing, Publication, Published, REMEMBERED};
+use dormouse::engine::{
+    Engine, Held, OnConflict, Once, Pause, Pausing, Placing, Publication, Published, REMEMBERED,
+};
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
 use dormouse::name::{IdempotencyKey, JobKey, Queue};
@@ -19,18 +21,21 @@ async fn what_was_done_before_the_store_closed_is_told() {
     let engine = DiskEngine::open(options).expect("it opens");
     let q = queue("q");
     for part in 0..800 {
-        engine.publish((0..50).map(|n| job(&q, part * 50 + n)).collect()).await.expect("published");
+        engine
+            .publish((0..50).map(|n| job(&q, part * 50 + n)).collect::<Vec<_>>().into())
+            .await
+            .expect("published");
     }
     let call = tokio::spawn({
         let (engine, q) = (engine.clone(), q.clone());
         async move { engine.destroy(&q).await }
     });
-    while engine.size(&q).await.expect("size") == 40_000 {}
+    while engine.ready(&q).await.expect("size") == 40_000 {}
     engine.close().await;
     let answer = call.await.expect("it does not panic");
     let Err(Error::Partly { done, why }) = answer else { panic!("some are gone, and not all: {answer:?}") };
     assert!((1000..40_000).contains(&done) && matches!(*why, Error::Closed), "{done}: {why}");
-    let left = open(dir.path(), &clock()).size(&q).await.expect("size");
+    let left = open(dir.path(), &clock()).ready(&q).await.expect("size");
     assert_eq!(left, 40_000 - done, "as many as was told");
 }
 
@@ -49,13 +54,13 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
         once: IdempotencyKey::new(b"request").map(|key| Once { key, fingerprint: [1; 16] }),
     };
     let mut engine = open(dir.path(), &clock);
-    let Published::Done(placed) = engine.publish_with(publication("key")).await.expect("published") else {
+    let Published::Done(placed) = engine.publish(publication("key")).await.expect("published") else {
         panic!("nothing is in its way");
     };
     let held = take(&engine, &q, 1, Duration::from_secs(3600)).await.remove(0);
     let mut receipt = held.proof();
-    let until = engine.pause(&timed, Some(Duration::from_secs(600))).await.expect("paused");
-    engine.pause(&q, None).await.expect("paused");
+    let until = engine.pause_for(&timed, Some(Duration::from_secs(600))).await.expect("paused");
+    engine.pause(&q, Pausing::UntilResumed).await.expect("paused");
     for end in ["a close", "a crash", "a close of what had crashed"] {
         if end == "a crash" {
             let copied = tempfile::tempdir().expect("a directory");
@@ -66,7 +71,7 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
             engine.close().await;
         }
         engine = open(dir.path(), &clock);
-        let again = engine.publish_with(publication("key")).await.expect("answered");
+        let again = engine.publish(publication("key")).await.expect("answered");
         assert_eq!(again, Published::Replay(placed.clone()), "after {end}: the same answer");
         let holder = engine.find_key(&q, &JobKey::parse("key").expect("a key")).await.expect("answered");
         let holder = holder.map(|view| (view.id, view.state, view.tries_left));
@@ -75,7 +80,7 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
         let touched = engine.touch(&name, receipt, Duration::from_secs(3600)).await.expect("answered");
         let Held::Done(touched) = touched else { panic!("after {end} the receipt is good: {touched:?}") };
         receipt = touched.receipt;
-        let page = engine.list_queues(&q.namespace, 9, None).await.expect("listed").expect("it begins");
+        let page = engine.list_queues(&q.namespace, None, 9).await.expect("listed");
         let paused =
             |q: &Queue| page.queues.iter().find(|view| view.queue == *q).and_then(|view| view.paused);
         let pauses = (paused(&q), paused(&timed));
@@ -95,7 +100,7 @@ async fn requests_are_swept_when_they_need_not_be_remembered_any_more() {
     let ask = async |n: u64| {
         let once = IdempotencyKey::new(&n.to_be_bytes()).map(|key| Once { key, fingerprint: [1; 16] });
         let jobs = vec![Placing { job: job(&q, n), at: None, key: None }];
-        engine.publish_with(Publication { jobs, replaces: None, once }).await.expect("answered")
+        engine.publish(Publication { jobs, replaces: None, once }).await.expect("answered")
     };
     for n in 0..600 {
         assert!(matches!(ask(n).await, Published::Done(_)), "request {n} is new");
@@ -105,10 +110,10 @@ async fn requests_are_swept_when_they_need_not_be_remembered_any_more() {
     clock.advance(REMEMBERED / 2);
     engine.sweep().await.expect("swept");
     assert!(matches!(ask(1000).await, Published::Replay(_)), "the later one is remembered still");
-    engine.ack(job_ref(&q, 7)).await.expect("acked");
+    engine.ack_job(job_ref(&q, 7)).await.expect("acked");
     assert!(matches!(ask(7).await, Published::Done(_)), "the others are forgotten");
     engine.sweep().await.expect("swept");
-    engine.ack(job_ref(&q, 7)).await.expect("acked");
+    engine.ack_job(job_ref(&q, 7)).await.expect("acked");
     assert!(matches!(ask(7).await, Published::Replay(_)), "the sweep leaves the new one alone");
     engine.close().await;
 }
@@ -120,11 +125,11 @@ async fn an_ack_takes_what_has_expired_along_whatever_receipt_it_shows() {
     let engine = open(dir.path(), &clock);
     let q = queue("q");
     let ttl = Duration::from_millis(40);
-    engine.publish(vec![NewJob { ttl: Some(ttl), ..job(&q, 1) }]).await.expect("published");
+    engine.publish(vec![NewJob { ttl: Some(ttl), ..job(&q, 1) }].into()).await.expect("published");
     let [held] = &take(&engine, &q, 1, Duration::from_secs(9)).await[..] else { panic!("one job is ready") };
     clock.advance(ttl);
     let old = dormouse::job::Receipt { hand_over: 0, ..held.proof() };
-    let stale = engine.ack_many(&q, &[(held.id, Some(old))]).await.expect("acked");
+    let stale = engine.ack(&q, &[(held.id, Some(old))]).await.expect("acked");
     assert_eq!(stale, [], "it has expired, so it is nobody's");
     assert_eq!(engine.stats().await.expect("figures").timers, 0, "it has no timer any more");
     engine.close().await;

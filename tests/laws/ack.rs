@@ -1,6 +1,7 @@
 //! Laws of ack: forgotten means forgotten, in whatever state, by whatever hand.
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against an ack that works for running jobs only.
 pub async fn ack_forgets_a_job_in_every_state(s: &dyn Stage) {
@@ -40,7 +41,7 @@ pub async fn an_acked_job_never_comes_back(s: &dyn Stage) {
     }
     s.pass(SHORT).await;
     assert_eq!(s.take(&q, 9, LONG).await, [], "all four are acked");
-    let respawned = ok("respawn", s.engine().respawn(&q, 9, None).await);
+    let respawned = ok("respawn", s.engine().respawn_oldest(&q, 9, None).await);
     assert_eq!((respawned, s.size(&q).await), (0, 0), "none is dead");
 }
 
@@ -54,7 +55,11 @@ pub async fn ack_works_after_ttr_ended(s: &dyn Stage) {
     s.ack(&again).await;
     s.ack(&dead).await;
     assert_eq!(s.take(&q, 9, LONG).await, [], "its late ack counts");
-    assert_eq!(ok("respawn", s.engine().respawn(&q, 9, None).await), 0, "the dead one's late ack counts too");
+    assert_eq!(
+        ok("respawn", s.engine().respawn_oldest(&q, 9, None).await),
+        0,
+        "the dead one's late ack counts too"
+    );
 }
 
 /// Guards against an ack that only its own hand-over may send: the first worker was slow, but it was done.

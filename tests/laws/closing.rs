@@ -3,12 +3,13 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{JobList, Once, Publication, Release, Revival};
+use dormouse::engine::{JobList, Once, Pausing, Publication, Release, Revival};
 use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
 use dormouse::name::IdempotencyKey;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {
     assert!(matches!(answer, Err(Error::Closed)), "{what} after close answered {answer:?}");
@@ -23,22 +24,20 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     engine.close().await;
     let jobs = vec![job(&q, "new").key("k").placing(s)];
     let publication = Publication { jobs, replaces: None, once: None };
-    closed("publish_with", engine.publish_with(publication).await);
+    closed("publish", engine.publish(publication).await);
     let once = Once { key: IdempotencyKey::new(b"once").expect("short"), fingerprint: [1; 16] };
     closed("recall", engine.recall(&q, &once).await);
     closed("find_key", engine.find_key(&q, &key).await);
     closed("cancel_key", engine.cancel_key(&q, &key).await);
-    closed("ack_many", engine.ack_many(&q, &[(held.id, Some(receipt))]).await);
+    closed("ack", engine.ack(&q, &[(held.id, Some(receipt))]).await);
     closed("touch", engine.touch(&name, receipt, LONG).await);
     closed("release", engine.release(&name, receipt, Release::default()).await);
-    closed("bury", engine.bury(&name, receipt, None).await);
-    closed("inspect", engine.inspect(&name).await);
+    closed("inspect", engine.inspect_job(&name).await);
     let list = JobList { state: JobState::Ready, limit: 1, cursor: None, bodies: false };
     closed("list_jobs", engine.list_jobs(&q, list).await);
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     closed("respawn_jobs", engine.respawn_jobs(&q, &[held.id], revival).await);
-    closed("pause", engine.pause(&q, None).await);
-    closed("resume", engine.resume(&q).await);
+    closed("pause", engine.pause(&q, Pausing::UntilResumed).await);
     closed("pauses", engine.pauses().await);
-    closed("list_queues", engine.list_queues(&q.namespace, 1, None).await);
+    closed("list_queues", engine.list_queues(&q.namespace, None, 1).await);
 }

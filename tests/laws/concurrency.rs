@@ -11,6 +11,7 @@ use dormouse::name::Queue;
 use tokio::task::JoinSet;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 const PRODUCERS: usize = 32;
 const CONSUMERS: usize = 32;
@@ -25,7 +26,7 @@ fn producers(s: &dyn Stage, q: &Queue) -> (Vec<NewJob>, JoinSet<()>) {
         let engine = s.engine();
         tasks.spawn(async move {
             for batch in jobs.chunks(1 + producer % 4) {
-                ok("publish", engine.publish(batch.to_vec()).await);
+                ok("publish", engine.publish(batch.to_vec().into()).await);
             }
         });
     }
@@ -56,7 +57,7 @@ async fn consumer(
             ok("give_back", engine.give_back(jobs).await);
         } else {
             for job in &jobs {
-                ok("ack", engine.ack(job.name()).await);
+                ok("ack", engine.ack_job(job.name()).await);
             }
             finished.extend(jobs);
         }
@@ -147,7 +148,7 @@ pub async fn a_pump_under_load_loses_nothing(s: &dyn Stage) {
         let engine = s.engine();
         pumps.spawn(async move {
             for _ in 0..50 {
-                ok("pump", engine.pump(7).await);
+                ok("pump", engine.pump().await);
             }
         });
     }

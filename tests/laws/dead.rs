@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use dormouse::engine::DeadLetter;
+use dormouse::engine::Size;
 use dormouse::name::Queue;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 async fn respawn(s: &dyn Stage, q: &Queue, limit: u64, ttl: Option<Duration>) -> u64 {
-    ok("respawn", s.engine().respawn(q, limit, ttl).await)
+    ok("respawn", s.engine().respawn_oldest(q, limit, ttl).await)
 }
 
 fn numbered(q: &Queue, count: usize) -> impl Iterator<Item = Draft> {
@@ -22,7 +23,7 @@ pub async fn dead_jobs_lie_in_the_order_they_died(s: &dyn Stage) {
     let later = s.kill(&q, [job(&q, "later")]).await;
     for (gone, new) in first.iter().chain(&later).enumerate() {
         let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-        assert_eq!(dead, DeadLetter { size: 4 - gone as u64, head: Some(new.id) }, "{gone} were deleted");
+        assert_eq!(dead, Size { jobs: 4 - gone as u64, head: Some(new.id) }, "{gone} were deleted");
         ok("delete_dead", s.engine().delete_dead(&q, 1).await);
     }
 }
@@ -32,7 +33,7 @@ pub async fn an_empty_dead_letter_says_so(s: &dyn Stage) {
     let q = queue("q");
     for _ in 0..2 {
         let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-        assert_eq!(dead, DeadLetter { size: 0, head: None }, "nobody died");
+        assert_eq!(dead, Size { jobs: 0, head: None }, "nobody died");
         assert_eq!(respawn(s, &q, 5, None).await, 0, "nothing to respawn");
         assert_eq!(ok("delete_dead", s.engine().delete_dead(&q, 5).await), 0, "nothing to delete");
         ok("destroy", s.engine().destroy(&q).await);
@@ -57,7 +58,7 @@ pub async fn respawn_takes_the_oldest_up_to_the_limit(s: &dyn Stage) {
     assert_eq!(respawn(s, &q, 0, None).await, 0, "none were asked for");
     assert_eq!(respawn(s, &q, 2, None).await, 2, "two were asked for");
     let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-    assert_eq!(dead, DeadLetter { size: 3, head: Some(jobs[2].id) }, "three stay");
+    assert_eq!(dead, Size { jobs: 3, head: Some(jobs[2].id) }, "three stay");
     assert_eq!(s.drain(&q).await, ["0", "1"], "the oldest, in order");
 }
 
@@ -88,7 +89,7 @@ pub async fn a_respawned_job_expires_and_dies_again(s: &dyn Stage) {
     s.pass(LIFE + Duration::from_millis(1)).await;
     assert_eq!(s.find(&new[1]).await, None, "its new ttl has ended");
     let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-    assert_eq!(dead, DeadLetter { size: 1, head: Some(new[0].id) }, "its only try has ended");
+    assert_eq!(dead, Size { jobs: 1, head: Some(new[0].id) }, "its only try has ended");
     assert_eq!(s.take(&q, 9, LONG).await, [], "nothing is ready");
 }
 
@@ -149,7 +150,7 @@ pub async fn delete_dead_forgets_the_oldest(s: &dyn Stage) {
         assert_eq!(s.find(new).await, None, "deleted is forgotten");
     }
     let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-    assert_eq!(dead, DeadLetter { size: 1, head: Some(jobs[3].id) }, "the newest stays");
+    assert_eq!(dead, Size { jobs: 1, head: Some(jobs[3].id) }, "the newest stays");
     assert!(s.find(&jobs[3]).await.is_some(), "with its body");
 }
 

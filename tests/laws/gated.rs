@@ -10,12 +10,12 @@ use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
 };
 use dormouse::error::{Error, Result};
-use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
-use dormouse::name::{JobKey, Namespace, Queue, QueueList};
+use dormouse::job::{Job, JobId, JobRef, JobView, Receipt};
+use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// Stands before `inner`.
@@ -133,29 +133,14 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
+    async fn publish(&self, publication: Publication) -> Result<Published> {
         self.up().await?;
-        self.inner.publish(jobs).await
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        self.up().await?;
-        self.inner.republish(old, new).await
-    }
-
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
-        self.up().await?;
-        self.inner.publish_with(publication).await
+        self.inner.publish(publication).await
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         self.up().await?;
         self.inner.recall(queue, once).await
-    }
-
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        self.up().await?;
-        self.inner.find_key(queue, key).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
@@ -192,14 +177,9 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.give_back(jobs).await
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.up().await?;
-        self.inner.ack(job).await
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        self.up().await?;
-        self.inner.ack_many(queue, jobs).await
+        self.inner.ack(queue, jobs).await
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
@@ -212,24 +192,14 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.release(job, receipt, release).await
     }
 
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        self.up().await?;
-        self.inner.bury(job, receipt, reason).await
-    }
-
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.up().await?;
         self.inner.peek(queue).await
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         self.up().await?;
-        self.inner.peek_job(job).await
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        self.up().await?;
-        self.inner.inspect(job).await
+        self.inner.inspect(queue, by, detail).await
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
@@ -237,9 +207,9 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.list_jobs(queue, list).await
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         self.up().await?;
-        self.inner.size(queue).await
+        self.inner.size(queue, of).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -247,19 +217,9 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.destroy(queue).await
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         self.up().await?;
-        self.inner.dead_letter(queue).await
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        self.up().await?;
-        self.inner.respawn(queue, limit, ttl).await
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        self.up().await?;
-        self.inner.respawn_jobs(queue, jobs, revival).await
+        self.inner.respawn(queue, which).await
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -267,14 +227,9 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.delete_dead(queue, limit).await
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         self.up().await?;
-        self.inner.pause(queue, time).await
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        self.up().await?;
-        self.inner.resume(queue).await
+        self.inner.pause(queue, pausing).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -282,28 +237,23 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.pauses().await
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
+    async fn pump(&self) -> Result<Pumped> {
         self.up().await?;
-        self.inner.pump(limit).await
+        self.inner.pump().await
     }
 
     async fn due_earlier(&self) {
         self.inner.due_earlier().await
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        self.up().await?;
-        self.inner.queues().await
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
+    ) -> Result<QueuePage> {
         self.up().await?;
-        self.inner.list_queues(namespace, limit, cursor).await
+        self.inner.list_queues(namespace, after, limit).await
     }
 
     async fn stats(&self) -> Result<Stats> {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse::engine::{Engine, Held, Release, Released, Touched};
+use dormouse::engine::{Engine, Held, Release, Released, Touched, Tries};
 use dormouse::job::{Job, JobState, Reason, Receipt};
 use parking_lot::Mutex;
 
 use crate::stage::*;
+use crate::support::engine_ext::{EngineExt, tries};
 
 /// What a call was to do that must be done.
 fn done<T: std::fmt::Debug>(what: &str, held: Held<T>) -> T {
@@ -115,7 +116,7 @@ pub async fn an_old_receipt_does_nothing_to_the_next_hand_over(s: &dyn Stage) {
     let second = s.take_one(&q, LONG).await;
     old.push(second.proof());
     // With its try back the next hand-over looks like this one.
-    let free = Release { restore_try: true, ..Release::default() };
+    let free = Release { tries: Tries::Restore, ..Release::default() };
     done("release", s.release(&second, second.proof(), free).await);
     let third = s.take_one(&q, LONG).await;
     assert_eq!(third.tries_left, second.tries_left);
@@ -176,7 +177,7 @@ pub async fn a_release_spends_the_try_unless_told(s: &dyn Stage) {
     s.put(job(&q, "job").tries(3)).await;
     for (restore_try, expected) in [(true, 3), (false, 2), (true, 2), (false, 1), (true, 1)] {
         let held = s.take_one(&q, LONG).await;
-        let release = Release { restore_try, ..Release::default() };
+        let release = Release { tries: tries(restore_try), ..Release::default() };
         let released = done("release", s.release(&held, held.proof(), release).await);
         let Released::Back { tries_left, .. } = released else { panic!("it has tries left: {released:?}") };
         assert_eq!(tries_left, expected, "restore_try is {restore_try}");
@@ -205,7 +206,7 @@ pub async fn a_release_without_tries_left_is_death(s: &dyn Stage) {
     s.put(job(&q, "job")).await;
     for (restore_try, delay) in [(true, Duration::ZERO), (true, SHORT), (false, SHORT)] {
         let held = s.take_one(&q, LONG).await;
-        let release = Release { restore_try, delay, reason: None };
+        let release = Release { tries: tries(restore_try), delay, reason: None };
         let released = done("release", s.release(&held, held.proof(), release).await);
         assert_eq!(released == Released::Dead, !restore_try, "restore_try is {restore_try}: {released:?}");
         s.pass(delay).await;
@@ -262,7 +263,7 @@ pub async fn a_released_job_is_found_in_every_state(s: &dyn Stage) {
         assert_eq!(s.find(&held).await, None, "the {state} one was acked");
         s.pass(SHORT).await;
         assert_eq!(s.drain(&q).await, [""; 0], "the {state} one does not come");
-        assert_eq!(ok("respawn", s.engine().respawn(&q, 9, None).await), 0, "nor from the dead");
+        assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 9, None).await), 0, "nor from the dead");
     }
 }
 
@@ -279,7 +280,7 @@ pub async fn a_buried_job_is_dead(s: &dyn Stage) {
     }
     s.pass(LIFE).await;
     assert_eq!((s.dead(&q).await, s.size(&q).await), (2, 0), "dead jobs do not expire");
-    assert_eq!(ok("respawn", s.engine().respawn(&q, 9, None).await), 2);
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 9, None).await), 2);
     let again = s.take(&q, 9, LONG).await;
     assert_eq!((bodies(&again), again[0].tries_left), (vec!["a".into(), "b".into()], 0), "with one try each");
 }
@@ -308,7 +309,7 @@ pub async fn a_reason_is_shown_until_the_job_is_gone(s: &dyn Stage) {
     done("bury", s.bury(&held, held.proof(), reason("never")).await);
     assert_eq!(shown().await.as_deref(), Some("never"));
     assert_eq!(s.list(&q, JobState::Dead, 9).await[0].reason, reason("never"), "in the list too");
-    assert_eq!(ok("respawn", s.engine().respawn(&q, 1, None).await), 1);
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1);
     assert_eq!(shown().await.as_deref(), Some("never"), "until it is gone");
     s.ack(&stored).await;
     assert_eq!(s.inspect(&stored).await, None);
@@ -332,16 +333,16 @@ pub async fn ack_with_a_receipt_acks_only_what_is_held(s: &dyn Stage) {
         (slow[0].id, Some(slow[0].proof())),
         (held[2].id, Some(held[3].proof())),
     ];
-    let stale = ok("ack_many", s.engine().ack_many(&q, &jobs).await);
+    let stale = ok("ack_many", s.engine().ack(&q, &jobs).await);
     assert_eq!(stale, [slow[1].id, slow[0].id, held[2].id], "those that are there and not held, in order");
     for (i, there) in [(0, false), (1, false), (2, true), (3, true), (4, true), (5, true)] {
         assert_eq!(s.find(&held[i]).await.is_some(), there, "job {}", bodies(&held)[i]);
     }
     let all: Vec<_> = held.iter().map(|job| (job.id, Some(job.proof()))).collect();
-    assert_eq!(ok("ack_many", s.engine().ack_many(&q, &all).await), [], "each by its own receipt");
+    assert_eq!(ok("ack_many", s.engine().ack(&q, &all).await), [], "each by its own receipt");
     let full: Vec<_> = s.put_all((0..100).map(|i| job(&q, i.to_string()))).await;
     let full: Vec<_> = full.iter().map(|job| (job.id, None)).collect();
-    assert_eq!(ok("ack_many", s.engine().ack_many(&q, &full).await), [], "as many as a call may name");
+    assert_eq!(ok("ack_many", s.engine().ack(&q, &full).await), [], "as many as a call may name");
     assert_eq!(s.drain(&q).await, [""; 0]);
 }
 
@@ -380,7 +381,7 @@ pub async fn workers_leave_each_job_where_they_were_told(s: &dyn Stage) {
                 let name = held.name();
                 let restore_try = seen < restores;
                 if restore_try || end == "spend all" {
-                    let release = Release { restore_try, ..Release::default() };
+                    let release = Release { tries: tries(restore_try), ..Release::default() };
                     done("release", ok("release", engine.release(&name, held.proof(), release).await));
                 } else if end == "bury" {
                     done("bury", ok("bury", engine.bury(&name, held.proof(), None).await));
@@ -390,7 +391,7 @@ pub async fn workers_leave_each_job_where_they_were_told(s: &dyn Stage) {
                         receipt =
                             done("touch", ok("touch", engine.touch(&name, receipt, LONG).await)).receipt;
                     }
-                    let stale = engine.ack_many(&q, &[(held.id, Some(receipt))]).await;
+                    let stale = engine.ack(&q, &[(held.id, Some(receipt))]).await;
                     assert_eq!(ok("ack_many", stale), [], "it is held");
                 }
             }

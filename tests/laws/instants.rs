@@ -13,11 +13,11 @@ pub async fn nothing_happens_one_millisecond_before(s: &dyn Stage) {
     s.put(job(&q, "job").delay(SHORT).tries(2)).await;
     for time in ["delay", "ttr"] {
         s.advance(SHORT - MS).await;
-        let pumped = ok("pump", s.engine().pump(100).await);
+        let pumped = ok("pump", s.engine().pump().await);
         assert_eq!((pumped.moved, pumped.next), (0, MS), "a millisecond before the {time} ends");
         assert_eq!(s.take(&q, 1, LONG).await, [], "a millisecond before the {time} ends");
         s.advance(MS).await;
-        assert_eq!(ok("pump", s.engine().pump(100).await).moved, 1, "at the end of the {time}");
+        assert_eq!(ok("pump", s.engine().pump().await).moved, 1, "at the end of the {time}");
         s.take_one(&q, SHORT).await;
     }
 }

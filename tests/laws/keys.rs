@@ -8,6 +8,7 @@ use dormouse::job::{JobId, JobRef, JobState};
 use dormouse::name::Queue;
 
 use crate::stage::*;
+use crate::support::engine_ext::{EngineExt, tries};
 
 /// The id of the job that has a key.
 async fn holder(s: &dyn Stage, queue: &Queue, key: &str) -> Option<JobId> {
@@ -66,11 +67,11 @@ pub async fn a_taken_key_fails_the_whole_call(s: &dyn Stage) {
         job(&q, "c").key_or("k", OnConflict::Fail),
         job(&q, "d").key_or("d", OnConflict::Fail),
     ];
-    assert_eq!(s.publish_with(drafts).await, Published::Conflict { index: 2, id: first.id });
+    assert_eq!(s.place_all(drafts).await, Published::Conflict { index: 2, id: first.id });
     assert_eq!(s.drain(&q).await, [""; 0], "none of them is stored");
     assert_eq!((holder(s, &q, "a").await, holder(s, &q, "d").await), (None, None), "no key is taken");
     assert_eq!(holder(s, &q, "k").await, Some(first.id), "and none is lost");
-    let done = s.publish_with([job(&q, "e").key_or("e", OnConflict::Fail)]).await;
+    let done = s.place_all([job(&q, "e").key_or("e", OnConflict::Fail)]).await;
     assert!(matches!(&done, Published::Done(placed) if placed[0].how == How::New), "free: {done:?}");
 }
 
@@ -178,7 +179,7 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
         assert_eq!(s.dead(&q).await, 1, "{end}: it is dead");
         assert_eq!(s.place(job(&q, "new").tries(2).key("k")).await.how, How::New, "{end}: the key is free");
         // The dead one comes back without it.
-        assert_eq!(ok("respawn", s.engine().respawn(&q, 1, None).await), 1);
+        assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1);
         assert_eq!(s.view(&held).await.key, None, "{end}: it was another one's meanwhile");
         s.ack(&held).await;
         assert_eq!(
@@ -203,7 +204,7 @@ pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
             assert_eq!(s.bury(&held, held.proof(), None).await, Held::Done(()));
         }
         if n < 2 {
-            assert_eq!(ok("respawn", s.engine().respawn(&q, 9, ttl).await), 4);
+            assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 9, ttl).await), 4);
         } else {
             let revival = Revival { tries: NonZeroU16::MIN, delay: SHORT, ttl };
             let old_ids: Vec<JobId> = old.iter().map(|job| job.id).collect();
@@ -219,7 +220,7 @@ pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
         );
         let conflicts = [OnConflict::Keep, OnConflict::Fail, OnConflict::Replace];
         for (key, conflict) in keys.into_iter().zip(conflicts) {
-            let new = s.publish_with([job(&q, "new").delay(LONG).key_or(key, conflict)]).await;
+            let new = s.place_all([job(&q, "new").delay(LONG).key_or(key, conflict)]).await;
             let Published::Done(new) = new else { panic!("{key}, ttl {ttl:?}: it is free: {new:?}") };
             assert_eq!(new[0].how, How::New, "{key}, ttl {ttl:?}: it is free");
             assert_eq!(holder(s, &q, key).await, Some(new[0].id), "{key}, ttl {ttl:?}");
@@ -235,28 +236,28 @@ pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
 /// Guards against work that is taken away from a worker since its job was handed out very often.
 pub async fn a_running_job_of_many_tries_runs_on_without_its_key(s: &dyn Stage) {
     let q = queue("q");
-    for tries in [u16::MAX, 1500] {
-        let old = named(&q, s.place(job(&q, "old").tries(tries).key("k")).await);
+    for most in [u16::MAX, 1500] {
+        let old = named(&q, s.place(job(&q, "old").tries(most).key("k")).await);
         for n in 0..600 {
             let held = s.take_one(&q, LONG).await;
-            let release = Release { restore_try: n % 50 == 0, ..Release::default() };
+            let release = Release { tries: tries(n % 50 == 0), ..Release::default() };
             let released = s.release(&held, held.proof(), release).await;
             assert!(matches!(released, Held::Done(Released::Back { .. })), "{released:?}");
         }
         let running = s.take_one(&q, LONG).await;
         let new = s.place(job(&q, "new").delay(LONG).key_or("k", OnConflict::Replace)).await;
-        assert_eq!(new.how, How::New, "a running job of {tries} tries is not replaced");
+        assert_eq!(new.how, How::New, "a running job of {most} tries is not replaced");
         assert!(s.find(&old).await.is_some(), "it is there");
         assert!(s.ack_held(&running, running.proof()).await, "and held");
         assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await), "the new one has the key");
         // The same, ready: it goes.
-        let old = named(&q, s.place(job(&q, "old").tries(tries).key("k")).await);
+        let old = named(&q, s.place(job(&q, "old").tries(most).key("k")).await);
         for _ in 0..600 {
             let held = s.take_one(&q, LONG).await;
             s.release(&held, held.proof(), Release::default()).await;
         }
         let new = s.place(job(&q, "new").delay(LONG).key_or("k", OnConflict::Replace)).await;
-        assert_eq!((new.how, s.find(&old).await), (How::Replaced(old.id), None), "{tries} tries, ready");
+        assert_eq!((new.how, s.find(&old).await), (How::Replaced(old.id), None), "{most} tries, ready");
         assert!(ok("cancel_key", s.engine().cancel_key(&q, &job_key("k")).await), "the new one has the key");
     }
 }
@@ -346,7 +347,7 @@ pub async fn a_call_with_one_key_twice_changes_nothing(s: &dyn Stage) {
     let q = queue("q");
     let jobs = ["a", "b"].map(|body| job(&q, body).key("k").placing(s));
     let publication = Publication { jobs: jobs.into(), replaces: None, once: None };
-    let answer = s.engine().publish_with(publication).await;
+    let answer = s.engine().publish(publication).await;
     assert!(answer.is_err(), "two jobs with one key: {answer:?}");
     assert_eq!((s.size(&q).await, s.holder(&q, "k").await), (0, None), "nothing has changed");
 }
@@ -358,7 +359,7 @@ pub async fn a_keyed_call_with_a_taken_id_changes_nothing(s: &dyn Stage) {
     let mut twin = job(&q, "twin").key("k").placing(s);
     twin.job.id = stored.id;
     let jobs = vec![job(&q, "first").key("first").placing(s), twin];
-    let answer = s.engine().publish_with(Publication { jobs, replaces: None, once: None }).await;
+    let answer = s.engine().publish(Publication { jobs, replaces: None, once: None }).await;
     assert!(answer.is_err(), "its id is taken: {answer:?}");
     assert_eq!((s.size(&q).await, s.holder(&q, "first").await), (0, None), "nothing has changed");
     assert_eq!(s.find(&stored).await.map(|job| job.body), Some("stored".into()));
@@ -398,7 +399,7 @@ pub async fn jobs_due_at_one_instant_come_in_publish_order_over_calls(s: &dyn St
     let at = s.engine().now() + ms(LONG);
     let mut expected = Vec::new();
     for tries in [[1, 3, 2], [2, 1, 1], [1, 1, 300]] {
-        match s.publish_with(tries.map(|n| job(&q, "x").at(at).tries(n))).await {
+        match s.place_all(tries.map(|n| job(&q, "x").at(at).tries(n))).await {
             Published::Done(placed) => expected.extend(placed.iter().map(|placed| placed.id)),
             other => panic!("it should be done: {other:?}"),
         }
@@ -419,11 +420,11 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
         let on_conflict = if i % 2 == 0 { OnConflict::Keep } else { OnConflict::Fail };
         let jobs = vec![job(&q, i.to_string()).key_or("k", on_conflict).placing(s)];
         let (engine, publication) = (s.engine(), Publication { jobs, replaces: None, once: None });
-        calls.push(tokio::spawn(async move { engine.publish_with(publication).await }));
+        calls.push(tokio::spawn(async move { engine.publish(publication).await }));
     }
     let (mut new, mut others) = (Vec::new(), Vec::new());
     for call in calls {
-        match ok("publish_with", call.await.expect("publish_with does not panic")) {
+        match ok("publish", call.await.expect("publish_with does not panic")) {
             Published::Done(placed) if placed[0].how == How::New => new.push(placed[0].id),
             Published::Done(placed) => others.push(placed[0].id),
             Published::Conflict { id, .. } => others.push(id),
@@ -458,7 +459,7 @@ pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
         ];
         let drafts = ["a", "b", "c"].into_iter().zip(told);
         let drafts: Vec<Draft> = drafts.map(|(key, told)| job(&q, body).key_or(key, told)).collect();
-        let Published::Done(placed) = s.publish_with(drafts).await else { panic!("nothing is in its way") };
+        let Published::Done(placed) = s.place_all(drafts).await else { panic!("nothing is in its way") };
         for (n, told) in told.into_iter().enumerate() {
             let OnConflict::Elsewhere(told) = told else { unreachable!("made above") };
             match told.how {

@@ -52,6 +52,7 @@ mod stages;
 mod support {
     pub mod consume;
     pub mod disk_store;
+    pub mod engine_ext;
     pub mod model;
     pub mod notified;
     pub mod redis_admin;
@@ -87,7 +88,7 @@ macro_rules! laws {
                     a_delayed_job_joins_at_the_tail,
                     an_idle_pump_moves_nothing_and_may_sleep,
                     the_pump_says_how_long_until_the_next,
-                    the_pump_stops_at_its_limit_and_goes_on_next_time,
+                    the_pump_stops_at_its_bound_and_goes_on_next_time,
                     an_earlier_publish_wakes_the_pump,
                     a_short_ttr_wakes_the_pump,
                     a_later_publish_does_not_wake_the_pump,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use dormouse::job::NewJob;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against a namespace that is left out of a key.
 pub async fn the_same_queue_name_in_two_namespaces_does_not_mix(s: &dyn Stage) {
@@ -64,7 +65,7 @@ pub async fn one_id_in_two_queues_is_two_jobs(s: &dyn Stage) {
     let (a, b) = (queue("a"), queue("b"));
     let first = s.put(job(&a, "in a").delay(SHORT)).await;
     let second = NewJob { id: first.id, ..job(&b, "in b").delay(SHORT).make(s) };
-    ok("publish of the same id elsewhere", s.engine().publish(vec![second.clone()]).await);
+    ok("publish of the same id elsewhere", s.engine().publish(vec![second.clone()].into()).await);
     s.ack(&first).await;
     s.pass(SHORT).await;
     assert_eq!(s.drain(&a).await, [""; 0], "acked in a");

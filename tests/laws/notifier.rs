@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dormouse::name::Queue;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::wait::until;
 
@@ -67,7 +68,7 @@ pub async fn respawn_notifies(s: &dyn Stage) {
     let q = queue("q");
     s.kill(&q, [job(&q, "1")]).await;
     let notified = waiting(s, &q).await;
-    ok("respawn", s.engine().respawn(&q, 1, None).await);
+    ok("respawn", s.engine().respawn_oldest(&q, 1, None).await);
     is_told(&notified, &q, "respawn").await;
 }
 

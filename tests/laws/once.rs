@@ -95,7 +95,7 @@ pub async fn what_failed_is_not_remembered(s: &dyn Stage) {
     let mut same_id = publication(s, &drafts, "request", 1);
     let stored = s.put(job(&q, "stored")).await;
     same_id.jobs[0].job.id = stored.id;
-    let refused = s.engine().publish_with(same_id).await;
+    let refused = s.engine().publish(same_id).await;
     assert!(refused.is_err(), "the id is taken: {refused:?}");
     let done = ask(s, &drafts, "request", 1).await;
     assert!(matches!(done, Published::Done(_)), "nothing is in its way now: {done:?}");
@@ -139,11 +139,11 @@ pub async fn one_of_many_equal_requests_is_done(s: &dyn Stage) {
     let mut calls = Vec::new();
     for _ in 0..30 {
         let (engine, request) = (s.engine(), publication(s, &[job(&q, "a"), job(&q, "b")], "request", 1));
-        calls.push(tokio::spawn(async move { engine.publish_with(request).await }));
+        calls.push(tokio::spawn(async move { engine.publish(request).await }));
     }
     let (mut done, mut replays) = (Vec::new(), Vec::new());
     for call in calls {
-        match ok("publish_with", call.await.expect("publish_with does not panic")) {
+        match ok("publish", call.await.expect("publish_with does not panic")) {
             Published::Done(placed) => done.push(placed),
             Published::Replay(placed) => replays.push(placed),
             other => panic!("{other:?}"),

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use dormouse::engine::{MAX_PAUSED, Pause};
+use dormouse::engine::{MAX_PAUSED, Pause, Pausing};
 use dormouse::error::Error;
 use dormouse::name::Queue;
 
 use super::notifier::{is_told, waiting};
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 async fn pause(s: &dyn Stage, queue: &Queue, time: Option<Duration>) -> Pause {
-    ok("pause", s.engine().pause(queue, time).await)
+    ok("pause", s.engine().pause_for(queue, time).await)
 }
 
 async fn resume(s: &dyn Stage, queue: &Queue) {
@@ -74,7 +75,7 @@ pub async fn a_pause_ends_by_itself(s: &dyn Stage) {
     let slack = ms(s.differences().slack);
     assert!(until + slack >= before + ms(LIFE), "paused at {before} for a second, until {until}");
     s.pump().await;
-    let pumped = ok("pump", s.engine().pump(10).await);
+    let pumped = ok("pump", s.engine().pump().await);
     assert!(pumped.next <= LIFE, "the pump looks again when it ends: {pumped:?}");
     assert_eq!(s.take(&q, 1, LONG).await, []);
     let notified = waiting(s, &q).await;
@@ -135,13 +136,13 @@ pub async fn a_namespace_has_so_many_paused_queues_at_most(s: &dyn Stage) {
     let pauses: Vec<_> = (0..MAX_PAUSED)
         .map(|n| {
             let engine = s.engine();
-            tokio::spawn(async move { engine.pause(&numbered(n), None).await })
+            tokio::spawn(async move { engine.pause(&numbered(n), Pausing::UntilResumed).await })
         })
         .collect();
     for pause in pauses {
         ok("pause", pause.await.expect("no panic"));
     }
-    let refused = s.engine().pause(&queue("more"), None).await;
+    let refused = s.engine().pause(&queue("more"), Pausing::UntilResumed).await;
     assert!(matches!(refused, Err(Error::TooManyPaused(MAX_PAUSED))), "one more: {refused:?}");
     s.put(job(&queue("more"), "job")).await;
     assert_eq!(s.drain(&queue("more")).await, ["job"], "what was refused is not paused");
@@ -149,15 +150,15 @@ pub async fn a_namespace_has_so_many_paused_queues_at_most(s: &dyn Stage) {
     resume(s, &numbered(1)).await;
     resume(s, &numbered(1)).await;
     pause(s, &queue("more"), None).await;
-    assert!(s.engine().pause(&numbered(1), None).await.is_err(), "only one place was free");
+    assert!(s.engine().pause(&numbered(1), Pausing::UntilResumed).await.is_err(), "only one place was free");
     pause(s, &numbered(0), Some(SHORT)).await;
     s.pass(SHORT).await;
     let place = async {
-        while let Err(error) = s.engine().pause(&numbered(1), None).await {
+        while let Err(error) = s.engine().pause(&numbered(1), Pausing::UntilResumed).await {
             assert!(matches!(error, Error::TooManyPaused(_)), "{error}");
             tokio::time::sleep(SHORT / 10).await;
         }
     };
     tokio::time::timeout(LONG, place).await.expect("the pause that has ended makes place");
-    assert!(s.engine().pause(&numbered(0), None).await.is_err(), "only one pause has ended");
+    assert!(s.engine().pause(&numbered(0), Pausing::UntilResumed).await.is_err(), "only one pause has ended");
 }

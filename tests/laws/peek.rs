@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against a peek that takes, or that shows another job than comes next.
 pub async fn peek_shows_what_consume_would_give_and_changes_nothing(s: &dyn Stage) {
@@ -66,7 +67,7 @@ pub async fn peek_job_knows_the_queue(s: &dyn Stage) {
     for elsewhere in [queue("other"), queue_in("other", "q")] {
         let name = dormouse::job::JobRef { queue: elsewhere, id: new.id };
         assert_eq!(ok("peek_job", s.engine().peek_job(&name).await), None, "the id is not in {}", name.queue);
-        ok("ack", s.engine().ack(name).await);
+        ok("ack", s.engine().ack_job(name).await);
     }
     assert!(s.find(&new).await.is_some(), "acks of the same id elsewhere do not reach it");
 }

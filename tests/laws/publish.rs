@@ -9,6 +9,7 @@ use dormouse::engine::MAX_PUBLISH;
 use dormouse::error::Error;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against a job that changes on its way: body, id, ttl, tries or age.
 pub async fn a_published_job_comes_out_as_it_went_in(s: &dyn Stage) {
@@ -82,7 +83,7 @@ pub async fn a_full_batch_is_taken(s: &dyn Stage) {
     for delay in [Duration::ZERO, SHORT] {
         let q = queue("q");
         let batch: Vec<_> = (0..MAX_PUBLISH).map(|i| job(&q, i.to_string()).delay(delay).make(s)).collect();
-        ok("publish of a full batch", s.engine().publish(batch).await);
+        ok("publish of a full batch", s.engine().publish(batch.into()).await);
         s.pass(delay).await;
         let expected: Vec<_> = (0..MAX_PUBLISH).map(|i| i.to_string()).collect();
         assert_eq!(s.drain(&q).await, expected, "a full batch with delay {delay:?}");
@@ -109,7 +110,7 @@ pub async fn an_id_stored_in_any_state_fails_the_whole_batch(s: &dyn Stage) {
         let fresh = [job(&q, "first").make(s), job(&q, "last").delay(LONG).make(s)];
         let twin = dormouse::job::NewJob { id: stored.id, ..job(&q, "twin").make(s) };
         let batch = vec![fresh[0].clone(), twin, fresh[1].clone()];
-        let answer = s.engine().publish(batch).await;
+        let answer = s.engine().publish(batch.into()).await;
         assert!(matches!(answer, Err(Error::Refused(_))), "an id that is {state} already: {answer:?}");
         let after = (s.find(&stored).await.map(|j| j.body), s.size(&q).await, s.dead(&q).await);
         assert_eq!(after, before, "body, size and dead letter after a batch with an id that is {state}");
@@ -117,7 +118,7 @@ pub async fn an_id_stored_in_any_state_fails_the_whole_batch(s: &dyn Stage) {
             assert_eq!(s.find(new).await, None, "a neighbour in the failed batch, {state}");
         }
         for new in &fresh {
-            ok("publish of the same neighbour alone", s.engine().publish(vec![new.clone()]).await);
+            ok("publish of the same neighbour alone", s.engine().publish(vec![new.clone()].into()).await);
         }
     }
 }
@@ -133,7 +134,7 @@ pub async fn a_failed_publish_does_not_fail_its_neighbours(s: &dyn Stage) {
             new.id = stored.id;
         }
         let engine = s.engine();
-        calls.push((i, new.clone(), tokio::spawn(async move { engine.publish(vec![new]).await })));
+        calls.push((i, new.clone(), tokio::spawn(async move { engine.publish(vec![new].into()).await })));
     }
     for (i, new, call) in calls {
         let answer = call.await.expect("publish does not panic");
@@ -163,7 +164,7 @@ pub async fn the_largest_values_work(s: &dyn Stage) {
     s.give_back(&[taken]).await;
     assert_eq!(s.peek(&q).await.map(|j| j.tries_left), Some(u16::MAX), "the try is restored");
     let kept = s.kill(&queue("dead"), [job(&queue("dead"), "dead")]).await;
-    let count = ok("respawn", s.engine().respawn(&kept[0].queue, u64::MAX, Some(most)).await);
+    let count = ok("respawn", s.engine().respawn_oldest(&kept[0].queue, u64::MAX, Some(most)).await);
     assert_eq!(count, 1, "one was dead");
     assert!(s.take_one(&kept[0].queue, most).await.ttl > Some(most / 2), "respawned with the longest ttl");
 }
@@ -174,7 +175,7 @@ pub async fn a_dropped_publish_happened_or_did_not(s: &dyn Stage) {
     let engine = s.engine();
     for i in 0..20 {
         let pair = vec![job(&q, i.to_string()).make(s), job(&q, i.to_string()).make(s)];
-        let mut call = pin!(engine.publish(pair));
+        let mut call = pin!(engine.publish(pair.into()));
         let _dropped: Poll<_> = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
     s.put(job(&q, "end")).await;

@@ -5,13 +5,14 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use dormouse::engine::{
-    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival,
+    How, OnConflict, Once, Placing, Publication, Published, Quota, Quotas, Release, Revival, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
 use dormouse::name::IdempotencyKey;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 const NONE: Quota = Quota { jobs: 0, bytes: 0, queues: 0 };
 
@@ -23,12 +24,12 @@ async fn set(s: &dyn Stage, quota: Quota) {
 
 async fn publish(s: &dyn Stage, drafts: impl IntoIterator<Item = Draft>) -> Result<Vec<NewJob>> {
     let jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(s)).collect();
-    s.engine().publish(jobs.clone()).await.map(|()| jobs)
+    s.engine().publish(jobs.clone().into()).await.map(|_| jobs)
 }
 
 async fn place(s: &dyn Stage, drafts: Vec<Draft>, replaces: Option<JobRef>) -> Result<Published> {
     let jobs: Vec<Placing> = drafts.into_iter().map(|draft| draft.placing(s)).collect();
-    s.engine().publish_with(Publication { jobs, replaces, once: None }).await
+    s.engine().publish(Publication { jobs, replaces, once: None }).await
 }
 
 #[track_caller]
@@ -50,7 +51,7 @@ pub async fn what_would_be_more_jobs_is_refused_as_a_whole(s: &dyn Stage) {
     refused(publish(s, [job(&q, "d")]).await, "jobs", "a fourth");
     refused(place(s, vec![job(&q, "d").key("key")], None).await, "jobs", "a fourth with a key");
     ok("in another namespace", publish(s, (0..9).map(|n| job(&other, n.to_string()))).await);
-    ok("ack", s.engine().ack(first[0].name()).await);
+    ok("ack", s.engine().ack_job(first[0].name()).await);
     ok("after an ack", publish(s, [job(&q, "d")]).await);
     refused(publish(s, [job(&q, "e")]).await, "jobs", "a fourth again");
     assert_eq!(s.drain(&q).await, ["b", "d"]);
@@ -66,7 +67,7 @@ pub async fn what_would_be_more_bytes_is_refused(s: &dyn Stage) {
     ok("an empty body", publish(s, [job(&q, "")]).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more");
     for job in s.take(&q, 1, LONG).await {
-        ok("ack of a running job", s.engine().ack(JobRef { queue: job.queue, id: job.id }).await);
+        ok("ack of a running job", s.engine().ack_job(JobRef { queue: job.queue, id: job.id }).await);
     }
     ok("after an ack", publish(s, [job(&q, [7; 60])]).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "one byte more again");
@@ -98,7 +99,7 @@ pub async fn jobs_count_in_every_state_and_everything_else_goes_on(s: &dyn Stage
     ok(
         "release",
         s.engine()
-            .release(&name(running), running.proof(), Release { restore_try: true, ..Release::default() })
+            .release(&name(running), running.proof(), Release { tries: Tries::Restore, ..Release::default() })
             .await,
     );
     let again = s.take_one(&q, LONG).await;
@@ -149,14 +150,14 @@ pub async fn a_repeat_is_not_refused(s: &dyn Stage) {
     };
     let call =
         |name: &str| Publication { jobs: vec![job(&q, "a").placing(s)], replaces: None, once: once(name) };
-    let first = ok("publish", s.engine().publish_with(call("one")).await);
+    let first = ok("publish", s.engine().publish(call("one")).await);
     assert!(matches!(first, Published::Done(_)), "{first:?}");
-    let again = ok("repeat", s.engine().publish_with(call("one")).await);
+    let again = ok("repeat", s.engine().publish(call("one")).await);
     assert!(matches!(again, Published::Replay(_)), "{again:?}");
-    refused(s.engine().publish_with(call("two")).await, "jobs", "another request");
+    refused(s.engine().publish(call("two")).await, "jobs", "another request");
     let acked = s.take_one(&q, LONG).await;
-    ok("ack", s.engine().ack(JobRef { queue: q.clone(), id: acked.id }).await);
-    let after = ok("a request that was refused", s.engine().publish_with(call("two")).await);
+    ok("ack", s.engine().ack_job(JobRef { queue: q.clone(), id: acked.id }).await);
+    let after = ok("a request that was refused", s.engine().publish(call("two")).await);
     assert!(matches!(after, Published::Done(_)), "what was refused was not remembered: {after:?}");
 }
 

@@ -19,6 +19,7 @@ use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
 /// How many steps one run of the law takes; each may cost real time where time is real.
@@ -194,7 +195,7 @@ impl Run<'_> {
             jobs[at].id = taken.id;
         }
         self.log.push(format!("publish {jobs:?}"));
-        let answers = (engine.publish(jobs.clone()).await, self.model.publish(jobs).await);
+        let answers = (engine.publish(jobs.clone().into()).await, self.model.publish(jobs.into()).await);
         same("publish", answers.0.is_ok(), answers.1.is_ok()).map(drop)
     }
 
@@ -237,7 +238,7 @@ impl Run<'_> {
             _ => self.any_published(),
         };
         self.log.push(format!("ack {name:?}"));
-        let answers = (engine.ack(name.clone()).await, self.model.ack(name).await);
+        let answers = (engine.ack_job(name.clone()).await, self.model.ack_job(name).await);
         same("ack", answers.0.is_ok(), answers.1.is_ok()).map(drop)
     }
 
@@ -268,16 +269,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Moves all that is due. Which queue's job a bounded pump takes first is free, so both go on until the end.
+    /// Moves all that is due.
     async fn pump(&mut self, engine: &dyn Engine) -> Result<(), String> {
-        let limit = 1 + self.random.below(8) as usize;
-        self.log.push(format!("pump, {limit} at most"));
+        self.log.push("pump".to_owned());
         for _ in 0..1000 {
-            let pumped = ok("pump", engine.pump(limit).await);
-            let expected = ok("pump", self.model.pump(limit).await);
-            if pumped.moved > limit {
-                return Err(format!("{pumped:?} of {limit} at most"));
-            }
+            let pumped = ok("pump", engine.pump().await);
+            let expected = ok("pump", self.model.pump().await);
             // A store may move timers of jobs that are gone, and wake for them.
             if pumped.moved == 0 && expected.moved == 0 {
                 let late = self.virtual_time && pumped.next > expected.next;
@@ -301,8 +298,8 @@ impl Run<'_> {
                 ok("delete_dead", self.model.delete_dead(&q, limit).await),
             ),
             _ => (
-                ok("respawn", engine.respawn(&q, limit, ttl).await),
-                ok("respawn", self.model.respawn(&q, limit, ttl).await),
+                ok("respawn", engine.respawn_oldest(&q, limit, ttl).await),
+                ok("respawn", self.model.respawn_oldest(&q, limit, ttl).await),
             ),
         };
         same("count", counts.0, counts.1).map(drop)
@@ -317,7 +314,7 @@ impl Run<'_> {
         same("peek", plain(heads.0), plain(heads.1))?;
         let jobs = (ok("peek_job", engine.peek_job(&name).await), self.find_in_model(&name).await);
         same("peek_job", plain(jobs.0), plain(jobs.1))?;
-        let sizes = (ok("size", engine.size(&q).await), ok("size", self.model.size(&q).await));
+        let sizes = (ok("size", engine.ready(&q).await), ok("size", self.model.ready(&q).await));
         let dead = (
             ok("dead_letter", engine.dead_letter(&q).await),
             ok("dead_letter", self.model.dead_letter(&q).await),
@@ -326,7 +323,7 @@ impl Run<'_> {
             same("size", sizes.0, sizes.1)?;
             same("dead_letter", dead.0, dead.1)?;
         }
-        let least = sizes.0 >= sizes.1 && dead.0.size >= dead.1.size;
+        let least = sizes.0 >= sizes.1 && dead.0.jobs >= dead.1.jobs;
         if least { Ok(()) } else { Err(format!("{sizes:?} ready, {dead:?} dead: less than there are")) }
     }
 
@@ -351,8 +348,10 @@ impl Run<'_> {
                         break;
                     }
                 }
-                let counts =
-                    (engine.respawn(&q, u64::MAX, None).await, self.model.respawn(&q, u64::MAX, None).await);
+                let counts = (
+                    engine.respawn_oldest(&q, u64::MAX, None).await,
+                    self.model.respawn_oldest(&q, u64::MAX, None).await,
+                );
                 same("respawned", ok("respawn", counts.0), ok("respawn", counts.1))?;
             }
         }

@@ -13,6 +13,7 @@ use dormouse::name::{IdempotencyKey, Queue};
 
 use super::random::{QUEUES, Run, compare_with_model, same};
 use crate::stage::*;
+use crate::support::engine_ext::{EngineExt, tries};
 
 const STEPS: usize = 2500;
 const REAL_STEPS: usize = 400;
@@ -92,14 +93,13 @@ impl Run<'_> {
         let replaces = (self.random.below(5) == 0).then(|| self.any_published());
         let publication = Publication { jobs, replaces, once };
         self.log.push(format!("publish with {publication:?}"));
-        let answers =
-            (engine.publish_with(publication.clone()).await, self.model.publish_with(publication).await);
+        let answers = (engine.publish(publication.clone()).await, self.model.publish(publication).await);
         match answers {
             (Ok(ours), Ok(models)) => {
                 let (ours, models) = (self.times_of(ours, &models), self.times_of(models.clone(), &models));
-                same("publish_with", ours, models).map(drop)
+                same("publish", ours, models).map(drop)
             }
-            (ours, models) => same("publish_with", ours.is_ok(), models.is_ok()).map(drop),
+            (ours, models) => same("publish", ours.is_ok(), models.is_ok()).map(drop),
         }
     }
 
@@ -140,7 +140,8 @@ impl Run<'_> {
     async fn release(&mut self, engine: &dyn Engine) -> Result<(), String> {
         let (job, ours, models) = self.any_held();
         let delay = if self.random.below(2) == 0 { Duration::ZERO } else { self.time(60) };
-        let release = Release { delay, restore_try: self.random.below(2) == 0, reason: self.reason() };
+        let tries = tries(self.random.below(2) == 0);
+        let release = Release { delay, tries, reason: self.reason() };
         self.log.push(format!("release {job:?} with {ours:?}: {release:?}"));
         let ours = ok("release", engine.release(&job, ours, release.clone()).await);
         let models = ok("release", self.model.release(&job, models, release).await);
@@ -173,8 +174,8 @@ impl Run<'_> {
             }
         }
         self.log.push(format!("ack many of {q}: {ours:?}"));
-        let stale = ok("ack_many", engine.ack_many(&q, &ours).await);
-        same("ack_many", stale, ok("ack_many", self.model.ack_many(&q, &models).await)).map(drop)
+        let stale = ok("ack_many", engine.ack(&q, &ours).await);
+        same("ack_many", stale, ok("ack_many", self.model.ack(&q, &models).await)).map(drop)
     }
 
     async fn cancel(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
@@ -209,8 +210,8 @@ impl Run<'_> {
             let answers = (engine.resume(&q).await, self.model.resume(&q).await);
             return same("resume", answers.0.is_ok(), answers.1.is_ok()).map(drop);
         }
-        let ours = ok("pause", engine.pause(&q, time).await);
-        let models = ok("pause", self.model.pause(&q, time).await);
+        let ours = ok("pause", engine.pause_for(&q, time).await);
+        let models = ok("pause", self.model.pause_for(&q, time).await);
         if self.virtual_time { same("pause", ours, models).map(drop) } else { Ok(()) }
     }
 
@@ -242,8 +243,8 @@ impl Run<'_> {
     pub(super) async fn look(&mut self, engine: &dyn Engine, q: &Queue) -> Result<(), String> {
         let job = self.any_published();
         self.log.push(format!("look at {q} and {job:?}"));
-        let ours = ok("inspect", engine.inspect(&job).await);
-        let models = ok("inspect", self.model.inspect(&job).await);
+        let ours = ok("inspect", engine.inspect_job(&job).await);
+        let models = ok("inspect", self.model.inspect_job(&job).await);
         self.same_views("inspect", ours.as_slice(), models.as_slice())?;
         for key in KEYS.map(job_key) {
             let ours = ok("find_key", engine.find_key(q, &key).await);
@@ -258,8 +259,8 @@ impl Run<'_> {
             self.same_views(&format!("the {state:?} jobs of {q}"), &ours, &models.jobs)?;
         }
         let ours = self.s.queue_view(q).await;
-        let page = ok("list_queues", self.model.list_queues(&q.namespace, usize::MAX, None).await);
-        let models = page.expect("it begins").queues.into_iter().find(|view| view.queue == *q);
+        let page = ok("list_queues", self.model.list_queues(&q.namespace, None, 1000).await);
+        let models = page.queues.into_iter().find(|view| view.queue == *q);
         // Queues without jobs may be forgotten, and not be known yet.
         let (Some(ours), Some(models)) = (ours, models) else { return Ok(()) };
         for (ours, model, what) in [

@@ -6,6 +6,7 @@ use dormouse::error::Error;
 use dormouse::job::NewJob;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 async fn republish(s: &dyn Stage, old: &NewJob, draft: Draft) -> NewJob {
     let new = draft.make(s);

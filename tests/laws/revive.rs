@@ -7,6 +7,7 @@ use dormouse::engine::{Revival, Revived};
 use dormouse::job::JobState;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 fn revival(tries: u16) -> Revival {
     Revival { tries: NonZeroU16::new(tries).expect("not 0"), delay: Duration::ZERO, ttl: None }
@@ -25,7 +26,7 @@ pub async fn jobs_are_respawned_by_id(s: &dyn Stage) {
     assert_eq!(s.drain(&q).await, ["ready", "3", "1"], "behind the ready ones, in the order given");
     let left: Vec<_> = s.list(&q, JobState::Dead, 9).await.iter().map(|view| view.id).collect();
     assert_eq!(left, [dead[0].id, dead[2].id, dead[4].id], "the others are as they were");
-    assert_eq!((s.dead(&q).await, ok("respawn", s.engine().respawn(&q, 9, None).await)), (3, 3));
+    assert_eq!((s.dead(&q).await, ok("respawn", s.engine().respawn_oldest(&q, 9, None).await)), (3, 3));
     assert_eq!(s.drain(&q).await, ["0", "2", "4"], "nothing is left of those that were named");
 }
 

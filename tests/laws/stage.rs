@@ -17,6 +17,7 @@ use dormouse::name::{Queue, QueueList};
 
 pub use crate::jobs::*;
 pub use crate::support::consume::consume;
+use crate::support::engine_ext::EngineExt;
 pub use crate::support::wait::TIMEOUT;
 
 /// A delay or ttr that a law waits for.
@@ -163,7 +164,7 @@ impl dyn Stage + '_ {
     pub async fn put_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Vec<NewJob> {
         let jobs: Vec<NewJob> = drafts.into_iter().map(|draft| draft.make(self)).collect();
         for batch in jobs.chunks(MAX_PUBLISH) {
-            ok("publish", self.engine().publish(batch.to_vec()).await);
+            ok("publish", self.engine().publish(batch.to_vec().into()).await);
         }
         jobs
     }
@@ -201,7 +202,7 @@ impl dyn Stage + '_ {
     /// Pumps until nothing more is due, as a server does.
     pub async fn pump(&self) {
         for _ in 0..1000 {
-            let pumped = ok("pump", self.engine().pump(100).await);
+            let pumped = ok("pump", self.engine().pump().await);
             if pumped.moved == 0 && !pumped.next.is_zero() {
                 return;
             }
@@ -223,7 +224,7 @@ impl dyn Stage + '_ {
         }
         self.pass(SHORT).await;
         let dead = ok("dead_letter", self.engine().dead_letter(queue).await);
-        assert!(dead.size >= jobs.len() as u64, "{} jobs died, the dead letter has {dead:?}", jobs.len());
+        assert!(dead.jobs >= jobs.len() as u64, "{} jobs died, the dead letter has {dead:?}", jobs.len());
         jobs
     }
 
@@ -234,7 +235,7 @@ impl dyn Stage + '_ {
 
     /// Acks.
     pub async fn ack(&self, job: &impl Named) {
-        ok("ack", self.engine().ack(job.name()).await);
+        ok("ack", self.engine().ack_job(job.name()).await);
     }
 
     /// The head of a queue.
@@ -244,12 +245,12 @@ impl dyn Stage + '_ {
 
     /// Ready jobs.
     pub async fn size(&self, queue: &Queue) -> u64 {
-        ok("size", self.engine().size(queue).await)
+        ok("size", self.engine().ready(queue).await)
     }
 
     /// Dead jobs.
     pub async fn dead(&self, queue: &Queue) -> u64 {
-        ok("dead_letter", self.engine().dead_letter(queue).await).size
+        ok("dead_letter", self.engine().dead_letter(queue).await).jobs
     }
 
     /// Gives jobs back.
@@ -258,19 +259,19 @@ impl dyn Stage + '_ {
     }
 
     /// Publishes with keys and instants, in one call.
-    pub async fn publish_with(&self, drafts: impl IntoIterator<Item = Draft>) -> Published {
+    pub async fn place_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Published {
         let jobs = drafts.into_iter().map(|draft| draft.placing(self)).collect();
         self.publication(Publication { jobs, replaces: None, once: None }).await
     }
 
     /// Makes a publication, which may refuse but not fail.
     pub async fn publication(&self, publication: Publication) -> Published {
-        ok("publish_with", self.engine().publish_with(publication).await)
+        ok("publish", self.engine().publish(publication).await)
     }
 
     /// Publishes one job with a key or an instant, which must be done.
     pub async fn place(&self, draft: Draft) -> Placed {
-        match self.publish_with([draft]).await {
+        match self.place_all([draft]).await {
             Published::Done(placed) if placed.len() == 1 => placed[0],
             other => panic!("one job should be placed, but the answer is {other:?}"),
         }
@@ -283,7 +284,7 @@ impl dyn Stage + '_ {
 
     /// Everything that is known of a job.
     pub async fn inspect(&self, job: &impl Named) -> Option<JobView> {
-        ok("inspect", self.engine().inspect(&job.name()).await)
+        ok("inspect", self.engine().inspect_job(&job.name()).await)
     }
 
     /// Everything that is known of a job, which must be there.
@@ -309,7 +310,7 @@ impl dyn Stage + '_ {
     /// Acks with this receipt. Whether it was acked, or there is no such job.
     pub async fn ack_held(&self, job: &impl Named, receipt: Receipt) -> bool {
         let name = job.name();
-        let stale = self.engine().ack_many(&name.queue, &[(name.id, Some(receipt))]).await;
+        let stale = self.engine().ack(&name.queue, &[(name.id, Some(receipt))]).await;
         match &ok("ack_many", stale)[..] {
             [] => true,
             [id] if *id == name.id => false,
@@ -348,14 +349,14 @@ impl dyn Stage + '_ {
 
     /// All queues of the namespace of this one, read in pages of `limit`.
     pub async fn queue_views(&self, queue: &Queue, limit: usize) -> Vec<QueueView> {
-        let (mut all, mut cursor) = (Vec::new(), None);
+        let (mut all, mut after) = (Vec::new(), None);
         for _ in 0..1000 {
-            let page = self.engine().list_queues(&queue.namespace, limit, cursor).await;
-            let page = ok("list_queues", page).expect("a cursor of this list");
+            let page = self.engine().list_queues(&queue.namespace, after.as_ref(), limit).await;
+            let page = ok("list_queues", page);
             assert!(page.queues.len() <= limit, "asked for {limit}, got {}", page.queues.len());
             all.extend(page.queues);
-            cursor = page.cursor;
-            if cursor.is_none() {
+            after = page.next;
+            if after.is_none() {
                 return all;
             }
         }

@@ -58,11 +58,8 @@ pub async fn jobs_come_in_the_order_they_are_due(s: &dyn Stage) {
     let drafts = [30, 10, 20, 5].map(|i| job(&q, i.to_string()).delay(Duration::from_millis(i)));
     s.put_all(drafts).await;
     s.advance(Duration::from_millis(30)).await;
-    let pumped = ok("pump", s.engine().pump(1).await);
-    assert_eq!(pumped.moved, 1, "one was asked for, four are due");
-    assert_eq!(s.drain(&q).await, ["5"], "the earliest first");
     s.pump().await;
-    assert_eq!(s.drain(&q).await, ["10", "20", "30"], "in the order of their times");
+    assert_eq!(s.drain(&q).await, ["5", "10", "20", "30"], "in the order of their times");
 }
 
 /// Guards against a due job that overtakes jobs that were ready before.
@@ -78,7 +75,7 @@ pub async fn a_delayed_job_joins_at_the_tail(s: &dyn Stage) {
 /// Guards against a pump that spins while nothing is due.
 pub async fn an_idle_pump_moves_nothing_and_may_sleep(s: &dyn Stage) {
     for what in ["an empty store", "ready jobs only"] {
-        let pumped = ok("pump", s.engine().pump(100).await);
+        let pumped = ok("pump", s.engine().pump().await);
         assert_eq!(pumped.moved, 0, "{what}: nothing is due");
         assert!(!pumped.next.is_zero(), "{what}: the pump may sleep");
         s.put(job(&queue("q"), "ready")).await;
@@ -92,34 +89,35 @@ pub async fn the_pump_says_how_long_until_the_next(s: &dyn Stage) {
     s.put(job(&q, "far").delay(LONG)).await;
     s.put(job(&q, "ready")).await;
     s.take_one(&q, LONG / 2).await;
-    let pumped = ok("pump", s.engine().pump(100).await);
+    let pumped = ok("pump", s.engine().pump().await);
     let longest = horizon.min(LONG / 2);
     assert!(pumped.next <= longest && !pumped.next.is_zero(), "{:?}, not in 0..={longest:?}", pumped.next);
     if s.differences().virtual_time {
         assert_eq!(pumped.next, longest, "the running job is due next");
     }
     s.put(job(&q, "near").delay(SHORT)).await;
-    let pumped = ok("pump", s.engine().pump(100).await);
+    let pumped = ok("pump", s.engine().pump().await);
     // A store that counts whole milliseconds rounds up.
     let soon = SHORT + Duration::from_millis(u64::from(!s.differences().virtual_time));
     assert!(pumped.next <= soon || pumped.moved == 1, "{pumped:?}, but a job is due in {SHORT:?}");
 }
 
 /// Guards against a pump without a bound, and against due jobs left behind the bound.
-pub async fn the_pump_stops_at_its_limit_and_goes_on_next_time(s: &dyn Stage) {
-    let q = queue("q");
-    s.put_all((0..10).map(|i| job(&q, i.to_string()).delay(SHORT))).await;
+pub async fn the_pump_stops_at_its_bound_and_goes_on_next_time(s: &dyn Stage) {
+    let (q, count) = (queue("q"), 1100);
+    s.put_all((0..count).map(|i| job(&q, i.to_string()).delay(SHORT))).await;
     s.advance(SHORT).await;
     let mut all = Vec::new();
-    for expected in [4, 4, 2] {
-        let pumped = ok("pump", s.engine().pump(4).await);
-        assert_eq!(pumped.moved, expected, "of 4 at most, after {} were moved", all.len());
+    while all.len() < count {
+        let pumped = ok("pump", s.engine().pump().await);
+        assert!((1..=500).contains(&pumped.moved), "{pumped:?}, after {} were moved", all.len());
         all.extend(s.drain(&q).await);
-        if all.len() < 10 {
+        if all.len() < count {
             assert!(pumped.next.is_zero(), "more are due: {:?}", pumped.next);
         }
     }
-    assert_eq!(all, (0..10).map(|i| i.to_string()).collect::<Vec<_>>(), "publish order over several pumps");
+    let expected: Vec<_> = (0..count).map(|i| i.to_string()).collect();
+    assert_eq!(all, expected, "publish order over several pumps");
     s.pump().await;
     assert_eq!(s.size(&q).await, 0, "nothing is left");
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -30,7 +31,7 @@ pub async fn is_gone(s: &dyn Stage, new: &dormouse::job::NewJob, what: &str) {
     if s.differences().exact_sizes {
         assert_eq!((s.size(q).await, s.dead(q).await), (0, 0), "ready and dead after {what}");
     }
-    assert_eq!(ok("respawn", s.engine().respawn(q, 9, None).await), 0, "{what} by respawn");
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(q, 9, None).await), 0, "{what} by respawn");
 }
 
 /// Guards against ready jobs that outlive their ttl.
@@ -83,7 +84,7 @@ pub async fn a_dead_job_does_not_expire(s: &dyn Stage) {
     s.pass(LIFE + MS).await;
     let read = s.find(&new).await.expect("a dead job stays");
     assert_eq!((read.body, read.ttl), (new.body, None), "it has no ttl");
-    assert_eq!(ok("respawn", s.engine().respawn(&q, 1, None).await), 1, "and can be respawned");
+    assert_eq!(ok("respawn", s.engine().respawn_oldest(&q, 1, None).await), 1, "and can be respawned");
     assert_eq!(s.drain(&q).await, ["job"], "and consumed");
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::stage::*;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against two consumers with one job, and against a job that a dead worker takes along.
 pub async fn a_running_job_is_invisible_until_its_ttr_ends(s: &dyn Stage) {
@@ -42,7 +43,7 @@ pub async fn a_job_without_tries_left_dies(s: &dyn Stage) {
     assert_eq!(s.dead(&q).await, 0, "it still runs");
     s.pass(SHORT).await;
     let dead = ok("dead_letter", s.engine().dead_letter(&q).await);
-    assert_eq!((dead.size, dead.head), (1, Some(new.id)), "its ttr ended without tries left");
+    assert_eq!((dead.jobs, dead.head), (1, Some(new.id)), "its ttr ended without tries left");
     let read = s.find(&new).await.expect("a dead job can be read by its id");
     assert_eq!((read.body, read.ttl), (new.body, None), "the dead have no ttl");
 }

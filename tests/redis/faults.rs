@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{TTR, consume, engine, id, job, queue, within};
+use crate::support::engine_ext::EngineExt;
 use crate::support::notified::Notified;
 use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
@@ -69,12 +70,12 @@ async fn flushed_scripts_are_loaded_again() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     for n in 0..3 {
-        engine.publish(vec![small(&q, n)]).await.expect("published");
+        engine.publish(vec![small(&q, n)].into()).await.expect("published");
         redis::cmd("SCRIPT").arg("FLUSH").exec(conn).expect("SCRIPT FLUSH");
     }
     assert_eq!(take(&engine, &q, 9).await.expect("consumed").len(), 3, "each was stored once");
     redis::cmd("SCRIPT").arg("FLUSH").exec(conn).expect("SCRIPT FLUSH");
-    engine.pump(10).await.expect("pumped");
+    engine.pump().await.expect("pumped");
     assert_eq!(engine.peek(&q).await.expect("peeked"), None, "the queue is empty");
 }
 
@@ -90,8 +91,8 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
                 let mut stored = Vec::new();
                 for _ in 0..100_000 {
                     let id = ids.make(engine.now(), 0, false);
-                    match engine.publish(vec![job(&q, id, "x")]).await {
-                        Ok(()) => stored.push(id),
+                    match engine.publish(vec![job(&q, id, "x")].into()).await {
+                        Ok(_) => stored.push(id),
                         Err(e) => return (stored, Some(e)),
                     }
                 }
@@ -100,7 +101,7 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
         })
         .collect();
     within("some jobs are stored", async {
-        while engine.size(&q).await.expect("answered") < 500 {
+        while engine.ready(&q).await.expect("answered") < 500 {
             tokio::task::yield_now().await;
         }
     })
@@ -112,11 +113,11 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
         assert!(matches!(error, Some(Error::Away(_))), "the server was killed, came {error:?}");
         stored.extend(ids);
     }
-    let off_path = engine.size(&q).await;
+    let off_path = engine.ready(&q).await;
     assert!(matches!(off_path, Err(Error::Away(_))), "off the hot path too, came {off_path:?}");
 
     server.restart();
-    until_back("publish heals", || engine.publish(vec![small(&q, 1)])).await;
+    until_back("publish heals", || engine.publish(vec![small(&q, 1)].into())).await;
     let mut there = std::collections::HashSet::new();
     loop {
         let jobs = until_back("consume heals", || take(&engine, &q, 100)).await;
@@ -127,7 +128,7 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
     }
     let lost = stored.iter().filter(|id| !there.contains(id)).count();
     assert_eq!(lost, 0, "{} jobs were acknowledged", stored.len());
-    until_back("size heals", || engine.size(&q)).await;
+    until_back("size heals", || engine.ready(&q)).await;
 }
 
 #[tokio::test]
@@ -136,23 +137,23 @@ async fn a_full_redis_refuses_the_whole_call_and_can_be_drained() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     let delayed = NewJob { delay: Duration::from_micros(1), ..small(&q, 2) };
-    engine.publish(vec![small(&q, 1), delayed]).await.expect("published");
+    engine.publish(vec![small(&q, 1), delayed].into()).await.expect("published");
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1mb").exec(conn).expect("CONFIG SET");
     let keys: Vec<String> = conn.keys("*").expect("KEYS");
     let big = Bytes::from(vec![0; 1 << 19]);
     let jobs = (10..20).map(|n| NewJob { body: big.clone(), queue: queue("other"), ..small(&q, n) });
-    let refused = engine.publish(jobs.collect()).await;
+    let refused = engine.publish(jobs.collect::<Vec<_>>().into()).await;
     let Err(Error::Refused(why)) = refused else { panic!("full: expected Refused, came {refused:?}") };
     assert!(why.to_string().contains("OOM"), "the reason should be told: {why}");
     let after: Vec<String> = conn.keys("*").expect("KEYS");
     assert_eq!(after.len(), keys.len(), "nothing of it was stored: {after:?}");
     assert!(matches!(engine.check().await, Err(Error::Refused(_))), "a check says so");
 
-    engine.pump(10).await.expect("a full Redis still pumps");
+    engine.pump().await.expect("a full Redis still pumps");
     let got = take(&engine, &q, 9).await.expect("and hands out");
     assert_eq!(got.len(), 2, "the ready and the delayed one");
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec(conn).expect("CONFIG SET");
-    engine.publish(vec![small(&q, 3)]).await.expect("room again");
+    engine.publish(vec![small(&q, 3)].into()).await.expect("room again");
 }
 
 #[tokio::test]
@@ -161,10 +162,10 @@ async fn a_replica_refuses_and_a_master_again_takes() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").exec(conn).expect("REPLICAOF");
-    let refused = engine.publish(vec![small(&q, 1)]).await;
+    let refused = engine.publish(vec![small(&q, 1)].into()).await;
     assert!(refused.is_err(), "read-only: expected an error");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
-    until_back("it is connected again", || engine.publish(vec![small(&q, 2)])).await;
+    until_back("it is connected again", || engine.publish(vec![small(&q, 2)].into())).await;
 }
 
 #[tokio::test]
@@ -173,14 +174,14 @@ async fn connections_that_were_killed_while_idle_cost_no_caller_anything() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
     for n in 0..5 {
-        engine.publish(vec![small(&q, n)]).await.expect("published");
+        engine.publish(vec![small(&q, n)].into()).await.expect("published");
         let killed: u64 =
             redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").query(conn).expect("CLIENT KILL");
         assert!(killed > 0, "the connections");
         // Until most of them are there again.
         clients("they are made again", conn, |n| n >= 6).await;
     }
-    assert_eq!(engine.size(&q).await.expect("answered"), 5, "each publish was answered");
+    assert_eq!(engine.ready(&q).await.expect("answered"), 5, "each publish was answered");
 }
 
 #[tokio::test]
@@ -188,7 +189,7 @@ async fn publishes_use_the_other_connection_while_one_cannot_be_made_and_the_che
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
-    engine.publish(vec![small(&q, 0)]).await.expect("published");
+    engine.publish(vec![small(&q, 0)].into()).await.expect("published");
     engine.check().await.expect("all is well");
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
     // A client that disconnects now finds no room to come back.
@@ -209,11 +210,11 @@ async fn publishes_use_the_other_connection_while_one_cannot_be_made_and_the_che
     .await;
     assert!(no.contains("1 of its connections"), "it says what is missing: {no}");
     for n in 1..=100 {
-        engine.publish(vec![small(&q, n)]).await.expect("the other connection is there");
+        engine.publish(vec![small(&q, n)].into()).await.expect("the other connection is there");
     }
     room(1000).exec(conn).expect("CONFIG SET");
     until_back("the check says yes", || engine.check()).await;
-    assert_eq!(engine.size(&q).await.expect("answered"), 101, "each publish was answered");
+    assert_eq!(engine.ready(&q).await.expect("answered"), 101, "each publish was answered");
 }
 
 #[tokio::test]
@@ -222,7 +223,7 @@ async fn a_consumer_that_left_loses_nothing() {
     let (engine, q) = (engine(&server).await, queue("orders"));
     let dispatcher =
         Dispatcher::start(engine.clone(), Arc::new(ParkedPolls::new(100, 100)), Failure::default());
-    engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
+    engine.publish((0..50).map(|n| small(&q, n)).collect::<Vec<_>>().into()).await.expect("published");
     let mut taken = 0;
     for _ in 0..50 {
         let request =
@@ -248,7 +249,7 @@ async fn what_one_server_publishes_wakes_the_other() {
     // The sweep behind tracking would notify too, once a second. Sixty notifications within the bound come from pushes.
     within("sixty publishes of the other server notify", async {
         for n in 0..60 {
-            one.publish(vec![small(&q, n)]).await.expect("published");
+            one.publish(vec![small(&q, n)].into()).await.expect("published");
             is_told("a publish of the other server notifies", &notified, &q).await;
             while !take(&two, &q, 9).await.expect("consumed").is_empty() {}
         }
@@ -332,10 +333,10 @@ async fn one_change_among_ten_thousand_watched_queues_is_little_work() {
 async fn a_delayed_publish_wakes_the_pump_before_it_would_look() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    let pumped = engine.pump(10).await.expect("pumped");
+    let pumped = engine.pump().await.expect("pumped");
     assert_eq!(pumped.next, Duration::from_secs(1), "nothing is due, so a second");
     engine
-        .publish(vec![NewJob { delay: Duration::from_millis(5), ..small(&q, 1) }])
+        .publish(vec![NewJob { delay: Duration::from_millis(5), ..small(&q, 1) }].into())
         .await
         .expect("published");
     within("the pump is told", engine.due_earlier()).await;
@@ -386,7 +387,7 @@ async fn a_sentinel_tells_where_the_master_is() {
     let server = RedisServer::start();
     let (_sentinel, address, _conf) = sentinel(&server, "");
     let engine = within("connected", connect(address.clone())).await.expect("the sentinel knows the master");
-    engine.publish(vec![small(&queue("orders"), 1)]).await.expect("published");
+    engine.publish(vec![small(&queue("orders"), 1)].into()).await.expect("published");
     assert_eq!(server.connection().llen("q/shop/orders"), Ok(1_u64), "it went to the master");
     let nobody =
         within("answered", connect(RedisAddress { master_name: Some("no".into()), ..address })).await;
@@ -428,7 +429,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
 
     let (engine, q) = (within("connected", connect(address)).await.expect("a master"), queue("orders"));
     let notified = Notified::attach(&*engine, &[queue("parked")]);
-    engine.publish((0..50).map(|n| small(&q, n)).collect()).await.expect("published");
+    engine.publish((0..50).map(|n| small(&q, n)).collect::<Vec<_>>().into()).await.expect("published");
     let running = take(&engine, &q, 10).await.expect("consumed");
     assert_eq!(running.len(), 10, "ten are running");
     // WAIT waits for what its own connection has written, and so for all that was written before.
@@ -439,7 +440,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
 
     master.kill();
     within("the engine follows to the replica", async {
-        while engine.publish(vec![small(&q, 1000)]).await.is_err() {
+        while engine.publish(vec![small(&q, 1000)].into()).await.is_err() {
             soon().await;
         }
     })
@@ -449,7 +450,7 @@ async fn a_failover_loses_nothing_that_the_replica_has() {
     let timers: u64 = replica.connection().zcard("timer_set").expect("ZCARD");
     assert_eq!(timers, 51, "the ten that were running are armed beside them");
     engine.give_back(running).await.expect("what ran before the failover can be given back");
-    let size = until_back("size follows too", || engine.size(&q)).await;
+    let size = until_back("size follows too", || engine.ready(&q)).await;
     assert_eq!(size, 10, "and is ready again");
     let _: u64 = replica.connection().lpush("q/shop/parked", "x").expect("LPUSH");
     is_told("the pushes of the new master notify", &notified, &queue("parked")).await;
@@ -460,9 +461,9 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let notified = Notified::attach(&*engine, std::slice::from_ref(&q));
-    engine.publish(vec![small(&q, 1)]).await.expect("published");
+    engine.publish(vec![small(&q, 1)].into()).await.expect("published");
     within("closed", engine.close()).await;
-    let publish = engine.publish(vec![small(&q, 2)]).await;
+    let publish = engine.publish(vec![small(&q, 2)].into()).await;
     assert!(matches!(publish, Err(Error::Closed)), "publish, came {publish:?}");
     let peek = engine.peek(&q).await;
     assert!(matches!(peek, Err(Error::Closed)), "peek, came {peek:?}");
@@ -476,17 +477,17 @@ async fn a_closed_engine_says_so_and_leaves_no_connection() {
 async fn a_server_that_hangs_is_away_and_heals() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    engine.publish(vec![small(&q, 1)]).await.expect("published");
+    engine.publish(vec![small(&q, 1)].into()).await.expect("published");
     let stalled = server.stall();
     for n in 2..4 {
-        let publish = within("answered", engine.publish(vec![small(&q, n)])).await;
+        let publish = within("answered", engine.publish(vec![small(&q, n)].into())).await;
         assert!(matches!(publish, Err(Error::Away(_))), "the server hangs, came {publish:?}");
     }
     // More than there are connections off the hot path: none waits for another's timeout and then its own.
     let sizes: Vec<_> = (0..20)
         .map(|_| {
             let (engine, q) = (engine.clone(), q.clone());
-            tokio::spawn(async move { engine.size(&q).await })
+            tokio::spawn(async move { engine.ready(&q).await })
         })
         .collect();
     let answers = tokio::time::timeout(Duration::from_secs(8), async {
@@ -497,6 +498,6 @@ async fn a_server_that_hangs_is_away_and_heals() {
     });
     answers.await.expect("twenty sizes are answered within one timeout, not several");
     drop(stalled);
-    until_back("publish heals", || engine.publish(vec![small(&q, 9)])).await;
-    until_back("size heals", || engine.size(&q)).await;
+    until_back("publish heals", || engine.publish(vec![small(&q, 9)].into())).await;
+    until_back("size heals", || engine.ready(&q)).await;
 }

@@ -13,7 +13,7 @@ use crate::common::{TTR, engine, job, queue};
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, Held, Release};
+use dormouse::engine::{Engine, Held, Release, Tries};
 use dormouse::job::{Job, JobId, JobIds, JobRef, NewJob};
 use dormouse::name::PoolName;
 
@@ -48,8 +48,7 @@ async fn work_on(engine: &RedisEngine, job: Job, n: u64) {
     match n % 5 {
         0 => {
             tell("a", job.id);
-            let stale =
-                engine.ack_many(&job.queue, &[(job.id, Some(receipt))]).await.expect("ack is answered");
+            let stale = engine.ack(&job.queue, &[(job.id, Some(receipt))]).await.expect("ack is answered");
             if stale.is_empty() {
                 tell("A", job.id);
             }
@@ -57,7 +56,7 @@ async fn work_on(engine: &RedisEngine, job: Job, n: u64) {
         1 | 2 => {
             tell("r", job.id);
             let delay = Duration::from_millis(n % 2 * 5);
-            let release = Release { delay, restore_try: true, reason: None };
+            let release = Release { delay, tries: Tries::Restore, reason: None };
             let released = engine.release(&name, receipt, release).await.expect("release is answered");
             tell(if matches!(released, Held::Done(_)) { "R" } else { "x" }, job.id);
         }
@@ -83,7 +82,7 @@ async fn child_under_load() {
             let q = queue("q");
             loop {
                 if n == 0 {
-                    engine.pump(100).await.expect("pumped");
+                    engine.pump().await.expect("pumped");
                 }
                 let new = NewJob {
                     tries: NonZeroU16::new(TRIES).expect("not 0"),
@@ -92,7 +91,7 @@ async fn child_under_load() {
                 };
                 let id = new.id;
                 tell("p", id);
-                engine.publish(vec![new]).await.expect("published");
+                engine.publish(vec![new].into()).await.expect("published");
                 tell("P", id);
                 let jobs = engine.consume(&q.clone().into(), &[SHORT; 4]).await.expect("consumed").jobs;
                 jobs.iter().for_each(|job| tell("h", job.id));
@@ -165,7 +164,7 @@ async fn kill_9_loses_no_job_and_no_try_of_workers_that_touch_and_release() {
     let q = queue("q");
     let mut left = BTreeMap::new();
     until("all timers have ended", async || {
-        while engine.pump(200).await.expect("pumped").moved > 0 {}
+        while engine.pump().await.expect("pumped").moved > 0 {}
         engine.stats().await.expect("stats").timers == 0
     })
     .await;

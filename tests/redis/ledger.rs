@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{TTR, engine, id, job, queue};
+use crate::support::engine_ext::{EngineExt, tries};
 use crate::support::redis_server::RedisServer;
 use dormouse::clock::Millis;
 use dormouse::engine::redis::RedisEngine;
@@ -151,7 +152,7 @@ impl Worker {
                 let restore_try = self.random.below(2) == 0;
                 let delay = Duration::from_millis(self.random.below(3) * 10);
                 let reason = (self.random.below(20) == 0).then(|| Reason::new("later").expect("short"));
-                let release = Release { delay, restore_try, reason };
+                let release = Release { delay, tries: tries(restore_try), reason };
                 let released = self.engine.release(&name, mine.receipt, release).await;
                 // Others may have the job by now: what the ledger says is compared in the end.
                 match self.mine("release", &mine, released.expect("release is answered")) {
@@ -183,7 +184,7 @@ impl Worker {
                 assert!(!matches!(late, Held::Done(_)), "its ttr has ended: {late:?}");
                 self.ledger.count("too late", &format!("{late:?}"));
                 let job = (mine.job.id, Some(mine.receipt));
-                let stale = self.engine.ack_many(&mine.job.queue, &[job]).await.expect("ack is answered");
+                let stale = self.engine.ack(&mine.job.queue, &[job]).await.expect("ack is answered");
                 // When it is not stale, somebody else has acked it.
                 let gone = self.engine.peek_job(&name).await.expect("peek is answered").is_none();
                 assert!(!stale.is_empty() || gone, "acked after its ttr");
@@ -194,7 +195,7 @@ impl Worker {
 
     async fn ack(&mut self, mine: &Mine) {
         let job = (mine.job.id, Some(mine.receipt));
-        let stale = self.engine.ack_many(&mine.job.queue, &[job]).await.expect("ack is answered");
+        let stale = self.engine.ack(&mine.job.queue, &[job]).await.expect("ack is answered");
         // A short one's ttr may have ended; then another may have acked it, so that nothing is stale either.
         if stale.is_empty() && mine.long {
             self.ledger.count("ack", "done");
@@ -255,12 +256,12 @@ async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
         let accounts =
             batch.iter().map(|job| (job.id, Account { tries: job.tries.get(), ..Account::default() }));
         ledger.jobs.lock().extend(accounts);
-        engines[0].publish(batch.to_vec()).await.expect("published");
+        engines[0].publish(batch.to_vec().into()).await.expect("published");
     }
     let pumps = engines.clone().map(|engine| {
         tokio::spawn(async move {
             loop {
-                let pumped = engine.pump(1000).await.expect("pumped");
+                let pumped = engine.pump().await.expect("pumped");
                 tokio::time::sleep(pumped.next.clamp(Duration::from_millis(2), Duration::from_millis(50)))
                     .await;
             }

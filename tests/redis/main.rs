@@ -14,6 +14,7 @@ mod verbs;
 #[path = "../support"]
 mod support {
     pub mod consume;
+    pub mod engine_ext;
     pub mod notified;
     pub mod redis_admin;
     pub mod redis_connection;

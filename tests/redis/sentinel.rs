@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{id, job, queue, within};
 use crate::fake_sentinel::FakeSentinel;
+use crate::support::engine_ext::EngineExt;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 use dormouse::admin::AdminStore;
@@ -52,7 +53,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let (outage, tasks) = (Outage::new("the tokens of a test"), Tasks::new(Failure::default()));
     let address = through(&[&sentinel]);
     let admin = within("connected", RedisAdmin::connect(&address, outage, &tasks)).await.expect("a master");
-    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
     // Two of publishes, consumes, what ends hand-overs, the watch, and one of tokens at least.
     let before = clients(on_old);
@@ -75,7 +76,7 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let took = began.elapsed();
     assert!(took < Duration::from_secs(4), "five events were heard, but that took {took:?}");
     within("the engine is well", engine.check()).await.expect("it is");
-    engine.publish(vec![job(&queue("orders"), id(2), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("orders"), id(2), "x")].into()).await.expect("published");
     assert_eq!(on_new.llen("q/shop/orders"), Ok(1_u64), "publishes go to the new master");
     within("tokens are asked for", admin.check()).await.expect("there too");
     assert_eq!(clients(on_old), 0, "nobody came back");
@@ -87,7 +88,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     let (old, new) = two();
     let sentinel = FakeSentinel::start(&old.addr(), false).await;
     let (engine, q) = (connect(through(&[&sentinel])).await, queue("orders"));
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     let stalled = old.stall();
     let began = Instant::now();
     let calls: Vec<_> = (2..6)
@@ -95,9 +96,9 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
             let (engine, q) = (engine.clone(), q.clone());
             tokio::spawn(async move {
                 match n {
-                    2 | 3 => engine.publish(vec![job(&q, id(n), "x")]).await,
+                    2 | 3 => engine.publish(vec![job(&q, id(n), "x")].into()).await.map(drop),
                     4 => crate::common::consume(&engine, &q, 1, crate::common::TTR).await.map(drop),
-                    _ => engine.size(&q).await.map(drop),
+                    _ => engine.ready(&q).await.map(drop),
                 }
             })
         })
@@ -112,7 +113,7 @@ async fn a_call_under_way_to_the_old_master_fails_at_once_and_is_not_sent_again(
     }
     let took = began.elapsed();
     assert!(took < Duration::from_secs(3), "at once, and not after a time-out: {took:?}");
-    within("published", engine.publish(vec![job(&q, id(9), "x")])).await.expect("to the new master");
+    within("published", engine.publish(vec![job(&q, id(9), "x")].into())).await.expect("to the new master");
     let there: Vec<String> = new.connection().keys("j/shop/orders/*").expect("KEYS");
     assert_eq!(there.len(), 1, "only what was published since: {there:?}");
     drop(stalled);
@@ -132,7 +133,7 @@ async fn a_call_waits_while_a_replica_is_promoted() {
     until("all connections left the old master", async || clients(on_old) == 0).await;
     let publish = tokio::spawn({
         let (engine, q) = (engine.clone(), q.clone());
-        async move { engine.publish(vec![job(&q, id(1), "x")]).await }
+        async move { engine.publish(vec![job(&q, id(1), "x")].into()).await }
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!publish.is_finished(), "there is no master at the moment");
@@ -152,7 +153,7 @@ async fn a_sentinel_that_sends_no_events_is_asked_every_second() {
     sentinel.name(&new.addr());
     let on_old = &mut old.connection();
     until("all connections left the old master", async || clients(on_old) == 0).await;
-    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");
 }
 
@@ -170,7 +171,7 @@ async fn a_replica_is_not_used_though_a_sentinel_names_it() {
     let refused = until_err(&engine, &q).await;
     assert!(refused.contains("it is a replica"), "the reason should be told: {refused}");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(conn).expect("REPLICAOF");
-    until("it is used", async || engine.publish(vec![job(&q, id(2), "x")]).await.is_ok()).await;
+    until("it is used", async || engine.publish(vec![job(&q, id(2), "x")].into()).await.is_ok()).await;
     assert_eq!(conn.exists("q/shop/orders"), Ok(true), "the new master has it");
 }
 
@@ -178,7 +179,7 @@ async fn a_replica_is_not_used_though_a_sentinel_names_it() {
 async fn until_err(engine: &RedisEngine, q: &dormouse::name::Queue) -> String {
     within("a publish fails", async {
         for n in 100.. {
-            if let Err(e) = engine.publish(vec![job(q, id(n), "x")]).await
+            if let Err(e) = engine.publish(vec![job(q, id(n), "x")].into()).await
                 && e.to_string().contains("replica")
             {
                 return e.to_string();
@@ -202,7 +203,7 @@ async fn a_sentinel_that_is_cut_off_is_not_believed() {
     cut_off.event("+switch-master", "dorm 127.0.0.1 1 127.0.0.1 2");
     // It is asked at once and answers as before, which nothing tells.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    engine.publish(vec![job(&queue("orders"), id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     assert_eq!(new.connection().llen("q/shop/orders"), Ok(1_u64), "to the new master");
     assert_eq!(clients(on_old), 0, "nobody is at the old one");
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::common::{TTR, consume, engine, id, job, queue};
 use crate::support::consume;
+use crate::support::engine_ext::EngineExt;
 use crate::support::redis_admin::open_admin_redis;
 use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
@@ -25,7 +26,7 @@ async fn take(engine: &RedisEngine, queue: &Queue, count: u16, ttr: Duration) ->
 async fn pump(engine: &RedisEngine, moved: usize) {
     let mut seen = 0;
     for _ in 0..200 {
-        let pumped = engine.pump(1000).await.expect("pump is answered");
+        let pumped = engine.pump().await.expect("pump is answered");
         seen += pumped.moved;
         if seen >= moved {
             return;
@@ -83,7 +84,7 @@ async fn a_ready_job_is_a_value_an_element_and_two_names() {
         job(&q, id(1), "one"),
         NewJob { ttl: None, tries: 3.try_into().expect("not 0"), ..job(&q, id(2), "two") },
     ];
-    engine.publish(two).await.expect("published");
+    engine.publish(two.into()).await.expect("published");
     let conn = &mut server.connection();
     let (one, two) = (id(1).to_string(), id(2).to_string());
     assert_eq!(conn.get::<_, String>(format!("j/shop/orders/{one}")), Ok("one".into()), "the raw body");
@@ -108,23 +109,23 @@ async fn delayed_and_running_jobs_are_timer_members_with_a_fraction() {
     let conn = &mut server.connection();
     let before = redis_micros(conn);
     let delay = Duration::from_millis(2500);
-    engine.publish(vec![NewJob { delay, ..job(&q, id(1), "x") }]).await.expect("published");
+    engine.publish(vec![NewJob { delay, ..job(&q, id(1), "x") }].into()).await.expect("published");
     let after = redis_micros(conn);
     let [(bytes, score)] = &timers(conn)[..] else { panic!("one member, came {:?}", timers(conn)) };
     assert_eq!(*bytes, member("orders", 1, &id(1).to_string()), "the member");
     let due = (score * 1e6).round() as u64;
     assert!((before + 2_500_000..=after + 2_500_064).contains(&due), "due {due}, now {before}");
-    assert_eq!(engine.size(&q).await.expect("size"), 0, "not ready yet");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "not ready yet");
 
     engine
-        .publish(vec![NewJob { tries: 2.try_into().expect("not 0"), ..job(&q, id(2), "y") }])
+        .publish(vec![NewJob { tries: 2.try_into().expect("not 0"), ..job(&q, id(2), "y") }].into())
         .await
         .expect("published");
     let got = take(&engine, &q, 1, TTR).await;
     assert_eq!(got[0].tries_left, 1, "one of two tries is left");
     let armed = timers(conn);
     assert_eq!(armed[1].0, member("orders", 1, &id(2).to_string()), "the running job, with the tries left");
-    engine.ack(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
+    engine.ack_job(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
     assert_eq!(timers(conn).len(), 1, "the ack took the timer too, since this server knew the tries");
     assert!(!conn.exists::<_, bool>(format!("j/shop/orders/{}", id(2))).expect("EXISTS"), "and the job");
 }
@@ -136,14 +137,14 @@ async fn the_longest_delay_and_ttr_are_written_in_full() {
     let q = queue("orders");
     let longest = Duration::from_secs(u32::MAX.into());
     let far = NewJob { delay: longest, ttl: Some(longest), ..job(&q, id(1), "x") };
-    engine.publish(vec![far, job(&q, id(2), "y")]).await.expect("published");
+    engine.publish(vec![far, job(&q, id(2), "y")].into()).await.expect("published");
     assert_eq!(take(&engine, &q, 1, longest).await.len(), 1, "the ready one");
     let conn = &mut server.connection();
     let least = redis_micros(conn) as f64 / 1e6 + 4_294_967_290.0;
     for (_, score) in timers(conn) {
         assert!(score > least, "due in 136 years, came {score}");
     }
-    assert_eq!(engine.pump(10).await.expect("pump").moved, 0, "nothing is due");
+    assert_eq!(engine.pump().await.expect("pump").moved, 0, "nothing is due");
     let ttl: i64 = conn.ttl(format!("j/shop/orders/{}", id(1))).expect("TTL");
     assert!(ttl > 4_294_967_290, "the ttl, came {ttl}");
 }
@@ -156,7 +157,7 @@ async fn a_versioned_job_is_json() {
     let versioned = JobId::from_parts(1_700_000_000_000, 1, 0, true);
     let attributes = Attributes::from([("flag".to_owned(), "1".to_owned())]);
     engine
-        .publish(vec![NewJob { attributes: attributes.clone(), ..job(&q, versioned, "hi") }])
+        .publish(vec![NewJob { attributes: attributes.clone(), ..job(&q, versioned, "hi") }].into())
         .await
         .expect("published");
     let conn = &mut server.connection();
@@ -171,7 +172,7 @@ async fn a_dead_job_is_an_element_with_one_try_and_no_ttl() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let q = queue("orders");
-    engine.publish(vec![job(&q, id(1), "a"), job(&q, id(2), "b")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "a"), job(&q, id(2), "b")].into()).await.expect("published");
     assert_eq!(take(&engine, &q, 2, Duration::from_millis(1)).await.len(), 2);
     pump(&engine, 2).await;
     let conn = &mut server.connection();
@@ -179,9 +180,9 @@ async fn a_dead_job_is_an_element_with_one_try_and_no_ttl() {
     assert_eq!(list(conn, "d/shop/orders"), [element(1, &two), element(1, &one)], "the oldest at the right");
     assert_eq!(conn.ttl::<_, i64>(format!("j/shop/orders/{one}")), Ok(-1), "a dead job has no ttl");
     let dead = engine.dead_letter(&q).await.expect("dead letter");
-    assert_eq!((dead.size, dead.head), (2, Some(id(1))), "size and oldest");
+    assert_eq!((dead.jobs, dead.head), (2, Some(id(1))), "size and oldest");
 
-    assert_eq!(engine.respawn(&q, 1, Some(Duration::from_secs(50))).await.expect("respawn"), 1);
+    assert_eq!(engine.respawn_oldest(&q, 1, Some(Duration::from_secs(50))).await.expect("respawn"), 1);
     assert_eq!(list(conn, "q/shop/orders"), [element(1, &one)], "the oldest is ready with one try");
     let ttl: i64 = conn.ttl(format!("j/shop/orders/{one}")).expect("TTL");
     assert!((49..=50).contains(&ttl), "a new ttl of 50, came {ttl}");
@@ -202,7 +203,7 @@ async fn what_lmstfy_wrote_is_consumed_acked_expired_and_respawned() {
     let _: u64 = conn.del(format!("j/shop/go/{}", ids[0])).expect("DEL");
     let _: bool = conn.pexpire(format!("j/shop/go/{}", ids[1]), 1).expect("PEXPIRE");
     while conn.exists(format!("j/shop/go/{}", ids[1])).expect("EXISTS") {}
-    assert_eq!(engine.size(&q).await.expect("size"), 5, "size counts the dead ones, as lmstfy does");
+    assert_eq!(engine.ready(&q).await.expect("size"), 5, "size counts the dead ones, as lmstfy does");
     let head = engine.peek(&q).await.expect("peek").expect("a live job");
     assert_eq!((head.id, head.tries_left), (id(3), 2), "the head is the first live one");
     let got = take(&engine, &q, 2, Duration::from_millis(1)).await;
@@ -221,9 +222,9 @@ async fn what_lmstfy_wrote_is_consumed_acked_expired_and_respawned() {
     assert_eq!(seen.len(), 2, "the third was acked: {seen:?}");
     assert!(seen.contains(&(id(4), 0)) && seen.contains(&(id(5), 0)), "their last try: {seen:?}");
     pump(&engine, 2).await;
-    assert_eq!(engine.dead_letter(&q).await.expect("dead letter").size, 2, "no tries left");
+    assert_eq!(engine.dead_letter(&q).await.expect("dead letter").jobs, 2, "no tries left");
     let _: u64 = conn.del(format!("j/shop/go/{}", ids[3])).expect("DEL");
-    assert_eq!(engine.respawn(&q, 9, None).await.expect("respawn"), 1, "the acked one does not count");
+    assert_eq!(engine.respawn_oldest(&q, 9, None).await.expect("respawn"), 1, "the acked one does not count");
     assert_eq!(take(&engine, &q, 9, TTR).await.len(), 1, "ready again");
 }
 
@@ -236,7 +237,7 @@ async fn lmstfys_delayed_jobs_with_whole_seconds_become_ready() {
     let _: () = conn.set(format!("j/shop/go/{text}"), "late").expect("SET");
     let due = redis_micros(conn) / 1_000_000 - 1;
     let _: u64 = conn.zadd("timer_set", member("go", 7, &text), due).expect("ZADD");
-    let pumped = engine.pump(10).await.expect("pump");
+    let pumped = engine.pump().await.expect("pump");
     assert_eq!(pumped, Pumped { moved: 1, next: Duration::from_secs(1) }, "moved, and none is left");
     assert_eq!(take(&engine, &queue("go"), 1, TTR).await[0].tries_left, 6, "six of seven tries");
 }
@@ -270,7 +271,7 @@ async fn no_job_of_lmstfy_is_early() {
         add(conn, 6, format!("{second}.9"));
         add(conn, 7, format!("{}", second + 1));
         add(conn, 8, format!("{}", second - 1));
-        let pumped = engine.pump(200).await.expect("pumped");
+        let pumped = engine.pump().await.expect("pumped");
         let left: Vec<f64> = timers(conn).iter().map(|(_, score)| *score).collect();
         let now = redis_micros(conn);
         if now / 1_000_000 > second || now % 1_000_000 > 890_000 {
@@ -288,7 +289,7 @@ async fn no_job_of_lmstfy_is_early() {
         let _: u64 = conn.zrem("timer_set", member("go", 1, &id(6).to_string())).expect("ZREM");
         // Batches of one find the same.
         loop {
-            let pumped = engine.pump(1).await.expect("pumped");
+            let pumped = engine.pump().await.expect("pumped");
             let now = redis_micros(conn) as f64 / 1e6;
             let left = timers(conn).len();
             let expected = if now < second + 1.0 { 4..=4 } else { 0..=4 };
@@ -344,7 +345,7 @@ async fn garbage_in_the_timer_set_and_in_a_list_holds_nothing_up() {
     let none: u64 = conn.lpush("q/shop/orders", element(0, &id(8).to_string())).expect("LPUSH");
     let _: () = conn.set(format!("j/shop/orders/{}", id(8)), "no tries").expect("SET");
     engine
-        .publish(vec![NewJob { delay: Duration::from_micros(1), ..job(&q, id(1), "x") }])
+        .publish(vec![NewJob { delay: Duration::from_micros(1), ..job(&q, id(1), "x") }].into())
         .await
         .expect("published");
     pump(&engine, 7).await;
@@ -362,17 +363,17 @@ async fn a_list_of_another_type_neither_wedges_the_pump_nor_tears_a_publish() {
     let engine = engine(&server).await;
     let (bad, good, conn) = (queue("bad"), queue("good"), &mut server.connection());
     let soon = |queue: &Queue, n| NewJob { delay: Duration::from_micros(1), ..job(queue, id(n), "x") };
-    engine.publish(vec![soon(&bad, 1), soon(&good, 2)]).await.expect("published");
+    engine.publish(vec![soon(&bad, 1), soon(&good, 2)].into()).await.expect("published");
     let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
     pump(&engine, 2).await;
     assert_eq!(take(&engine, &good, 1, TTR).await.len(), 1, "the other queue's job");
     assert_eq!(timers(conn).len(), 2, "the bad queue's job waits in the timer, beside the running one");
 
-    let torn = engine.publish(vec![job(&good, id(3), "x"), job(&bad, id(4), "x")]).await;
+    let torn = engine.publish(vec![job(&good, id(3), "x"), job(&bad, id(4), "x")].into()).await;
     assert!(torn.is_err(), "one of the two cannot be stored");
-    assert_eq!(engine.size(&good).await.expect("size"), 0, "so neither is");
+    assert_eq!(engine.ready(&good).await.expect("size"), 0, "so neither is");
     assert!(!conn.exists::<_, bool>(format!("j/shop/good/{}", id(3))).expect("EXISTS"), "nor its value");
-    engine.publish(vec![job(&good, id(3), "x")]).await.expect("alone it is");
+    engine.publish(vec![job(&good, id(3), "x")].into()).await.expect("alone it is");
 }
 
 #[tokio::test]
@@ -380,7 +381,7 @@ async fn an_id_that_is_stored_refuses_its_call_and_no_other() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let q = queue("orders");
-    engine.publish(vec![job(&q, id(1), "first")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "first")].into()).await.expect("published");
     let calls = (2..40).map(|n| {
         let jobs = match n {
             9 => vec![job(&q, id(100), "x"), job(&q, id(1), "again")],
@@ -388,7 +389,7 @@ async fn an_id_that_is_stored_refuses_its_call_and_no_other() {
             _ => vec![job(&q, id(n), "x")],
         };
         let engine = engine.clone();
-        tokio::spawn(async move { engine.publish(jobs).await.is_ok() })
+        tokio::spawn(async move { engine.publish(jobs.into()).await.is_ok() })
     });
     let mut stored = Vec::new();
     for call in calls.collect::<Vec<_>>() {
@@ -396,7 +397,7 @@ async fn an_id_that_is_stored_refuses_its_call_and_no_other() {
     }
     let refused: Vec<usize> = (2..40).zip(&stored).filter(|(_, ok)| !**ok).map(|(n, _)| n).collect();
     assert_eq!(refused, [9, 10], "the two with an id that is stored");
-    assert_eq!(engine.size(&q).await.expect("size"), 37, "the first and the other 36");
+    assert_eq!(engine.ready(&q).await.expect("size"), 37, "the first and the other 36");
 }
 
 #[tokio::test]
@@ -407,11 +408,11 @@ async fn a_long_row_of_acked_jobs_hides_no_live_one() {
     let elements: Vec<Vec<u8>> = (0..5000).map(|n| element(1, &id(n).to_string())).collect();
     let _: u64 = conn.lpush("q/shop/orders", &elements).expect("LPUSH");
     engine
-        .publish(vec![job(&q, id(9001), "a"), job(&q, id(9002), "b"), job(&q, id(9003), "c")])
+        .publish(vec![job(&q, id(9001), "a"), job(&q, id(9002), "b"), job(&q, id(9003), "c")].into())
         .await
         .expect("published");
     assert_eq!(engine.peek(&q).await.expect("peek").map(|j| j.id), Some(id(9001)), "peek looks behind them");
-    let left = engine.size(&q).await.expect("size");
+    let left = engine.ready(&q).await.expect("size");
     assert_eq!(
         left,
         5003 - 4838,
@@ -428,9 +429,9 @@ async fn given_back_jobs_stand_at_the_head_with_their_try() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let q = queue("orders");
-    engine.publish((1..=4).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    engine.publish((1..=4).map(|n| job(&q, id(n), "x")).collect::<Vec<_>>().into()).await.expect("published");
     let got = take(&engine, &q, 3, TTR).await;
-    engine.ack(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
+    engine.ack_job(JobRef { queue: q.clone(), id: id(2) }).await.expect("acked");
     engine.give_back(got.clone()).await.expect("given back");
     engine.give_back(got).await.expect("a second time changes nothing");
     let conn = &mut server.connection();
@@ -444,16 +445,16 @@ async fn a_hand_over_that_has_ended_cannot_be_given_back() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let q = queue("orders");
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     let ended = take(&engine, &q, 1, Duration::from_millis(1)).await;
     pump(&engine, 1).await;
-    assert_eq!(engine.respawn(&q, 1, None).await.expect("respawned"), 1, "it was dead");
+    assert_eq!(engine.respawn_oldest(&q, 1, None).await.expect("respawned"), 1, "it was dead");
     let running = take(&engine, &q, 1, TTR).await;
     assert_eq!(running[0].tries_left, ended[0].tries_left, "the two hand-overs have the same timer member");
     engine.give_back(ended).await.expect("answered");
-    assert_eq!(engine.size(&q).await.expect("size"), 0, "the job is running, in another hand-over");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "the job is running, in another hand-over");
     engine.give_back(running).await.expect("answered");
-    assert_eq!(engine.size(&q).await.expect("size"), 1, "and that one can be given back");
+    assert_eq!(engine.ready(&q).await.expect("size"), 1, "and that one can be given back");
 }
 
 #[tokio::test]
@@ -466,7 +467,7 @@ async fn jobs_due_together_keep_their_order_whatever_their_tries() {
         tries: NonZeroU16::new(64 - n as u16).expect("64 down to 1"),
         ..job(&q, id((n * 37) % 64), "x")
     });
-    engine.publish(jobs.collect()).await.expect("published");
+    engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     pump(&engine, 64).await;
     let got: Vec<JobId> = take(&engine, &q, 100, TTR).await.iter().map(|job| job.id).collect();
     assert_eq!(got, (0..64).map(|n| id((n * 37) % 64)).collect::<Vec<_>>(), "publish order");
@@ -485,19 +486,22 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
         ..job(&q, id(n), "x")
     };
     let named = |n: u64| JobRef { queue: q.clone(), id: id(n) };
-    let stays = engines[0].publish(vec![delayed(9000, 7)]).await;
+    let stays = engines[0].publish(vec![delayed(9000, 7)].into()).await;
     stays.expect("published");
     for n in 0..200 {
-        engines[0].publish(vec![delayed(n, 1 + n as u16)]).await.expect("published");
-        engines[1].ack(named(n)).await.expect("acked");
+        engines[0].publish(vec![delayed(n, 1 + n as u16)].into()).await.expect("published");
+        engines[1].ack_job(named(n)).await.expect("acked");
     }
     assert_eq!(timers(conn).len(), 1, "of 200 delayed jobs that were acked");
-    engines[0].publish((200..264).map(|n| delayed(n, 3)).collect()).await.expect("published");
+    engines[0]
+        .publish((200..264).map(|n| delayed(n, 3)).collect::<Vec<_>>().into())
+        .await
+        .expect("published");
     let many: Vec<_> = (200..264).map(|n| (id(n), None)).collect();
-    engines[0].ack_many(&q, &many).await.expect("acked");
+    engines[0].ack(&q, &many).await.expect("acked");
     assert_eq!(timers(conn).len(), 1, "of 64 that were acked in one call");
     // A debounce.
-    engines[0].publish(vec![delayed(300, 3)]).await.expect("published");
+    engines[0].publish(vec![delayed(300, 3)].into()).await.expect("published");
     for n in 300..400 {
         engines[0].republish(named(n), delayed(n + 1, 3)).await.expect("republished");
     }
@@ -505,15 +509,15 @@ async fn who_forgets_a_delayed_job_takes_its_timer_too() {
     let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
     let placing = Placing { job: delayed(500, 3), at: None, key: None };
     let publication = Publication { jobs: vec![placing], replaces: Some(named(400)), once: Some(once) };
-    engines[0].publish_with(publication).await.expect("republished");
+    engines[0].publish(publication).await.expect("republished");
     assert_eq!(timers(conn).len(), 2, "the same, safe to repeat");
     // One that another server has handed out.
     engines[0]
-        .publish(vec![NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(600), "x") }])
+        .publish(vec![NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(600), "x") }].into())
         .await
         .expect("published");
     take(&engines[0], &q, 1, TTR).await;
-    engines[1].ack(named(600)).await.expect("acked");
+    engines[1].ack_job(named(600)).await.expect("acked");
     assert_eq!(timers(conn).len(), 2, "of a running job that another server has handed out");
 }
 
@@ -526,7 +530,7 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
     let (q, conn) = (queue("orders"), &mut server.connection());
     let named = |n: u64| JobRef { queue: q.clone(), id: id(n) };
     let jobs = (0..44).map(|n| NewJob { tries: NonZeroU16::new(5).expect("not 0"), ..job(&q, id(n), "x") });
-    a.publish(jobs.collect()).await.expect("published");
+    a.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     assert_eq!(take(&a, &q, 44, Duration::from_millis(1)).await.len(), 44, "handed out by the first server");
     pump(&b, 44).await;
     for job in take(&b, &q, 44, TTR).await {
@@ -536,24 +540,24 @@ async fn who_knows_old_tries_of_a_delayed_job_takes_its_timer_too() {
         assert!(matches!(released, Ok(Held::Done(_))), "{released:?}");
     }
     assert_eq!(timers(conn).len(), 44, "all are delayed");
-    a.ack(named(0)).await.expect("acked");
+    a.ack_job(named(0)).await.expect("acked");
     assert_eq!(timers(conn).len(), 43, "after an ack");
-    a.ack_many(&q, &[(id(1), None)]).await.expect("acked");
+    a.ack(&q, &[(id(1), None)]).await.expect("acked");
     assert_eq!(timers(conn).len(), 42, "after an ack by a list");
     a.republish(named(2), job(&q, id(102), "x")).await.expect("republished");
     assert_eq!(timers(conn).len(), 41, "after a republish");
     let placing = Placing { job: job(&q, id(103), "x"), at: None, key: None };
     let once = Once { key: IdempotencyKey::new(b"once").expect("a key"), fingerprint: [1; 16] };
     let publication = Publication { jobs: vec![placing], replaces: Some(named(3)), once: Some(once) };
-    a.publish_with(publication).await.expect("republished");
+    a.publish(publication).await.expect("republished");
     assert_eq!(timers(conn).len(), 40, "after a republish that is safe to repeat");
     // With timers between them whose names are known.
     let jobs = (200..220).map(|n| job(&q, id(n), "x"));
-    a.publish(jobs.collect()).await.expect("published");
+    a.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     take(&a, &q, 22, TTR).await;
     let acks = (4..44).chain(200..220).map(|n| {
         let (a, name) = (a.clone(), named(n));
-        async move { a.ack(name).await }
+        async move { a.ack_job(name).await }
     });
     for acked in acks.collect::<tokio::task::JoinSet<_>>().join_all().await {
         acked.expect("acked");
@@ -581,17 +585,17 @@ async fn a_publish_that_is_refused_under_a_quota_leaves_nothing() {
         engine.set_quotas(&quotas).await.expect("set");
     };
     set(1).await;
-    engine.publish(vec![job(&q, id(11), "x")]).await.expect("published");
-    let refused = engine.publish(vec![job(&queue("other"), id(1), "x")]).await;
+    engine.publish(vec![job(&q, id(11), "x")].into()).await.expect("published");
+    let refused = engine.publish(vec![job(&queue("other"), id(1), "x")].into()).await;
     assert!(matches!(refused, Err(Error::OverQuota("jobs"))), "{refused:?}");
     let names: Vec<String> = conn.hkeys("m/ns/shop").expect("names");
     assert_eq!(names, ["orders"], "the queue of a publish that was refused has no name");
     set(50).await;
-    engine.publish(vec![job(&queue("other"), id(12), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("other"), id(12), "x")].into()).await.expect("published");
     assert_eq!(conn.hlen("m/ns/shop"), Ok(2), "that of one that was stored has one");
     let before = used(conn);
     let bulk = |q: &Queue| (0..12).map(|n| job(q, id(n), vec![b'x'; 300_000])).collect::<Vec<_>>();
-    engine.publish(bulk(&q)).await.expect_err("the last id is taken");
+    engine.publish(bulk(&q).into()).await.expect_err("the last id is taken");
     assert_eq!(used(conn), before, "after a large bulk that was refused");
 }
 
@@ -603,7 +607,7 @@ async fn the_room_of_a_job_that_two_republishes_name_counts_once() {
     let (q, conn) = (queue("orders"), &mut server.connection());
     let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 1, bytes: 0, queues: 0 })]);
     engine.set_quotas(&quotas).await.expect("set");
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     let old = || JobRef { queue: q.clone(), id: id(1) };
     let (first, second) = tokio::join!(
         engine.republish(old(), job(&q, id(2), "x")),
@@ -620,7 +624,7 @@ async fn republish_acks_the_old_and_its_timer_in_one_step() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let (q, conn) = (queue("orders"), &mut server.connection());
-    engine.publish(vec![job(&q, id(1), "old")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "old")].into()).await.expect("published");
     take(&engine, &q, 1, TTR).await;
     let old = JobRef { queue: q.clone(), id: id(1) };
     engine.republish(old.clone(), job(&q, id(2), "new")).await.expect("republished");
@@ -637,10 +641,10 @@ async fn destroy_drops_what_is_ready_and_nothing_else() {
     let (q, conn) = (queue("orders"), &mut server.connection());
     for chunk in 0..20 {
         let jobs = (0..60).map(|n| job(&q, id(chunk * 60 + n), "x"));
-        engine.publish(jobs.collect()).await.expect("published");
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
     take(&engine, &q, 1, TTR).await;
-    engine.publish(vec![NewJob { delay: TTR, ..job(&q, id(9001), "x") }]).await.expect("published");
+    engine.publish(vec![NewJob { delay: TTR, ..job(&q, id(9001), "x") }].into()).await.expect("published");
     engine.destroy(&q).await.expect("destroyed");
     engine.destroy(&q).await.expect("an empty queue too");
     let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
@@ -655,7 +659,7 @@ async fn a_bulk_of_64_mebibytes_goes_through() {
     let q = queue("big");
     let body = Bytes::from(vec![7; 1 << 20]);
     let jobs = (0..64).map(|n| NewJob { body: body.clone(), ..job(&q, id(n), "") });
-    engine.publish(jobs.collect()).await.expect("published");
+    engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     let got = take(&engine, &q, 100, TTR).await;
     assert_eq!(got.len(), 64, "all come back in one call, over the bound on a step");
     assert!(got.iter().all(|job| job.body == body), "as they were");
@@ -667,7 +671,10 @@ async fn names_and_sizes_are_told() {
     let engine = engine(&server).await;
     let (a, b) = (queue("a"), queue("b"));
     engine
-        .publish(vec![job(&b, id(1), "x"), job(&a, id(2), "x"), NewJob { delay: TTR, ..job(&a, id(3), "x") }])
+        .publish(
+            vec![job(&b, id(1), "x"), job(&a, id(2), "x"), NewJob { delay: TTR, ..job(&a, id(3), "x") }]
+                .into(),
+        )
         .await
         .expect("published");
     let conn = &mut server.connection();
@@ -772,7 +779,7 @@ async fn coalesced_consumers_of_one_queue_and_of_several_get_each_job_once() {
     let engine = engine(&server).await;
     let (a, b) = (queue("a"), queue("b"));
     let stored = (0..60).map(|n| job(if n % 2 == 0 { &a } else { &b }, id(n), "x"));
-    engine.publish(stored.collect()).await.expect("published");
+    engine.publish(stored.collect::<Vec<_>>().into()).await.expect("published");
     let both = |first: &Queue, second: &Queue| {
         QueueList::new(first.namespace.clone(), [first.name.clone(), second.name.clone()]).expect("two names")
     };
@@ -802,7 +809,7 @@ async fn a_queue_that_is_no_list_takes_no_other_queues_jobs_with_it() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let (good, bad, conn) = (queue("good"), queue("bad"), &mut server.connection());
-    engine.publish(vec![job(&good, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&good, id(1), "x")].into()).await.expect("published");
     let _: () = conn.set("q/shop/bad", "not a list").expect("SET");
     let both = QueueList::new(good.namespace.clone(), [good.name, bad.name.clone()]).expect("two names");
     let got = consume::consume(&*engine, &both, &[TTR; 5]).await.expect("one queue is well");
@@ -824,7 +831,7 @@ async fn a_dead_letter_that_is_no_list_loses_no_job() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let (q, conn) = (queue("orders"), &mut server.connection());
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     let none = id(2).to_string();
     let _: () = conn.set(format!("j/shop/orders/{none}"), "no tries").expect("SET");
     let _: u64 = conn.lpush("q/shop/orders", element(0, &none)).expect("LPUSH");
@@ -846,7 +853,7 @@ async fn a_job_that_cannot_be_read_hides_none_behind_it() {
         let torn = JobId::from_parts(1_700_000_000_000, n, 0, true).to_string();
         lmstfy_publish(conn, "orders", &torn, "{", 100, 1);
     }
-    engine.publish(vec![job(&q, id(9), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(9), "x")].into()).await.expect("published");
     let got = take(&engine, &q, 1, TTR).await;
     assert_eq!(got.iter().map(|job| job.id).collect::<Vec<_>>(), [id(9)], "the one that can be read");
     assert_eq!(timers(conn).len(), 4, "the others come back, and end in the dead letter");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{BOUND, TTR, consume, engine, id, job, queue, within};
 use crate::proxy::{Answers, Proxy};
+use crate::support::engine_ext::EngineExt;
 use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
@@ -60,20 +61,20 @@ async fn all_work(engine: &Arc<RedisEngine>) -> BTreeMap<&'static str, Duration>
     until_it_works!("consume", consume(engine, &q, 1, TTR).await);
     until_it_works!("publish", {
         n += 1;
-        engine.publish(vec![job(&q, id(n), "x")]).await
+        engine.publish(vec![job(&q, id(n), "x")].into()).await
     });
     until_it_works!("give_back", give_back_one(engine, &q).await);
     until_it_works!("peek", engine.peek(&q).await);
-    until_it_works!("size", engine.size(&q).await);
-    until_it_works!("ack", engine.ack(JobRef { queue: q.clone(), id: id(1) }).await);
+    until_it_works!("size", engine.ready(&q).await);
+    until_it_works!("ack", engine.ack_job(JobRef { queue: q.clone(), id: id(1) }).await);
     until_it_works!("republish", {
         n += 1;
         engine.republish(JobRef { queue: q.clone(), id: id(1) }, job(&q, id(n), "x")).await
     });
     let due = delayed(job(&q, id(n + 1), "x"), Duration::from_micros(1));
-    engine.publish(vec![due]).await.expect("it published a moment ago");
-    until_it_works!("pump", engine.pump(10).await);
-    until_it_works!("respawn", engine.respawn(&q, 1, None).await);
+    engine.publish(vec![due].into()).await.expect("it published a moment ago");
+    until_it_works!("pump", engine.pump().await);
+    until_it_works!("respawn", engine.respawn_oldest(&q, 1, None).await);
     until_it_works!("delete_dead", engine.delete_dead(&q, 1).await);
     until_it_works!("dead_letter", engine.dead_letter(&q).await);
     until_it_works!("stats", engine.stats().await);
@@ -106,7 +107,7 @@ async fn a_master_that_hands_over_while_connections_stay_is_left_within_two_seco
     tell(&old, &["REPLICAOF", "127.0.0.1", "1"]);
     let took = all_work(&engine).await;
     all_within(RESUMED, &took);
-    engine.publish(vec![job(&queue("after"), id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&queue("after"), id(1), "x")].into()).await.expect("published");
     let there: u64 = new.connection().llen("q/shop/after").expect("LLEN");
     assert_eq!(there, 1, "the new master has what is published now");
 }
@@ -139,13 +140,13 @@ async fn reads_follow_a_master_that_handed_over_while_nobody_writes() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let proxy = Proxy::start(old.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    assert_eq!(engine.size(&q).await.expect("size"), 0, "nothing yet");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "nothing yet");
     proxy.lead_to(new.addr());
     tell(&old, &["REPLICAOF", "127.0.0.1", "1"]);
     let _: u64 = new.connection().lpush("q/shop/orders", "x").expect("LPUSH");
     let began = Instant::now();
     within("size tells of the new master's queue", async {
-        while !matches!(engine.size(&q).await, Ok(1)) {
+        while !matches!(engine.ready(&q).await, Ok(1)) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
@@ -157,7 +158,7 @@ async fn reads_follow_a_master_that_handed_over_while_nobody_writes() {
 async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_connections() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     let clients = |server: &RedisServer| {
         let clients: String =
             redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).expect("CLIENT LIST");
@@ -166,9 +167,9 @@ async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_conn
     };
     let before = clients(&server);
     tell(&server, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    let publish = engine.publish(vec![job(&q, id(2), "x")]).await.map(drop);
+    let publish = engine.publish(vec![job(&q, id(2), "x")].into()).await.map(drop);
     let consume = consume(&engine, &q, 1, TTR).await.map(drop);
-    let ack = engine.ack(JobRef { queue: q.clone(), id: id(1) }).await;
+    let ack = engine.ack_job(JobRef { queue: q.clone(), id: id(1) }).await;
     let check = engine.check().await;
     for (verb, answer) in [("publish", publish), ("consume", consume), ("ack", ack), ("check", check)] {
         let Err(Error::Refused(why)) = answer else { panic!("{verb}: expected Refused, came {answer:?}") };
@@ -184,14 +185,14 @@ async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_conn
         before.len() - 1,
         "only this test's own connection is another one: {before:?} {after:?}"
     );
-    assert_eq!(engine.size(&q).await.expect("size"), 1, "what was refused has not happened");
+    assert_eq!(engine.ready(&q).await.expect("size"), 1, "what was refused has not happened");
 }
 
 #[tokio::test]
 async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_goes_on() {
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
-    engine.publish((0..20).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    engine.publish((0..20).map(|n| job(&q, id(n), "x")).collect::<Vec<_>>().into()).await.expect("published");
     let acked = consume(&engine, &q, 1, TTR).await.expect("consumed").remove(0);
     let given_back = consume(&engine, &q, 1, TTR).await.expect("consumed");
     let stalled = server.stall();
@@ -200,14 +201,14 @@ async fn calls_that_were_given_up_while_the_redis_stalled_do_not_happen_when_it_
     for n in 100..120 {
         let (engine, q) = (engine.clone(), q.clone());
         let jobs = vec![job(&q, id(n), "x"), delayed(job(&q, id(n + 100), "x"), TTR)];
-        calls.spawn(async move { engine.publish(jobs).await });
+        calls.spawn(async move { engine.publish(jobs.into()).await.map(drop) });
     }
     for _ in 0..5 {
         let (engine, q) = (engine.clone(), q.clone());
         calls.spawn(async move { consume(&engine, &q, 2, TTR).await.map(drop) });
     }
     let (other, lost) = (engine.clone(), JobRef { queue: q.clone(), id: acked.id });
-    calls.spawn(async move { other.ack(lost).await });
+    calls.spawn(async move { other.ack_job(lost).await });
     let other = engine.clone();
     let giving_back = tokio::spawn(async move { other.give_back(given_back).await });
     while let Some(answer) = within("an answer", calls.join_next()).await {
@@ -235,12 +236,13 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
     all_work(&engine).await; // the Redis knows the scripts from here on
-    engine.publish((0..10).map(|n| job(&q, id(n), "x")).collect()).await.expect("published");
+    engine.publish((0..10).map(|n| job(&q, id(n), "x")).collect::<Vec<_>>().into()).await.expect("published");
     proxy.set_answers(Answers::Hold);
     let conn = &mut server.connection();
     let jobs = vec![job(&q, id(100), "x"), delayed(job(&q, id(101), "x"), TTR)];
     let (publish, consumed) =
-        within("answers", async { tokio::join!(engine.publish(jobs), consume(&engine, &q, 4, TTR)) }).await;
+        within("answers", async { tokio::join!(engine.publish(jobs.into()), consume(&engine, &q, 4, TTR)) })
+            .await;
     assert!(matches!(publish, Err(Error::Away(_))), "no answer came, but {publish:?}");
     assert!(matches!(consumed, Err(Error::Away(_))), "no answer came, but {consumed:?}");
     let running: u64 = conn.zcard("timer_set").expect("ZCARD");
@@ -273,7 +275,7 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
     let mut held = Vec::new();
     for n in 0..2 {
         let (other, jobs) = (engine.clone(), vec![job(&q, id(n), "x")]);
-        held.push(tokio::spawn(async move { other.publish(jobs).await }));
+        held.push(tokio::spawn(async move { other.publish(jobs.into()).await }));
         within("it was sent", async {
             while conn.llen::<_, u64>("q/shop/orders").expect("LLEN") <= n {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -282,10 +284,11 @@ async fn a_publish_whose_caller_left_while_it_waited_is_not_sent() {
         .await;
     }
     let left =
-        tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")])).await;
+        tokio::time::timeout(Duration::from_millis(20), engine.publish(vec![job(&q, id(8), "x")].into()))
+            .await;
     assert!(left.is_err(), "it waits for one of the tasks");
     let (other, jobs) = (engine.clone(), vec![job(&q, id(9), "x")]);
-    held.push(tokio::spawn(async move { other.publish(jobs).await }));
+    held.push(tokio::spawn(async move { other.publish(jobs.into()).await }));
     proxy.set_answers(Answers::Pass);
     for publish in held {
         within("answered", publish).await.expect("no panic").expect("published");
@@ -300,12 +303,12 @@ async fn reads_that_hang_hold_up_no_pump_no_give_back_and_nothing_on_the_hot_pat
     let server = RedisServer::start();
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
-    engine.publish(vec![job(&q, id(1), "x")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
     proxy.set_answers(Answers::HoldAfter("LLEN"));
     let mut sizes = tokio::task::JoinSet::new();
     for _ in 0..50 {
         let (engine, q) = (engine.clone(), q.clone());
-        sizes.spawn(async move { engine.size(&q).await });
+        sizes.spawn(async move { engine.ready(&q).await });
     }
     let conn = &mut server.connection();
     within("the sizes are asked for", async {
@@ -322,8 +325,8 @@ async fn reads_that_hang_hold_up_no_pump_no_give_back_and_nothing_on_the_hot_pat
         let jobs = consume(&engine, &q, 1, TTR).await.expect("consumed");
         engine.give_back(jobs).await.expect("given back");
         let due = delayed(job(&q, id(2), "x"), Duration::from_micros(1));
-        engine.publish(vec![due]).await.expect("published");
-        engine.pump(10).await.expect("pumped");
+        engine.publish(vec![due].into()).await.expect("published");
+        engine.pump().await.expect("pumped");
         consume(&engine, &q, 2, TTR).await.expect("consumed").len()
     };
     let jobs = tokio::time::timeout(Duration::from_secs(2), others).await;
@@ -347,7 +350,7 @@ async fn a_large_bulk_is_stored_in_many_small_calls() {
         job.ttl = if n % 3 == 0 { None } else { Some(Duration::from_secs(3600)) };
     }
     let conn = &mut server.connection();
-    engine.publish(jobs.clone()).await.expect("published");
+    engine.publish(jobs.clone().into()).await.expect("published");
     let stats: redis::InfoDict = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
     let calls: String = stats.get("cmdstat_evalsha").expect("scripts were called");
     let calls = calls.strip_prefix("calls=").and_then(|rest| rest.split(',').next()?.parse::<usize>().ok());
@@ -378,7 +381,7 @@ async fn a_large_bulk_that_breaks_off_is_never_seen_and_ends_by_itself() {
     let proxy = Proxy::start(server.addr()).await;
     let (engine, q) = (engine_through(&proxy).await, queue("orders"));
     proxy.cut_after(20 << 20);
-    let cut = within("answered", engine.publish(bulk(&q, 64, 1 << 20))).await;
+    let cut = within("answered", engine.publish(bulk(&q, 64, 1 << 20).into())).await;
     assert!(matches!(cut, Err(Error::Away(_))), "the connection was cut, came {cut:?}");
     let conn = &mut server.connection();
     let keys: Vec<String> = conn.keys("*").expect("KEYS");
@@ -394,14 +397,14 @@ async fn a_large_bulk_is_refused_as_a_whole_for_one_id_or_one_key_of_another_typ
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     let conn = &mut server.connection();
-    engine.publish(vec![job(&queue("orders"), id(60), "taken")]).await.expect("published");
-    let taken = engine.publish(bulk(&q, 64, 1 << 20)).await;
+    engine.publish(vec![job(&queue("orders"), id(60), "taken")].into()).await.expect("published");
+    let taken = engine.publish(bulk(&q, 64, 1 << 20).into()).await;
     assert!(matches!(taken, Err(Error::Refused(_))), "one id is taken, came {taken:?}");
     let keys: Vec<String> = conn.keys("j/*").expect("KEYS");
     assert_eq!(keys, [format!("j/shop/orders/{}", id(60))], "nothing of it is left");
     let other = queue("other");
     let _: () = conn.set("q/shop/other", "no list").expect("SET");
-    let refused = engine.publish(bulk(&other, 3, 1 << 20)).await;
+    let refused = engine.publish(bulk(&other, 3, 1 << 20).into()).await;
     assert!(matches!(refused, Err(Error::Refused(_))), "the key is no list, came {refused:?}");
     let keys: Vec<String> = conn.keys("j/shop/other/*").expect("KEYS");
     assert!(keys.is_empty(), "nothing of it is left: {keys:?}");
@@ -421,15 +424,15 @@ async fn a_peek_behind_a_very_long_row_of_dead_entries_ends_and_the_next_goes_on
         }
         lpush.exec(conn).expect("LPUSH");
     }
-    engine.publish(vec![job(&q, id(1_000_000), "alive")]).await.expect("published");
+    engine.publish(vec![job(&q, id(1_000_000), "alive")].into()).await.expect("published");
     let mut peeks = 0;
     let found = loop {
         peeks += 1;
-        let before = engine.size(&q).await.expect("size");
+        let before = engine.ready(&q).await.expect("size");
         match engine.peek(&q).await {
             Ok(found) => break found.map(|job| job.id),
             Err(Error::Overloaded) => {
-                let walked = before - engine.size(&q).await.expect("size");
+                let walked = before - engine.ready(&q).await.expect("size");
                 assert!((10_000..=32 * 961).contains(&walked), "one peek dropped {walked} dead entries");
             }
             Err(e) => panic!("expected a job or Overloaded, came {e}"),

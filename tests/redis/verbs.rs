@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::common::{TTR, consume, engine, id, job, queue};
 use crate::proxy::Proxy;
+use crate::support::engine_ext::EngineExt;
 use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{
-    DeadLetter, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,
-    Release, Revival, Revived,
+    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
+    Revived, Size,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
@@ -33,7 +34,7 @@ fn only(placing: Placing) -> Publication {
 }
 
 async fn publish(engine: &RedisEngine, publication: Publication) -> Published {
-    engine.publish_with(publication).await.expect("publish_with is answered")
+    engine.publish(publication).await.expect("publish_with is answered")
 }
 
 async fn place(engine: &RedisEngine, placing: Placing) -> Placed {
@@ -91,15 +92,15 @@ async fn what_is_not_used_leaves_no_key() {
     let q = queue("q");
     for n in 0..3 {
         engine
-            .publish(vec![NewJob { tries: NonZeroU16::MAX, ..job(&q, id(n), "x") }])
+            .publish(vec![NewJob { tries: NonZeroU16::MAX, ..job(&q, id(n), "x") }].into())
             .await
             .expect("published");
     }
     let held = consume(&engine, &q, 2, TTR).await.expect("consumed");
-    engine.ack(name(&q, held[0].id)).await.expect("acked");
+    engine.ack_job(name(&q, held[0].id)).await.expect("acked");
     let released = engine.release(&name(&q, held[1].id), held[1].proof(), Release::default()).await;
     assert!(matches!(released, Ok(Held::Done(_))), "{released:?}");
-    engine.pump(10).await.expect("pumped");
+    engine.pump().await.expect("pumped");
     assert_eq!(keys_like(&mut server.connection(), "dormouse/*"), BTreeSet::new());
 }
 
@@ -125,7 +126,7 @@ async fn a_key_leaves_two_records_and_what_is_left_of_old_jobs_goes() {
     // Acks know nothing of keys.
     for n in 1..500 {
         place(&engine, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
-        engine.ack(name(&q, id(n))).await.expect("acked");
+        engine.ack_job(name(&q, id(n))).await.expect("acked");
     }
     let left = keys_like(conn, "dormouse/*");
     assert!(left.len() <= 20, "{} keys are left of 500 jobs: {left:?}", left.len());
@@ -146,7 +147,7 @@ async fn a_job_that_lmstfy_lets_die_has_no_key() {
     for (n, ttl) in [(0, None), (1, Some(Duration::from_secs(100)))] {
         let key = format!("k{n}");
         place(&engine, keyed(NewJob { ttl, ..job(&q, id(n), "x") }, &key, OnConflict::Keep)).await;
-        let view = engine.inspect(&name(&q, id(n))).await.expect("inspect").expect("it is there");
+        let view = engine.inspect_job(&name(&q, id(n))).await.expect("inspect").expect("it is there");
         assert_eq!((view.ttl.is_none(), view.key.is_some()), (ttl.is_none(), true), "{view:?}");
         // What its pump does to a job without tries.
         let _: u64 = conn.persist(format!("j/shop/q/{}", id(n))).expect("PERSIST");
@@ -255,18 +256,19 @@ async fn any_pump_finishes_what_a_destroy_has_set_aside() {
     let engine = engine(&server).await;
     let (q, conn) = (queue("q"), &mut server.connection());
     until("the look of the start is over", async || {
-        engine.pump(1).await.expect("pumped");
-        engine.publish(vec![job(&q, id(1), "x")]).await.is_ok()
+        engine.pump().await.expect("pumped");
+        engine.publish(vec![job(&q, id(1), "x")].into()).await.is_ok()
     })
     .await;
     for round in 0..2 {
         for part in 0..12 {
-            let jobs = (0..50).map(|n| job(&q, id(100 + round * 1000 + part * 50 + n), "x")).collect();
-            engine.publish(jobs).await.expect("published");
+            let jobs =
+                (0..50).map(|n| job(&q, id(100 + round * 1000 + part * 50 + n), "x")).collect::<Vec<_>>();
+            engine.publish(jobs.into()).await.expect("published");
         }
         set_aside(conn, "q");
         until("a pump finishes it", async || {
-            engine.pump(10).await.expect("pumped");
+            engine.pump().await.expect("pumped");
             keys_like(conn, "dormouse/*").is_empty()
         })
         .await;
@@ -314,11 +316,13 @@ async fn a_job_that_lmstfy_runs_is_not_replaced() {
     member.extend(&element[2..]);
     let now: (u64, u64) = redis::cmd("TIME").query(conn).expect("TIME");
     let _: u64 = conn.zadd("timer_set", member, now.0 + 600).expect("ZADD");
-    let view = engine.inspect(&name(&q, id(0))).await.expect("inspect").expect("it is there");
+    let view = engine.inspect_job(&name(&q, id(0))).await.expect("inspect").expect("it is there");
     assert_eq!((view.state, view.tries_left), (Some(JobState::Running), Some(2)));
     let new = place(&engine, keyed(job(&q, id(1), "x"), "k", OnConflict::Replace)).await;
     assert_eq!(new.how, How::New, "a running job runs on");
-    assert!(engine.inspect(&name(&q, id(0))).await.expect("inspect").is_some_and(|view| view.key.is_none()));
+    assert!(
+        engine.inspect_job(&name(&q, id(0))).await.expect("inspect").is_some_and(|view| view.key.is_none())
+    );
 }
 
 #[tokio::test]
@@ -337,7 +341,7 @@ async fn a_repeated_request_is_known_to_every_server_for_ten_minutes() {
     two.close().await;
     let three = engine(&server).await;
     assert_eq!(publish(&three, request(2)).await, Published::Replay(placed), "after a restart");
-    assert_eq!(three.size(&q).await.expect("size"), 1, "it was published once");
+    assert_eq!(three.ready(&q).await.expect("size"), 1, "it was published once");
     let conn = &mut server.connection();
     let records: Vec<Vec<u8>> = conn.keys("dormouse/once/*").expect("KEYS");
     assert_eq!(records, [b"dormouse/once/shop/q/\x00 any\xffbytes".to_vec()]);
@@ -350,9 +354,11 @@ async fn a_pause_is_seen_by_every_server_within_a_second() {
     let server = RedisServer::start();
     let (one, two) = (engine(&server).await, engine(&server).await);
     let q = queue("q");
-    two.publish((0..500).map(|n| job(&q, id(n), "x")).take(64).collect()).await.expect("published");
+    two.publish((0..500).map(|n| job(&q, id(n), "x")).take(64).collect::<Vec<_>>().into())
+        .await
+        .expect("published");
     assert_eq!(consume(&two, &q, 1, TTR).await.expect("consumed").len(), 1, "it is not paused");
-    one.pause(&q, None).await.expect("paused");
+    one.pause_for(&q, None).await.expect("paused");
     let paused = Instant::now();
     assert_eq!(consume(&one, &q, 1, TTR).await.expect("consumed"), [], "here at once");
     tokio::time::sleep(Duration::from_secs(1).saturating_sub(paused.elapsed())).await;
@@ -363,14 +369,14 @@ async fn a_pause_is_seen_by_every_server_within_a_second() {
     assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed"), [], "after a restart");
     let four = engine(&server).await;
     let until_then = Duration::from_millis(1500);
-    three.pause(&q, Some(until_then)).await.expect("paused");
+    three.pause_for(&q, Some(until_then)).await.expect("paused");
     until("the pause ends on another server", async || {
         !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty()
     })
     .await;
     let conn = &mut server.connection();
     until("its record is gone", async || keys_like(conn, "dormouse/paused").is_empty()).await;
-    four.pause(&q, None).await.expect("paused");
+    four.pause_for(&q, None).await.expect("paused");
     three.resume(&q).await.expect("resumed");
     assert_eq!(consume(&three, &q, 1, TTR).await.expect("consumed").len(), 1, "resumed here at once");
     until("it is resumed there", async || !consume(&four, &q, 1, TTR).await.expect("consumed").is_empty())
@@ -410,7 +416,7 @@ async fn a_stream_of_pauses_holds_up_no_consume() {
             let (one, q) = (one.clone(), queue(&format!("noisy{n}")));
             tokio::spawn(async move {
                 while Instant::now() < end {
-                    one.pause(&q, Some(Duration::from_millis(50))).await.expect("paused");
+                    one.pause_for(&q, Some(Duration::from_millis(50))).await.expect("paused");
                     one.resume(&q).await.expect("resumed");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -422,7 +428,7 @@ async fn a_stream_of_pauses_holds_up_no_consume() {
     while Instant::now() < end {
         for engine in [&one, &two] {
             n += 1;
-            engine.publish(vec![job(&stranger, id(n), "x")]).await.expect("published");
+            engine.publish(vec![job(&stranger, id(n), "x")].into()).await.expect("published");
             let began = Instant::now();
             let taken =
                 tokio::time::timeout(Duration::from_secs(20), consume(engine, &stranger, 1, TTR)).await;
@@ -443,13 +449,13 @@ async fn own_pauses_need_no_reading() {
     let server = RedisServer::start();
     let engine = engine(&server).await;
     let conn = &mut server.connection();
-    engine.pause(&queue("first"), None).await.expect("paused");
+    engine.pause_for(&queue("first"), None).await.expect("paused");
     let looks = calls(conn, "hget");
     until("it has asked twice", async || calls(conn, "hget") >= looks + 2).await;
     let scans = calls(conn, "hscan");
     for n in 0..100 {
         let q = queue(&format!("q{}", n % 20));
-        engine.pause(&q, None).await.expect("paused");
+        engine.pause_for(&q, None).await.expect("paused");
         assert_eq!(consume(&engine, &q, 1, TTR).await.expect("consumed"), [], "here at once");
         if n % 3 > 0 {
             engine.resume(&q).await.expect("resumed");
@@ -467,11 +473,11 @@ async fn pauses_leave_nothing() {
     let (one, two) = (engine(&server).await, engine(&server).await);
     let conn = &mut server.connection();
     for n in 0..600 {
-        one.pause(&queue(&format!("q{n}")), Some(Duration::from_secs(1))).await.expect("paused");
+        one.pause_for(&queue(&format!("q{n}")), Some(Duration::from_secs(1))).await.expect("paused");
     }
-    two.pause(&queue("q0"), None).await.expect("paused");
-    two.pause(&queue("other"), None).await.expect("paused");
-    one.pause(&queue("other"), None).await.expect("paused");
+    two.pause_for(&queue("q0"), None).await.expect("paused");
+    two.pause_for(&queue("other"), None).await.expect("paused");
+    one.pause_for(&queue("other"), None).await.expect("paused");
     until("those whose time is over are gone", async || {
         let fields: BTreeSet<String> =
             conn.hkeys::<_, Vec<_>>("dormouse/paused").expect("HKEYS").into_iter().collect();
@@ -535,11 +541,11 @@ async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
     .await;
     assert_eq!(shown, all, "each once, in order");
     assert!(scanned <= 5000, "one call looked at {scanned}");
-    let ready = engine.size(&q).await.expect("size");
+    let ready = engine.ready(&q).await.expect("size");
     let (still_dead, _) = walk(&engine, &q, list(JobState::Dead, 100), async |_| {}).await;
     assert_eq!(still_dead.len() as u64 + ready + 300, 5000, "dead, ready again, or deleted");
     let dead = engine.dead_letter(&q).await.expect("dead_letter");
-    let expected = DeadLetter { size: still_dead.len() as u64, head: still_dead.first().copied() };
+    let expected = Size { jobs: still_dead.len() as u64, head: still_dead.first().copied() };
     assert_eq!(dead, expected, "nothing is left of jobs that were respawned from the middle");
 }
 
@@ -562,7 +568,7 @@ async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     }
     let revival = Revival { tries: NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let revive = async |ids: &[JobId]| engine.respawn_jobs(&q, ids, revival).await.expect("answered");
-    engine.publish(vec![NewJob { ttl: None, ..job(&q, id(8), "x") }]).await.expect("published");
+    engine.publish(vec![NewJob { ttl: None, ..job(&q, id(8), "x") }].into()).await.expect("published");
     let answers = revive(&[1, 4, 2, 3, 8, 9].map(id)).await;
     assert!(
         matches!(answers[..3], [Revived::Done { .. }, Revived::Done { .. }, Revived::Done { .. }]),
@@ -650,7 +656,7 @@ async fn jobs_of_a_far_year_are_held_until_then() {
     let listed: Vec<_> = page.jobs.iter().map(|view| (view.id, view.due_at)).collect();
     assert_eq!(listed, expected, "delayed, each until then");
     let far = Placing { job: job(&q, id(9), "x"), at: Some(u64::MAX), key: None };
-    let refused = engine.publish_with(only(far)).await;
+    let refused = engine.publish(only(far)).await;
     assert!(refused.is_err(), "what cannot be kept is refused: {refused:?}");
 }
 
@@ -670,7 +676,7 @@ async fn lists_are_whole_while_others_take_jobs_between_any_two_reads() {
             _ => {
                 for ids in all.chunks(50) {
                     let jobs = ids.iter().map(|id| job(&q, *id, "x"));
-                    engine.publish(jobs.collect()).await.expect("published");
+                    engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
                 }
             }
         }
@@ -703,7 +709,7 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
     let all: Vec<JobId> = (0..100).map(id).collect();
     for ids in all.chunks(50) {
         let jobs = ids.iter().map(|id| NewJob { tries: NonZeroU16::MAX, ..job(&q, *id, "x") });
-        engine.publish(jobs.collect()).await.expect("published");
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
     let mut first = true;
     let (shown, _) = walk(&engine, &q, list(JobState::Ready, 20), async |_| {
@@ -711,8 +717,8 @@ async fn a_list_does_not_follow_a_job_that_comes_back_at_the_end() {
             // Their ttr ends: all that the cursor knows stand at the end.
             consume(&engine, &q, 30, Duration::from_millis(1)).await.expect("consumed");
             until("they are back", async || {
-                engine.pump(100).await.expect("pumped");
-                engine.size(&q).await.expect("size") == 100
+                engine.pump().await.expect("pumped");
+                engine.ready(&q).await.expect("size") == 100
             })
             .await;
         }
@@ -740,7 +746,7 @@ async fn looks_cost_the_redis_little() {
     let (q, other) = (queue("q"), queue("other"));
     for ids in (0..9600).map(id).collect::<Vec<_>>().chunks(64) {
         let jobs = ids.iter().map(|id| NewJob { delay: Duration::from_secs(50), ..job(&other, *id, "x") });
-        engine.publish(jobs.collect()).await.expect("published");
+        engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
     }
     // The first call tells the Redis the script.
     walk(&engine, &queue("r"), list(JobState::Delayed, 20), async |_| {}).await;
@@ -754,11 +760,14 @@ async fn looks_cost_the_redis_little() {
     assert_eq!(shown.len(), 9600, "all come in the end");
 
     for ids in (10_000..12_000).map(id).collect::<Vec<_>>().chunks(50) {
-        engine.publish(ids.iter().map(|id| job(&q, *id, "x")).collect()).await.expect("published");
+        engine
+            .publish(ids.iter().map(|id| job(&q, *id, "x")).collect::<Vec<_>>().into())
+            .await
+            .expect("published");
     }
     for (n, what) in [(10_001, "at the head"), (11_999, "at the end"), (10_900, "far from both")] {
         calls_of(conn, "lrange");
-        let view = engine.inspect(&name(&q, id(n))).await.expect("inspect").expect("it is there");
+        let view = engine.inspect_job(&name(&q, id(n))).await.expect("inspect").expect("it is there");
         assert_eq!((view.state, view.tries_left), (Some(JobState::Ready), Some(1)), "{what}");
         assert_eq!(calls_of(conn, "lrange"), 0, "{what}: a list was read in place of being searched");
     }
@@ -824,7 +833,7 @@ async fn a_full_redis_refuses_keys_as_a_whole_and_lets_holders_go_on() {
     for conflict in [OnConflict::Keep, OnConflict::Replace] {
         let jobs =
             vec![keyed(job(&q, id(10), "x"), "new", conflict), keyed(job(&q, id(11), "x"), "k0", conflict)];
-        let full = engine.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        let full = engine.publish(Publication { jobs, replaces: None, once: None }).await;
         assert!(full.is_err(), "there is no room: {full:?}");
     }
     assert_eq!(keys_like(conn, "*"), before, "nothing has changed");
@@ -879,21 +888,20 @@ async fn queues_that_others_made_are_listed() {
     };
     write(conn, &names[..1000]);
     let all = async || {
-        let (mut names, mut cursor) = (Vec::new(), None);
+        let (mut names, mut after) = (Vec::new(), None);
         loop {
-            let page =
-                engine.list_queues(&namespace, 70, cursor).await.expect("list").expect("its own cursor");
+            let page = engine.list_queues(&namespace, after.as_ref(), 70).await.expect("listed");
             names.extend(page.queues.into_iter().map(|view| view.queue.name.to_string()));
-            cursor = page.cursor;
-            if cursor.is_none() {
+            after = page.next;
+            if after.is_none() {
                 return names;
             }
         }
     };
     assert_eq!(all().await, names[..1000], "in the order of their names");
     write(conn, &names[1000..]);
-    engine.publish(vec![job(&queue("a"), id(1), "x")]).await.expect("published");
-    engine.pause(&queue("z"), None).await.expect("paused");
+    engine.publish(vec![job(&queue("a"), id(1), "x")].into()).await.expect("published");
+    engine.pause_for(&queue("z"), None).await.expect("paused");
     let _: u64 = conn.hdel("m/ns/shop", "q0000").expect("HDEL");
     let expected: Vec<String> =
         ["a".to_owned()].into_iter().chain(names[1..].iter().cloned()).chain(["z".to_owned()]).collect();

@@ -10,13 +10,13 @@ use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
-    Once, Pause, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quotas,
-    REMEMBERED, Release, Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
+    Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView,
+    Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
-use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList};
+use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueList, QueueName};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -59,6 +59,8 @@ pub struct ModelEngine {
     /// As in stores that find out only when a timer is due that its job has expired: until then the timer counts in
     /// `stats`, and a pump that ends it counts it as moved.
     pub expired_timers_stay: bool,
+    /// How many due jobs one pump moves.
+    pub pump: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -213,11 +215,6 @@ impl Jobs {
         self.jobs.retain(|_, stored| !stored.expired(now) || (timers_stay && stored.state.due().is_some()));
     }
 
-    fn insert(&mut self, job: NewJob, now: Millis) -> Millis {
-        let due = now + ms(job.delay);
-        self.place(job, due, None, now)
-    }
-
     /// Answers when it is due.
     fn place(&mut self, job: NewJob, due: Millis, key: Option<JobKey>, now: Millis) -> Millis {
         let due = due.max(now);
@@ -304,6 +301,7 @@ impl ModelEngine {
             notifiers: Notifiers::default(),
             armed: Notify::new(),
             expired_timers_stay: false,
+            pump: 500,
         }
     }
 
@@ -335,40 +333,7 @@ impl Engine for ModelEngine {
         self.clock.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        let (mut state, now) = self.open()?;
-        let twice = |i: usize| jobs[..i].iter().any(|other| other.name() == jobs[i].name());
-        if (0..jobs.len()).any(|i| state.has(&jobs[i], now) || twice(i)) {
-            return Err(taken());
-        }
-        let (queues, before): (Vec<Queue>, _) =
-            (jobs.iter().map(|job| job.queue.clone()).collect(), state.before());
-        for job in jobs {
-            state.insert(job, now);
-        }
-        state.keep_to_quotas(before)?;
-        drop(state);
-        self.armed.notify_waiters();
-        queues.iter().for_each(|queue| self.notifiers.notify(queue));
-        Ok(())
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        let (mut state, now) = self.open()?;
-        if state.has(&new, now) && old != new.name() {
-            return Err(taken());
-        }
-        let (queue, before) = (new.queue.clone(), state.before());
-        state.jobs.remove(&(old.queue, old.id));
-        state.insert(new, now);
-        state.keep_to_quotas(before)?;
-        drop(state);
-        self.armed.notify_waiters();
-        self.notifiers.notify(&queue);
-        Ok(())
-    }
-
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+    async fn publish(&self, publication: Publication) -> Result<Published> {
         let Publication { jobs, replaces, once } = publication;
         let (mut state, now) = self.open()?;
         let done =
@@ -458,11 +423,6 @@ impl Engine for ModelEngine {
         }))
     }
 
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        let (state, now) = self.open()?;
-        Ok(state.holder(queue, key, now).map(|stored| stored.view(now, true)))
-    }
-
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
         let (mut state, now) = self.open()?;
         let Some(name) = state.holder(queue, key, now).map(|stored| stored.job.name()) else {
@@ -511,12 +471,7 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
-        self.open()?.0.jobs.remove(&(job.queue, job.id));
-        Ok(())
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let (mut state, now) = self.open()?;
         let mut stale = Vec::new();
         for (id, receipt) in jobs {
@@ -562,8 +517,8 @@ impl Engine for ModelEngine {
         if let Some(reason) = release.reason {
             stored.reason = Some(reason);
         }
-        stored.tries += u16::from(release.restore_try);
-        if stored.tries == 0 {
+        stored.tries += u16::from(release.tries == Tries::Restore);
+        if stored.tries == 0 || release.tries == Tries::Forfeit {
             stored.die(tail, now);
             return Ok(Held::Done(Released::Dead));
         }
@@ -578,22 +533,6 @@ impl Engine for ModelEngine {
         Ok(Held::Done(released))
     }
 
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        let (mut state, now) = self.open()?;
-        let order = state.next_tail();
-        Ok(match state.held(job, receipt, now) {
-            Held::Done(stored) => {
-                if reason.is_some() {
-                    stored.reason = reason;
-                }
-                stored.die(order, now);
-                Held::Done(())
-            }
-            Held::NotYours => Held::NotYours,
-            Held::NotFound => Held::NotFound,
-        })
-    }
-
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         let (mut state, now) = self.open()?;
         let head = state.ready(queue).first().copied();
@@ -603,14 +542,17 @@ impl Engine for ModelEngine {
         }))
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         let (state, now) = self.open()?;
-        Ok(state.find(job, now).map(|stored| stored.read(now, 0, 0)))
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        let (state, now) = self.open()?;
-        Ok(state.find(job, now).map(|stored| stored.view(now, true)))
+        let found = match by {
+            By::Id(id) => state.find(&JobRef { queue: queue.clone(), id }, now),
+            By::Key(key) => state.holder(queue, key, now),
+        };
+        let all = found.map(|stored| stored.view(now, true));
+        let is_all = detail == Detail::All || matches!(by, By::Key(_));
+        let stored =
+            |view| JobView { state: None, due_at: None, tries_left: None, key: None, reason: None, ..view };
+        Ok(if is_all { all } else { all.map(stored) })
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
@@ -644,8 +586,15 @@ impl Engine for ModelEngine {
         Ok(Some(JobPage { jobs, cursor, scanned }))
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.open()?.0.ready(queue).len() as u64)
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        let state = self.open()?.0;
+        Ok(match of {
+            SizeOf::Ready => Size { jobs: state.ready(queue).len() as u64, head: None },
+            SizeOf::Dead => {
+                let dead = state.dead(queue);
+                Size { jobs: dead.len() as u64, head: dead.first().copied() }
+            }
+        })
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -656,53 +605,40 @@ impl Engine for ModelEngine {
         Ok(())
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        let dead = self.open()?.0.dead(queue);
-        Ok(DeadLetter { size: dead.len() as u64, head: dead.first().copied() })
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         let (mut state, now) = self.open()?;
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let ids: Vec<JobId> = state.dead(queue).into_iter().take(limit).collect();
-        for id in &ids {
-            let ready = State::Ready { order: state.next_tail() };
-            let stored = state.get(queue, *id);
-            stored.tries = 1;
-            stored.expires = ttl.map(|ttl| now + ms(ttl));
-            (stored.state, stored.since) = (ready, now);
-        }
-        drop(state);
-        self.notifiers.notify(queue);
-        Ok(ids.len() as u64)
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        let (mut state, now) = self.open()?;
-        let mut answers = Vec::new();
-        for id in jobs {
+        let (ids, delay, tries, ttl) = match which {
+            Respawn::Oldest { limit, ttl } => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                (state.dead(queue).into_iter().take(limit).collect(), Duration::ZERO, 1, ttl)
+            }
+            Respawn::Jobs(ids, revival) => (ids.to_vec(), revival.delay, revival.tries.get(), revival.ttl),
+        };
+        let mut each = Vec::new();
+        for id in ids {
             state.armed += 1;
             let (armed, order) = (state.armed, state.next_tail());
-            let due_at = now + ms(revival.delay);
-            let answer = match state.jobs.get_mut(&(queue.clone(), *id)).filter(|stored| !stored.expired(now))
+            let due_at = now + ms(delay);
+            let answer = match state.jobs.get_mut(&(queue.clone(), id)).filter(|stored| !stored.expired(now))
             {
                 None => Revived::NotFound,
                 Some(stored) if !matches!(stored.state, State::Dead { .. }) => Revived::NotDead,
                 Some(stored) => {
-                    stored.tries = revival.tries.get();
-                    stored.expires = revival.ttl.map(|ttl| now + ms(ttl));
+                    stored.tries = tries;
+                    stored.expires = ttl.map(|ttl| now + ms(ttl));
                     (stored.armed, stored.since) = (armed, now);
                     stored.state =
                         if due_at == now { State::Ready { order } } else { State::Delayed { due: due_at } };
                     Revived::Done { due_at }
                 }
             };
-            answers.push(answer);
+            each.push(answer);
         }
         drop(state);
         self.armed.notify_waiters();
         self.notifiers.notify(queue);
-        Ok(answers)
+        let all = Respawned::of(each);
+        Ok(if let Respawn::Oldest { .. } = which { Respawned { each: Vec::new(), ..all } } else { all })
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -715,23 +651,26 @@ impl Engine for ModelEngine {
         Ok(ids.len() as u64)
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         let (mut state, now) = self.open()?;
+        let until = match pausing {
+            Pausing::For(time) => Some(now + ms(time)),
+            Pausing::UntilResumed => None,
+            Pausing::Resumed => {
+                state.paused.remove(queue);
+                drop(state);
+                self.notifiers.notify(queue);
+                return Ok(None);
+            }
+        };
         let of_namespace = state.paused.keys().filter(|other| other.namespace == queue.namespace).count();
         if of_namespace >= MAX_PAUSED && !state.paused.contains_key(queue) {
             return Err(Error::TooManyPaused(MAX_PAUSED));
         }
-        let until = time.map(|time| now + ms(time));
         state.paused.insert(queue.clone(), until);
         drop(state);
         self.armed.notify_waiters();
-        Ok(Pause { until })
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        self.open()?.0.paused.remove(queue);
-        self.notifiers.notify(queue);
-        Ok(())
+        Ok(Some(Pause { until }))
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -740,7 +679,7 @@ impl Engine for ModelEngine {
         Ok(paused.map(|(queue, until)| (queue.clone(), Pause { until: *until })).collect())
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
+    async fn pump(&self) -> Result<Pumped> {
         let (mut state, now) = self.open()?;
         let mut due: Vec<(Millis, u64, JobId, Queue)> = state
             .jobs
@@ -749,7 +688,7 @@ impl Engine for ModelEngine {
             .filter(|(due, ..)| *due <= now)
             .collect();
         due.sort_unstable();
-        due.truncate(limit);
+        due.truncate(self.pump);
         for (_, _, id, queue) in &due {
             let order = state.next_tail();
             let stored = state.get(queue, *id);
@@ -794,33 +733,20 @@ impl Engine for ModelEngine {
         }
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        Ok(self.open()?.0.queues.keys().cloned().collect())
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
+    ) -> Result<QueuePage> {
         let (state, now) = self.open()?;
         let mut names: Vec<Queue> = state.queues.keys().chain(state.paused.keys()).cloned().collect();
-        names.retain(|queue| queue.namespace == *namespace);
+        names.retain(|queue| queue.namespace == *namespace && after.is_none_or(|after| queue.name > *after));
         names.sort_unstable();
         names.dedup();
-        let after = match &cursor {
-            None => None,
-            Some(Cursor(name)) => match name.strip_prefix("after-") {
-                None => return Ok(None),
-                after => after,
-            },
-        };
-        names.retain(|queue| after.is_none_or(|after| queue.name.as_str() > after));
         let more = names.len() > limit;
         names.truncate(limit);
-        let last = names.last().filter(|_| more);
-        let cursor = last.map(|last| Cursor(format!("after-{}", last.name)));
+        let next = names.last().filter(|_| more).map(|last| last.name.clone());
         let view = |queue: &Queue| {
             let of: Vec<&Stored> = state.jobs.values().filter(|stored| stored.job.queue == *queue).collect();
             let count = |name| Some(of.iter().filter(|stored| stored.state.name() == name).count() as u64);
@@ -836,7 +762,7 @@ impl Engine for ModelEngine {
                 paused: paused.map(|until| Pause { until: *until }),
             }
         };
-        Ok(Some(QueuePage { queues: names.iter().map(view).collect(), cursor }))
+        Ok(QueuePage { queues: names.iter().map(view).collect(), next })
     }
 
     async fn stats(&self) -> Result<Stats> {

@@ -46,23 +46,24 @@ pub use self::upkeep::rebuild::rebuild_lists;
 pub use self::upkeep::repair::repair;
 use self::upkeep::space::Room;
 use self::upkeep::sweep::Lend;
-use self::verbs::ack::{Ack, AckMany};
+use self::verbs::ack::Ack;
 use self::verbs::consume::Consume;
-use self::verbs::dead_letter::{DeleteDead, ReadDeadLetter, Respawn, Taken};
+use self::verbs::dead_letter::{DeleteDead, RespawnOldest, Taken};
 use self::verbs::destroy::{Destroy, Rest};
 use self::verbs::give_back::GiveBack;
-use self::verbs::hand_over::{Bury, GiveUp, Touch};
-use self::verbs::inspect::Inspect;
-use self::verbs::keys::{CancelKey, FindKey};
+use self::verbs::hand_over::{GiveUp, Touch};
+use self::verbs::inspect::{Inspect, InspectKey};
+use self::verbs::keys::CancelKey;
+use self::verbs::list_queues::ListQueues;
 use self::verbs::lists::Lists;
-use self::verbs::pause::{PauseQueue, Paused, Resume};
-use self::verbs::peek::{Peek, PeekJob};
-use self::verbs::publish::{Publish, Republish};
-use self::verbs::publish_with::{PublishWith, Recall};
+use self::verbs::pause::{Paused, SetPause};
+use self::verbs::peek::Peek;
+use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
+use self::verbs::recall::Recall;
 use self::verbs::respawn_jobs::RespawnJobs;
-use self::verbs::stats::{ListQueues, Page, ReadFigures, Size};
+use self::verbs::stats::{Page, ReadFigures, ReadSize, ReadSizes};
 use self::writer::handle::Handle;
 use self::writer::poison::Poison;
 use self::writer::pulse::Pulse;
@@ -72,13 +73,14 @@ use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Publication, Published,
-    Pumped, QueuePage, QueueSize, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
+    Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
+    Touched, Tries,
 };
 use crate::clock::{Clock, Millis};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
-use crate::name::{JobKey, Namespace, Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 pub(crate) use self::records::{Change, META_SECRET, QUOTA, Records, Table, put_short, take_short};
 
@@ -109,6 +111,8 @@ pub struct DiskOptions {
     pub ready_budget: usize,
     /// How many delayed jobs are kept in memory (140 to 180 bytes each).
     pub delayed_window: usize,
+    /// How many due jobs one pump moves: other calls wait so long for one commit.
+    pub pump: usize,
     /// How many files of tables may stay open; at least 10. Those beyond it are opened when they are read.
     pub open_tables: usize,
     /// How many bytes of blocks that were read from tables are kept.
@@ -137,6 +141,7 @@ impl DiskOptions {
             ready_window: 4096,
             ready_budget: 262_144,
             delayed_window: 16384,
+            pump: 500,
             open_tables: 900,
             cache: 32 << 20,
             min_free: 256 << 20,
@@ -162,6 +167,7 @@ pub struct DiskEngine {
     /// A count may take long, and takes no list's turn.
     counts: Lists,
     room: Arc<Room>,
+    pump: usize,
     stop: Arc<Stop>,
     threads: Arc<Mutex<Threads>>,
 }
@@ -239,6 +245,7 @@ impl DiskEngine {
             lists: Lists::default(),
             counts: Lists::default(),
             room: Room::new(&options.path, options.min_free),
+            pump: options.pump.max(1),
             stop: Arc::default(),
             threads: Arc::new(Mutex::new(Threads { upkeep: Vec::new(), writer: None, mark: Some(mark) })),
         };
@@ -313,7 +320,7 @@ impl DiskEngine {
         let mut all: Vec<QueueSize> = Vec::new();
         loop {
             let after = all.last().map(|last| last.queue.clone());
-            let Page { queues, more } = self.handle.ask(ListQueues { after }).await?;
+            let Page { queues, more } = self.handle.ask(ReadSizes { after }).await?;
             all.extend(queues);
             if !more {
                 return Ok(all);
@@ -347,32 +354,17 @@ impl Engine for DiskEngine {
         self.handle.clock.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        self.room.publish(jobs.len(), jobs.iter().map(|job| job.body.len()).sum())?;
-        self.handle.ask(Publish(jobs)).await
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        self.room.rewrite(new.body.len())?;
-        self.handle.ask(Republish { old, new }).await
-    }
-
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
-        let bytes = publication.jobs.iter().map(|placing| placing.job.body.len()).sum();
+    async fn publish(&self, publication: Publication) -> Result<Published> {
         if publication.replaces.is_some() {
-            self.room.rewrite(bytes)?;
+            self.room.rewrite(publication.bytes())?;
         } else {
-            self.room.publish(publication.jobs.len(), bytes)?;
+            self.room.publish(publication.jobs.len(), publication.bytes())?;
         }
-        self.handle.ask(PublishWith(publication)).await
+        self.handle.ask(Publish(publication)).await
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         self.handle.ask(Recall { queue: queue.clone(), once: once.clone() }).await
-    }
-
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        self.handle.ask(FindKey { queue: queue.clone(), key: key.clone() }).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
@@ -390,12 +382,12 @@ impl Engine for DiskEngine {
         self.handle.ask(GiveBack(jobs.collect())).await
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
-        self.handle.ask(Ack(job)).await
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        self.handle.ask(AckMany { queue: queue.clone(), jobs: jobs.to_vec() }).await
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let queue = queue.clone();
+        match jobs {
+            [one] => self.handle.ask(Ack { queue, jobs: [*one] }).await,
+            jobs => self.handle.ask(Ack { queue, jobs: jobs.to_vec() }).await,
+        }
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
@@ -406,15 +398,10 @@ impl Engine for DiskEngine {
         // Back to the head of its queue it takes no more than a consume, and else its body is stored again.
         if let Some(reason) = &release.reason {
             self.room.rewrite(reason.as_str().len())?;
-        } else if !release.delay.is_zero() {
+        } else if !release.delay.is_zero() || release.tries == Tries::Forfeit {
             self.room.rewrite(0)?;
         }
         self.handle.ask(GiveUp { job: job.clone(), receipt, release }).await
-    }
-
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        self.room.rewrite(reason.as_ref().map_or(0, |reason| reason.as_str().len()))?;
-        self.handle.ask(Bury { job: job.clone(), receipt, reason }).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
@@ -425,20 +412,20 @@ impl Engine for DiskEngine {
         }
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        self.handle.ask(PeekJob(job.clone())).await
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        self.handle.ask(Inspect(job.clone())).await
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
+        let queue = queue.clone();
+        match by {
+            By::Id(id) => self.handle.ask(Inspect { job: JobRef { queue, id }, detail }).await,
+            By::Key(key) => self.handle.ask(InspectKey { queue, key: key.clone() }).await,
+        }
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
         self.lists.jobs(&self.handle, queue, list).await
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
-        self.handle.ask(Size(queue.clone())).await
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        self.handle.ask(ReadSize { queue: queue.clone(), of }).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -453,61 +440,53 @@ impl Engine for DiskEngine {
         }
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        self.handle.ask(ReadDeadLetter(queue.clone())).await
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         self.room.rewrite(0)?;
-        self.in_steps(limit, |limit| Respawn { queue: queue.clone(), limit, ttl }).await
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        self.room.rewrite(0)?;
-        let mut answers = Vec::with_capacity(jobs.len());
-        while let rest @ [_, ..] = &jobs[answers.len()..] {
+        let (jobs, revival) = match which {
+            Respawn::Oldest { limit, ttl } => {
+                let step = |limit| RespawnOldest { queue: queue.clone(), limit, ttl };
+                let count = self.in_steps(limit, step).await?;
+                return Ok(Respawned { count, each: Vec::new() });
+            }
+            Respawn::Jobs(jobs, revival) => (jobs, revival),
+        };
+        let mut each = Vec::with_capacity(jobs.len());
+        while let rest @ [_, ..] = &jobs[each.len()..] {
             let step = RespawnJobs { queue: queue.clone(), jobs: rest.to_vec(), revival };
-            let some = self.handle.ask(step).await.map_err(|e| e.after(answers.len() as u64))?;
-            answers.extend(some);
+            let some = self.handle.ask(step).await.map_err(|e| e.after(each.len() as u64))?;
+            each.extend(some);
         }
-        Ok(answers)
+        Ok(Respawned::of(each))
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
         self.in_steps(limit, |limit| DeleteDead { queue: queue.clone(), limit }).await
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
-        self.handle.ask(PauseQueue { queue: queue.clone(), time }).await
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        self.handle.ask(Resume(queue.clone())).await
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
+        self.handle.ask(SetPause { queue: queue.clone(), pausing }).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
         self.handle.ask(Paused).await
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
-        self.handle.ask(Pump(limit)).await
+    async fn pump(&self) -> Result<Pumped> {
+        self.handle.ask(Pump(self.pump)).await
     }
 
     async fn due_earlier(&self) {
         self.next_due.earlier().await;
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        Ok(self.sizes().await?.into_iter().map(|size| size.queue).collect())
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
-        self.lists.queues(&self.handle, namespace, limit, cursor).await
+    ) -> Result<QueuePage> {
+        let (namespace, after) = (namespace.clone(), after.cloned());
+        self.handle.ask(ListQueues { namespace, after, limit }).await
     }
 
     async fn stats(&self) -> Result<Stats> {

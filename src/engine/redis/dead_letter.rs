@@ -1,4 +1,4 @@
-//! The dead letter: its size, respawning and deleting what is in it. In bounded steps, and never more than was
+//! The dead letter: respawning and deleting the oldest jobs in it. In bounded steps, and never more than was
 //! there at the start.
 
 use std::time::Duration;
@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::RedisCore;
 use super::layout::keys;
 use super::layout::times::ttl_millis;
-use crate::engine::DeadLetter;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 
@@ -14,17 +13,8 @@ use crate::name::Queue;
 const STEP: u64 = 250;
 
 impl RedisCore {
-    /// The dead letter's size and oldest id.
-    pub async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
-        let key = keys::dead(queue);
-        let mut both = redis::pipe();
-        both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
-        let (size, head): (u64, Option<Vec<u8>>) = self.shared.query_all(&both).await?;
-        Ok(DeadLetter { size, head: head.and_then(|element| keys::id_of_element(&element)) })
-    }
-
     /// Makes the oldest dead jobs ready again; ids whose job is gone are dropped and not counted.
-    pub async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
+    pub async fn respawn_oldest(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
         let script = &self.scripts.respawn;
         let (mut unseen, mut done) = (self.dead_size(queue).await?, 0);
         while unseen > 0 && done < limit {

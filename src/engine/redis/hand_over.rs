@@ -1,4 +1,4 @@
-//! What the holder of a hand-over may do with it: touch, release, bury. The proof is the timer: its member has the
+//! What the holder of a hand-over may do with it: touch and release. The proof is the timer: its member has the
 //! tries in its name, and its score is the due time of this very hand-over.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::layout::keys;
 use super::layout::times::micros;
 use super::reply::wrong_type;
 use crate::clock::Micros;
-use crate::engine::{Held, Release, Released, Touched};
+use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};
 
@@ -43,49 +43,35 @@ impl RedisCore {
 
     /// Back to the queue, or dead when no tries are left.
     pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        let tries_left = receipt.tries_left.saturating_add(u16::from(release.restore_try));
-        let held = self.end_hold(job, receipt, tries_left, release.delay, release.reason).await?;
-        if let (Held::Done(due), 1..) = (held, tries_left) {
-            if release.delay.is_zero() {
-                self.notifiers.notify(&job.queue);
-            } else {
-                self.next_due.stored(due);
+        let (JobRef { queue, id }, Release { delay, tries, reason }) = (job, release);
+        let tries_left = match tries {
+            Tries::Spend => receipt.tries_left,
+            Tries::Restore => receipt.tries_left.saturating_add(1),
+            Tries::Forfeit => 0,
+        };
+        let mut cmd: Cmd = self.scripts.release.call(5);
+        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
+        cmd.arg(keys::WITH_DETAILS);
+        cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
+        cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
+        cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
+        cmd.arg(&keys::BASES);
+        let sent = self.clock.mark();
+        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
+        self.clock.learn(sent, now);
+        let held = held(due)?;
+        if let Held::Done(due) = held {
+            self.tries.remove(id);
+            match (tries_left, delay.is_zero()) {
+                (0, _) => {}
+                (_, true) => self.notifiers.notify(queue),
+                (_, false) => self.next_due.stored(due),
             }
         }
         Ok(map(held, |due| match tries_left {
             0 => Released::Dead,
             tries_left => Released::Back { tries_left, due_at: due / 1000 },
         }))
-    }
-
-    /// To the dead letter.
-    pub async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        Ok(map(self.end_hold(job, receipt, 0, Duration::ZERO, reason).await?, |_| ()))
-    }
-
-    async fn end_hold(
-        &self,
-        job: &JobRef,
-        receipt: Receipt,
-        tries: u16,
-        delay: Duration,
-        reason: Option<Reason>,
-    ) -> Result<Held<Micros>> {
-        let JobRef { queue, id } = job;
-        let mut cmd: Cmd = self.scripts.release.call(5);
-        cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
-        cmd.arg(keys::WITH_DETAILS);
-        cmd.arg(keys::member(queue, receipt.tries_left, id)).arg(receipt.hand_over);
-        cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
-        cmd.arg(tries).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str)).arg(&keys::BASES);
-        let sent = self.clock.mark();
-        let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
-        self.clock.learn(sent, now);
-        let held = held(due)?;
-        if matches!(held, Held::Done(_)) {
-            self.tries.remove(id);
-        }
-        Ok(held)
     }
 }
 

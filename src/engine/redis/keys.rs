@@ -6,7 +6,6 @@ use super::layout::keys;
 use super::publish::read_placed;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};
-use crate::job::{JobRef, JobView};
 use crate::name::{JobKey, Queue};
 
 impl RedisCore {
@@ -19,22 +18,6 @@ impl RedisCore {
         let placed = std::str::from_utf8(lines).ok().and_then(read_placed);
         let placed = placed.ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))?;
         Ok(Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect())))
-    }
-
-    /// The job that has this key.
-    pub async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        let id: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(keys::job_key(queue, key))).await?;
-        let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
-        let job = JobRef { queue: queue.clone(), id };
-        let mut view = self.inspect(&job).await?;
-        // It may be among those that a destroy has set aside.
-        if view.as_ref().is_some_and(|view| view.state.is_none())
-            && self.shared.query(redis::cmd("EXISTS").arg(keys::set_aside(queue))).await?
-        {
-            self.finish_set_aside(queue).await?;
-            view = self.inspect(&job).await?;
-        }
-        Ok(view.filter(|view| view.key.as_ref() == Some(key)))
     }
 
     /// Forgets the job that has this key.

@@ -2,71 +2,47 @@
 //! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both; what
 //! only others have written into the hash is copied when a list begins.
 
+use std::sync::Arc;
+
 use redis::Value;
 
 use super::RedisCore;
 use super::layout::keys;
 use super::reply::read;
-use crate::engine::{Cursor, QueuePage, QueueView};
-use crate::error::Result;
+use crate::engine::{QueuePage, QueueView};
+use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
 
 /// How many names one step of the copying is asked for.
 const SCAN: usize = 500;
-/// How many steps one call makes at most.
-const MAX_STEPS: usize = 20;
-/// What cursors of this store begin with: those among names, and those of the copying.
-const NAME: &str = "r.";
-const COPY: &str = "r-";
 
 impl RedisCore {
     /// A part of the queues of a namespace, in the order of their names.
     pub async fn list_queues(
-        &self,
+        self: &Arc<Self>,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
+    ) -> Result<QueuePage> {
         self.know_pauses().await?;
-        let mut after = None;
-        match cursor.as_ref().map(|cursor| &*cursor.0) {
-            None => {
-                if let Some(rest) = self.copy_names(namespace, None).await? {
-                    return Ok(Some(QueuePage { queues: Vec::new(), cursor: Some(rest) }));
-                }
-            }
-            Some(cursor) => {
-                if let Some(name) = cursor.strip_prefix(NAME) {
-                    let Ok(name) = QueueName::parse_for_consume(name) else { return Ok(None) };
-                    after = Some(name);
-                } else if let Some(scan) = cursor.strip_prefix(COPY) {
-                    let Ok(scan) = scan.parse::<u64>() else { return Ok(None) };
-                    if let Some(rest) = self.copy_names(namespace, Some(scan)).await? {
-                        return Ok(Some(QueuePage { queues: Vec::new(), cursor: Some(rest) }));
-                    }
-                } else {
-                    return Ok(None);
-                }
-            }
+        if after.is_none() {
+            // Of a long hash it takes many steps, and does not begin anew when the caller leaves.
+            let (core, namespace) = (self.clone(), namespace.clone());
+            let copied = self.tasks.spawn(async move { core.copy_names(&namespace).await });
+            copied.await.map_err(Error::away)??;
         }
-        self.page_of_queues(namespace, limit, after).await.map(Some)
+        self.page_of_queues(namespace, after, limit).await
     }
 
-    /// Copies names from the hash into the index, if some are missing there. Answers where to go on when a call must
-    /// not do all of it.
-    async fn copy_names(&self, namespace: &Namespace, from: Option<u64>) -> Result<Option<Cursor>> {
+    /// Copies names from the hash into the index, in steps, if some are missing there.
+    async fn copy_names(&self, namespace: &Namespace) -> Result<()> {
         let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
-        let mut scan = from.unwrap_or(0);
-        if from.is_none() {
-            let mut sizes = redis::pipe();
-            sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
-            let (named, indexed): (u64, u64) = self.shared.query_all(&sizes).await?;
-            if indexed >= named {
-                return Ok(None);
-            }
-        }
-        for _ in 0..MAX_STEPS {
-            let (next, fields) = self.shared.scan_step(&hash, scan, SCAN).await?;
+        let mut sizes = redis::pipe();
+        sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
+        let (named, indexed): (u64, u64) = self.shared.query_all(&sizes).await?;
+        let mut scan = if indexed < named { Some(0) } else { None };
+        while let Some(from) = scan {
+            let (next, fields) = self.shared.scan_step(&hash, from, SCAN).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");
                 add.arg(&index);
@@ -75,22 +51,18 @@ impl RedisCore {
                 }
                 let _: u64 = self.shared.query(&add).await?;
             }
-            scan = next;
-            if scan == 0 {
-                return Ok(None);
-            }
+            scan = (next > 0).then_some(next);
         }
-        Ok(Some(Cursor(format!("{COPY}{scan}"))))
+        Ok(())
     }
 
     async fn page_of_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        after: Option<QueueName>,
     ) -> Result<QueuePage> {
         let index = keys::index_of(namespace);
-        let after = after.as_ref().map(QueueName::as_str);
         let mut cmd = redis::cmd("ZRANGEBYLEX");
         cmd.arg(&index).arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
         cmd.arg("LIMIT").arg(0).arg(limit + 1);
@@ -116,10 +88,9 @@ impl RedisCore {
         }
         let figures: Vec<Value> =
             if queues.is_empty() { Vec::new() } else { self.shared.query_all(&figures).await? };
-        let cursor = more.then(|| queues.last()).flatten();
-        let cursor = cursor.map(|queue| Cursor(format!("{NAME}{}", queue.name)));
+        let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
         let now = self.clock.now();
-        let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), cursor };
+        let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
         for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
             let paused = self.pauses.of(&queue, now);

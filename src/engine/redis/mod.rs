@@ -58,12 +58,12 @@ use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::{Notifier, Notifiers};
 use crate::engine::{
-    Consumed, Cursor, DeadLetter, Engine, Held, JobList, JobPage, Once, Pause, Placing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Revival, Revived, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
+    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
 };
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
-use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList};
+use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 use cache::{RecordedQueues, TriesCache};
@@ -230,28 +230,13 @@ impl RedisCore {
     }
 }
 
-fn plain(jobs: Vec<NewJob>, replaces: Option<JobRef>) -> Publication {
-    let jobs = jobs.into_iter().map(|job| Placing { job, at: None, key: None }).collect();
-    Publication { jobs, replaces, once: None }
-}
-
 #[async_trait]
 impl Engine for RedisEngine {
     fn now(&self) -> Millis {
         self.core.clock.now()
     }
 
-    async fn publish(&self, jobs: Vec<NewJob>) -> Result<()> {
-        self.core.open()?;
-        self.core.publish(plain(jobs, None)).await.map(drop)
-    }
-
-    async fn republish(&self, old: JobRef, new: NewJob) -> Result<()> {
-        self.core.open()?;
-        self.core.publish(plain(vec![new], Some(old))).await.map(drop)
-    }
-
-    async fn publish_with(&self, publication: Publication) -> Result<Published> {
+    async fn publish(&self, publication: Publication) -> Result<Published> {
         self.core.open()?;
         self.core.publish(publication).await
     }
@@ -259,11 +244,6 @@ impl Engine for RedisEngine {
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
         self.core.open()?;
         self.core.recall(queue, once).await
-    }
-
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        self.core.open()?;
-        self.core.find_key(queue, key).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
@@ -281,11 +261,11 @@ impl Engine for RedisEngine {
         self.core.give_back(jobs).await
     }
 
-    async fn ack(&self, job: JobRef) -> Result<()> {
-        self.acks.call(job).await
-    }
-
-    async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+    async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        if let [(id, None)] = jobs {
+            self.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
+            return Ok(Vec::new());
+        }
         self.core.open()?;
         self.core.ack_many(queue, jobs).await
     }
@@ -300,24 +280,20 @@ impl Engine for RedisEngine {
         self.core.release(job, receipt, release).await
     }
 
-    async fn bury(&self, job: &JobRef, receipt: Receipt, reason: Option<Reason>) -> Result<Held<()>> {
-        self.core.open()?;
-        self.core.bury(job, receipt, reason).await
-    }
-
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
         self.core.open()?;
         self.core.peek(queue).await
     }
 
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+    async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         self.core.open()?;
-        self.core.peek_job(job).await
-    }
-
-    async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
-        self.core.open()?;
-        self.core.inspect(job).await
+        match (by, detail) {
+            (By::Key(key), _) => self.core.inspect_key(queue, key).await,
+            (By::Id(id), Detail::All) => self.core.inspect(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), Detail::Stored) => {
+                self.core.inspect_stored(&JobRef { queue: queue.clone(), id }).await
+            }
+        }
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
@@ -325,9 +301,9 @@ impl Engine for RedisEngine {
         self.core.list_jobs(queue, list).await
     }
 
-    async fn size(&self, queue: &Queue) -> Result<u64> {
+    async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         self.core.open()?;
-        self.core.size(queue).await
+        self.core.size(queue, of).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
@@ -335,19 +311,17 @@ impl Engine for RedisEngine {
         self.core.destroy(queue).await
     }
 
-    async fn dead_letter(&self, queue: &Queue) -> Result<DeadLetter> {
+    async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
         self.core.open()?;
-        self.core.dead_letter(queue).await
-    }
-
-    async fn respawn(&self, queue: &Queue, limit: u64, ttl: Option<Duration>) -> Result<u64> {
-        self.core.open()?;
-        self.core.respawn(queue, limit, ttl).await
-    }
-
-    async fn respawn_jobs(&self, queue: &Queue, jobs: &[JobId], revival: Revival) -> Result<Vec<Revived>> {
-        self.core.open()?;
-        self.core.respawn_jobs(queue, jobs, revival).await
+        match which {
+            Respawn::Oldest { limit, ttl } => {
+                let count = self.core.respawn_oldest(queue, limit, ttl).await?;
+                Ok(Respawned { count, each: Vec::new() })
+            }
+            Respawn::Jobs(jobs, revival) => {
+                Ok(Respawned::of(self.core.respawn_jobs(queue, jobs, revival).await?))
+            }
+        }
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
@@ -355,14 +329,9 @@ impl Engine for RedisEngine {
         self.core.delete_dead(queue, limit).await
     }
 
-    async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+    async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
         self.core.open()?;
-        self.core.pause(queue, time).await
-    }
-
-    async fn resume(&self, queue: &Queue) -> Result<()> {
-        self.core.open()?;
-        self.core.resume(queue).await
+        self.core.pause(queue, pausing).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -370,28 +339,23 @@ impl Engine for RedisEngine {
         self.core.all_paused().await
     }
 
-    async fn pump(&self, limit: usize) -> Result<Pumped> {
+    async fn pump(&self) -> Result<Pumped> {
         self.core.open()?;
-        self.core.pump(limit).await
+        self.core.pump().await
     }
 
     async fn due_earlier(&self) {
         self.core.next_due.earlier().await;
     }
 
-    async fn queues(&self) -> Result<Vec<Queue>> {
-        self.core.open()?;
-        self.core.queues().await
-    }
-
     async fn list_queues(
         &self,
         namespace: &Namespace,
+        after: Option<&QueueName>,
         limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
+    ) -> Result<QueuePage> {
         self.core.open()?;
-        self.core.list_queues(namespace, limit, cursor).await
+        self.core.list_queues(namespace, after, limit).await
     }
 
     async fn stats(&self) -> Result<Stats> {

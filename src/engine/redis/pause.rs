@@ -19,7 +19,7 @@ use super::RedisCore;
 use super::layout::keys;
 use super::layout::times::micros;
 use crate::clock::{Micros, Millis};
-use crate::engine::{MAX_PAUSED, Pause};
+use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueList, QueueName};
 
@@ -128,13 +128,12 @@ impl Pauses {
     }
 
     /// Every paused queue of a namespace whose name comes after `after`, in the order of their names.
-    pub fn in_namespace(&self, namespace: &Namespace, after: Option<&str>) -> Vec<Queue> {
+    pub fn in_namespace(&self, namespace: &Namespace, after: Option<&QueueName>) -> Vec<Queue> {
         let known = self.known.read();
-        let from = QueueName::parse_for_consume(after.unwrap_or("-"));
-        let name = from.unwrap_or_else(|_| QueueName::parse("-").expect("the least name"));
+        let name = after.cloned().unwrap_or_else(QueueName::first);
         let of = known.paused.range(Queue { namespace: namespace.clone(), name }..).map(|(queue, _)| queue);
         let of = of.take_while(|queue| queue.namespace == *namespace);
-        of.filter(|queue| after.is_none_or(|after| queue.name.as_str() > after)).cloned().collect()
+        of.filter(|queue| after.is_none_or(|after| queue.name > *after)).cloned().collect()
     }
 
     /// This process has changed a queue's pause.
@@ -173,8 +172,18 @@ impl Pauses {
 }
 
 impl RedisCore {
-    /// Pauses a queue; its earlier pause is forgotten.
-    pub async fn pause(&self, queue: &Queue, time: Option<Duration>) -> Result<Pause> {
+    /// Pauses a queue, or ends its pause; its earlier pause is forgotten.
+    pub async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
+        let time = match pausing {
+            Pausing::For(time) => Some(time),
+            Pausing::UntilResumed => None,
+            Pausing::Resumed => {
+                let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
+                self.pauses.change(queue, None, versions);
+                self.notifiers.notify(queue);
+                return Ok(None);
+            }
+        };
         let mut cmd = self.scripts.pause.call(1);
         cmd.arg(keys::PAUSED).arg(keys::group(queue)).arg(MAX_PAUSED);
         if let Some(time) = time {
@@ -187,15 +196,7 @@ impl RedisCore {
         let Ok(until) = Millis::try_from(until) else { return Err(Error::TooManyPaused(MAX_PAUSED)) };
         let pause = Pause { until: (until > 0).then_some(until) };
         self.pauses.change(queue, Some(pause), Versions { now, before, after });
-        Ok(pause)
-    }
-
-    /// Ends a pause, if there is one.
-    pub async fn resume(&self, queue: &Queue) -> Result<()> {
-        let (versions, _) = self.end(std::slice::from_ref(queue), false).await?;
-        self.pauses.change(queue, None, versions);
-        self.notifiers.notify(queue);
-        Ok(())
+        Ok(Some(pause))
     }
 
     /// Ends pauses; with `only_if_over` those whose time is over. Says of each queue whether it is not paused now.
@@ -388,7 +389,8 @@ mod tests {
         let paused = names.map(|(namespace, name)| (queue(namespace, name), Pause { until: None }));
         pauses.known.write().replace(1, paused.into(), Instant::now());
         for (after, expected) in [(None, &["-", "a", "b"][..]), (Some("a"), &["b"]), (Some("b"), &[])] {
-            let found = pauses.in_namespace(&queue("shop", "q").namespace, after);
+            let after = after.map(|after| QueueName::parse(after).expect("a name"));
+            let found = pauses.in_namespace(&queue("shop", "q").namespace, after.as_ref());
             let found: Vec<_> = found.iter().map(|queue| queue.name.as_str()).collect();
             assert_eq!(found, expected, "after {after:?}");
         }

@@ -1,4 +1,4 @@
-//! Peek: the job that the next consume would hand out, and a job by its id. Changes no job.
+//! Peek: the job that the next consume would hand out. Changes no job.
 
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
@@ -7,7 +7,7 @@ use super::RedisCore;
 use super::connection::fault::Fault;
 use super::layout::{keys, value};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobRef};
+use crate::job::Job;
 use crate::name::Queue;
 
 /// How many calls of the script one peek makes. Together they look at 30,752 entries.
@@ -40,16 +40,5 @@ impl RedisCore {
             }
         }
         Err(Error::Overloaded)
-    }
-
-    /// A job by its id.
-    pub async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
-        let key = keys::job(&job.queue, &job.id);
-        let mut both = redis::pipe();
-        both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-        let (stored, ttl): (Option<Bytes>, i64) = self.shared.query_all(&both).await?;
-        // Its ttl may end between the two.
-        let (Some(stored), -1..) = (stored, ttl) else { return Ok(None) };
-        value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(Some)
     }
 }

@@ -1,4 +1,4 @@
-//! Pump: moves due jobs in batches, each of which takes the Redis a few hundred microseconds.
+//! Pump: moves a batch of due jobs, which takes the Redis a few hundred microseconds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,37 +16,30 @@ const BATCH: usize = 200;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl RedisCore {
-    /// Moves up to `limit` due jobs. Once a second it has a look for destroys that were not finished.
-    pub async fn pump(self: &Arc<RedisCore>, limit: usize) -> Result<Pumped> {
-        let mut moved = 0;
-        loop {
-            let batch = BATCH.min(limit - moved);
-            let mut cmd = self.scripts.pump.call(1);
-            cmd.arg(keys::TIMER_SET).arg(batch.max(1));
-            self.next_due.pump_begins();
-            let sent = self.clock.mark();
-            let (now, n, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
-                self.run(&self.pumps, &self.scripts.pump, cmd).await?;
-            self.clock.learn(sent, now);
-            if self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
-                self.looked_for_dropped.store(now, Ordering::Relaxed);
-                self.spawn_finisher();
-            }
-            if garbage > 0 {
-                tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");
-            }
-            if put_off > 0 {
-                tracing::warn!(pool = &*self.pool, put_off, "put off jobs whose queue's key is not a list");
-            }
-            for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
-                self.notifiers.notify(&queue);
-            }
-            moved += n;
-            let next = u64::try_from(next).map_or(LONGEST_PAUSE, Duration::from_micros).min(LONGEST_PAUSE);
-            self.next_due.pump_said(now + clock::micros(next));
-            if n < batch || moved >= limit {
-                return Ok(Pumped { moved, next });
-            }
+    /// Moves due jobs. Once a second it has a look for destroys that were not finished.
+    pub async fn pump(self: &Arc<RedisCore>) -> Result<Pumped> {
+        let mut cmd = self.scripts.pump.call(1);
+        cmd.arg(keys::TIMER_SET).arg(BATCH);
+        self.next_due.pump_begins();
+        let sent = self.clock.mark();
+        let (now, moved, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
+            self.run(&self.pumps, &self.scripts.pump, cmd).await?;
+        self.clock.learn(sent, now);
+        if self.looked_for_dropped.load(Ordering::Relaxed).abs_diff(now) >= 1_000_000 {
+            self.looked_for_dropped.store(now, Ordering::Relaxed);
+            self.spawn_finisher();
         }
+        if garbage > 0 {
+            tracing::warn!(pool = &*self.pool, garbage, "dropped timers that are not jobs");
+        }
+        if put_off > 0 {
+            tracing::warn!(pool = &*self.pool, put_off, "put off jobs whose queue's key is not a list");
+        }
+        for queue in ready.iter().filter_map(|group| keys::queue_of_group(group)) {
+            self.notifiers.notify(&queue);
+        }
+        let next = u64::try_from(next).map_or(LONGEST_PAUSE, Duration::from_micros).min(LONGEST_PAUSE);
+        self.next_due.pump_said(now + clock::micros(next));
+        Ok(Pumped { moved, next })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::RedisCore;
 use super::layout::keys;
-use crate::engine::{QueueSize, Stats};
+use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -12,13 +12,21 @@ const CHUNK: usize = 256;
 const SCAN: usize = 500;
 
 impl RedisCore {
-    /// How many elements the ready list has.
-    pub async fn size(&self, queue: &Queue) -> Result<u64> {
-        Ok(self.shared.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?)
+    /// How many elements the ready list has; or the dead letter, and the id of its oldest.
+    pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
+        if of == SizeOf::Ready {
+            let jobs = self.shared.query(redis::cmd("LLEN").arg(keys::ready(queue))).await?;
+            return Ok(Size { jobs, head: None });
+        }
+        let key = keys::dead(queue);
+        let mut both = redis::pipe();
+        both.cmd("LLEN").arg(&key).cmd("LINDEX").arg(&key).arg(-1);
+        let (jobs, head): (u64, Option<Vec<u8>>) = self.shared.query_all(&both).await?;
+        Ok(Size { jobs, head: head.and_then(|element| keys::id_of_element(&element)) })
     }
 
     /// Every known queue. Names that are none, which another program left, are passed over.
-    pub async fn queues(&self) -> Result<Vec<Queue>> {
+    async fn queues(&self) -> Result<Vec<Queue>> {
         let mut queues = Vec::new();
         for namespace in self.fields(keys::NAMESPACES).await? {
             let Ok(namespace) = Namespace::parse(&namespace) else { continue };

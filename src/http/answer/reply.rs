@@ -207,7 +207,7 @@ impl<'a> JobReply<'a> {
         }
     }
 
-    /// The same of a job that was looked up.
+    /// The same of a job that was looked up by its id or its key.
     pub fn viewed(queue: &'a Queue, view: &'a JobView) -> JobReply<'a> {
         JobReply {
             attributes: &view.attributes,
@@ -218,7 +218,7 @@ impl<'a> JobReply<'a> {
             namespace: queue.namespace.as_str(),
             queue: queue.name.as_str(),
             receipt: None,
-            // As of a job by its id.
+            // So lmstfy answers here.
             remain_tries: 0,
             ttl: seconds_left(view.ttl),
         }

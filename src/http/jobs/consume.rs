@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use super::admission::admitted;
 use crate::admin::Direction;
 use crate::dispatch::{ConsumeError, Delivery};
+use crate::engine::SizeOf;
 use crate::http::answer::delivered::{self, Form};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
@@ -118,7 +119,7 @@ pub async fn peek(State(state): App, auth: Authorized) -> HandlerResult {
 
 /// `GET /api/:namespace/:queue/size`
 pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
-    Ok(reply::size(&queue, pool.engine.size(&queue).await?))
+    Ok(reply::size(&queue, pool.engine.size(&queue, SizeOf::Ready).await?.jobs))
 }
 
 /// `DELETE /api/:namespace/:queue`

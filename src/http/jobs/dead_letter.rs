@@ -4,7 +4,7 @@ use axum::extract::{RawQuery, Request, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Revived;
+use crate::engine::{Respawn, Revived, SizeOf};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -42,15 +42,15 @@ struct RespawnedJobs<'a> {
 
 /// `GET /api/:namespace/:queue/deadletter/size`
 pub async fn size(Anonymous { pool, queue }: Anonymous) -> HandlerResult {
-    Ok(reply::size(&queue, pool.engine.dead_letter(&queue).await?.size))
+    Ok(reply::size(&queue, pool.engine.size(&queue, SizeOf::Dead).await?.jobs))
 }
 
 /// `GET /api/:namespace/:queue/deadletter`
 pub async fn show(auth: Authorized) -> HandlerResult {
-    let dead = auth.pool.engine.dead_letter(&auth.queue).await?;
+    let dead = auth.pool.engine.size(&auth.queue, SizeOf::Dead).await?;
     let answer = DeadLetterReply {
         deadletter_head: dead.head.map(|id| id.to_string()).unwrap_or_default(),
-        deadletter_size: dead.size,
+        deadletter_size: dead.jobs,
         namespace: auth.queue.namespace.as_str(),
         queue: auth.queue.name.as_str(),
     };
@@ -62,7 +62,8 @@ pub async fn respawn(State(state): App, auth: Authorized, RawQuery(query): RawQu
     let query = Query(query.as_deref().unwrap_or_default());
     let limit = params::limit(query)?;
     let ttl = params::respawn_ttl(query, &state.defaults)?;
-    let count = auth.pool.engine.respawn(&auth.queue, limit, ttl).await?;
+    let oldest = Respawn::Oldest { limit, ttl };
+    let count = auth.pool.engine.respawn(&auth.queue, oldest).await?.count;
     Ok(reply::json(StatusCode::OK, &Respawned { count, msg: "respawned" }))
 }
 
@@ -77,8 +78,8 @@ pub async fn delete(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResul
 pub async fn respawn_job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let revival = params::revival(Query(query.as_deref().unwrap_or_default()), &state.defaults)?;
     let job = auth.job()?;
-    let revived = auth.pool.engine.respawn_jobs(&job.queue, &[job.id], revival).await?;
-    match revived.first() {
+    let this = Respawn::Jobs(&[job.id], revival);
+    match auth.pool.engine.respawn(&job.queue, this).await?.each.first() {
         Some(Revived::Done { due_at }) => {
             let reply = RespawnedJob { msg: "respawned", due_at: Instant(*due_at) };
             Ok(reply::json(StatusCode::OK, &reply))
@@ -110,7 +111,7 @@ pub async fn respawn_jobs(State(state): App, auth: Authorized, request: Request)
     let ids: Vec<JobId> = jobs.iter().filter_map(|job| JobId::parse(job)).collect();
     let revived = match &ids[..] {
         [] => Vec::new(),
-        ids => auth.pool.engine.respawn_jobs(&auth.queue, ids, revival).await?,
+        ids => auth.pool.engine.respawn(&auth.queue, Respawn::Jobs(ids, revival)).await?.each,
     };
     let mut revived = revived.into_iter();
     let missing: Vec<&str> = jobs

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Held, Release, Released};
+use crate::engine::{Held, Release, Released, Tries};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::body::read_body;
@@ -14,7 +14,7 @@ use crate::http::request::extract::Authorized;
 use crate::http::request::params::{self, MAX_NAMES, Query, check_count};
 use crate::http::request::time::Instant;
 use crate::http::state::App;
-use crate::job::{JobId, JobRef, Reason, Receipt};
+use crate::job::{JobId, Reason, Receipt};
 
 const NO_RECEIPT: ApiError = ApiError::bad("invalid receipt");
 
@@ -46,16 +46,10 @@ pub async fn ack(auth: Authorized, query: Option<&str>) -> HandlerResult {
     };
     // A text that cannot be an id names no job, and acking an unknown job succeeds.
     let Some(id) = auth.job_id else { return Ok(reply::no_content()) };
-    match receipt {
-        None => auth.pool.engine.ack(JobRef { queue: auth.queue, id }).await?,
-        Some(receipt) => {
-            let stale = auth.pool.engine.ack_many(&auth.queue, &[(id, Some(receipt))]).await?;
-            if !stale.is_empty() {
-                return Err(ApiError::NOT_YOURS);
-            }
-        }
+    match auth.pool.engine.ack(&auth.queue, &[(id, receipt)]).await?[..] {
+        [] => Ok(reply::no_content()),
+        _ => Err(ApiError::NOT_YOURS),
     }
-    Ok(reply::no_content())
 }
 
 /// The body of [`ack_many`].
@@ -102,7 +96,7 @@ pub async fn ack_many(auth: Authorized, request: Request) -> HandlerResult {
     }
     let stale = match &named[..] {
         [] => Vec::new(),
-        named => auth.pool.engine.ack_many(&auth.queue, named).await?,
+        named => auth.pool.engine.ack(&auth.queue, named).await?,
     };
     let stale: Vec<String> = stale.iter().map(JobId::to_string).collect();
     Ok(reply::json(StatusCode::OK, &AckedReply { acked: jobs.len().saturating_sub(stale.len()), stale }))
@@ -127,10 +121,11 @@ pub async fn release(auth: Authorized, request: Request) -> HandlerResult {
     let query = Query(request.uri().query().unwrap_or_default());
     let receipt = params::receipt(query)?.ok_or(NO_RECEIPT)?;
     let delay = params::duration(query, "delay", 0, "invalid delay")?;
-    let restore_try = !params::flag(query, "spend", true, "invalid spend")?;
+    let spend = params::flag(query, "spend", true, "invalid spend")?;
     let reason = read_reason(request).await?;
     let job = auth.job()?;
-    let release = Release { delay, restore_try, reason };
+    let tries = if spend { Tries::Spend } else { Tries::Restore };
+    let release = Release { delay, tries, reason };
     Ok(match held(auth.pool.engine.release(&job, receipt, release).await?)? {
         Released::Back { tries_left, due_at } => {
             let reply = ReleasedReply { msg: "released", remain_tries: tries_left, due_at: Instant(due_at) };
@@ -146,7 +141,7 @@ pub async fn bury(auth: Authorized, request: Request) -> HandlerResult {
     let receipt = params::receipt(query)?.ok_or(NO_RECEIPT)?;
     let reason = read_reason(request).await?;
     let job = auth.job()?;
-    held(auth.pool.engine.bury(&job, receipt, reason).await?)?;
+    held(auth.pool.engine.release(&job, receipt, Release::bury(reason)).await?)?;
     Ok(dead())
 }
 

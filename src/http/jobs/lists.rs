@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use serde::{Serialize, Serializer};
 
-use crate::engine::{JobList, JobPage, MAX_LISTED, QueueView};
+use crate::engine::{By, Cursor, Detail, JobList, JobPage, MAX_LISTED, QueueView};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
 use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
 use crate::http::request::params::{self, Query};
 use crate::http::request::time::Instant;
-use crate::http::state::{App, MAX_ANSWER, MAX_JOB};
+use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
-use crate::name::{JobKey, Queue};
+use crate::name::{JobKey, Queue, QueueName};
 
 /// How many jobs a page shows when nothing is said.
 const USUAL_JOBS: usize = 20;
@@ -152,16 +153,19 @@ pub async fn queues(
     let query = Query(query.as_deref().unwrap_or_default());
     let (limit, cursor) = params::page(query, MAX_LISTED)?;
     let list = format!("{}/{}", auth.pool.name, auth.namespace);
-    let cursor = state.cursors.open(&list, cursor).await?;
-    let page =
-        auth.pool.engine.list_queues(&auth.namespace, limit, cursor).await?.ok_or(ApiError::BAD_CURSOR)?;
-    if bare && page.queues.is_empty() && page.cursor.is_none() {
+    // A cursor is the name behind which the list goes on.
+    let after = match state.cursors.open(&list, cursor).await? {
+        Some(Cursor(name)) => Some(QueueName::parse_for_consume(&name).map_err(|_| ApiError::BAD_CURSOR)?),
+        None => None,
+    };
+    let page = auth.pool.engine.list_queues(&auth.namespace, after.as_ref(), limit).await?;
+    if bare && page.queues.is_empty() && page.next.is_none() {
         return Ok(reply::not_found().await);
     }
     let reply = QueuesReply {
         namespace: auth.namespace.as_str(),
         queues: page.queues.iter().map(QueueReply::from).collect(),
-        cursor: state.cursors.seal(&list, page.cursor).await?,
+        cursor: state.cursors.seal(&list, page.next.map(|name| Cursor(name.as_str().to_owned()))).await?,
     };
     Ok(reply::json(StatusCode::OK, &reply))
 }
@@ -245,28 +249,31 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
 pub async fn job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
     let verbose = is_verbose(query.as_deref())?;
     let JobRef { queue, id } = auth.job()?;
-    if verbose {
-        let view = auth.pool.engine.inspect(&JobRef { queue: queue.clone(), id }).await?;
-        let view = view.ok_or(ApiError::NO_JOB)?;
-        let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
-        return Ok(reply::json_in(room, StatusCode::OK, &verbose_job(&queue, &view)));
-    }
-    let job = auth.pool.engine.peek_job(&JobRef { queue, id }).await?.ok_or(ApiError::NO_JOB)?;
-    let bytes = bytes_of(&job.body, &job.attributes);
-    let room = state.body_room.for_answer(&job.queue.namespace, bytes).await?;
-    Ok(reply::job(room, &JobReply::peeked(&job)))
+    show(&state, &auth.pool, &queue, By::Id(id), verbose).await?.ok_or(ApiError::NO_JOB)
 }
 
 /// `GET /api/:namespace/:queue/key/:key`
 pub async fn job_of_key(State(state): App, auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
     let verbose = is_verbose(query.as_deref())?;
-    let view = auth.pool.engine.find_key(&auth.queue, &auth.key).await?.ok_or(NO_KEY)?;
-    let room = state.body_room.for_answer(&auth.queue.namespace, bytes_of_view(&view)).await?;
-    Ok(if verbose {
-        reply::json_in(room, StatusCode::OK, &verbose_job(&auth.queue, &view))
+    show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), verbose).await?.ok_or(NO_KEY)
+}
+
+/// A job, with all that is known of it, or as lmstfy shows it.
+async fn show(
+    state: &AppState,
+    pool: &PoolState,
+    queue: &Queue,
+    by: By<'_>,
+    verbose: bool,
+) -> Result<Option<Response>, ApiError> {
+    let detail = if verbose { Detail::All } else { Detail::Stored };
+    let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
+    let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
+    Ok(Some(if verbose {
+        reply::json_in(room, StatusCode::OK, &verbose_job(queue, &view))
     } else {
-        reply::job(room, &JobReply::viewed(&auth.queue, &view))
-    })
+        reply::job(room, &JobReply::viewed(queue, &view))
+    }))
 }
 
 /// `DELETE /api/:namespace/:queue/key/:key`

@@ -1,9 +1,12 @@
 //! Pausing a queue, and ending the pause.
 
+use std::time::Duration;
+
 use axum::extract::RawQuery;
 use axum::http::StatusCode;
 use serde::Serialize;
 
+use crate::engine::Pausing;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::extract::Authorized;
@@ -18,19 +21,19 @@ pub async fn pause(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult
         until: Option<Instant>,
     }
     let query = Query(query.as_deref().unwrap_or_default());
-    let time = match query.get("for") {
-        Some(_) => Some(params::duration(query, "for", 0, "invalid for")?),
-        None => None,
+    let pausing = match query.get("for") {
+        Some(_) => Pausing::For(params::duration(query, "for", 0, "invalid for")?),
+        None => Pausing::UntilResumed,
     };
-    if time.is_some_and(|time| time.is_zero()) {
+    if pausing == Pausing::For(Duration::ZERO) {
         return Err(ApiError::bad("invalid for"));
     }
-    let pause = auth.pool.engine.pause(&auth.queue, time).await?;
-    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: pause.until.map(Instant) }))
+    let until = auth.pool.engine.pause(&auth.queue, pausing).await?.and_then(|pause| pause.until);
+    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: until.map(Instant) }))
 }
 
 /// `POST /api/:namespace/:queue/resume`
 pub async fn resume(auth: Authorized) -> HandlerResult {
-    auth.pool.engine.resume(&auth.queue).await?;
+    auth.pool.engine.pause(&auth.queue, Pausing::Resumed).await?;
     Ok(reply::message(StatusCode::OK, "resumed"))
 }

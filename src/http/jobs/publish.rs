@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::admission::admitted;
 use crate::admin::Direction;
-use crate::engine::{How, Once, Placed, Placing, Publication, Published};
+use crate::engine::{By, Detail, How, Once, Placed, Placing, Publication, Published};
 use crate::http::answer::error::{ApiError, Details, HandlerResult};
 use crate::http::answer::reply::{self, PUBLISHED};
 use crate::http::answer::room::RequestRoom;
@@ -91,7 +91,10 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
     let limited = record.map_or(true, |record| record.limit.is_some_and(|limit| limit.write > 0));
     let known = match &replaces {
         // The step below goes on where the old job cannot be read. So it must here: then it counts.
-        Some(old) if limited => matches!(auth.pool.engine.peek_job(old).await, Ok(Some(_))),
+        Some(old) if limited => {
+            let found = auth.pool.engine.inspect(&old.queue, By::Id(old.id), Detail::Stored).await;
+            matches!(found, Ok(Some(_)))
+        }
         replaces => replaces.is_some(),
     };
     let counted = match known {
@@ -115,25 +118,15 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let body = read_body(body, MAX_BULK, TOO_LARGE, Some(&mut room)).await?;
     let all = body.clone();
-    let new: Vec<NewJob> = batch::reading(body.len(), move || batch::split_bulk(&all))
+    let jobs = batch::reading(body.len(), move || batch::split_bulk(&all))
         .await?
         .into_iter()
-        .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()))
+        .map(|text| new_job(&auth.pool, auth.queue.clone(), text, life, attributes.clone()).into())
         .collect();
-    let answer = |ids: &mut dyn Iterator<Item = JobId>| BulkReply { job_ids: ids.collect(), msg: PUBLISHED };
-    let response = match &repeatable {
-        None => {
-            let answer = answer(&mut new.iter().map(|job| job.id));
-            auth.pool.engine.publish(new).await?;
-            reply::json(StatusCode::CREATED, &answer)
-        }
-        Some(repeatable) => {
-            let jobs = new.into_iter().map(plainly).collect();
-            let once = Some(repeatable.once(&body));
-            let done = place(&auth.pool, Publication { jobs, replaces: None, once }).await?;
-            done.answer(&answer(&mut done.placed.iter().map(|placed| placed.id)))
-        }
-    };
+    let publication = Publication { jobs, replaces: None, once: once(&repeatable, &body) };
+    let done = place(&auth.pool, publication).await?;
+    let job_ids = done.placed.iter().map(|placed| placed.id).collect();
+    let response = done.answer(&BulkReply { job_ids, msg: PUBLISHED });
     counted.keep();
     Ok(response)
 }
@@ -201,7 +194,7 @@ impl Done {
 }
 
 async fn place(pool: &PoolState, publication: Publication) -> Result<Done, ApiError> {
-    match pool.engine.publish_with(publication).await? {
+    match pool.engine.publish(publication).await? {
         Published::Done(placed) => Ok(Done { placed, replayed: false }),
         Published::Replay(placed) => Ok(Done { placed, replayed: true }),
         Published::Mismatch => Err(ApiError::OTHER_REQUEST),
@@ -220,16 +213,8 @@ async fn store_job(
     repeatable: Option<Box<Repeatable>>,
 ) -> HandlerResult {
     let (id, once) = (new.id, once(&repeatable, &new.body));
-    match (once, replaces) {
-        (None, None) => pool.engine.publish(vec![new]).await?,
-        (None, Some(old)) => pool.engine.republish(old, new).await?,
-        (once, replaces) => {
-            let done = place(pool, Publication { jobs: vec![plainly(new)], replaces, once }).await?;
-            let answer = reply::published(done.placed.first().map_or(id, |placed| placed.id));
-            return Ok(done.mark(answer));
-        }
-    }
-    Ok(reply::published(id))
+    let done = place(pool, Publication { jobs: vec![new.into()], replaces, once }).await?;
+    Ok(done.mark(reply::published(done.placed.first().map_or(id, |placed| placed.id))))
 }
 
 /// Reads a publish: parameters first, then attributes, then the idempotency key, then the body.
@@ -303,9 +288,4 @@ fn placing(
 ) -> Placing {
     let Placement { life, at, key } = placement;
     Placing { job: new_job(pool, queue, body, life, attributes), at, key }
-}
-
-/// As lmstfy's routes place a job.
-fn plainly(job: NewJob) -> Placing {
-    Placing { job, at: None, key: None }
 }

@@ -14,7 +14,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::engine::{Engine, Stats};
+use crate::engine::{Engine, QueueSize, Stats};
 use crate::error::Result;
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, TEXT};
@@ -85,10 +85,10 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     let Some(pool) = PoolName::parse(&name).ok().and_then(|name| state.pools.get(&name)) else {
         return Ok(Response::new(Body::empty()));
     };
-    let queues = pool.engine.queues().await?;
+    let queues = pool.engine.stats().await?.queues;
     let text = beside_the_runtime(move || {
         let mut namespaces: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for queue in &queues {
+        for QueueSize { queue, .. } in &queues {
             namespaces.entry(queue.namespace.as_str()).or_default().push(queue.name.as_str());
         }
         reply::indented_text(&namespaces)
@@ -173,7 +173,6 @@ mod tests {
     use tokio::sync::Mutex;
 
     use super::*;
-    use crate::engine::QueueSize;
     use crate::name::{Namespace, Queue, QueueName};
 
     const QUEUES: usize = 2_000;

@@ -9,12 +9,13 @@ use crate::jobs::Named;
 use crate::stage::{
     Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
 };
+use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    DeadLetter, Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Publication, Published,
-    Release, Revival, Revived,
+    Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Publication, Published,
+    Release, Revival, Revived, Size, Tries,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
@@ -58,7 +59,7 @@ impl Move {
 
     async fn put_with(&self, store: usize, body: &str, tries: u16) -> NewJob {
         let job = job(&queue("a"), body).tries(tries).make(&self.stages[store]);
-        ok("publish", self.stages[store].engine().publish(vec![job.clone()]).await);
+        ok("publish", self.stages[store].engine().publish(vec![job.clone()].into()).await);
         job
     }
 
@@ -107,7 +108,7 @@ async fn sizes_of_both_stores_add_up() {
     let pools = Move::new().await;
     pools.fill().await;
     let other = job(&queue("b"), "x").make(&pools.stages[1]);
-    ok("publish", pools.new.publish(vec![other]).await);
+    ok("publish", pools.new.publish(vec![other].into()).await);
     let sizes = ok("stats", pools.pool.stats().await).queues;
     let sizes: Vec<_> = sizes.iter().map(|size| (size.queue.name.as_str(), size.ready)).collect();
     assert_eq!(sizes, [("a", 2), ("b", 1)], "ready jobs per queue");
@@ -121,7 +122,7 @@ async fn publish_keyed(
     conflict: OnConflict,
 ) -> Published {
     let jobs = vec![job(&queue("a"), body).key_or("k", conflict).placing(stage)];
-    ok("publish_with", engine.publish_with(Publication { jobs, replaces: None, once: None }).await)
+    ok("publish_with", engine.publish(Publication { jobs, replaces: None, once: None }).await)
 }
 
 /// Guards against two jobs with one key, since there are two stores.
@@ -172,17 +173,17 @@ async fn jobs_of_the_old_store_are_replaced_together() {
         let jobs = drafts.map(|draft| draft.placing(&pools.stages[0])).collect();
         Publication { jobs, replaces: None, once: None }
     };
-    ok("publish_with", pools.old.publish_with(request(OnConflict::Fail)).await);
+    ok("publish_with", pools.old.publish(request(OnConflict::Fail)).await);
     let slow = Duration::from_millis(100);
     pools.old.set(State::Slow(slow));
     let began = Instant::now();
-    let done = ok("publish_with", pools.pool.publish_with(request(OnConflict::Replace)).await);
+    let done = ok("publish_with", pools.pool.publish(request(OnConflict::Replace)).await);
     let took = began.elapsed();
     assert!(took < 70 * slow, "64 keys are looked up one by one, and what they name goes at once: {took:?}");
     pools.old.set(State::Up);
     let Published::Done(placed) = done else { panic!("{done:?}") };
     let replaced = placed.iter().filter(|placed| matches!(placed.how, How::Replaced(_))).count();
-    assert_eq!((replaced, ok("size", pools.old.size(&queue("a")).await)), (64, 0), "all are replaced");
+    assert_eq!((replaced, ok("size", pools.old.ready(&queue("a")).await)), (64, 0), "all are replaced");
 }
 
 /// Guards against a call whose parts lose their order, or that is done twice.
@@ -196,12 +197,12 @@ async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
         let key = IdempotencyKey::new(b"once").expect("short");
         Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
     };
-    let Published::Done(first) = ok("publish_with", pools.pool.publish_with(request()).await) else {
+    let Published::Done(first) = ok("publish_with", pools.pool.publish(request()).await) else {
         panic!("it is the first")
     };
     let how: Vec<How> = first.iter().map(|placed| placed.how).collect();
     assert_eq!(how, [How::New, How::Duplicate, How::New]);
-    let again = ok("publish_with", pools.pool.publish_with(request()).await);
+    let again = ok("publish_with", pools.pool.publish(request()).await);
     assert_eq!(again, Published::Replay(first), "the same answer");
     assert_eq!(ok("consume", pools.consume(9).await), ["old", "1", "3"], "each once");
 }
@@ -216,16 +217,16 @@ async fn a_holder_is_answered_by_the_store_that_handed_out() {
         let Held::Done(touched) = touched else { panic!("it is held: {touched:?}") };
         let first = ok("touch", pools.pool.touch(name, job.proof(), TTR).await);
         assert_eq!(first, Held::NotYours, "its receipt was replaced");
-        let release = Release { restore_try: true, ..Release::default() };
+        let release = Release { tries: Tries::Restore, ..Release::default() };
         let released = ok("release", pools.pool.release(name, touched.receipt, release).await);
         assert!(matches!(released, Held::Done(_)), "{released:?}");
     }
     let jobs = ok("consume", consume(&*pools.pool, &queue_list(&["a"]), &[TTR; 2]).await);
     let named: Vec<_> = jobs.iter().map(|job| (job.id, Some(job.proof()))).collect();
-    assert_eq!(ok("ack_many", pools.pool.ack_many(&queue("a"), &named[..1]).await), []);
+    assert_eq!(ok("ack_many", pools.pool.ack(&queue("a"), &named[..1]).await), []);
     let buried = ok("bury", pools.pool.bury(&jobs[1].name(), jobs[1].proof(), None).await);
     assert_eq!(buried, Held::Done(()));
-    let stale = ok("ack_many", pools.pool.ack_many(&queue("a"), &named).await);
+    let stale = ok("ack_many", pools.pool.ack(&queue("a"), &named).await);
     assert_eq!(stale, [jobs[1].id], "the one is gone, the other is dead");
     let revival = Revival { tries: std::num::NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let ids = [jobs[0].id, jobs[1].id];
@@ -260,23 +261,23 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
     for (store, names) in [["a", "c", "d", "e"], ["a", "b", "e", "f"]].into_iter().enumerate() {
         for name in names {
             let new = job(&queue_in("n", name), "x").make(&pools.stages[store]);
-            ok("publish", pools.stages[store].engine().publish(vec![new]).await);
+            ok("publish", pools.stages[store].engine().publish(vec![new].into()).await);
         }
     }
-    ok("pause", pools.pool.pause(&queue_in("n", "e"), None).await);
+    ok("pause", pools.pool.pause(&queue_in("n", "e"), Pausing::UntilResumed).await);
     for limit in [1, 2, 3, 100] {
-        let (mut shown, mut cursor) = (Vec::new(), None);
+        let (mut shown, mut after) = (Vec::new(), None);
         loop {
-            let page = pools.pool.list_queues(&queue_in("n", "a").namespace, limit, cursor).await;
-            let page = ok("list_queues", page).expect("its own cursor");
+            let page = pools.pool.list_queues(&queue_in("n", "a").namespace, after.as_ref(), limit).await;
+            let page = ok("list_queues", page);
             assert!(page.queues.len() <= limit, "{} of {limit}", page.queues.len());
             shown.extend(
                 page.queues
                     .into_iter()
                     .map(|view| (view.queue.name.to_string(), view.ready, view.paused.is_some())),
             );
-            cursor = page.cursor;
-            if cursor.is_none() {
+            after = page.next;
+            if after.is_none() {
                 break;
             }
         }
@@ -290,7 +291,7 @@ async fn lists_show_the_jobs_and_queues_of_both_stores() {
 async fn both_stores_are_paused() {
     let pools = Move::new().await;
     pools.fill().await;
-    ok("pause", pools.pool.pause(&queue("a"), None).await);
+    ok("pause", pools.pool.pause(&queue("a"), Pausing::UntilResumed).await);
     assert_eq!(ok("consume", pools.consume(2).await), [""; 0]);
     ok("resume", pools.pool.resume(&queue("a")).await);
     assert_eq!(ok("consume", pools.consume(2).await), ["old", "new"]);
@@ -312,15 +313,15 @@ async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
             for (n, taker) in servers.into_iter().enumerate() {
                 let touched = ok("touch", taker.touch(&name, receipt, TTR).await);
                 let Held::Done(touched) = touched else { panic!("store {store}, server {n}: {touched:?}") };
-                let stale = ok("ack_many", taker.ack_many(&name.queue, &[(name.id, Some(receipt))]).await);
+                let stale = ok("ack_many", taker.ack(&name.queue, &[(name.id, Some(receipt))]).await);
                 assert_eq!(stale, [name.id], "store {store}, server {n}: its receipt was replaced");
                 receipt = touched.receipt;
             }
-            let release = Release { restore_try: true, ..Release::default() };
+            let release = Release { tries: Tries::Restore, ..Release::default() };
             let released = ok("release", pools.pool.release(&name, receipt, release).await);
             assert!(matches!(released, Held::Done(_)), "store {store}: {released:?}");
         }
-        ok("ack", pools.pool.ack(name).await);
+        ok("ack", pools.pool.ack_job(name).await);
     }
 }
 
@@ -347,7 +348,7 @@ async fn pauses_of_servers_that_know_one_store_hold_in_both() {
     for alone in [&pools.old, &pools.new] {
         for time in [None, Some(TTR)] {
             pools.fill().await;
-            let pause = ok("pause", alone.pause(&a, time).await);
+            let pause = ok("pause", alone.pause_for(&a, time).await);
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(pauses_of(&pools).await, BTreeMap::from([(a.clone(), pause)]), "for {time:?}");
             assert_eq!(ok("consume", pools.consume(2).await), [""; 0], "paused for {time:?}");
@@ -365,9 +366,9 @@ async fn pauses_of_servers_that_know_one_store_hold_in_both() {
 async fn a_pool_that_moves_begins_with_all_pauses() {
     let pools = Move::new().await;
     for n in 0..200 {
-        ok("pause", pools.old.pause(&queue(&format!("q{n}")), None).await);
+        ok("pause", pools.old.pause(&queue(&format!("q{n}")), Pausing::UntilResumed).await);
     }
-    ok("pause", pools.new.pause(&queue("new"), Some(TTR)).await);
+    ok("pause", pools.new.pause(&queue("new"), Pausing::For(TTR)).await);
     let began = Instant::now();
     let again = moving(&pools.old, &pools.new).await;
     assert!(began.elapsed().is_zero(), "it begins with them");
@@ -376,7 +377,7 @@ async fn a_pool_that_moves_begins_with_all_pauses() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     pools.old.set(State::Away);
     assert!(again.resume(&queue("q7")).await.is_err(), "half of it");
-    assert!(again.pause(&queue("q1000"), None).await.is_err(), "half of it");
+    assert!(again.pause(&queue("q1000"), Pausing::UntilResumed).await.is_err(), "half of it");
     pools.old.set(State::Up);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let paused = pauses_of(&pools).await;
@@ -393,13 +394,13 @@ async fn a_pool_that_moves_begins_with_all_pauses() {
 async fn pauses_that_one_store_has_no_room_for_hold_up_no_others() {
     let pools = Move::new().await;
     for n in 0..MAX_PAUSED {
-        ok("pause", pools.old.pause(&queue(&format!("old{n}")), None).await);
+        ok("pause", pools.old.pause(&queue(&format!("old{n}")), Pausing::UntilResumed).await);
     }
-    ok("pause", pools.new.pause(&queue("new"), None).await);
+    ok("pause", pools.new.pause(&queue("new"), Pausing::UntilResumed).await);
     let again = moving(&pools.old, &pools.new).await;
     assert_eq!(ok("pauses", again.pauses().await).len(), MAX_PAUSED + 1, "those of both");
     let other = queue_in("other", "q");
-    let pause = ok("pause", pools.old.pause(&other, None).await);
+    let pause = ok("pause", pools.old.pause_for(&other, None).await);
     let q = queue("old3");
     ok("resume", pools.pool.resume(&q).await);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -416,9 +417,9 @@ async fn a_pause_that_one_store_refuses_is_done_in_neither() {
         let pools = Move::new().await;
         let stores = [&pools.old, &pools.new];
         for n in 0..MAX_PAUSED {
-            ok("pause", stores[full].pause(&queue(&format!("q{n}")), None).await);
+            ok("pause", stores[full].pause(&queue(&format!("q{n}")), Pausing::UntilResumed).await);
         }
-        let refused = pools.pool.pause(&queue("a"), None).await;
+        let refused = pools.pool.pause(&queue("a"), Pausing::UntilResumed).await;
         assert!(matches!(refused, Err(Error::TooManyPaused(_))), "store {full} is full: {refused:?}");
         for store in stores {
             assert!(!ok("pauses", store.pauses().await).contains_key(&queue("a")), "store {full} is full");
@@ -441,12 +442,12 @@ async fn what_a_request_met_in_the_old_store_is_remembered() {
             let jobs = vec![job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1])];
             Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
         };
-        let Published::Done(first) = ok("publish_with", pools.pool.publish_with(request()).await) else {
+        let Published::Done(first) = ok("publish_with", pools.pool.publish(request()).await) else {
             panic!("it is the first")
         };
-        ok("ack", pools.pool.ack(JobRef { queue: queue("a"), id: placed[0].id }).await);
+        ok("ack", pools.pool.ack_job(JobRef { queue: queue("a"), id: placed[0].id }).await);
         for server in [&pools.pool, &(pools.new.clone() as Arc<dyn Engine>)] {
-            let again = ok("publish_with", server.publish_with(request()).await);
+            let again = ok("publish_with", server.publish(request()).await);
             assert_eq!(again, Published::Replay(first.clone()), "{conflict:?}: the same answer");
         }
         assert_eq!(ok("consume", pools.consume(9).await).len(), expected, "{conflict:?}: nothing is stored");
@@ -463,7 +464,7 @@ async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
                 for n in 0..2 {
                     let new = job(&queue(name), format!("{name} {} {n}", ["old", "new"][store])).tries(1);
                     let new = new.make(&pools.stages[store]);
-                    ok("publish", pools.stages[store].engine().publish(vec![new]).await);
+                    ok("publish", pools.stages[store].engine().publish(vec![new].into()).await);
                 }
             }
         }
@@ -481,7 +482,7 @@ async fn the_first_queue_goes_first_whichever_store_has_its_jobs() {
             let consumed = ok("consume", pools.pool.consume(&list, asked).await);
             assert!(consumed.jobs.len() <= asked.len(), "{consumed:?}");
             for (job, ttr) in consumed.jobs.iter().zip(asked) {
-                let view = ok("inspect", pools.pool.inspect(&job.name()).await).expect("it is there");
+                let view = ok("inspect", pools.pool.inspect_job(&job.name()).await).expect("it is there");
                 let ends = pools.pool.now() + ttr.as_millis() as u64;
                 assert_eq!(view.due_at, Some(ends), "{:?} has its ttr", job.body);
             }
@@ -539,11 +540,11 @@ async fn without_the_old_store_nobody_says_that_a_key_is_free() {
         pools.old.set(state);
         let began = Instant::now();
         let jobs = vec![job(&queue("a"), "x").key("k").placing(&pools.stages[1])];
-        let keyed = pools.pool.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        let keyed = pools.pool.publish(Publication { jobs, replaces: None, once: None }).await;
         assert!(keyed.is_err(), "its key may be taken: {keyed:?}");
-        assert_eq!(ok("size", pools.new.size(&queue("a")).await), 0, "nothing is stored");
+        assert_eq!(ok("size", pools.new.ready(&queue("a")).await), 0, "nothing is stored");
         let jobs = vec![job(&queue("a"), "plain").placing(&pools.stages[1])];
-        let plain = pools.pool.publish_with(Publication { jobs, replaces: None, once: None }).await;
+        let plain = pools.pool.publish(Publication { jobs, replaces: None, once: None }).await;
         assert!(matches!(plain, Ok(Published::Done(_))), "without a key: {plain:?}");
         let list = JobList { state: JobState::Ready, limit: 9, cursor: None, bodies: false };
         assert!(pools.pool.list_jobs(&queue("a"), list).await.is_err(), "half of a list");
@@ -571,9 +572,9 @@ async fn reads_of_a_queue_answer_without_the_old_store() {
         assert_eq!(head.id, new.id, "the head while the old store is {state:?}");
         let found = ok("peek_job", pools.pool.peek_job(&new.name()).await);
         assert_eq!(found.map(|job| job.id), Some(new.id), "by id, while the old store is {state:?}");
-        assert_eq!(ok("size", pools.pool.size(&q).await), 1, "what can be had while it is {state:?}");
+        assert_eq!(ok("size", pools.pool.ready(&q).await), 1, "what can be had while it is {state:?}");
         let dead = ok("dead_letter", pools.pool.dead_letter(&q).await);
-        assert_eq!(dead, DeadLetter { size: 0, head: None }, "the new store's, while it is {state:?}");
+        assert_eq!(dead, Size { jobs: 0, head: None }, "the new store's, while it is {state:?}");
         assert!(began.elapsed() <= 4 * PATIENCE, "four calls took {:?}", began.elapsed());
         // Nobody can say that there is no such job.
         let unknown = pools.pool.peek_job(&old.name()).await;
@@ -591,9 +592,9 @@ async fn reads_of_a_queue_answer_without_the_new_store() {
     pools.new.set(State::Away);
     let head = ok("peek", pools.pool.peek(&queue("a")).await);
     assert_eq!(head.map(|job| job.id), Some(old.id), "the old store's head");
-    assert_eq!(ok("size", pools.pool.size(&queue("a")).await), 1, "what can be had");
+    assert_eq!(ok("size", pools.pool.ready(&queue("a")).await), 1, "what can be had");
     pools.old.set(State::Away);
-    assert!(pools.pool.size(&queue("a")).await.is_err(), "neither store answers");
+    assert!(pools.pool.ready(&queue("a")).await.is_err(), "neither store answers");
     assert!(pools.pool.dead_letter(&queue("a")).await.is_err(), "neither store answers");
 }
 
@@ -625,10 +626,10 @@ async fn an_ack_of_the_new_stores_job_needs_no_old_store() {
         let [old, new] = pools.fill().await;
         pools.old.set(state);
         let began = Instant::now();
-        ok("ack", pools.pool.ack(new.name()).await);
+        ok("ack", pools.pool.ack_job(new.name()).await);
         assert!(began.elapsed() <= PATIENCE, "the ack took {:?}", began.elapsed());
-        assert_eq!(ok("size", pools.new.size(&queue("a")).await), 0, "it is gone");
-        let ack = tokio::time::timeout(2 * PATIENCE, pools.pool.ack(old.name())).await;
+        assert_eq!(ok("size", pools.new.ready(&queue("a")).await), 0, "it is gone");
+        let ack = tokio::time::timeout(2 * PATIENCE, pools.pool.ack_job(old.name())).await;
         assert!(!matches!(ack, Ok(Ok(()))), "the old job is not acked while its store is {state:?}: {ack:?}");
     })
     .await;
@@ -641,19 +642,19 @@ async fn what_changes_many_jobs_changes_nothing_without_the_old_store() {
     pools.fill().await;
     let q = queue("a");
     pools.old.set(State::Away);
-    assert!(pools.pool.respawn(&q, 1, None).await.is_err(), "the oldest dead job is in the old store");
+    assert!(pools.pool.respawn_oldest(&q, 1, None).await.is_err(), "the oldest dead job is in the old store");
     assert!(pools.pool.delete_dead(&q, 1).await.is_err(), "the oldest dead job is in the old store");
     assert!(pools.pool.destroy(&q).await.is_err(), "some jobs are in the old store");
     assert!(pools.pool.stats().await.is_err(), "half of the figures would look like an old store run dry");
     assert!(pools.pool.queues().await.is_err(), "half of the queues");
     assert!(pools.pool.check().await.is_err(), "a consumer may get an error");
-    assert_eq!(ok("dead_letter", pools.new.dead_letter(&q).await).size, 1, "nothing has changed");
-    assert_eq!(ok("size", pools.new.size(&q).await), 1, "nothing has changed");
+    assert_eq!(ok("dead_letter", pools.new.dead_letter(&q).await).jobs, 1, "nothing has changed");
+    assert_eq!(ok("size", pools.new.ready(&q).await), 1, "nothing has changed");
     // What was done before the trouble is told.
     pools.old.set(State::Up);
     pools.new.set(State::Away);
-    assert_eq!(ok("respawn", pools.pool.respawn(&q, 9, None).await), 1, "the old store's");
-    assert!(pools.pool.respawn(&q, 9, None).await.is_err(), "nothing was done");
+    assert_eq!(ok("respawn", pools.pool.respawn_oldest(&q, 9, None).await), 1, "the old store's");
+    assert!(pools.pool.respawn_oldest(&q, 9, None).await.is_err(), "nothing was done");
 }
 
 #[tokio::test(start_paused = true)]
@@ -717,7 +718,7 @@ async fn an_old_store_that_is_slow_all_the_time_is_drained_all_the_same() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     pools.old.set(State::Up);
-    let left = ok("size", pools.old.size(&queue("a")).await);
+    let left = ok("size", pools.old.ready(&queue("a")).await);
     assert_eq!(left, 0, "jobs that are left of five in the old store, after six consumes");
 }
 

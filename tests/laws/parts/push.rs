@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::push_stage::{Arrived, PushStage, answer, pushed, refused};
-use dormouse::engine::{Engine, Release};
+use crate::support::engine_ext::EngineExt;
+use dormouse::engine::{Engine, Release, Tries};
 use dormouse::job::{JobRef, JobState, Reason};
 use dormouse::push::shared::MEMORY;
 use dormouse::push::store::{PushStore, Report};
@@ -460,7 +461,7 @@ async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
     stage.push.pause(&stage.key).await.expect("it pauses");
     sleep(SECOND).await;
     let jobs = stage.engine.consume(&job.queue.clone().into(), &[MINUTE]).await.expect("it answers").jobs;
-    let release = Release { delay: SECOND, restore_try: false, reason: Reason::new(reason) };
+    let release = Release { delay: SECOND, tries: Tries::Spend, reason: Reason::new(reason) };
     stage.engine.release(job, jobs[0].proof(), release).await.expect("it is released");
     stage.push.resume(&stage.key).await.expect("it resumes");
 }
@@ -642,7 +643,7 @@ async fn a_circle_that_is_stored_ends_with_the_first_message() {
     stage.publish_to(&b, "y", 5).await;
     sleep(MINUTE).await;
     let dead = async |queue: &str| {
-        stage.engine.dead_letter(&crate::jobs::queue(queue)).await.expect("it answers").size
+        stage.engine.dead_letter(&crate::jobs::queue(queue)).await.expect("it answers").jobs
     };
     assert_eq!((dead("q").await, dead("b").await), (2, 2), "each job, and one message of it");
     assert_eq!(stage.endpoint.arrived().len(), 4, "requests");

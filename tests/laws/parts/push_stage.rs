@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gated::Gated;
 use crate::jobs::queue;
+use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 
 /// The runtime's clock, which stands still while something is to be done when it is paused.
@@ -277,7 +278,7 @@ impl PushStage {
         let pumped = engine.clone();
         tasks.spawn(async move {
             loop {
-                let next = pumped.pump(100).await.map_or(Duration::from_secs(1), |pumped| pumped.next);
+                let next = pumped.pump().await.map_or(Duration::from_secs(1), |pumped| pumped.next);
                 // The model's clock is the runtime's, which counts whole milliseconds.
                 let next = next.max(Duration::from_millis(1));
                 tokio::select! {
@@ -350,13 +351,13 @@ impl PushStage {
             delay: Duration::ZERO,
             tries: NonZeroU16::new(tries).expect("not zero"),
         };
-        self.engine.publish(vec![job]).await.expect("it is published");
+        self.engine.publish(vec![job].into()).await.expect("it is published");
         JobRef { queue, id }
     }
 
     /// What is known of a job.
     pub async fn view(&self, job: &JobRef) -> Option<JobView> {
-        self.engine.inspect(job).await.expect("the model answers")
+        self.engine.inspect_job(job).await.expect("the model answers")
     }
 
     /// The jobs of another queue of the namespace, as JSON, the oldest first. Takes them out.

@@ -6,6 +6,7 @@ use dormouse::job::JobRef;
 
 use crate::stage::{VirtualStage, job, manual_clock, queue};
 use crate::support::disk_store::open_disk;
+use crate::support::engine_ext::EngineExt;
 
 /// Guards against a quota that concurrent publishes pass, since each is asked before the others are stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -16,27 +17,27 @@ async fn on_a_disk_a_quota_is_exact_under_concurrent_publishes_and_acks() {
     let q = queue("q");
     // What was there before counts.
     let before: Vec<_> = (0..30).map(|_| job(&q, "before").make(&stage)).collect();
-    engine.publish(before.clone()).await.expect("published");
+    engine.publish(before.clone().into()).await.expect("published");
     let quotas = Quotas::from([(q.namespace.clone(), Quota { jobs: 100, bytes: 0, queues: 0 })]);
     engine.set_quotas(&quotas).await.expect("set");
     for room in [70, 30] {
         let tasks: Vec<_> = (0..100)
             .map(|n| {
                 let (engine, new) = (engine.clone(), job(&q, n.to_string()).make(&stage));
-                tokio::spawn(async move { engine.publish(vec![new]).await })
+                tokio::spawn(async move { engine.publish(vec![new].into()).await })
             })
             .collect();
         let mut stored = 0;
         for task in tasks {
             match task.await.expect("it does not panic") {
-                Ok(()) => stored += 1,
+                Ok(_) => stored += 1,
                 Err(Error::OverQuota("jobs")) => {}
                 Err(error) => panic!("another error: {error}"),
             }
         }
         assert_eq!(stored, room, "with room for so many");
         for old in &before {
-            engine.ack(JobRef { queue: q.clone(), id: old.id }).await.expect("acked");
+            engine.ack_job(JobRef { queue: q.clone(), id: old.id }).await.expect("acked");
         }
     }
     engine.close().await;

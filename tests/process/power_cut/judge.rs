@@ -16,8 +16,8 @@ use dormouse::admin::disk::DiskAdmin;
 use dormouse::admin::{AdminStore, Scope};
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Consumed, Engine};
-use dormouse::job::{Job, JobRef};
+use dormouse::engine::{Consumed, Engine, Respawn};
+use dormouse::job::Job;
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
 
 use super::load::{Act, NAMESPACE, What};
@@ -183,18 +183,20 @@ impl Account {
         let names: HashSet<&str> = self.lives.values().map(|life| life.queue.as_str()).collect();
         let mut queues: Vec<Queue> = names.into_iter().map(queue).collect();
         // Whatever else there is would be wrong.
-        queues.extend(engine.queues().await.map_err(|e| e.to_string())?);
+        let stats = engine.stats().await.map_err(|e| e.to_string())?;
+        queues.extend(stats.queues.into_iter().map(|size| size.queue));
         queues.sort_unstable();
         queues.dedup();
         let mut found = Vec::new();
         for place in [Place::Ready, Place::Later, Place::Dead] {
             if place == Place::Later {
                 clock.advance(LATER);
-                while engine.pump(1000).await.map_err(|e| e.to_string())?.moved > 0 {}
+                while engine.pump().await.map_err(|e| e.to_string())?.moved > 0 {}
             }
             for queue in &queues {
                 if place == Place::Dead {
-                    engine.respawn(queue, u64::MAX, None).await.map_err(|e| e.to_string())?;
+                    let all = Respawn::Oldest { limit: u64::MAX, ttl: None };
+                    engine.respawn(queue, all).await.map_err(|e| e.to_string())?;
                 }
                 loop {
                     let consumed = engine.consume(&queue.clone().into(), &[10 * LATER; 100]).await;
@@ -206,8 +208,7 @@ impl Account {
                         break;
                     }
                     // One of them is enough; the others run until long after the judge has left.
-                    let done = JobRef { queue: jobs[0].queue.clone(), id: jobs[0].id };
-                    engine.ack(done).await.map_err(|e| e.to_string())?;
+                    engine.ack(&jobs[0].queue, &[(jobs[0].id, None)]).await.map_err(|e| e.to_string())?;
                     for job in jobs {
                         // It has one less while it is handed out. A respawn gave it one.
                         let tries = if place == Place::Dead { 0 } else { job.tries_left + 1 };
@@ -485,7 +486,7 @@ mod tests {
         let clock = Arc::new(ManualClock::new(CUT - 1000));
         let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock)).expect("a new directory opens");
         for job in jobs {
-            engine.publish(vec![job]).await.expect("published");
+            engine.publish(vec![job].into()).await.expect("published");
         }
         engine.close().await;
         drop(engine);

@@ -381,9 +381,8 @@ impl Queues {
         list(&mut self.sweeps, queue, state, next);
     }
 
-    /// Up to `limit` of them behind `after`, sorted.
-    pub fn page(&self, after: Option<&Queue>, limit: usize) -> impl Iterator<Item = (&Queue, &QueueState)> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+    /// Up to `limit` of them from there on, sorted.
+    pub fn page(&self, from: Bound<&Queue>, limit: usize) -> impl Iterator<Item = (&Queue, &QueueState)> {
         let names = self.names.range::<Queue, _>((from, Bound::Unbounded)).take(limit);
         names.filter_map(|queue| Some((queue, self.all.get(queue)?)))
     }

@@ -8,46 +8,37 @@ use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
 
-/// Deletes a job.
-pub struct Ack(pub JobRef);
-
-impl Step for Ack {
-    type Reply = ();
-    const MUST_LAST: bool = true;
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
-        Ok(state.ack(&self.0, now)?)
-    }
-}
-
-/// Deletes jobs of one queue, those with a receipt only if that hand-over stands.
-pub struct AckMany {
+/// Deletes jobs of one queue, those with a receipt only if that hand-over stands. `J` holds them: one needs no vector.
+pub struct Ack<J> {
     pub queue: Queue,
-    pub jobs: Vec<(JobId, Option<Receipt>)>,
+    pub jobs: J,
 }
 
-impl Step for AckMany {
+impl<J: AsRef<[(JobId, Option<Receipt>)]> + Send + 'static> Step for Ack<J> {
     /// Those that are there and were not deleted.
     type Reply = Vec<JobId>;
     const MUST_LAST: bool = true;
 
     fn items(&self) -> usize {
-        self.jobs.len()
+        self.jobs.as_ref().len()
     }
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<JobId>> {
         let mut stale = Vec::new();
-        for (id, receipt) in self.jobs {
-            let job = JobRef { queue: self.queue.clone(), id };
+        let jobs = self.jobs.as_ref();
+        let Some((first, _)) = jobs.first() else { return Ok(stale) };
+        let mut job = JobRef { queue: self.queue, id: *first };
+        for (id, receipt) in jobs {
+            job.id = *id;
             match receipt {
-                Some(receipt) if !state.holds(&job, receipt, now) => {
-                    let lives = match state.txn.job(&state.job_key(&job.queue, id))? {
+                Some(receipt) if !state.holds(&job, *receipt, now) => {
+                    let lives = match state.txn.job(&state.job_key(&job.queue, job.id))? {
                         Found::Record(record) => !record.expired(now),
                         Found::Corrupt(_) => true,
                         Found::Nothing => false,
                     };
                     if lives {
-                        stale.push(id);
+                        stale.push(job.id);
                     } else {
                         // What has expired may still have a timer.
                         state.ack(&job, now)?;

@@ -1,20 +1,16 @@
-//! The dead letter: reading it, and taking jobs out of it in steps.
+//! The dead letter: taking jobs out of it in steps.
 
 use std::time::Duration;
 
 use crate::clock::{Micros, micros};
-use crate::engine::DeadLetter;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
 use crate::engine::disk::store::codec::{self, Entry, Location};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::name::Queue;
 
-/// How many dead jobs, and the oldest.
-pub struct ReadDeadLetter(pub Queue);
-
 /// Makes the oldest dead jobs ready again.
-pub struct Respawn {
+pub struct RespawnOldest {
     pub queue: Queue,
     pub limit: u64,
     pub ttl: Option<Duration>,
@@ -34,18 +30,7 @@ pub struct Taken {
     pub more: bool,
 }
 
-impl Step for ReadDeadLetter {
-    type Reply = DeadLetter;
-    const MUST_LAST: bool = false;
-
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<DeadLetter> {
-        let head = state.oldest_dead(&self.0, 1)?.first().map(|(_, entry)| entry.id);
-        let size = state.queues.get(&self.0).map_or(0, |q| q.dead);
-        Ok(DeadLetter { size, head })
-    }
-}
-
-impl Step for Respawn {
+impl Step for RespawnOldest {
     type Reply = Taken;
     const MUST_LAST: bool = true;
 
@@ -99,7 +84,8 @@ impl Step for DeleteDead {
 }
 
 impl WriterState {
-    fn oldest_dead(&mut self, queue: &Queue, limit: usize) -> Result<Vec<(u64, Entry)>, Fatal> {
+    /// The first entries of a dead letter.
+    pub fn oldest_dead(&mut self, queue: &Queue, limit: usize) -> Result<Vec<(u64, Entry)>, Fatal> {
         let Some((key, from)) =
             self.queues.get(queue).filter(|q| q.dead > 0).map(|q| (q.key.clone(), q.dead_from))
         else {

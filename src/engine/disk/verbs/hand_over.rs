@@ -1,5 +1,5 @@
-//! What only the holder of a hand-over may do: touch, release and bury. Each first proves by its receipt that the
-//! hand-over still stands.
+//! What only the holder of a hand-over may do: touch and release. Each first proves by its receipt that the hand-over
+//! still stands.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, Step};
 use crate::engine::disk::store::codec::{Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
-use crate::engine::{Held, Release, Released, Touched};
-use crate::job::{JobRef, Reason, Receipt};
+use crate::engine::{Held, Release, Released, Touched, Tries};
+use crate::job::{JobRef, Receipt};
 
 /// Begins the ttr anew, with another receipt.
 pub struct Touch {
@@ -18,18 +18,11 @@ pub struct Touch {
     pub ttr: Duration,
 }
 
-/// Puts the job back.
+/// Puts the job back, or into the dead letter.
 pub struct GiveUp {
     pub job: JobRef,
     pub receipt: Receipt,
     pub release: Release,
-}
-
-/// Puts the job into the dead letter.
-pub struct Bury {
-    pub job: JobRef,
-    pub receipt: Receipt,
-    pub reason: Option<Reason>,
 }
 
 /// Goes on with the record of a job that is held, and else answers why it is not.
@@ -67,8 +60,8 @@ impl Step for GiveUp {
         let Some(mut entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
         let (has_reason, expires) = (release.reason.is_some(), record.expires);
         record.reason = release.reason.or(record.reason);
-        entry.tries = entry.tries.saturating_add(u16::from(release.restore_try));
-        if entry.tries == 0 {
+        entry.tries = entry.tries.saturating_add(u16::from(release.tries == Tries::Restore));
+        if release.tries == Tries::Forfeit || entry.tries == 0 {
             state.move_to_dead_letter(&job.queue, entry, record, now)?;
             return Ok(Held::Done(Released::Dead));
         }
@@ -85,20 +78,6 @@ impl Step for GiveUp {
             state.push_ready_first(&job.queue, entry, expires, now);
         }
         Ok(Held::Done(Released::Back { tries_left: entry.tries, due_at: due / 1000 }))
-    }
-}
-
-impl Step for Bury {
-    type Reply = Held<()>;
-    const MUST_LAST: bool = true;
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<()>> {
-        let Bury { job, receipt, reason } = self;
-        let mut record = held!(state, &job, receipt, now);
-        let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
-        record.reason = reason.or(record.reason);
-        state.move_to_dead_letter(&job.queue, entry, record, now)?;
-        Ok(Held::Done(()))
     }
 }
 

@@ -1,32 +1,61 @@
-//! Inspect: all that is known of a job by its id.
+//! Inspect: what is known of a job by its id or its key.
 
 use std::time::Duration;
 
 use crate::clock::{Micros, Millis};
+use crate::engine::Detail;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, Step};
 use crate::engine::disk::store::codec::{self, Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
-use crate::name::Queue;
+use crate::name::{JobKey, Queue};
 
 /// Shows a job.
-pub struct Inspect(pub JobRef);
+pub struct Inspect {
+    pub job: JobRef,
+    pub detail: Detail,
+}
+
+/// Shows the job that has a key.
+pub struct InspectKey {
+    pub queue: Queue,
+    pub key: JobKey,
+}
 
 /// Where a job is: its state, its `due_at`, and its tries.
-pub type Place = (JobState, Option<Millis>, Option<u16>);
+pub type Place = (Option<JobState>, Option<Millis>, Option<u16>);
 
 impl Step for Inspect {
     type Reply = Option<JobView>;
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<JobView>> {
-        let job = self.0;
+        let job = self.job;
         match state.txn.job(&state.job_key(&job.queue, job.id))? {
-            Found::Record(record) if !record.expired(now) => Ok(Some(state.view(&job, record, now)?)),
-            Found::Record(_) | Found::Nothing => Ok(None),
+            Found::Record(record) if record.expired(now) => Ok(None),
+            Found::Record(record) if self.detail == Detail::Stored => {
+                let stored = Record { key: None, reason: None, ..record };
+                Ok(Some(view(job.id, stored, (None, None, None), true, now)))
+            }
+            Found::Record(record) => Ok(Some(state.view(&job, record, now)?)),
+            Found::Nothing => Ok(None),
             Found::Corrupt(reason) => Err(WriterState::corrupt(&job.queue, job.id, &reason).into()),
         }
+    }
+}
+
+impl Step for InspectKey {
+    type Reply = Option<JobView>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<JobView>> {
+        Ok(match state.key_holder(&self.queue, &self.key)? {
+            Some((id, record)) if !record.expired(now) => {
+                Some(state.view(&JobRef { queue: self.queue, id }, record, now)?)
+            }
+            _ => None,
+        })
     }
 }
 
@@ -35,7 +64,7 @@ pub fn view(id: JobId, record: Record, place: Place, with_body: bool, now: Micro
     let (state, due_at, tries_left) = place;
     JobView {
         id,
-        state: Some(state),
+        state,
         due_at,
         tries_left,
         ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
@@ -58,13 +87,13 @@ impl WriterState {
     fn find(&mut self, job: &JobRef, record: &Record) -> Result<Place, Fatal> {
         if let Some(timer) = self.timers.running(job) {
             let tries = self.timers.running_entry(timer).map(|entry| entry.tries);
-            return Ok((JobState::Running, Some(timer.0 / 1000), tries));
+            return Ok((Some(JobState::Running), Some(timer.0 / 1000), tries));
         }
         self.txn.flush()?;
         match record.location {
             Location::Dead(seq) => {
                 let since = self.list_row(Space::Dead, &job.queue, seq)?.map(|(_, since)| since);
-                Ok((JobState::Dead, since, Some(0)))
+                Ok((Some(JobState::Dead), since, Some(0)))
             }
             Location::Delayed(timer) if self.timers.is_delayed(timer) => {
                 let row = self.txn.store().get(Space::Delayed, &codec::timer_key(timer))?;
@@ -72,7 +101,7 @@ impl WriterState {
                     Some(row) => Some(codec::split_timer_value(&row)?.1.tries),
                     None => None,
                 };
-                Ok((JobState::Delayed, Some(timer.0 / 1000), tries))
+                Ok((Some(JobState::Delayed), Some(timer.0 / 1000), tries))
             }
             // Ready. Where in the list is known to the window, and of a job that never left its first place.
             location => {
@@ -81,12 +110,12 @@ impl WriterState {
                 let seen = queue.and_then(|queue| queue.find_job(job.id, record.generation));
                 let seq = match (seen, location) {
                     (Some((seq, _)), _) | (None, Location::Ready(seq)) => seq,
-                    _ => return Ok((JobState::Ready, None, None)),
+                    _ => return Ok((Some(JobState::Ready), None, None)),
                 };
                 let row = self.list_row(Space::Ready, &job.queue, seq)?;
                 let row = row.filter(|(entry, _)| entry.generation == record.generation);
                 let since = row.map(|(_, since)| since);
-                Ok((JobState::Ready, since, row.map(|(entry, _)| entry.tries)))
+                Ok((Some(JobState::Ready), since, row.map(|(entry, _)| entry.tries)))
             }
         }
     }

@@ -1,26 +1,24 @@
 //! Lists of jobs and of queues. What may be long is read beside the writer, from a snapshot; the writer is asked only
 //! where to begin, and for figures. So a walk through a million jobs holds up nobody.
 
-use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
+
 use crate::clock::{Micros, Millis};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
 use crate::engine::disk::store::codec::{self, Entry, TimerKey};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
-use crate::engine::disk::upkeep::sweep::Lend;
 use crate::engine::disk::writer::handle::Handle;
-use crate::engine::{Cursor, JobList, JobPage, Pause, QueuePage, QueueView};
+use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::{Error, Result};
 use crate::job::JobState;
-use crate::name::{MAX_NAME, Namespace, Queue};
+use crate::name::Queue;
 
 /// How many lists are read at a time. Others wait.
 const READERS: usize = 2;
@@ -55,29 +53,6 @@ impl Lists {
         };
         let now = handle.clock.now_micros();
         read(handle, permit, move || start.page(&list, after, now)).await.map(Some)
-    }
-
-    /// A page of queues. `None` when the cursor is none.
-    pub async fn queues(
-        &self,
-        handle: &Handle,
-        namespace: &Namespace,
-        limit: usize,
-        cursor: Option<Cursor>,
-    ) -> Result<Option<QueuePage>> {
-        let after = match cursor.map(|cursor| read_queue_cursor(namespace, &cursor)) {
-            None => None,
-            Some(None) => return Ok(None),
-            Some(after) => after,
-        };
-        let permit = self.permit().await?;
-        let store = handle.ask(Lend).await?;
-        let namespace = namespace.clone();
-        let (names, more) =
-            read(handle, permit, move || queue_names(&store, &namespace, limit, after)).await?;
-        let cursor = names.last().filter(|_| more).map(|last| Cursor(last.name.as_str().to_owned()));
-        let queues = handle.ask(Figures(names)).await?;
-        Ok(Some(QueuePage { queues, cursor }))
     }
 
     /// Reads what is no list, beside the writer too.
@@ -247,7 +222,7 @@ impl Start {
             bytes += record.body.len();
             if record.generation == entry.generation && !record.expired(now) {
                 let tries = if self.state == JobState::Dead { 0 } else { entry.tries };
-                let place = (self.state, Some(due_at), Some(tries));
+                let place = (Some(self.state), Some(due_at), Some(tries));
                 page.jobs.push(view(entry.id, record, place, list.bodies, now));
             }
         }
@@ -267,109 +242,6 @@ impl Start {
                 (Place::Number(seq), Some(codec::read_list_value(seq, value)?))
             }
         })
-    }
-}
-
-fn read_queue_cursor(namespace: &Namespace, cursor: &Cursor) -> Option<Queue> {
-    let name = crate::name::QueueName::parse_for_consume(&cursor.0).ok()?;
-    Some(Queue { namespace: namespace.clone(), name })
-}
-
-/// The names of up to `limit` queues behind `after`, sorted, and whether there are more. A key has a name's length before
-/// the name, so the names of each length stand together: each such range is read as far as it may matter.
-fn queue_names(
-    store: &Store,
-    namespace: &Namespace,
-    limit: usize,
-    after: Option<Queue>,
-) -> Result<(Vec<Queue>, bool), Fatal> {
-    let snapshot = store.snapshot();
-    let prefix = codec::namespace_key(namespace);
-    let after = after.as_ref().map(|queue| queue.name.as_str().as_bytes());
-    let mut names = BTreeSet::new();
-    for length in 1..=MAX_NAME {
-        // A name has 255 bytes at most.
-        let range = [&prefix[..], &[length as u8]].concat();
-        let from = match after {
-            None => Bound::Included(range.clone()),
-            Some(after) if after.len() < length => Bound::Included([&range[..], after].concat()),
-            Some(after) => Bound::Excluded([&range[..], &after[..length]].concat()),
-        };
-        for item in snapshot.range(Space::Queues, (from, Bound::Unbounded)) {
-            let (key, _) = item?;
-            if !key.starts_with(&range) {
-                break;
-            }
-            let queue = codec::read_queue_key(&key)?;
-            if names.len() > limit && names.last().is_some_and(|last| *last < queue) {
-                break;
-            }
-            names.insert(queue);
-            if names.len() > limit + 1 {
-                names.pop_last();
-            }
-        }
-    }
-    let more = names.len() > limit;
-    Ok((names.into_iter().take(limit).collect(), more))
-}
-
-/// The figures of these queues; those that were forgotten meanwhile are left out.
-struct Figures(Vec<Queue>);
-
-impl Step for Figures {
-    type Reply = Vec<QueueView>;
-    const MUST_LAST: bool = false;
-
-    fn items(&self) -> usize {
-        self.0.len()
-    }
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<QueueView>> {
-        let mut views = Vec::with_capacity(self.0.len());
-        let (mut steps, mut bytes) = (0, 0);
-        for queue in self.0 {
-            let age = state.oldest_ready_age(&queue, now, &mut steps, &mut bytes)?;
-            let Some(of) = state.queues.get(&queue) else { continue };
-            let paused = of.paused.filter(|until| *until > now);
-            views.push(QueueView {
-                ready: Some(of.ready),
-                delayed: Some(of.timers.saturating_sub(of.running)),
-                running: Some(of.running),
-                dead: Some(of.dead),
-                oldest_ready_age: age,
-                paused: paused.map(|until| Pause { until: (until < Micros::MAX).then_some(until / 1000) }),
-                queue,
-            });
-        }
-        Ok(views)
-    }
-}
-
-impl WriterState {
-    /// For how long the head of a queue has been ready. Passes over what consume would pass over, within the bounds
-    /// of a step.
-    fn oldest_ready_age(
-        &mut self,
-        queue: &Queue,
-        now: Micros,
-        steps: &mut usize,
-        bytes: &mut usize,
-    ) -> Result<Option<Duration>, Fatal> {
-        while *steps < STEP_ENTRIES && *bytes < STEP_BYTES {
-            *steps += 1;
-            let Some((seq, entry)) = self.head(queue)? else { return Ok(None) };
-            match self.read_entry(queue, &entry)? {
-                Some(Ok(record)) if !record.expired(now) => {
-                    *bytes += record.body.len();
-                    self.txn.flush()?;
-                    let since = self.list_row(Space::Ready, queue, seq)?.map(|(_, since)| since);
-                    return Ok(since.map(|at| Duration::from_millis((now / 1000).saturating_sub(at))));
-                }
-                unfit => self.pass_over(queue, unfit, now)?,
-            }
-        }
-        Ok(None)
     }
 }
 

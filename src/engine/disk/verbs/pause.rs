@@ -1,49 +1,55 @@
 //! Pause and resume. A pause stands beside the queue's name; consumes take a paused queue for an empty one.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, Step};
 use crate::engine::disk::store::{Space, codec};
-use crate::engine::{MAX_PAUSED, Pause};
+use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::Error;
 use crate::name::{Namespace, Queue};
 
-/// Pauses a queue.
-pub struct PauseQueue {
+/// Pauses a queue, or ends its pause.
+pub struct SetPause {
     pub queue: Queue,
-    pub time: Option<Duration>,
+    pub pausing: Pausing,
 }
-
-/// Ends a pause.
-pub struct Resume(pub Queue);
 
 /// The paused queues.
 pub struct Paused;
 
-impl Step for PauseQueue {
-    type Reply = Pause;
+impl Step for SetPause {
+    type Reply = Option<Pause>;
     const MUST_LAST: bool = true;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Pause> {
-        let is_paused = state.queues.get(&self.queue).is_some_and(|queue| queue.paused.is_some());
-        if !is_paused && state.paused.get(&self.queue.namespace).is_some_and(|paused| *paused >= MAX_PAUSED) {
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Pause>> {
+        let SetPause { queue, pausing } = self;
+        let is_paused = state.queues.get(&queue).is_some_and(|queue| queue.paused.is_some());
+        let until = match pausing {
+            Pausing::Resumed => {
+                if is_paused {
+                    state.set_pause(&queue, None, now);
+                }
+                state.notify(&queue);
+                return Ok(None);
+            }
+            // One microsecond before forever is far enough.
+            Pausing::For(time) => now.saturating_add(micros(time)).min(Micros::MAX - 1),
+            Pausing::UntilResumed => Micros::MAX,
+        };
+        if !is_paused && state.paused.get(&queue.namespace).is_some_and(|paused| *paused >= MAX_PAUSED) {
             return Err(Error::TooManyPaused(MAX_PAUSED).into());
         }
-        // One microsecond before forever is far enough.
-        let until =
-            self.time.map_or(Micros::MAX, |time| now.saturating_add(micros(time)).min(Micros::MAX - 1));
-        state.set_pause(&self.queue, Some(until), now);
-        state.pauses.insert((until, self.queue));
+        state.set_pause(&queue, Some(until), now);
+        state.pauses.insert((until, queue));
         state.next_due.stored(until);
-        Ok(pause(until))
+        Ok(Some(pause(until)))
     }
 }
 
 /// As callers see it.
-fn pause(until: Micros) -> Pause {
+pub fn pause(until: Micros) -> Pause {
     Pause { until: (until < Micros::MAX).then_some(until / 1000) }
 }
 
@@ -54,19 +60,6 @@ impl Step for Paused {
     fn run(self, state: &mut WriterState, now: Micros) -> Outcome<BTreeMap<Queue, Pause>> {
         let goes_on = state.pauses.iter().filter(|(until, _)| *until > now);
         Ok(goes_on.map(|(until, queue)| (queue.clone(), pause(*until))).collect())
-    }
-}
-
-impl Step for Resume {
-    type Reply = ();
-    const MUST_LAST: bool = true;
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
-        if state.queues.get(&self.0).is_some_and(|queue| queue.paused.is_some()) {
-            state.set_pause(&self.0, None, now);
-        }
-        state.notify(&self.0);
-        Ok(())
     }
 }
 

@@ -1,11 +1,9 @@
-//! Reads of one job: the head of a queue, and any job by its id.
+//! Peek: the head of a queue.
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, Progress, STEP_ENTRIES, Step};
-use crate::engine::disk::store::Found;
-use crate::engine::disk::store::codec::Entry;
-use crate::job::{Job, JobRef};
+use crate::job::Job;
 use crate::name::Queue;
 
 /// The first ready job that a consume would hand out. Deletes what it would pass over.
@@ -27,25 +25,5 @@ impl Step for Peek {
             }
         }
         Ok(Progress::Again)
-    }
-}
-
-/// A job by id, in whatever state.
-pub struct PeekJob(pub JobRef);
-
-impl Step for PeekJob {
-    type Reply = Option<Job>;
-    const MUST_LAST: bool = false;
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Job>> {
-        let JobRef { queue, id } = self.0;
-        match state.txn.job(&state.job_key(&queue, id))? {
-            Found::Record(record) if !record.expired(now) => {
-                let entry = Entry { id, tries: 0, generation: record.generation, keyed: false };
-                Ok(Some(WriterState::show(&queue, &entry, record, 0, now)))
-            }
-            Found::Record(_) | Found::Nothing => Ok(None),
-            Found::Corrupt(reason) => Err(WriterState::corrupt(&queue, id, &reason).into()),
-        }
     }
 }

@@ -1,92 +1,122 @@
-//! Publish and republish.
+//! Publish. Looks at everything before it writes, and looks up only what may be there: the holder of a key, and of an id
+//! that is not the newest.
 
-use crate::clock::{Micros, micros};
+use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, Step};
 use crate::engine::disk::store::codec::{Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
+use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
 use crate::error::Error;
-use crate::job::{JobRef, NewJob};
-use crate::name::JobKey;
+use crate::job::{JobId, JobRef, NewJob};
+use crate::name::{JobKey, Queue};
 
-/// Stores all jobs or none.
-pub struct Publish(pub Vec<NewJob>);
+/// Does all of it, or nothing.
+pub struct Publish(pub Publication);
 
-/// Deletes the old job and stores the new one, or does neither.
-pub struct Republish {
-    pub old: JobRef,
-    pub new: NewJob,
+/// What is to be done about a job whose key another one has.
+enum Plan {
+    /// Nothing is stored, of the whole call.
+    Fail {
+        id: JobId,
+    },
+    Duplicate {
+        id: JobId,
+        due_at: Option<Millis>,
+    },
+    /// The other one is deleted. It may have expired: then it does not count.
+    Replace {
+        id: JobId,
+        lives: bool,
+    },
+    /// The other one runs on without its key.
+    TakeKey,
 }
 
 impl Step for Publish {
-    type Reply = ();
+    type Reply = Published;
     const MUST_LAST: bool = true;
 
     fn items(&self) -> usize {
-        self.0.len()
+        self.0.jobs.len()
     }
 
     fn bytes(&self) -> usize {
-        self.0.iter().map(|job| job.body.len()).sum()
+        self.0.bytes()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
-        let jobs = self.0;
-        let mut expired = Vec::new();
-        let mut newest = state.newest;
-        for (at, job) in jobs.iter().enumerate() {
+    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Published> {
+        let Publication { jobs, replaces, once } = self.0;
+        let once = once.and_then(|once| Some((once, jobs.first()?.job.queue.clone())));
+        if let Some((once, queue)) = &once
+            && let Some(done) = state.remembered(queue, once, now)?
+        {
+            return Ok(done);
+        }
+        // A job that nobody's key or id is in the way of needs no plan.
+        let (mut plans, mut expired) = (Vec::new(), Vec::new());
+        let (mut newest, mut conflict) = (state.newest, None);
+        for (index, Placing { job, key, .. }) in jobs.iter().enumerate() {
+            let before = || jobs[..index].iter().filter(|other| other.job.queue == job.queue);
             if job.id > newest {
                 // Larger than all that are stored and all before it in this call: nobody has it.
                 newest = job.id;
-                continue;
+            } else if before().any(|other| other.job.id == job.id) {
+                return Err(taken(job).into());
+            } else if replaces.as_ref().is_none_or(|old| old.id != job.id || old.queue != job.queue) {
+                match state.holder(job, now)? {
+                    Holder::Nobody => {}
+                    Holder::Expired => expired.push(JobRef { queue: job.queue.clone(), id: job.id }),
+                    Holder::Lives => return Err(taken(job).into()),
+                }
             }
-            let twice = jobs[..at].iter().any(|other| other.id == job.id && other.queue == job.queue);
-            match state.holder(job, now)? {
-                Holder::Nobody if !twice => {}
-                Holder::Expired if !twice => expired.push(JobRef { queue: job.queue.clone(), id: job.id }),
-                _ => return Err(taken(job).into()),
+            let Some((key, on_conflict)) = key else { continue };
+            if before().any(|other| other.key.as_ref().is_some_and(|(other, _)| other == key)) {
+                return Err(Error::refused("two jobs of one call have one key").into());
             }
-        }
-        state.admit(jobs.iter(), &expired)?;
-        for job in expired {
-            state.ack(&job, now)?;
-        }
-        for job in jobs {
-            state.insert(job, now);
-        }
-        Ok(())
-    }
-}
-
-impl Step for Republish {
-    type Reply = ();
-    const MUST_LAST: bool = true;
-
-    fn bytes(&self) -> usize {
-        self.new.body.len()
-    }
-
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
-        let Republish { old, new } = self;
-        let mut gone = vec![old];
-        if new.id <= state.newest && (gone[0].id != new.id || gone[0].queue != new.queue) {
-            match state.holder(&new, now)? {
-                Holder::Nobody => {}
-                Holder::Expired => gone.push(JobRef { queue: new.queue.clone(), id: new.id }),
-                Holder::Lives => return Err(taken(&new).into()),
+            match state.plan(&job.queue, key, *on_conflict, replaces.as_ref(), now)? {
+                None => {}
+                Some(Plan::Fail { id }) => conflict = conflict.or(Some(Published::Conflict { index, id })),
+                Some(plan) => plans.push((index, plan)),
             }
         }
-        state.admit(std::iter::once(&new), &gone)?;
-        for job in gone {
-            state.ack(&job, now)?;
+        if let Some(conflict) = conflict {
+            return Ok(conflict);
         }
-        state.insert(new, now);
-        Ok(())
+        let gone: Vec<JobRef> = replaces.into_iter().chain(expired).collect();
+        if !state.quotas.is_empty() {
+            let (mut all_gone, mut stored) = (gone.clone(), vec![true; jobs.len()]);
+            for (index, plan) in &plans {
+                match plan {
+                    Plan::Duplicate { .. } => stored[*index] = false,
+                    Plan::Replace { id, .. } => {
+                        all_gone.push(JobRef { queue: jobs[*index].job.queue.clone(), id: *id });
+                    }
+                    Plan::Fail { .. } | Plan::TakeKey => {}
+                }
+            }
+            let stored = jobs.iter().zip(&stored).filter(|(_, stored)| **stored);
+            state.admit(stored.map(|(placing, _)| &placing.job), &all_gone)?;
+        }
+        // From here on everything is written, and nothing fails but the disk.
+        for job in &gone {
+            state.ack(job, now)?;
+        }
+        let mut placed = Vec::with_capacity(jobs.len());
+        let mut plans = plans.into_iter().peekable();
+        for (index, placing) in jobs.into_iter().enumerate() {
+            let plan = plans.next_if(|(at, _)| *at == index).map(|(_, plan)| plan);
+            placed.push(state.carry_out(placing, plan, now)?);
+        }
+        if let Some((once, queue)) = once {
+            state.remember(&queue, once, placed.clone(), now);
+        }
+        Ok(Published::Done(placed))
     }
 }
 
 /// Who has an id that is to be published.
-pub enum Holder {
+enum Holder {
     Nobody,
     /// A job whose ttl has ended: as good as gone, but not swept yet.
     Expired,
@@ -95,7 +125,7 @@ pub enum Holder {
 
 impl WriterState {
     /// Who has this id.
-    pub fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
+    fn holder(&self, job: &NewJob, now: Micros) -> Result<Holder, Fatal> {
         Ok(match self.txn.job(&self.job_key(&job.queue, job.id))? {
             Found::Nothing => Holder::Nobody,
             Found::Record(record) if record.expired(now) => Holder::Expired,
@@ -103,14 +133,74 @@ impl WriterState {
         })
     }
 
-    /// Stores a job whose id nobody has.
-    fn insert(&mut self, job: NewJob, now: Micros) {
-        let due = now.saturating_add(micros(job.delay));
-        self.place(job, due, None, now);
+    /// What is to be done about a job whose key another one has; `None` if nobody has it. Commits what was written before
+    /// it: not for the middle of a step.
+    fn plan(
+        &mut self,
+        queue: &Queue,
+        key: &JobKey,
+        on_conflict: OnConflict,
+        replaces: Option<&JobRef>,
+        now: Micros,
+    ) -> Result<Option<Plan>, Fatal> {
+        if let OnConflict::Elsewhere(Placed { id, due_at, how: How::Duplicate }) = on_conflict {
+            return Ok(Some(Plan::Duplicate { id, due_at }));
+        }
+        let Some((id, record)) = self.key_holder(queue, key)? else { return Ok(None) };
+        let holder = JobRef { queue: queue.clone(), id };
+        if replaces == Some(&holder) {
+            return Ok(None);
+        }
+        if record.expired(now) {
+            return Ok(Some(Plan::Replace { id, lives: false }));
+        }
+        Ok(Some(match on_conflict {
+            OnConflict::Fail => Plan::Fail { id },
+            OnConflict::Keep => Plan::Duplicate { id, due_at: self.view(&holder, record, now)?.due_at },
+            OnConflict::Replace | OnConflict::Elsewhere(_) if self.timers.running(&holder).is_some() => {
+                Plan::TakeKey
+            }
+            OnConflict::Replace | OnConflict::Elsewhere(_) => Plan::Replace { id, lives: true },
+        }))
+    }
+
+    /// Stores a job whose id nobody has, as it was planned for its key.
+    fn carry_out(&mut self, placing: Placing, plan: Option<Plan>, now: Micros) -> Result<Placed, Fatal> {
+        let Placing { job, at, key } = placing;
+        let mut how = How::New;
+        match plan {
+            None | Some(Plan::Fail { .. }) => {}
+            Some(Plan::Duplicate { id, due_at }) => return Ok(Placed { id, due_at, how: How::Duplicate }),
+            Some(Plan::Replace { id, lives }) => {
+                self.ack(&JobRef { queue: job.queue.clone(), id }, now)?;
+                if lives {
+                    how = How::Replaced(id);
+                }
+            }
+            Some(Plan::TakeKey) => {
+                if let Some((key, _)) = &key
+                    && let Some((id, mut record)) = self.key_holder(&job.queue, key)?
+                {
+                    self.free_key(&job.queue, id, &record)?;
+                    record.key = None;
+                    self.txn.put_job(self.job_key(&job.queue, id), &record);
+                }
+            }
+        }
+        if let Some((_, OnConflict::Elsewhere(placed))) = &key {
+            how = placed.how;
+        }
+        let due = match at {
+            Some(at) => at.saturating_mul(1000).max(now),
+            None => now.saturating_add(micros(job.delay)),
+        };
+        let id = job.id;
+        self.place(job, due, key.map(|(key, _)| key), now);
+        Ok(Placed { id, due_at: Some(due / 1000), how })
     }
 
     /// Stores a job whose id and key nobody has. It is ready at once if it is due now.
-    pub fn place(&mut self, job: NewJob, due: Micros, name: Option<JobKey>, now: Micros) {
+    fn place(&mut self, job: NewJob, due: Micros, name: Option<JobKey>, now: Micros) {
         let NewJob { queue, id, body, attributes, ttl, delay: _, tries } = job;
         let generation = self.next_seq();
         self.note_id(id);
@@ -134,6 +224,6 @@ impl WriterState {
     }
 }
 
-pub fn taken(job: &NewJob) -> Error {
+fn taken(job: &NewJob) -> Error {
     Error::refused(format!("job {} of {} is stored already", job.id, job.queue))
 }

@@ -191,7 +191,7 @@ mod tests {
     use crate::engine::disk::store::{Limits, open};
     use crate::engine::disk::upkeep::rebuild;
     use crate::engine::disk::{DiskEngine, DiskOptions};
-    use crate::engine::{Engine, Quota};
+    use crate::engine::{Engine, Publication, Quota, Release};
     use crate::job::JobId;
     use crate::name::{Queue, QueueName};
 
@@ -213,18 +213,19 @@ mod tests {
             tries: std::num::NonZeroU16::MIN,
         };
         let name = |n| JobRef { queue: queue.clone(), id: job(n).id };
-        engine.publish(vec![job(1), job(2)]).await.unwrap(); // here and below nothing is wrong with the disk
+        engine.publish(vec![job(1), job(2)].into()).await.unwrap(); // here and below nothing is wrong with the disk
         let quota = Quota { jobs: 100, bytes: 100, queues: 0 };
         engine.set_quotas(&Quotas::from([(queue.namespace.clone(), quota)])).await.unwrap();
-        engine.publish((3..9).map(job).collect()).await.unwrap();
+        engine.publish((3..9).map(job).collect::<Vec<_>>().into()).await.unwrap();
         let taken = engine.consume(&queue.clone().into(), &[Duration::from_secs(60); 3]).await.unwrap();
         let running: Vec<u64> = taken.jobs.iter().map(|job| job.body.len() as u64).collect();
         assert_eq!(running, [1, 2, 3], "the jobs that run");
-        engine.bury(&name(1), taken.jobs[0].proof(), None).await.unwrap();
+        engine.release(&name(1), taken.jobs[0].proof(), Release::bury(None)).await.unwrap();
         for gone in [2, 4, 7] {
-            engine.ack(name(gone)).await.unwrap();
+            engine.ack(&queue, &[(job(gone).id, None)]).await.unwrap();
         }
-        engine.republish(name(5), job(10)).await.unwrap();
+        let republish = Publication { replaces: Some(name(5)), ..vec![job(10)].into() };
+        engine.publish(republish).await.unwrap();
         engine.delete_dead(&queue, 1).await.unwrap();
         engine.close().await;
         drop(engine);

@@ -2,25 +2,36 @@
 //! very many of them hold up nobody.
 
 use crate::clock::Micros;
-use crate::engine::QueueSize;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::{QueueSize, Size, SizeOf};
 use crate::name::Queue;
+use std::ops::Bound;
 
-/// How many jobs of a queue are ready, with acked and expired ones that are still in the list.
-pub struct Size(pub Queue);
+/// How many jobs of a queue are ready, with acked and expired ones that are still in the list; or how many are dead.
+pub struct ReadSize {
+    pub queue: Queue,
+    pub of: SizeOf,
+}
 
-impl Step for Size {
-    type Reply = u64;
+impl Step for ReadSize {
+    type Reply = Size;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<u64> {
-        Ok(state.queues.get(&self.0).map_or(0, |q| q.ready))
+    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Size> {
+        let Some(queue) = state.queues.get(&self.queue) else { return Ok(Size::default()) };
+        Ok(match self.of {
+            SizeOf::Ready => Size { jobs: queue.ready, head: None },
+            SizeOf::Dead => {
+                let jobs = queue.dead;
+                Size { jobs, head: state.oldest_dead(&self.queue, 1)?.first().map(|(_, entry)| entry.id) }
+            }
+        })
     }
 }
 
-/// Some of the queues that a job was published to and that were not forgotten, sorted: those behind `after`.
-pub struct ListQueues {
+/// The sizes of some of the queues that a job was published to and that were not forgotten, sorted: those behind `after`.
+pub struct ReadSizes {
     pub after: Option<Queue>,
 }
 
@@ -32,14 +43,14 @@ pub struct Page {
     pub more: bool,
 }
 
-impl Step for ListQueues {
+impl Step for ReadSizes {
     type Reply = Page;
     const MUST_LAST: bool = false;
 
     fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Page> {
         let queues: Vec<QueueSize> = state
             .queues
-            .page(self.after.as_ref(), STEP_ENTRIES)
+            .page(self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded), STEP_ENTRIES)
             .map(|(queue, q)| QueueSize { queue: queue.clone(), ready: q.ready, dead: q.dead })
             .collect();
         let more = queues.len() == STEP_ENTRIES;
