@@ -279,11 +279,11 @@ impl Reason {
     }
 }
 
-/// All that is known of a job.
+/// What is known of a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JobView {
     pub id: JobId,
-    /// `None` when the store cannot find out with a bounded piece of work.
+    /// `None` when the store cannot find out with a bounded piece of work, or was not asked.
     pub state: Option<JobState>,
     /// Delayed: when it becomes ready. Running: when its ttr ends. Ready or dead: when it became so, `None` where that
     /// is not known.

@@ -336,7 +336,7 @@ impl Pause {
     }
 }
 
-/// Where a list goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
+/// Where a list of jobs goes on. Text of URL-safe characters, 600 at most, with a meaning for the store alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(pub String);
 

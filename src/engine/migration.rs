@@ -35,12 +35,12 @@
 //! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
 //! - touch, release and bury succeed when the new store has the job, and fail otherwise; so does an ack with a receipt.
 //! - Jobs that are given back to the old store are there later, and those of the new one at once.
-//! - What changes many jobs (destroy, respawn, delete_dead, respawn_jobs) changes nothing and fails: the oldest jobs are
-//!   in the old store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
+//! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
+//!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
 //!   the key is taken, or whether it was done already.
 //! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
 //!   A pause that one store refuses, since too many queues are paused there, is done in neither.
-//!   So fail the figures of the whole pool (queues, stats), by which somebody decides whether the old store
+//!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
 //!   is empty, and the check, since a consumer may get an error now.
 //!
 //! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last: touch,

@@ -1,5 +1,5 @@
-//! What a store of jobs must do, whatever it is made of. One method is one state change, and each is one
-//! atomic step. The laws in tests/laws hold every implementation and every wrapper against this page.
+//! What a store of jobs must do, whatever it is made of. Each state change is one atomic step. The laws in tests/laws
+//! hold every implementation and every wrapper against this page.
 //! Knows nothing of HTTP, tokens or long polls.
 //!
 //! A job is *delayed*, then *ready*, then *running*, and then gone (acked), ready again, or *dead*:

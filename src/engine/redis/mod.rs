@@ -1,10 +1,9 @@
 //! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
-//! at the same time. One method is one script; nothing is kept here that another server would need.
+//! at the same time. One state change is one script; nothing is kept here that another server would need.
 //!
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-//! - `publish`, `ack`: batches of concurrent calls. `consume`, `pump`: each on a connection of its own. `ack`, `give_back`
-//!   and `hand_over` (touch, release, bury), which end hand-overs, share one. `keys`, `peek`, `inspect`, `list_jobs`,
+
 //!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.

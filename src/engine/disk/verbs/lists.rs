@@ -1,5 +1,4 @@
-//! Lists of jobs and of queues. What may be long is read beside the writer, from a snapshot; the writer is asked only
-//! where to begin, and for figures. So a walk through a million jobs holds up nobody.
+//! Lists of jobs. What may be long is read beside the writer, from a snapshot; the writer is asked only where to begin. So a walk through a million jobs holds up nobody.
 
 use std::ops::Bound;
 use std::sync::Arc;

@@ -85,18 +85,16 @@ impl Step for Publish {
         }
         let gone: Vec<JobRef> = replaces.into_iter().chain(expired).collect();
         if !state.quotas.is_empty() {
-            let (mut all_gone, mut stored) = (gone.clone(), vec![true; jobs.len()]);
-            for (index, plan) in &plans {
-                match plan {
-                    Plan::Duplicate { .. } => stored[*index] = false,
-                    Plan::Replace { id, .. } => {
-                        all_gone.push(JobRef { queue: jobs[*index].job.queue.clone(), id: *id });
-                    }
-                    Plan::Fail { .. } | Plan::TakeKey => {}
-                }
-            }
-            let stored = jobs.iter().zip(&stored).filter(|(_, stored)| **stored);
-            state.admit(stored.map(|(placing, _)| &placing.job), &all_gone)?;
+            let replaced = plans.iter().filter_map(|(index, plan)| match plan {
+                Plan::Replace { id, .. } => Some(JobRef { queue: jobs[*index].job.queue.clone(), id: *id }),
+                _ => None,
+            });
+            let all_gone: Vec<JobRef> = gone.iter().cloned().chain(replaced).collect();
+            let is_stored = |at: usize| {
+                !plans.iter().any(|(index, plan)| *index == at && matches!(plan, Plan::Duplicate { .. }))
+            };
+            let stored = jobs.iter().enumerate().filter(|(at, _)| is_stored(*at));
+            state.admit(stored.map(|(_, placing)| &placing.job), &all_gone)?;
         }
         // From here on everything is written, and nothing fails but the disk.
         for job in &gone {
