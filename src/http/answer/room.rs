@@ -200,11 +200,6 @@ struct Reserve {
 }
 
 impl RequestRoom<'_> {
-    /// Whether it has taken any.
-    pub fn is_taken(&self) -> bool {
-        self.taken.is_some() || self.reserve.is_some()
-    }
-
     /// Takes room for `bytes` in all, or waits for it. Fails if there is none for long, or if it must leave the reserve to
     /// another namespace.
     pub async fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
@@ -289,7 +284,7 @@ mod tests {
         }
         assert_eq!(small, 100, "a small body takes no room");
         assert_eq!(large, 5, "four bodies of 1 MiB fit in 4 MiB, and one has the reserve");
-        bodies.retain(|body| !body.is_taken());
+        bodies.retain(|body| body.taken.is_none() && body.reserve.is_none());
         let mut again = 0;
         for body in &mut bodies {
             again += usize::from(grows(body, MIB).await);
