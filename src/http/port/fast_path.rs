@@ -2,18 +2,16 @@
 //! their handler without axum's router, which took an eighth of their instructions. Every other request takes the
 //! router. Decides nothing that a handler decides.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::Method;
 use axum::http::request::Parts;
-use axum::response::Response;
 use hyper::body::Incoming;
+use tokio_util::either::Either;
 
 use super::connection::Routes;
 use super::middleware::{Observation, Observe};
@@ -56,11 +54,11 @@ impl Api {
 }
 
 impl Routes for Api {
-    type Answer = Answer;
+    type Answer = Either<Observation<Handling>, <Router as Routes>::Answer>;
 
-    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Answer {
+    fn answer(&self, request: hyper::Request<Incoming>, peer: &Peer) -> Self::Answer {
         let Some(asked) = find(request.method(), request.uri().path()) else {
-            return Answer::Routed(self.router.answer(request, peer));
+            return Either::Right(self.router.answer(request, peer));
         };
         let (route, counts) = match asked {
             Asked::Publish(_) | Asked::Consume(_) => (CONSUME, &self.of_queue),
@@ -68,29 +66,12 @@ impl Routes for Api {
         };
         let handle = |request, labels| handle(asked, request, labels, peer, &self.observe.state);
         let request = request.map(Body::new);
-        Answer::Direct(self.observe.watch(request, Some(route), Some(peer.addr.ip()), counts, handle))
+        Either::Left(self.observe.watch(request, Some(route), Some(peer.addr.ip()), counts, handle))
     }
-}
-
-/// What becomes the answer to a request.
-pub enum Answer {
-    Direct(Observation<Handling>),
-    Routed(<Router as Routes>::Answer),
 }
 
 /// A handler at work.
 type Handling = Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
-
-impl Future for Answer {
-    type Output = Result<Response, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Answer::Direct(answer) => Pin::new(answer).poll(cx),
-            Answer::Routed(answer) => Pin::new(answer).poll(cx),
-        }
-    }
-}
 
 /// What a request asks for. `None` if the router should say.
 fn find(method: &Method, path: &str) -> Option<Asked> {
