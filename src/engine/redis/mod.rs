@@ -1,10 +1,9 @@
 //! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
-//! at the same time. One state change is one script; nothing is kept here that another server would need.
+
 //!
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 
-//!   `list_queues`, `pause`, `quotas`, `destroy`, `dead_letter`, `respawn_jobs`, `stats`, `check`: everything else shares another.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
@@ -13,31 +12,14 @@
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
 
-mod ack;
 mod cache;
-pub(crate) mod check;
 mod clock;
 pub(crate) mod connection;
-mod consume;
-mod dead_letter;
-mod destroy;
-mod give_back;
-mod hand_over;
 mod in_time;
-mod inspect;
-mod keys;
 pub(crate) mod layout;
-mod list_jobs;
-mod list_queues;
-mod pause;
-mod peek;
-mod publish;
-mod pump;
-mod quotas;
 mod reply;
-mod respawn_jobs;
 mod safety;
-mod stats;
+pub(crate) mod verbs;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -71,6 +53,7 @@ use connection::connector::Connector;
 use connection::shared::SharedConnection;
 use connection::status::Connections;
 use layout::scripts::Scripts;
+use verbs::{ack, pause, publish, quotas};
 
 /// How many calls of one kind may wait to be gathered into a batch.
 const MAX_WAITING: usize = 16_384;

@@ -18,12 +18,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::RedisCore;
-use super::check::empty_write;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::keeper::{Kept, keep};
 use super::connection::status::{ConnectionStatus, Connections};
 use super::layout::keys;
+use super::verbs::check::empty_write;
 use crate::name::Queue;
 
 /// How often all lists that are waited for are armed although tracking works.

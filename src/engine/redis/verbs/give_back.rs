@@ -5,9 +5,9 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::time::{Instant, sleep};
 
-use super::RedisCore;
-use super::connection::fault::Outcome;
-use super::layout::keys;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::job::Job;
 

@@ -1,7 +1,7 @@
 //! Sizes, names of queues, and figures for the metrics. Changes nothing.
 
-use super::RedisCore;
-use super::layout::keys;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use redis::Value;
 
-use super::RedisCore;
-use super::layout::{keys, value};
-use super::reply::{key_of, read, reason_of};
 use crate::clock::Millis;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::error::Result;
 use crate::job::{Job, JobRef, JobState, JobView};
 use crate::name::{JobKey, Queue};

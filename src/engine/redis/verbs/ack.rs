@@ -4,10 +4,10 @@
 
 use redis::Cmd;
 
-use super::RedisCore;
-use super::connection::fault::{Fault, Outcome};
-use super::layout::keys;
 use crate::engine::batch::{BatchLimit, BatchSize, Call};
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;

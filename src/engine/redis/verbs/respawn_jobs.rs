@@ -6,11 +6,11 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::RedisCore;
-use super::connection::fault::Fault;
-use super::layout::keys;
-use super::layout::times::{micros, ttl_millis};
-use super::reply::{read, wrong_type};
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::reply::{read, wrong_type};
 use crate::engine::{Revival, Revived};
 use crate::error::{Error, Result};
 use crate::job::JobId;

@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::RedisCore;
-use super::connection::fault::{Fault, Outcome};
-use super::layout::keys;
 use crate::engine::Quotas;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::name::Namespace;
 

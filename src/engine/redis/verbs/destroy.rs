@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::RedisCore;
-use super::layout::keys;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 

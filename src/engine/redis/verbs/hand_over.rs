@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::RedisCore;
-use super::connection::fault::Fault;
-use super::layout::keys;
-use super::layout::times::micros;
-use super::reply::wrong_type;
 use crate::clock::Micros;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::reply::wrong_type;
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::error::Result;
 use crate::job::{JobRef, Reason, Receipt};

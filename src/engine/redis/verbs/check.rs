@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use redis::{Cmd, InfoDict};
 
-use super::RedisCore;
-use super::connection::connector::Connection;
-use super::connection::fault::{Fault, Outcome};
-use super::layout::keys;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::connector::Connection;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::keys;
 use crate::error::Result;
 
 /// How long a check of a server that answers waits for connections that are down: longer than the pause before

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use super::RedisCore;
-use super::connection::fault::Fault;
-use super::layout::{keys, value};
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::layout::{keys, value};
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::Queue;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use super::RedisCore;
-use super::connection::fault::{Fault, Outcome};
-use super::in_time::{in_time, patient};
-use super::layout::times::micros;
-use super::layout::{keys, value};
 use crate::engine::Consumed;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::in_time::{in_time, patient};
+use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::layout::{keys, value};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};

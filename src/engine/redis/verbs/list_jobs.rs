@@ -15,11 +15,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use redis::Value;
 
-use super::RedisCore;
-use super::connection::fault::Fault;
-use super::layout::{keys, value};
-use super::reply::{key_of, read, reason_of};
 use crate::clock::Millis;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::layout::{keys, value};
+use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
 use crate::job::{Attributes, JobId, JobState, JobView};

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::RedisCore;
-use super::layout::keys;
-use super::layout::times::ttl_millis;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::times::ttl_millis;
 use crate::error::{Error, Result};
 use crate::name::Queue;
 

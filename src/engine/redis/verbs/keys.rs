@@ -1,9 +1,9 @@
 //! What is remembered of publishes: by the key of a job, to find and to cancel it, and by that of a call that is safe to
 //! repeat.
 
-use super::RedisCore;
-use super::layout::keys;
 use super::publish::read_placed;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};
 use crate::name::{JobKey, Queue};

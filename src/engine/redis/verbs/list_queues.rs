@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use redis::Value;
 
-use super::RedisCore;
-use super::layout::keys;
-use super::reply::read;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::reply::read;
 use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};

@@ -15,10 +15,10 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::RedisCore;
-use super::layout::keys;
-use super::layout::times::micros;
 use crate::clock::{Micros, Millis};
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::layout::times::micros;
 use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueList, QueueName};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::RedisCore;
-use super::layout::keys;
 use crate::clock;
 use crate::engine::Pumped;
+use crate::engine::redis::RedisCore;
+use crate::engine::redis::layout::keys;
 use crate::error::Result;
 
 /// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
