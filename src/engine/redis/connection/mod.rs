@@ -3,6 +3,7 @@
 pub mod connector;
 pub mod fault;
 pub mod keeper;
+pub mod master;
 pub mod open;
 pub mod sentinel;
 pub mod shared;

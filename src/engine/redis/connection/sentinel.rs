@@ -1,20 +1,8 @@
 //! Follows the master that the Sentinels name, and ends every connection to a Redis that is no longer it.
 //!
 //! One task for each Sentinel that is listed holds a connection to it, listens to its events, and asks it every
-//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`Belief`] decides from the
-//! last answers of all of them:
-//!
-//! - The answer with the newest *configuration epoch* is believed. Sentinels settle their own differences so:
-//!   each failover has a higher epoch than all before. A Sentinel that was cut off from the others, and still
-//!   names the old master, has an older one. A majority would be wrong here: right after a failover most
-//!   Sentinels have not heard of it, for up to two seconds.
-//! - If several addresses have that epoch, the one that most Sentinels name is believed, and the present master
-//!   if that decides nothing.
-//! - An epoch older than that of the present master is believed only if more than half of the listed Sentinels
-//!   have named one for [`GOSSIP`], and none of them knows a newer one: they were set up anew, or the failover
-//!   was undone.
-//! - Before the first master is believed, more than half have answered, or all were asked.
-//! - While no Sentinel answers, the present master stays.
+//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`Belief`] decides from the last
+//! answers of all of them.
 //!
 //! A failover may leave the old master alive, and it goes on taking writes that will be thrown away: until it is
 //! told to follow the new one, some ten seconds later. So when the master changes, calls under way to the old
@@ -37,6 +25,8 @@ use tokio::time::{Instant, sleep};
 
 use super::fault::{Fault, Outcome};
 use super::keeper::{Kept, keep};
+pub use super::master::Master;
+use super::master::{Belief, Found, Named};
 use super::open::{Connection, Ends, HostPort, Opener};
 use crate::process::tasks::Tasks;
 
@@ -44,37 +34,10 @@ use crate::process::tasks::Tasks;
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a Sentinel may take to be connected to, and to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a master is left because a Sentinel is about to promote a replica. Sentinels ask the replica each
-/// second whether it has become a master. After this time the old one is taken again, if they still name it.
-const PROMOTION: Duration = Duration::from_secs(5);
-
-/// How long Sentinels may take to hear of a failover: they tell each other every two seconds.
-const GOSSIP: Duration = Duration::from_secs(5);
-
 /// A failover has come so far that the next step promotes a replica.
 const BEFORE_PROMOTION: &str = "+failover-state-send-slaveof-noone";
 /// The Sentinel has something new to say about a master.
 const NEWS: [&str; 2] = ["+promoted-slave", "+switch-master"];
-
-/// The Redis that is the master now.
-#[derive(Clone, Debug)]
-pub struct Master {
-    pub address: HostPort,
-    /// Ended when it is the master no more.
-    pub ends: Ends,
-}
-
-/// What those who want to connect find.
-#[derive(Clone, Debug)]
-enum Found {
-    /// The Sentinels have yet to answer.
-    Asking,
-    /// None of them names a master.
-    Nobody(Fault),
-    /// The old master is left, and the next one is not known.
-    Between,
-    Master(Master),
-}
 
 /// The side of those who connect.
 #[derive(Debug)]
@@ -122,118 +85,6 @@ impl Sentinels {
             // The others are not what was waited for, and without a sender nobody follows.
             Ok(Found::Asking | Found::Between) | Err(_) => Err(Fault::away("nobody follows the Sentinels")),
         }
-    }
-}
-
-/// What a Sentinel says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
-    address: HostPort,
-    /// Counts the failovers of all masters that these Sentinels watch.
-    epoch: u64,
-}
-
-/// The last answer of one Sentinel.
-#[derive(Clone, Debug)]
-enum Answer {
-    NotAsked,
-    /// It names no master, or could not be asked.
-    None(Fault),
-    Named(Named),
-}
-
-/// What is believed of the master, and why. Rules only: it makes no call and reads no clock.
-#[derive(Debug)]
-struct Belief {
-    answers: Vec<Answer>,
-    master: Option<(Named, Ends)>,
-    /// The master is left until then, unless another is named before.
-    left_until: Option<Instant>,
-    /// Since when most Sentinels have known older epochs only.
-    older_since: Option<Instant>,
-}
-
-impl Belief {
-    fn new(sentinels: usize) -> Belief {
-        let answers = vec![Answer::NotAsked; sentinels];
-        Belief { answers, master: None, left_until: None, older_since: None }
-    }
-
-    /// Keeps the answer of a Sentinel. Returns what those who connect shall find from now on, if it changed.
-    fn hear(&mut self, index: usize, answer: Outcome<Named>, now: Instant) -> Option<Found> {
-        self.answers[index] = match answer {
-            Ok(named) => Answer::Named(named),
-            Err(fault) => Answer::None(fault),
-        };
-        let Some(named) = self.decide(now) else { return self.nobody() };
-        let same = self.master.as_mut().filter(|(master, _)| master.address == named.address);
-        if let Some((master, _)) = same {
-            master.epoch = named.epoch;
-            if self.left_until.is_none_or(|until| now < until) {
-                return None;
-            }
-        }
-        let next = Master { address: named.address.clone(), ends: Ends::default() };
-        self.master = Some((named, next.ends.clone()));
-        self.left_until = None;
-        Some(Found::Master(next))
-    }
-
-    /// The master is about to be replaced. Returns the same as [`hear`](Belief::hear).
-    fn leave(&mut self, address: &HostPort, now: Instant) -> Option<Found> {
-        let (master, _) = self.master.as_ref()?;
-        if master.address != *address || self.left_until.is_some() {
-            return None;
-        }
-        self.left_until = Some(now + PROMOTION);
-        Some(Found::Between)
-    }
-
-    fn decide(&mut self, now: Instant) -> Option<Named> {
-        let named: Vec<&Named> = self
-            .answers
-            .iter()
-            .filter_map(|answer| match answer {
-                Answer::Named(named) => Some(named),
-                _ => None,
-            })
-            .collect();
-        let present = self.master.as_ref().map(|(master, _)| master);
-        let most = named.len() > self.answers.len() / 2;
-        let Some(newest) = named.iter().map(|named| named.epoch).max() else { return present.cloned() };
-        let older = present.is_some_and(|present| newest < present.epoch);
-        let since = if older && most { self.older_since.or(Some(now)) } else { None };
-        self.older_since = since;
-        if older && since.is_none_or(|since| now < since + GOSSIP) {
-            return present.cloned();
-        }
-        if present.is_none() && !most && self.answers.iter().any(|a| matches!(a, Answer::NotAsked)) {
-            return None;
-        }
-        let voters = |address: &HostPort| {
-            named.iter().filter(|named| named.epoch == newest && named.address == *address).count()
-        };
-        let is_present = |address: &HostPort| present.is_some_and(|present| present.address == *address);
-        let newest = named.iter().filter(|named| named.epoch == newest);
-        // Of equals the last is the greatest, so the first Sentinel of the list decides in the end.
-        newest
-            .rev()
-            .max_by_key(|named| (voters(&named.address), is_present(&named.address)))
-            .map(|named| (**named).clone())
-    }
-
-    /// Nothing is believed: why not, once all were asked.
-    fn nobody(&self) -> Option<Found> {
-        let mut why = None;
-        for answer in &self.answers {
-            match answer {
-                Answer::NotAsked => return None,
-                // What a Sentinel said tells more than that another one did not answer.
-                Answer::None(fault) if why.is_none() || fault.is_refusal() => why = Some(fault.clone()),
-                _ => {}
-            }
-        }
-        why.map(Found::Nobody)
     }
 }
 
@@ -411,127 +262,6 @@ mod tests {
 
     fn at(port: u16) -> HostPort {
         HostPort { host: "10.0.0.1".into(), port }
-    }
-
-    fn named(port: u16, epoch: u64) -> Outcome<Named> {
-        Ok(Named { address: at(port), epoch })
-    }
-
-    fn away() -> Outcome<Named> {
-        Err(Fault::away("no answer"))
-    }
-
-    /// One port for a master that was told, or what else was told.
-    fn told(found: Option<Found>) -> Result<u16, &'static str> {
-        match found {
-            None => Err("nothing new"),
-            Some(Found::Master(master)) => Ok(master.address.port),
-            Some(Found::Between) => Err("between"),
-            Some(Found::Nobody(_)) => Err("nobody"),
-            Some(Found::Asking) => Err("asking"),
-        }
-    }
-
-    /// Three Sentinels that agree on this master.
-    fn agreed(port: u16, epoch: u64) -> Belief {
-        let mut belief = Belief::new(3);
-        for index in 0..3 {
-            belief.hear(index, named(port, epoch), Instant::now());
-        }
-        belief
-    }
-
-    fn hear(belief: &mut Belief, index: usize, answer: Outcome<Named>) -> Result<u16, &'static str> {
-        told(belief.hear(index, answer, Instant::now()))
-    }
-
-    #[tokio::test]
-    async fn the_first_master_is_believed_from_most_or_when_all_were_asked() {
-        let mut belief = Belief::new(3);
-        assert_eq!(hear(&mut belief, 0, named(1, 4)), Err("nothing new"), "one of three may be cut off");
-        assert_eq!(hear(&mut belief, 1, named(2, 5)), Ok(2), "two of three, and the second knows more");
-        let mut belief = Belief::new(3);
-        assert_eq!(hear(&mut belief, 0, away()), Err("nothing new"), "the others may be there");
-        assert_eq!(hear(&mut belief, 1, away()), Err("nothing new"), "so may the last one");
-        assert_eq!(hear(&mut belief, 2, named(1, 0)), Ok(1), "all were asked");
-        let mut belief = Belief::new(2);
-        assert_eq!(hear(&mut belief, 0, Err(Fault::refused("no such master"))), Err("nothing new"));
-        let found = belief.hear(1, away(), Instant::now());
-        assert!(
-            matches!(&found, Some(Found::Nobody(why)) if why.to_string() == "no such master"),
-            "what a Sentinel said is the reason, not that another is away; came {found:?}"
-        );
-        assert_eq!(hear(&mut belief, 1, named(7, 0)), Ok(7), "one that is back is believed");
-    }
-
-    #[tokio::test]
-    async fn the_newest_epoch_wins_also_alone() {
-        let mut belief = agreed(1, 4);
-        assert_eq!(hear(&mut belief, 2, named(2, 5)), Ok(2), "the leader of the failover says so first");
-        assert_eq!(hear(&mut belief, 0, named(1, 4)), Err("nothing new"), "the others have not heard yet");
-        assert_eq!(hear(&mut belief, 1, named(1, 4)), Err("nothing new"), "nor has this one");
-        assert_eq!(hear(&mut belief, 0, named(2, 5)), Err("nothing new"), "now they have");
-        assert_eq!(hear(&mut belief, 2, away()), Err("nothing new"), "the leader is gone");
-        assert_eq!(
-            hear(&mut belief, 1, named(1, 4)),
-            Err("nothing new"),
-            "one that is cut off is not believed"
-        );
-    }
-
-    #[tokio::test]
-    async fn an_older_epoch_needs_more_than_half_of_the_sentinels_for_a_while() {
-        let mut belief = agreed(1, 4);
-        let now = Instant::now();
-        let mut hear = |index, answer, after: Duration| told(belief.hear(index, answer, now + after));
-        let (zero, later) = (Duration::ZERO, 3 * GOSSIP);
-        assert_eq!(hear(2, named(2, 5), zero), Ok(2), "a failover");
-        assert_eq!(hear(0, away(), zero), Err("nothing new"), "one is away");
-        assert_eq!(hear(2, away(), zero), Err("nothing new"), "the leader is too");
-        assert_eq!(hear(1, named(1, 4), later), Err("nothing new"), "one of three names the old one");
-        assert_eq!(hear(0, named(1, 4), later), Err("nothing new"), "two do, but may not have heard");
-        assert_eq!(hear(2, named(2, 5), later), Err("nothing new"), "the leader is back");
-        assert_eq!(hear(2, away(), later), Err("nothing new"), "and gone");
-        assert_eq!(hear(1, named(1, 4), later + GOSSIP / 2), Err("nothing new"), "the time began anew");
-        assert_eq!(hear(0, named(1, 4), later + GOSSIP), Ok(1), "the failover was undone");
-        // Set up anew, from epoch 0.
-        let later = 2 * later;
-        for index in 0..3 {
-            assert_eq!(hear(index, named(3, 0), later), Err("nothing new"), "number {index} is new");
-        }
-        assert_eq!(hear(2, named(3, 0), later + GOSSIP), Ok(3), "all of them are");
-    }
-
-    #[tokio::test]
-    async fn equal_epochs_are_counted_and_the_present_master_wins_a_draw() {
-        let mut belief = agreed(1, 4);
-        assert_eq!(hear(&mut belief, 0, named(2, 4)), Err("nothing new"), "one against two");
-        assert_eq!(hear(&mut belief, 1, away()), Err("nothing new"), "one against one");
-        assert_eq!(hear(&mut belief, 1, named(2, 4)), Ok(2), "two against one");
-    }
-
-    #[tokio::test]
-    async fn the_master_stays_while_no_sentinel_answers() {
-        let mut belief = agreed(1, 4);
-        for index in 0..3 {
-            assert_eq!(hear(&mut belief, index, away()), Err("nothing new"), "it may be well");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_master_is_left_before_a_promotion_and_taken_again_if_none_comes_of_it() {
-        let mut belief = agreed(1, 4);
-        let now = Instant::now();
-        assert_eq!(told(belief.leave(&at(9), now)), Err("nothing new"), "this is not the master");
-        assert_eq!(told(belief.leave(&at(1), now)), Err("between"), "a replica will be promoted");
-        assert_eq!(told(belief.leave(&at(1), now)), Err("nothing new"), "that is known");
-        let (early, late) = (now + PROMOTION / 2, now + PROMOTION);
-        assert_eq!(told(belief.hear(0, named(1, 4), early)), Err("nothing new"), "it is not promoted yet");
-        assert_eq!(told(belief.hear(0, named(1, 4), late)), Ok(1), "it never was");
-        assert_eq!(told(belief.hear(1, named(1, 4), late)), Err("nothing new"), "once is enough");
-        assert_eq!(told(belief.leave(&at(1), late)), Err("between"), "another attempt");
-        assert_eq!(told(belief.hear(1, named(2, 6), late)), Ok(2), "it was promoted");
-        assert_eq!(told(belief.hear(2, named(2, 6), late + PROMOTION)), Err("nothing new"), "and stays so");
     }
 
     #[test]
