@@ -8,7 +8,6 @@
 //! That leaves the calls that the Redis carried out just before it stalled. Their answers still come when it goes
 //! on. Who called listens for them, and takes back what nobody was told of.
 
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -18,7 +17,7 @@ use tokio::time::timeout;
 use super::RedisCore;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
-use super::connection::fault::{Outcome, late_at};
+use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::scripts::Script;
 
@@ -30,19 +29,8 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
 /// How long an answer is listened for after its caller was told that there is none.
 const LATE_ANSWER: Duration = Duration::from_secs(60);
 
-/// An exchange whose answer nobody waits for any more.
-pub type Pending<F> = Pin<Box<F>>;
-
-/// The exchange's outcome, or the exchange itself when there is none within [`RESPONSE_TIMEOUT`].
-pub async fn in_time<F: Future>(exchange: F) -> Result<F::Output, Pending<F>> {
-    let mut exchange = Box::pin(exchange);
-    match timeout(RESPONSE_TIMEOUT, &mut exchange).await {
-        Ok(outcome) => Ok(outcome),
-        Err(_) => Err(exchange),
-    }
-}
-
-/// The same connection for an exchange that is awaited by [`in_time`] and may be listened to for longer.
+/// The same connection for an [`exchange`](RedisCore::exchange), which may be listened to for longer than its caller
+/// waits.
 pub fn patient(connection: &Connection) -> MultiplexedConnection {
     let mut redis = connection.redis.clone();
     redis.set_response_timeout(RESPONSE_TIMEOUT + LATE_ANSWER);
@@ -98,28 +86,35 @@ impl RedisCore {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// Listens for the answer of an exchange that [`in_time`] gave up, and has `settle` deal with it. Keeps the
-    /// connection open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
-    pub fn listen_on<F, T, S>(
+    /// The outcome of an exchange on this [`patient`] connection. When there is none within [`RESPONSE_TIMEOUT`] its caller
+    /// is told so, and somebody listens on: what `late` makes deals with an answer that comes all the same. The connection
+    /// is kept open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
+    pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
-        exchange: Pending<F>,
-        settle: impl FnOnce(T) -> S + Send + 'static,
-    ) where
-        F: Future<Output = Outcome<T>> + Send + 'static,
-        T: Send,
+        exchange: impl Future<Output = Outcome<T>> + Send + 'static,
+        late: impl FnOnce() -> L,
+    ) -> Outcome<T>
+    where
+        T: Send + 'static,
+        L: FnOnce(T) -> S + Send + 'static,
         S: Future<Output = ()> + Send,
     {
-        let (connection, closing) = (connection.clone(), self.connections.closing.clone());
-        self.tasks.spawn(async move {
-            let listen = async {
-                if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
-                    settle(answer).await;
-                }
-            };
-            closing.run_until_cancelled(listen).await;
-            drop(connection);
+        let mut exchange = Box::pin(exchange);
+        let outcome = timeout(RESPONSE_TIMEOUT, &mut exchange).await.unwrap_or_else(|_| {
+            let (late, open, closing) = (late(), connection.clone(), self.connections.closing.clone());
+            self.tasks.spawn(async move {
+                let listen = async {
+                    if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
+                        late(answer).await;
+                    }
+                };
+                closing.run_until_cancelled(listen).await;
+                drop(open);
+            });
+            Err(Fault::away("no answer in time"))
         });
+        outcome.inspect_err(|fault| self.connections.note(connection, fault))
     }
 }
 

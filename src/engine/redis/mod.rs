@@ -75,7 +75,7 @@ pub(crate) struct RedisCore {
     /// make smaller batches, which cost the Redis more, and with one alone everybody waits behind a large bulk. Measured
     /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
     /// and gain nothing.
-    publishing: [SharedConnection; 2],
+    publish_connections: [SharedConnection; 2],
     /// Publications that share script calls.
     publishes: Caller<publish::Plain, Published>,
     consumes: SharedConnection,
@@ -135,7 +135,7 @@ impl RedisEngine {
             pool,
             connections: connections.clone(),
             outage,
-            publishing: [publishing.0, publishing_too.0],
+            publish_connections: [publishing.0, publishing_too.0],
             publishes,
             consumes: consumes.0,
             pumps: pumps.0,
@@ -176,7 +176,7 @@ impl RedisEngine {
         core.spawn_finisher();
         let (publish_calls, ack_calls) =
             (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
-        for own in 0..core.publishing.len() {
+        for own in 0..core.publish_connections.len() {
             let (core, calls) = (core.clone(), publish_calls.clone());
             let carry = async move |batch| core.publish_batch(own, batch).await;
             tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));

@@ -10,7 +10,7 @@ use redis::{FromRedisValue, Value};
 use crate::engine::Consumed;
 use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::in_time::{in_time, patient};
+use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::{keys, value};
 use crate::error::Result;
@@ -45,24 +45,20 @@ impl RedisCore {
             let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
             core.read_consumed(reply, &queues, asked, sent)
         };
-        let outcome = match in_time(exchange).await {
-            Ok(outcome) => outcome,
-            Err(exchange) => {
-                let core = self.clone();
-                self.listen_on(&connection, exchange, async move |late: Consumed| {
-                    let count = late.jobs.len();
-                    if core.give_back(late.jobs).await.is_err() {
-                        tracing::warn!(
-                            pool = &*core.pool,
-                            count,
-                            "jobs that nobody was told of could not be given back; they come back after their ttr"
-                        );
-                    }
-                });
-                Err(Fault::away("no answer in time"))
+        let late = || {
+            let core = self.clone();
+            async move |late: Consumed| {
+                let count = late.jobs.len();
+                if core.give_back(late.jobs).await.is_err() {
+                    tracing::warn!(
+                        pool = &*core.pool,
+                        count,
+                        "jobs that nobody was told of could not be given back; they come back after their ttr"
+                    );
+                }
             }
         };
-        Ok(outcome.inspect_err(|fault| self.connections.note(&connection, fault))?)
+        Ok(self.exchange(&connection, exchange, late).await?)
     }
 
     fn read_consumed(

@@ -19,7 +19,7 @@ use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
 use crate::engine::redis::connection::shared::first_up;
-use crate::engine::redis::in_time::{Pending, in_time, patient};
+use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{id_taken, wrong_type};
 use crate::engine::{How, MAX_PUBLISH, Placing, Publication, Published};
@@ -62,10 +62,16 @@ fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
 }
 
-/// Whether the jobs may be forgotten again when their caller is told that they are not stored. With a key, or when the
-/// call is safe to repeat, another call may have been told of them. A job that was replaced is gone.
-fn may_be_taken_back(Publication { jobs, replaces, once }: &Publication) -> bool {
-    replaces.is_none() && once.is_none() && jobs.iter().all(|job| job.key.is_none())
+/// The jobs, and their tries, of those calls that may be taken back. With a key, or when a call is safe to repeat,
+/// another one may have been told of its jobs. A job that was replaced is gone.
+fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)> {
+    let may = |Publication { jobs, replaces, once }: &Publication| {
+        replaces.is_none() && once.is_none() && jobs.iter().all(|placing| placing.key.is_none())
+    };
+    let name =
+        |Placing { job, .. }: &Placing| (JobRef { queue: job.queue.clone(), id: job.id }, job.tries.get());
+    let calls = calls.iter().enumerate().filter(|(_, call)| may(call));
+    calls.map(|(i, call)| (i, call.jobs.iter().map(name).collect())).collect()
 }
 
 /// Refuses what no call of the script can store, whatever the Redis holds.
@@ -132,7 +138,7 @@ impl RedisCore {
         if calls.is_empty() {
             return;
         }
-        let [first, second] = &self.publishing;
+        let [first, second] = &self.publish_connections;
         let answers = match first_up(if own == 0 { [first, second] } else { [second, first] }).await {
             Ok(connection) => self.carry(&connection, &calls).await,
             Err(fault) => vec![Err(fault.into()); calls.len()],
@@ -214,8 +220,7 @@ impl RedisCore {
         Ok(Some(each.collect()))
     }
 
-    /// One call of the script. When its answer comes too late, its callers are told that the Redis is away, and what may be
-    /// taken back is, as soon as the Redis says that it has stored it all the same.
+    /// One call of the script. What may be taken back is, when the Redis says too late that it has stored it.
     async fn send(
         self: &Arc<Self>,
         connection: &Connection,
@@ -234,51 +239,32 @@ impl RedisCore {
                 }
             }
         };
-        let outcome = match in_time(exchange).await {
-            Ok(outcome) => outcome,
-            Err(exchange) => {
-                self.take_back_late(connection, exchange, calls);
-                Err(Fault::away("no answer in time"))
+        let late = || {
+            let (core, calls) = (self.clone(), names_to_take_back(calls));
+            async move |(_, answer)| {
+                if let Answer::Stored { refused, .. } = answer {
+                    core.take_back(calls, &refused).await;
+                }
             }
         };
-        let (now, answer) = outcome.inspect_err(|fault| self.connections.note(connection, fault))?;
+        let (now, answer) = self.exchange(connection, exchange, late).await?;
         self.clock.learn(sent, now);
         Ok((now, answer))
     }
 
-    fn take_back_late<F>(
-        self: &Arc<Self>,
-        connection: &Connection,
-        exchange: Pending<F>,
-        calls: &[Publication],
-    ) where
-        F: Future<Output = Outcome<(Micros, Answer)>> + Send + 'static,
-    {
-        let name = |Placing { job, .. }: &Placing| {
-            (JobRef { queue: job.queue.clone(), id: job.id }, job.tries.get())
-        };
-        let calls = calls.iter().enumerate().filter(|(_, call)| may_be_taken_back(call));
-        let calls: Vec<(usize, Vec<_>)> =
-            calls.map(|(i, call)| (i, call.jobs.iter().map(name).collect())).collect();
-        let core = self.clone();
-        self.listen_on(connection, exchange, async move |(_, answer)| {
-            let Answer::Stored { refused, .. } = answer else { return };
-            let stored = calls.iter().filter(|(i, _)| !refused.contains_key(i));
-            let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
-            if jobs.is_empty() {
-                return;
-            }
-            let call = core.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
-            let taken_back: Outcome<u64> = core.run(&core.shared, &core.scripts.ack, call).await;
-            if let Err(fault) = taken_back {
-                let count = jobs.len();
-                tracing::warn!(
-                    pool = &*core.pool,
-                    count,
-                    "jobs are stored that were answered with an error: {fault}"
-                );
-            }
-        });
+    /// Forgets jobs of calls that were not refused, since their callers were told that they are not stored.
+    async fn take_back(&self, calls: Vec<(usize, Vec<(JobRef, u16)>)>, refused: &HashMap<usize, Error>) {
+        let stored = calls.into_iter().filter(|(i, _)| !refused.contains_key(i));
+        let jobs: Vec<_> = stored.flat_map(|(_, jobs)| jobs).collect();
+        if jobs.is_empty() {
+            return;
+        }
+        let call = self.forget(jobs.iter().map(|(job, tries)| (job, Some(*tries))));
+        let taken_back: Outcome<u64> = self.run(&self.shared, &self.scripts.ack, call).await;
+        if let Err(fault) = taken_back {
+            let (pool, count) = (&*self.pool, jobs.len());
+            tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
+        }
     }
 
     /// Tells consumers and the pump of what was stored.
