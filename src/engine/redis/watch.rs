@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 use super::RedisCore;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
-use super::connection::keeper::{Kept, keep};
+use super::connection::reconnect::{Reconnect, stay_connected};
 use super::connection::status::{ConnectionStatus, Connections};
 use super::layout::keys;
 use super::verbs::check::empty_write;
@@ -59,20 +59,20 @@ impl Watch {
 pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
     let status = ConnectionStatus::new(core.connections.clone());
     async move {
-        let (connections, kept) = (core.connections.clone(), WatchedLists(core));
-        let kept = keep(&kept, connections.answered(), Some(status));
-        connections.closing.run_until_cancelled(kept).await;
+        let (connections, lists) = (core.connections.clone(), WatchedLists(core));
+        let connected = stay_connected(&lists, connections.answered(), Some(status));
+        connections.closing.run_until_cancelled(connected).await;
     }
 }
 
 /// The connection that is used for nothing else.
 struct WatchedLists(Arc<RedisCore>);
 
-impl Kept for WatchedLists {
+impl Reconnect for WatchedLists {
     /// And whether the Redis tracks for it.
     type Connection = (Connection, bool);
 
-    async fn open(&self) -> Outcome<(Connection, bool)> {
+    async fn connect(&self) -> Outcome<(Connection, bool)> {
         let weak = Arc::downgrade(&self.0);
         let on_push = move |push: PushInfo| {
             if let Some(core) = weak.upgrade() {
@@ -94,7 +94,7 @@ impl Kept for WatchedLists {
         }
     }
 
-    async fn life(&self, (connection, tracking): (Connection, bool)) {
+    async fn serve(&self, (connection, tracking): (Connection, bool)) {
         let Err(fault) = watch(&self.0, connection, tracking).await;
         if !fault.not_master {
             self.failed(fault.at(self.0.connections.connector.label()));

@@ -2,9 +2,9 @@
 
 pub mod connector;
 pub mod fault;
-pub mod keeper;
 pub mod master;
 pub mod open;
+pub mod reconnect;
 pub mod sentinel;
 pub mod shared;
 pub mod status;

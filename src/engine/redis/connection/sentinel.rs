@@ -24,10 +24,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::fault::{Fault, Outcome};
-use super::keeper::{Kept, keep};
 pub use super::master::Master;
 use super::master::{Belief, Found, Named};
 use super::open::{Connection, Ends, HostPort, Opener};
+use super::reconnect::{Reconnect, stay_connected};
 use crate::process::tasks::Tasks;
 
 /// How often each Sentinel is asked.
@@ -70,7 +70,7 @@ impl Sentinels {
             let stop = tasks.stopping().clone();
             tasks.spawn_essential("a task that follows a Sentinel", async move {
                 let retry = sentinel.follower.retry.subscribe();
-                stop.run_until_cancelled(keep(&sentinel, retry, None)).await;
+                stop.run_until_cancelled(stay_connected(&sentinel, retry, None)).await;
             });
         }
         Sentinels { found }
@@ -147,10 +147,10 @@ struct Sentinel {
     answers: AtomicBool,
 }
 
-impl Kept for Sentinel {
+impl Reconnect for Sentinel {
     type Connection = Connection;
 
-    async fn open(&self) -> Outcome<Connection> {
+    async fn connect(&self) -> Outcome<Connection> {
         let (follower, news) = (self.follower.clone(), self.news.clone());
         let on_push = move |push: PushInfo| match event(&push) {
             Some((BEFORE_PROMOTION, text)) => {
@@ -174,7 +174,7 @@ impl Kept for Sentinel {
         Ok(connection)
     }
 
-    async fn life(&self, connection: Connection) {
+    async fn serve(&self, connection: Connection) {
         let Err(fault) = self.talk(connection).await;
         self.failed(fault);
     }

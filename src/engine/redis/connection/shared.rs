@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connector::Connection;
 use super::fault::{Fault, Outcome};
-use super::keeper::{Kept, keep};
+use super::reconnect::{Reconnect, stay_connected};
 use super::status::{ConnectionStatus, Connections};
 use crate::engine::redis::layout::scripts::Script;
 
@@ -66,7 +66,7 @@ impl SharedConnection {
         let status = ConnectionStatus::new(connections.clone());
         (
             SharedConnection { state, connections: connections.clone() },
-            Keeper { connections, tell }.run(status),
+            SharedTask { connections, tell }.run(status),
         )
     }
 
@@ -125,7 +125,7 @@ impl SharedConnection {
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let since = match &*state.borrow_and_update() {
-            State::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // the keeper is about to say so
+            State::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task is about to say so
             State::Connecting(since) => *since,
             settled => return settled.connection(),
         };
@@ -146,30 +146,30 @@ pub async fn first_up(connections: [&SharedConnection; 2]) -> Outcome<Connection
     }
 }
 
-/// The side that keeps the connection.
-struct Keeper {
+/// The side that makes the connection.
+struct SharedTask {
     connections: Arc<Connections>,
     tell: watch::Sender<State>,
 }
 
-impl Keeper {
+impl SharedTask {
     /// Until the engine is closed.
     async fn run(self, status: ConnectionStatus) {
-        let kept = keep(&self, self.connections.answered(), Some(status));
-        self.connections.closed.run_until_cancelled(kept).await;
+        let connected = stay_connected(&self, self.connections.answered(), Some(status));
+        self.connections.closed.run_until_cancelled(connected).await;
         // The calling side may live on. It must not hold the connection.
         self.tell.send_replace(State::Down(Fault::away("the engine is closing")));
     }
 }
 
-impl Kept for Keeper {
+impl Reconnect for SharedTask {
     type Connection = Connection;
 
-    async fn open(&self) -> Outcome<Connection> {
+    async fn connect(&self) -> Outcome<Connection> {
         self.connections.connect().await
     }
 
-    async fn life(&self, connection: Connection) {
+    async fn serve(&self, connection: Connection) {
         self.tell.send_replace(State::Up(connection.clone()));
         connection.lost.cancelled().await;
         tracing::debug!(pool = &*self.connections.pool, "a shared connection broke");
@@ -179,5 +179,30 @@ impl Kept for Keeper {
     fn failed(&self, fault: Fault) {
         self.connections.failed(&fault);
         self.tell.send_replace(State::Down(fault));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::connector::{Connector, RedisAddress};
+    use super::*;
+
+    /// Guards against batches that wait a second each, one behind the other, while a connection hangs that is being made.
+    #[tokio::test(start_paused = true)]
+    async fn calls_wait_for_the_first_attempt_all_together() {
+        let address = RedisAddress { addrs: vec!["127.0.0.1:1".into()], ..RedisAddress::default() };
+        let connector = Arc::new(Connector::new(&address).expect("a good address"));
+        let connections = Connections::new("p".into(), connector, None, CancellationToken::new());
+        // Never polled: the attempt hangs.
+        let (shared, _task) = SharedConnection::new(connections);
+        let began = Instant::now();
+        for _ in 0..3 {
+            shared.connection().await.expect_err("there is none");
+        }
+        assert_eq!(began.elapsed().as_secs(), 1, "seconds until the third call was answered");
+        first_up([&shared, &shared]).await.expect_err("there is none");
+        assert_eq!(began.elapsed().as_secs(), 1, "seconds until a batch was answered after that");
     }
 }

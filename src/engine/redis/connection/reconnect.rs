@@ -1,5 +1,5 @@
-//! Keeps a connection: makes it, uses it until it breaks, and makes it again after a pause. Knows neither what the
-//! connection is for nor how it is made.
+//! Stays connected: makes a connection, has it used until it breaks, and makes it again after a pause. Knows neither what
+//! the connection is for nor how it is made.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,40 +15,40 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
-/// A connection that is kept.
-pub trait Kept: Sync {
+/// A connection that is made again whenever it breaks.
+pub trait Reconnect: Sync {
     type Connection: Send;
 
     /// Makes it.
-    fn open(&self) -> impl Future<Output = Outcome<Self::Connection>> + Send;
+    fn connect(&self) -> impl Future<Output = Outcome<Self::Connection>> + Send;
 
     /// Uses it until it ends.
-    fn life(&self, connection: Self::Connection) -> impl Future<Output = ()> + Send;
+    fn serve(&self, connection: Self::Connection) -> impl Future<Output = ()> + Send;
 
     /// It could not be made.
     fn failed(&self, fault: Fault);
 }
 
-/// Makes a connection, has it live until it ends, and begins again. What is `answered` is sent when an attempt may
+/// Makes a connection, has it serve until it ends, and begins again. What is `answered` is sent when an attempt may
 /// succeed. With a `status` the connection is one of those that must be up.
-pub async fn keep<K: Kept>(
-    kept: &K,
+pub async fn stay_connected<R: Reconnect>(
+    to: &R,
     answered: watch::Receiver<()>,
     mut status: Option<ConnectionStatus>,
 ) -> Infallible {
     let mut backoff = Backoff::new(answered);
     loop {
         backoff.wait().await;
-        match kept.open().await {
+        match to.connect().await {
             Ok(connection) => {
                 backoff.connected();
                 status.iter_mut().for_each(ConnectionStatus::up);
-                kept.life(connection).await;
+                to.serve(connection).await;
                 status.iter_mut().for_each(ConnectionStatus::down);
                 backoff.broke();
             }
             Err(fault) => {
-                kept.failed(fault);
+                to.failed(fault);
                 backoff.lengthen();
             }
         }
