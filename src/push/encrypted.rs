@@ -215,7 +215,7 @@ impl PushStore for Encrypted {
         self.store.swap(key, stored, new).await
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
+    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         self.store.lease(key, lease).await
     }
 

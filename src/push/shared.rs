@@ -96,7 +96,7 @@ pub struct PushedQueue {
     pub pool: Arc<PushedPool>,
     pub key: PushKey,
     /// This worker, for the leases: an earlier one of the same queue may still have requests in flight.
-    pub name: String,
+    pub name: Arc<str>,
     pub metrics: PushSeries,
     /// What was not told to the store yet.
     pub report: Mutex<Report>,
@@ -115,7 +115,7 @@ impl PushedQueue {
     /// Of a new worker.
     pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
         PushedQueue {
-            name: format!("{}-{}", server.name, ulid::Ulid::r#gen()),
+            name: format!("{}-{}", server.name, ulid::Ulid::r#gen()).into(),
             metrics: pool.metrics.pushed(&key.queue),
             report: Mutex::default(),
             failed: AtomicU64::new(0),

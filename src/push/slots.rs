@@ -18,10 +18,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::shared::PushedQueue;
 use super::store::{Grant, Lease, Report};
-use crate::clock::Millis;
 
 /// For how long a lease stands. With [`RENEW`] and a request's time a server that dies gives its slots back within 15 s.
-const LEASE: Duration = Duration::from_secs(10);
+pub const LEASE: Duration = Duration::from_secs(10);
 /// How often a lease is renewed.
 const RENEW: Duration = Duration::from_secs(1);
 /// How often counts and attempts are told.
@@ -37,47 +36,35 @@ pub struct Slots {
     pub number: u64,
 }
 
-/// What a worker could use, and what it holds until it hears of other slots. The fields are those of a [`Lease`].
-#[derive(Clone, Copy, Debug, Default)]
+/// What a worker holds until it hears of other slots, and what it could use: the lease to ask for. One without time are
+/// its last words: it has ended, and so have all of its requests.
+#[derive(Clone, Debug)]
 pub struct Demand {
     /// The slots that it keeps to.
     pub number: u64,
-    pub slots: u32,
-    pub wants: u32,
-    pub holds: u32,
-    pub rate: u32,
-    pub per: Duration,
-    pub rate_held: u32,
-    pub in_flight: u32,
-    pub open: Option<Millis>,
-    /// It has ended, and so have all of its requests.
-    pub ended: bool,
+    pub lease: Lease,
 }
 
 impl Demand {
     /// Takes the place of the demand before. Answers whether the task must hear of it at once.
     pub fn replace(self, before: &mut Demand) -> bool {
-        let heard = |of: &Demand| (of.number, of.holds, of.ended);
-        let wakes = heard(&self) != heard(before) || self.is_news_after(before);
+        let heard = |of: &Demand| (of.number, of.lease.holds, of.lease.time);
+        let wakes = heard(&self) != heard(before) || is_news(&self.lease, &before.lease);
         *before = self;
         wakes
     }
+}
 
-    /// Whether the store must hear of it at once, which knows this one.
-    fn is_news_after(&self, told: &Demand) -> bool {
-        let news = |of: &Demand| (of.slots, of.wants, of.rate, of.per, of.open);
-        news(self) != news(told)
-    }
-
-    fn lease<'a>(&self, server: &'a str, time: Duration) -> Lease<'a> {
-        let Demand { slots, wants, holds, rate, per, rate_held, in_flight, open, .. } = *self;
-        Lease { server, time, slots, wants, holds, rate, per, rate_held, in_flight, open }
-    }
+/// Whether the store must hear of it at once, which was told another lease.
+fn is_news(lease: &Lease, told: &Lease) -> bool {
+    let news = |of: &Lease| (of.slots, of.wants, of.rate, of.per, of.open);
+    news(lease) != news(told)
 }
 
 /// Starts the task of a worker. It ends with the worker, which says so, and gives back what is leased.
 pub fn start(queue: &Arc<PushedQueue>) -> (watch::Sender<Demand>, watch::Receiver<Slots>) {
-    let (demand, demands) = watch::channel(Demand::default());
+    let (demand, demands) =
+        watch::channel(Demand { number: 0, lease: Lease { time: LEASE, ..Lease::default() } });
     let none = Slots { grant: Grant::default(), until: Instant::now(), number: 1 };
     let (tell, slots) = watch::channel(none);
     queue.server.tasks.spawn(run(queue.clone(), demands, tell));
@@ -98,31 +85,32 @@ async fn run(queue: Arc<PushedQueue>, demands: watch::Receiver<Demand>, slots: w
         }
     };
     tokio::join!(leases, reports);
-    let demand = *demands.borrow();
+    let last = demands.borrow().lease.clone();
     // The lease of a worker that has died ends by itself: its requests may be in flight.
-    if demand.ended {
+    if last.time.is_zero() {
         report(&queue).await;
-        let _ = queue.server.store.lease(&queue.key, demand.lease(&queue.name, Duration::ZERO)).await;
+        let _ = queue.server.store.lease(&queue.key, last).await;
     }
 }
 
 /// Returns when the worker has ended.
 async fn ended(mut demands: watch::Receiver<Demand>) {
     // An error says so, too.
-    let _ = demands.wait_for(|demand| demand.ended).await;
+    let _ = demands.wait_for(|demand| demand.lease.time.is_zero()).await;
 }
 
 /// Leases slots until the worker is gone.
 async fn lease(queue: &PushedQueue, mut demands: watch::Receiver<Demand>, slots: watch::Sender<Slots>) {
-    let (mut told, mut believed, mut next) = (Demand::default(), 0, Instant::now());
+    let (mut told, mut believed, mut next) = (Lease::default(), 0, Instant::now());
     loop {
-        let (demand, has) = (*demands.borrow_and_update(), *slots.borrow());
-        let (now, heard) = (Instant::now(), demand.number == has.number);
+        let Demand { number, lease } = demands.borrow_and_update().clone();
+        let has = *slots.borrow();
+        let (now, heard) = (Instant::now(), number == has.number);
         // The store believes that the worker holds more than it does, and others could have it.
-        let gives_up = believed > has.grant.slots && demand.holds <= has.grant.slots;
-        if heard && (now >= next || gives_up || demand.is_news_after(&told)) {
-            (told, believed, next) = (demand, demand.holds, now + RENEW);
-            let grant = queue.server.store.lease(&queue.key, demand.lease(&queue.name, LEASE)).await;
+        let gives_up = believed > has.grant.slots && lease.holds <= has.grant.slots;
+        if heard && (now >= next || gives_up || is_news(&lease, &told)) {
+            (told, believed, next) = (lease.clone(), lease.holds, now + RENEW);
+            let grant = queue.server.store.lease(&queue.key, lease).await;
             queue.server.outage.report(&grant);
             // Without an answer the last one stands until its end.
             if let Ok(grant) = grant {

@@ -21,8 +21,8 @@ use super::delivery::Plan;
 use super::limits::Window;
 use super::record::{Record, Switch};
 use super::shared::{AGAIN, MEMORY, PushServer, PushedPool, PushedQueue};
-use super::slots::{self, Demand, Slots};
-use super::store::PushKey;
+use super::slots::{self, Demand, LEASE, Slots};
+use super::store::{Lease, PushKey};
 use crate::clock::Millis;
 use crate::dispatch::{self, ConsumeError, Delivery};
 use crate::error::{Error, Result};
@@ -360,8 +360,9 @@ impl Worker {
             // Also if it is resumed before the answer.
             self.slots.grant.rate = rate_held;
         }
-        let demand = Demand {
-            number: self.slots.number,
+        let lease = Lease {
+            server: self.queue.name.clone(),
+            time: if self.has_ended() { Duration::ZERO } else { LEASE },
             slots: setting.concurrency,
             wants,
             holds: holds.max(self.in_flight),
@@ -370,8 +371,8 @@ impl Worker {
             rate_held,
             in_flight: self.in_flight,
             open: self.open_since.filter(|_| !self.ending),
-            ended: self.has_ended(),
         };
+        let demand = Demand { number: self.slots.number, lease };
         self.demand.send_if_modified(|before| demand.replace(before));
     }
 }

@@ -323,7 +323,7 @@ async fn leases_never_hold_more_than_there_is() {
     let key = pushed("q");
     let lease = async |server: &'static str, time: u64, wants: u32, holds: u32, rate_held: u32| {
         let lease = Lease {
-            server,
+            server: server.into(),
             time: Duration::from_millis(time),
             slots: 4,
             wants,
@@ -371,7 +371,7 @@ async fn open_redis(redis: &RedisServer) -> RedisPush {
 /// One worker's lease of four slots, and of ten requests in half a second.
 async fn lease_of(store: &dyn PushStore, server: &str, rate_held: u32) -> (u32, u32, bool) {
     let lease = Lease {
-        server,
+        server: server.into(),
         time: Duration::from_secs(60),
         slots: 4,
         wants: 4,
@@ -425,7 +425,7 @@ async fn a_server_whose_breaker_is_open_leaves_the_only_slot_to_another() {
         // Two queues, since names decide between equals.
         let key = pushed(if ["a", "b"].contains(&server) { "q1" } else { "q2" });
         let lease = Lease {
-            server,
+            server: server.into(),
             time: Duration::from_secs(60),
             slots: 1,
             wants: 1,

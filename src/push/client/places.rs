@@ -21,11 +21,6 @@ const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 pub(super) struct Used(Arc<Use>);
 
 impl Used {
-    /// That of the connection with these extensions.
-    pub(super) fn of(extensions: &Extensions) -> Option<&Used> {
-        extensions.get()
-    }
-
     /// An answer has begun to come over it. Answers how often something was written.
     pub(super) fn answered(&self) -> u64 {
         self.0.answered.store(true, Ordering::Relaxed);
@@ -36,7 +31,7 @@ impl Used {
     pub(super) fn before(connected: &Connected) -> bool {
         let mut extensions = Extensions::new();
         connected.get_extras(&mut extensions);
-        Used::of(&extensions).is_some_and(|used| used.0.answered.load(Ordering::Relaxed))
+        extensions.get().is_some_and(|used: &Used| used.0.answered.load(Ordering::Relaxed))
     }
 
     /// An answer was read. Nobody uses it now, unless something was written since: the pool has it back by now.

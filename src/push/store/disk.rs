@@ -151,7 +151,7 @@ impl PushStore for DiskPush {
         changed.map(|_| true)
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
+    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let lent_row = row(LENT, key);
         // One lease of a queue at a time, so that its rows are written in the order in which they were made. Leases of
         // other queues do not wait for a write.

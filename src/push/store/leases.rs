@@ -1,6 +1,7 @@
 //! Divides the slots and the rate of a pushed queue among the workers of one process. Plain values: time is an argument,
 //! and what outlives the process is kept by its caller.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ahash::HashMap;
@@ -24,7 +25,7 @@ pub(super) fn millis(time: Duration) -> Millis {
 /// Who holds what of a queue.
 #[derive(Debug, Default)]
 pub(super) struct Leased {
-    pub workers: HashMap<String, Holds>,
+    pub workers: HashMap<Arc<str>, Holds>,
     /// Parts of the rate that nobody holds any more, and until when they count.
     pub lent: Vec<Begun>,
     /// How many may have been begun, until when: what another start must count. `None` until it was read.
@@ -44,10 +45,10 @@ pub(super) struct Holds {
 impl Leased {
     /// What one worker may do. As the script for a Redis does it, but that what is there goes to whoever asks first:
     /// of two workers one is ending.
-    pub fn divide(&mut self, lease: &Lease<'_>, now: Millis) -> Grant {
+    pub fn divide(&mut self, lease: &Lease, now: Millis) -> Grant {
         let until = now + millis(lease.per);
         self.lent.retain(|(_, until)| *until > now);
-        self.workers.remove(lease.server);
+        self.workers.remove(&lease.server);
         let ended = self.workers.extract_if(|_, holds| holds.until <= now);
         self.lent.extend(ended.map(|(_, holds)| (holds.rate, until)));
         let (slots, rate) = self
@@ -75,14 +76,14 @@ impl Leased {
                 in_flight: lease.in_flight,
                 open: lease.open,
             };
-            self.workers.insert(lease.server.to_owned(), holds);
+            self.workers.insert(lease.server.clone(), holds);
         }
         grant
     }
 
     /// The row that another start is to find, if it must be another one than now: how many may be begun, until when;
     /// none when nothing counts. Whoever has stored it says so in `stored`.
-    pub fn row(&self, lease: &Lease<'_>, now: Millis) -> Option<Begun> {
+    pub fn row(&self, lease: &Lease, now: Millis) -> Option<Begun> {
         let (rate, until) = self.stored.unwrap_or_default();
         let row = match self.workers.is_empty() {
             true => (self.lent.iter().map(|(lent, _)| lent).sum(), now),
@@ -100,9 +101,9 @@ mod tests {
     use super::*;
 
     /// A lease of `a`: of three in an hour.
-    fn lease(wants: u32, rate_held: u32) -> Lease<'static> {
+    fn lease(wants: u32, rate_held: u32) -> Lease {
         Lease {
-            server: "a",
+            server: "a".into(),
             time: Duration::from_secs(10),
             slots: 4,
             wants,
@@ -124,7 +125,11 @@ mod tests {
         assert_eq!(leased.divide(&lease(4, 2), 3000).rate, 3, "it wants again");
         let leave = Lease { time: Duration::ZERO, ..lease(0, 2) };
         assert_eq!(leased.divide(&leave, 4000).rate, 0, "who leaves holds nothing");
-        assert_eq!(leased.divide(&Lease { server: "b", ..lease(4, 0) }, 5000).rate, 1, "two still count");
+        assert_eq!(
+            leased.divide(&Lease { server: "b".into(), ..lease(4, 0) }, 5000).rate,
+            1,
+            "two still count"
+        );
     }
 
     /// Guards against a row that is taken for stored though its write has failed: a kill would forget the rate.

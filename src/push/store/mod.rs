@@ -8,6 +8,7 @@ mod leases;
 pub mod redis;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -51,10 +52,10 @@ impl fmt::Debug for Records {
 }
 
 /// What one server asks for, of one queue. Asked about once a second, which is also the sign that the server lives.
-#[derive(Clone, Debug)]
-pub struct Lease<'a> {
+#[derive(Clone, Debug, Default)]
+pub struct Lease {
     /// The name of the worker that asks: another one on each server, and after each start.
-    pub server: &'a str,
+    pub server: Arc<str>,
     /// For how long the answer stands. Zero: the server leaves.
     pub time: Duration,
     /// How many slots there are over all servers.
@@ -153,7 +154,7 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     /// Divides the slots and the rate among the servers that ask, evenly. What all of them hold is never more than
     /// there is: who gets more waits until others have given it up. A server that did not ask again within its time
     /// holds nothing. What it may have begun counts in the rate for one more `per`, also after a restart.
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant>;
+    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant>;
 
     /// Adds to what is known of a queue.
     async fn report(&self, key: &PushKey, report: Report) -> Result<()>;

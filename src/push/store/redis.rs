@@ -98,12 +98,12 @@ impl PushStore for RedisPush {
         self.run(script, &call).await
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
+    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let script = &self.scripts.push_lease;
         let millis = |time: std::time::Duration| time.as_millis() as u64;
         let mut call = script.call(2);
         call.arg(key_of(key, "servers")).arg(key_of(key, "counts"));
-        call.arg(lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
+        call.arg(&*lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
         call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
         call.arg(lease.open.unwrap_or(0));
         let (slots, rate, failed, delivered, alone) = self.run(script, &call).await?;

@@ -104,7 +104,7 @@ impl PushStore for MemoryPush {
         Ok(true)
     }
 
-    async fn lease(&self, key: &PushKey, lease: Lease<'_>) -> Result<Grant> {
+    async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let mut kept = self.0.lock();
         kept.rate_held = Some(lease.rate_held);
         if self.2.load(Ordering::Relaxed) {
