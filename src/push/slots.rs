@@ -76,7 +76,7 @@ async fn run(queue: Arc<PushedQueue>, demands: watch::Receiver<Demand>, slots: w
         tokio::select! {
             biased;
             () = ended(demands.clone()) => {}
-            () = lease(&queue, demands.clone(), slots) => {}
+            () = lease(|lease| ask(queue.clone(), lease), demands.clone(), slots) => {}
         }
     };
     let reports = async {
@@ -99,8 +99,22 @@ async fn ended(mut demands: watch::Receiver<Demand>) {
     let _ = demands.wait_for(|demand| demand.lease.time.is_zero()).await;
 }
 
-/// Leases slots until the worker is gone.
-async fn lease(queue: &PushedQueue, mut demands: watch::Receiver<Demand>, slots: watch::Sender<Slots>) {
+/// Asks the store, and says what else it has answered.
+async fn ask(queue: Arc<PushedQueue>, lease: Lease) -> Option<Grant> {
+    let grant = queue.server.store.lease(&queue.key, lease).await;
+    queue.server.outage.report(&grant);
+    let grant = grant.ok()?;
+    queue.failed.fetch_max(grant.failed, Ordering::Relaxed);
+    queue.alone.store(grant.alone, Ordering::Relaxed);
+    Some(grant)
+}
+
+/// Leases slots until the worker is gone, by `ask`.
+async fn lease<F: Future<Output = Option<Grant>>>(
+    ask: impl Fn(Lease) -> F,
+    mut demands: watch::Receiver<Demand>,
+    slots: watch::Sender<Slots>,
+) {
     let (mut told, mut believed, mut next) = (Lease::default(), 0, Instant::now());
     loop {
         let Demand { number, lease } = demands.borrow_and_update().clone();
@@ -110,13 +124,9 @@ async fn lease(queue: &PushedQueue, mut demands: watch::Receiver<Demand>, slots:
         let gives_up = believed > has.grant.slots && lease.holds <= has.grant.slots;
         if heard && (now >= next || gives_up || is_news(&lease, &told)) {
             (told, believed, next) = (lease.clone(), lease.holds, now + RENEW);
-            let grant = queue.server.store.lease(&queue.key, lease).await;
-            queue.server.outage.report(&grant);
             // Without an answer the last one stands until its end.
-            if let Ok(grant) = grant {
+            if let Some(grant) = ask(lease).await {
                 believed = believed.max(grant.slots);
-                queue.failed.fetch_max(grant.failed, Ordering::Relaxed);
-                queue.alone.store(grant.alone, Ordering::Relaxed);
                 slots.send_replace(Slots { grant, until: now + LEASE, number: has.number + 1 });
             }
             continue;
@@ -144,5 +154,51 @@ async fn report(queue: &PushedQueue) {
         let mut untold = queue.report.lock();
         let later = std::mem::replace(&mut *untold, report);
         untold.add(later);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// Guards against a store that gives slots to others which the worker may still use.
+    #[tokio::test(start_paused = true)]
+    async fn the_store_is_asked_only_when_the_worker_has_heard_the_answer_before() {
+        let asked = Mutex::new(Vec::new());
+        let ask = |lease: Lease| {
+            asked.lock().push(lease.holds);
+            std::future::ready(Some(Grant { slots: 3, ..Grant::default() }))
+        };
+        let demand = |number, holds| Demand {
+            number,
+            lease: Lease { time: LEASE, slots: 10, wants: 10, holds, ..Lease::default() },
+        };
+        let (tell, demands) = watch::channel(demand(0, 0));
+        let grant = Grant { slots: 10, ..Grant::default() };
+        let (slots, _has) = watch::channel(Slots { grant, until: Instant::now() + LEASE, number: 1 });
+        let worker = async {
+            let hears = async |number, holds| {
+                tell.send_replace(demand(number, holds));
+                sleep(RENEW / 10).await;
+            };
+            sleep(RENEW * 3).await;
+            assert!(asked.lock().is_empty(), "the worker has not heard that it has ten slots");
+            hears(1, 10).await;
+            sleep(RENEW * 3).await;
+            assert_eq!(*asked.lock(), [10], "nor, since then, that it has three");
+            hears(2, 7).await;
+            assert_eq!(*asked.lock(), [10, 7], "seven requests are in flight");
+            hears(3, 4).await;
+            assert_eq!(*asked.lock(), [10, 7], "it holds too many still: a second has not passed");
+            hears(3, 3).await;
+            assert_eq!(*asked.lock(), [10, 7, 3], "others may have the rest at once");
+        };
+        tokio::select! {
+            () = lease(ask, demands, slots) => panic!("it leases as long as there is a worker"),
+            () = worker => {}
+        }
     }
 }
