@@ -10,7 +10,7 @@ use super::{Fatal, Space, Store};
 
 /// How often [`Store::write_out`] checks whether it is done.
 const WRITE_OUT_CHECK: Duration = Duration::from_millis(5);
-/// A key of one byte, which no keyspace has (codec.rs): it is only ever deleted.
+/// A key of one byte, which no keyspace has (codec): it is only ever deleted.
 const NO_KEY: [u8; 1] = [0];
 /// Where fjall keeps a keyspace's tables, in the keyspace's directory.
 const TABLES: &str = "tables";

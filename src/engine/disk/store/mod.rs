@@ -1,5 +1,4 @@
-//! The fjall database: its keyspaces, and the transaction through which the writer thread reads and writes.
-//! Only this folder knows fjall. This file knows keys and values as bytes; what they mean is known to codec.rs.
+
 
 pub mod codec;
 mod files;
