@@ -3,26 +3,20 @@
 //!
 //! Integers are big-endian, so that keys sort as their numbers do.
 
-use std::fmt;
+mod parts;
+mod record;
+
 use std::ops::RangeBounds;
 
 use bytes::{BufMut, Bytes};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+pub use self::parts::{Entry, Malformed, TimerKey, put_short, take_short};
+use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id};
+pub use self::record::{Location, Record, read_record, record};
 use crate::clock::{Micros, Millis};
 use crate::engine::{Fingerprint, How, Placed};
-use crate::job::{Attributes, JobId, Reason};
-use crate::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
-
-/// Bytes that are not what this format says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
+use crate::job::JobId;
+use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
 /// The name of the number in `meta` below which all numbers may be in use.
 pub const META_SEQ: &[u8] = b"seq";
@@ -38,164 +32,6 @@ pub const META_GROUP: &[u8] = b"group";
 pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.
 pub const FIRST_SEQ: u64 = 1 << 48;
-
-type Result<T> = std::result::Result<T, Malformed>;
-
-/// Orders timers: when it is due, then the number it got when it was set, so that jobs due at one moment
-/// keep the order in which they were published.
-pub type TimerKey = (Micros, u64);
-
-/// What every list and timer holds of a job. An entry stands for a job only while the stored record has the
-/// same `generation`: an id may be acked and published again, and the old entry must not hand out the new job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    pub id: JobId,
-    /// How many times the job may still be handed out.
-    pub tries: u16,
-    /// The number that the publish took; never used twice.
-    pub generation: u64,
-    /// Whether the job may have a key: without this an ack of a running job would have to read its record.
-    pub keyed: bool,
-}
-
-/// Where a job was when its record was last written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Location {
-    /// In the ready list at this number, at least at first.
-    Ready(u64),
-    /// Delayed until this timer, at least at first.
-    Delayed(TimerKey),
-    /// In the dead letter at this number: exact, since leaving it rewrites the record.
-    Dead(u64),
-}
-
-/// A job as stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    pub location: Location,
-    pub generation: u64,
-    /// When its ttl ends; `None` is never.
-    pub expires: Option<Micros>,
-    pub attributes: Attributes,
-    /// The key that it has now.
-    pub key: Option<JobKey>,
-    pub reason: Option<Reason>,
-    pub body: Bytes,
-}
-
-impl Record {
-    /// Whether its ttl has ended.
-    pub fn expired(&self, now: Micros) -> bool {
-        self.expires.is_some_and(|at| at <= now)
-    }
-}
-
-/// Reads from the front of a slice.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(n).ok_or(Malformed("cut short"))?;
-        self.0 = tail;
-        Ok(head)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        self.take(N)?.try_into().map_err(|_| Malformed("cut short"))
-    }
-
-    fn u8(&mut self) -> Result<u8> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn u16(&mut self) -> Result<u16> {
-        Ok(u16::from_be_bytes(self.array()?))
-    }
-
-    fn u32(&mut self) -> Result<u32> {
-        Ok(u32::from_be_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64> {
-        Ok(u64::from_be_bytes(self.array()?))
-    }
-
-    fn short(&mut self) -> Result<&'a str> {
-        let len = self.u8()?;
-        std::str::from_utf8(self.take(usize::from(len))?).map_err(|_| Malformed("not UTF-8"))
-    }
-
-    fn long(&mut self) -> Result<String> {
-        let len = self.u32()?;
-        let bytes = self.take(len as usize)?;
-        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Malformed("not UTF-8"))
-    }
-
-    fn id(&mut self) -> Result<JobId> {
-        match self.flagged_id()? {
-            (id, false) => Ok(id),
-            _ => Err(Malformed("no such id version")),
-        }
-    }
-
-    /// An id, and whether [`KEYED`] is set.
-    fn flagged_id(&mut self) -> Result<(JobId, bool)> {
-        let flags = self.u8()?;
-        if flags & !(VERSIONED | KEYED) != 0 {
-            return Err(Malformed("no such id version"));
-        }
-        Ok((JobId::from_bytes(self.array()?, flags & VERSIONED != 0), flags & KEYED != 0))
-    }
-
-    fn queue(&mut self) -> Result<Queue> {
-        let namespace = Namespace::parse(self.short()?).map_err(|_| Malformed("bad namespace"))?;
-        let name = QueueName::parse_for_consume(self.short()?).map_err(|_| Malformed("bad queue name"))?;
-        Ok(Queue { namespace, name })
-    }
-
-    fn entry(&mut self) -> Result<Entry> {
-        let (id, keyed) = self.flagged_id()?;
-        Ok(Entry { id, tries: self.u16()?, generation: self.u64()?, keyed })
-    }
-
-    fn end(self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("too long")) }
-    }
-}
-
-/// A name behind its length. It is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
-pub fn put_short(out: &mut Vec<u8>, s: &str) {
-    out.put_u8(s.len() as u8);
-    out.put_slice(s.as_bytes());
-}
-
-/// Reads [`put_short`] from the front.
-pub fn take_short<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
-    let mut r = Reader(bytes);
-    let s = r.short()?;
-    *bytes = r.0;
-    Ok(s)
-}
-
-/// In the first byte of an id: it is versioned.
-const VERSIONED: u8 = 1;
-/// In the first byte of an entry: its job may have a key.
-const KEYED: u8 = 2;
-
-fn put_id(out: &mut Vec<u8>, id: JobId) {
-    put_flagged_id(out, id, false);
-}
-
-fn put_flagged_id(out: &mut Vec<u8>, id: JobId, keyed: bool) {
-    out.put_u8(if id.is_versioned() { VERSIONED } else { 0 } | if keyed { KEYED } else { 0 });
-    out.put_slice(&id.to_bytes());
-}
-
-fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
-    put_flagged_id(out, entry.id, entry.keyed);
-    out.put_u16(entry.tries);
-    out.put_u64(entry.generation);
-}
 
 /// The prefix of all keys of a queue. No queue's prefix begins another's, since lengths come first.
 pub fn queue_key(queue: &Queue) -> Bytes {
@@ -497,87 +333,11 @@ pub fn read_number(value: &[u8]) -> Result<u64> {
     r.end().map(|()| number)
 }
 
-/// In the first byte of a record, beside the location: a key and a reason stand before the body.
-const EXTRAS: u8 = 0x80;
-
-/// The value of `jobs`. The checksum in front covers key and value: a record found under another key, or with
-/// any byte changed, does not read.
-pub fn record(key: &[u8], record: &Record) -> Vec<u8> {
-    let attributes: usize = record.attributes.iter().map(|(k, v)| 8 + k.len() + v.len()).sum();
-    let has_extras = record.key.is_some() || record.reason.is_some();
-    let (key_text, reason) =
-        (record.key.as_ref().map_or("", JobKey::as_str), record.reason.as_ref().map_or("", Reason::as_str));
-    let extras = if has_extras { 3 + key_text.len() + reason.len() } else { 0 };
-    let mut out = Vec::with_capacity(8 + 17 + 16 + 4 + attributes + extras + record.body.len());
-    out.put_u64(0);
-    let (tag, due, seq) = match record.location {
-        Location::Ready(seq) => (0, 0, seq),
-        Location::Delayed((due, seq)) => (1, due, seq),
-        Location::Dead(seq) => (2, 0, seq),
-    };
-    out.put_u8(if has_extras { tag | EXTRAS } else { tag });
-    out.put_u64(due);
-    out.put_u64(seq);
-    out.put_u64(record.generation);
-    // 0 is "never": a ttl that ends at the epoch ends a microsecond later instead, and is over all the same.
-    out.put_u64(record.expires.map_or(0, |at| at.max(1)));
-    out.put_u32(record.attributes.len() as u32);
-    for (k, v) in &record.attributes {
-        for s in [k, v] {
-            out.put_u32(s.len() as u32);
-            out.put_slice(s.as_bytes());
-        }
-    }
-    if has_extras {
-        put_short(&mut out, key_text);
-        // At most `Reason::MOST`, which fits.
-        out.put_u16(reason.len() as u16);
-        out.put_slice(reason.as_bytes());
-    }
-    out.put_slice(&record.body);
-    let sum = checksum(key, &out[8..]);
-    out[..8].copy_from_slice(&sum.to_be_bytes());
-    out
-}
-
-fn checksum(key: &[u8], value: &[u8]) -> u64 {
-    xxh3_64_with_seed(value, xxh3_64(key))
-}
-
-/// Reads [`record`]. The body is a copy, so that it keeps no part of the database in memory.
-pub fn read_record(key: &[u8], value: &[u8]) -> Result<Record> {
-    let mut r = Reader(value);
-    if r.u64()? != checksum(key, r.0) {
-        return Err(Malformed("the checksum does not match"));
-    }
-    let (tag, due, seq) = (r.u8()?, r.u64()?, r.u64()?);
-    let location = match tag & !EXTRAS {
-        0 => Location::Ready(seq),
-        1 => Location::Delayed((due, seq)),
-        2 => Location::Dead(seq),
-        _ => return Err(Malformed("no such location")),
-    };
-    let generation = r.u64()?;
-    let expires = Some(r.u64()?).filter(|at| *at > 0);
-    let count = r.u32()?;
-    let mut attributes = Attributes::new();
-    for _ in 0..count {
-        let (k, v) = (r.long()?, r.long()?);
-        attributes.insert(k, v);
-    }
-    let (mut key, mut reason) = (None, None);
-    if tag & EXTRAS != 0 {
-        key = JobKey::parse(r.short()?);
-        let len = r.u16()?;
-        let text = std::str::from_utf8(r.take(len.into())?).map_err(|_| Malformed("not UTF-8"))?;
-        reason = Reason::new(text);
-    }
-    Ok(Record { location, generation, expires, attributes, key, reason, body: Bytes::copy_from_slice(r.0) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Reason;
+    use crate::name::QueueName;
     use proptest::prelude::*;
 
     fn queues() -> impl Strategy<Value = Queue> {

@@ -1,0 +1,145 @@
+//! What keys and values are made of: numbers, names, ids, entries. Knows no keyspace.
+
+use std::fmt;
+
+use bytes::BufMut;
+
+use crate::clock::Micros;
+use crate::job::JobId;
+use crate::name::{Namespace, Queue, QueueName};
+
+/// Bytes that are not what this format says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+/// Orders timers: when it is due, then the number it got when it was set, so that jobs due at one moment
+/// keep the order in which they were published.
+pub type TimerKey = (Micros, u64);
+
+pub type Result<T> = std::result::Result<T, Malformed>;
+
+/// What every list and timer holds of a job. An entry stands for a job only while the stored record has the
+/// same `generation`: an id may be acked and published again, and the old entry must not hand out the new job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub id: JobId,
+    /// How many times the job may still be handed out.
+    pub tries: u16,
+    /// The number that the publish took; never used twice.
+    pub generation: u64,
+    /// Whether the job may have a key: without this an ack of a running job would have to read its record.
+    pub keyed: bool,
+}
+
+/// Reads from the front of a slice.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn take(&mut self, n: usize) -> Result<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(n).ok_or(Malformed("cut short"))?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.take(N)?.try_into().map_err(|_| Malformed("cut short"))
+    }
+
+    pub fn u8(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub fn u16(&mut self) -> Result<u16> {
+        Ok(u16::from_be_bytes(self.array()?))
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_be_bytes(self.array()?))
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_be_bytes(self.array()?))
+    }
+
+    pub fn short(&mut self) -> Result<&'a str> {
+        let len = self.u8()?;
+        std::str::from_utf8(self.take(usize::from(len))?).map_err(|_| Malformed("not UTF-8"))
+    }
+
+    pub fn long(&mut self) -> Result<String> {
+        let len = self.u32()?;
+        let bytes = self.take(len as usize)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Malformed("not UTF-8"))
+    }
+
+    pub fn id(&mut self) -> Result<JobId> {
+        match self.flagged_id()? {
+            (id, false) => Ok(id),
+            _ => Err(Malformed("no such id version")),
+        }
+    }
+
+    /// An id, and whether [`KEYED`] is set.
+    pub fn flagged_id(&mut self) -> Result<(JobId, bool)> {
+        let flags = self.u8()?;
+        if flags & !(VERSIONED | KEYED) != 0 {
+            return Err(Malformed("no such id version"));
+        }
+        Ok((JobId::from_bytes(self.array()?, flags & VERSIONED != 0), flags & KEYED != 0))
+    }
+
+    pub fn queue(&mut self) -> Result<Queue> {
+        let namespace = Namespace::parse(self.short()?).map_err(|_| Malformed("bad namespace"))?;
+        let name = QueueName::parse_for_consume(self.short()?).map_err(|_| Malformed("bad queue name"))?;
+        Ok(Queue { namespace, name })
+    }
+
+    pub fn entry(&mut self) -> Result<Entry> {
+        let (id, keyed) = self.flagged_id()?;
+        Ok(Entry { id, tries: self.u16()?, generation: self.u64()?, keyed })
+    }
+
+    pub fn end(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed("too long")) }
+    }
+}
+
+/// A name behind its length. It is at most 255 bytes (`name.rs` holds that), so its length fits one byte.
+pub fn put_short(out: &mut Vec<u8>, s: &str) {
+    out.put_u8(s.len() as u8);
+    out.put_slice(s.as_bytes());
+}
+
+/// Reads [`put_short`] from the front.
+pub fn take_short<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
+    let mut r = Reader(bytes);
+    let s = r.short()?;
+    *bytes = r.0;
+    Ok(s)
+}
+
+/// In the first byte of an id: it is versioned.
+const VERSIONED: u8 = 1;
+/// In the first byte of an entry: its job may have a key.
+const KEYED: u8 = 2;
+
+pub fn put_id(out: &mut Vec<u8>, id: JobId) {
+    put_flagged_id(out, id, false);
+}
+
+pub fn put_flagged_id(out: &mut Vec<u8>, id: JobId, keyed: bool) {
+    out.put_u8(if id.is_versioned() { VERSIONED } else { 0 } | if keyed { KEYED } else { 0 });
+    out.put_slice(&id.to_bytes());
+}
+
+pub fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
+    put_flagged_id(out, entry.id, entry.keyed);
+    out.put_u16(entry.tries);
+    out.put_u64(entry.generation);
+}
