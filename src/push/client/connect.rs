@@ -10,7 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hyper::Uri;
+use hyper::header::HeaderValue;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -24,13 +28,75 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
+use url::Url;
 
 use super::places::{Place, Places};
-use super::{Fault, Proxy, Resolve};
 use crate::push::address::Guard;
 
 /// How long one address of several may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// Why there was no answer. Its text is shown to operators, and holds no header.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("the address is forbidden: {0}")]
+    Forbidden(String),
+    #[error("unknown host: {0}")]
+    UnknownHost(String),
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    #[error("TLS: {0}")]
+    Tls(String),
+    #[error("the proxy: {0}")]
+    Proxy(String),
+    #[error("no answer within {} seconds", .0.as_secs())]
+    TimeOut(Duration),
+    #[error("the connection failed: {0}")]
+    Broken(String),
+}
+
+/// Finds the addresses of a name. A trait, so that tests can be the DNS.
+#[async_trait]
+pub trait Resolve: Send + Sync + fmt::Debug + 'static {
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
+}
+
+/// Where a proxy is, and what it wants to hear.
+#[derive(Clone)]
+pub struct Proxy {
+    uri: Uri,
+    /// The value of `Proxy-Authorization`.
+    pub(super) auth: Option<HeaderValue>,
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Proxy({})", self.uri)
+    }
+}
+
+impl Proxy {
+    /// From `http://user:password@host:port`. The error does not show the URL: it may hold a password.
+    pub fn parse(text: &str) -> Result<Proxy, String> {
+        let wrong = || "PushProxy should be like \"http://proxy.example:3128\"".to_owned();
+        let url = Url::parse(text).map_err(|_| wrong())?;
+        let host =
+            url.host_str().filter(|_| url.scheme() == "http" && url.path() == "/").ok_or_else(wrong)?;
+        let port = url.port_or_known_default().ok_or_else(wrong)?;
+        let uri = format!("http://{host}:{port}/").parse().map_err(|_| wrong())?;
+        let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let auth = (!url.username().is_empty()).then(|| {
+            let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
+            format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+        });
+        let auth = auth.map(|auth| HeaderValue::from_str(&auth).map_err(|_| wrong())).transpose()?;
+        let auth = auth.map(|mut auth| {
+            auth.set_sensitive(true);
+            auth
+        });
+        Ok(Proxy { uri, auth })
+    }
+}
 
 /// Opens connections.
 #[derive(Clone)]

@@ -7,18 +7,15 @@ mod places;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
-use hyper::header::{HeaderMap, HeaderValue, PROXY_AUTHORIZATION};
-use hyper::{Request, Response, StatusCode, Uri};
+use hyper::header::{HeaderMap, PROXY_AUTHORIZATION};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::client::legacy::{Client as Pool, Error as PoolError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -26,10 +23,9 @@ use rustls::RootCertStore;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
-use url::Url;
 
 use self::connect::Connector;
-pub use self::connect::roots;
+pub use self::connect::{Fault, Proxy, Resolve, roots};
 use self::places::{Places, Used};
 use super::address::Guard;
 
@@ -47,25 +43,6 @@ const IDLE: Duration = Duration::from_secs(4);
 const MOST_IDLE: usize = 1000;
 /// How much of an answer whose body does not count is kept, to be shown.
 pub const KEPT: usize = 1024;
-
-/// Why there was no answer. Its text is shown to operators, and holds no header.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Fault {
-    #[error("the address is forbidden: {0}")]
-    Forbidden(String),
-    #[error("unknown host: {0}")]
-    UnknownHost(String),
-    #[error("cannot connect: {0}")]
-    Connect(String),
-    #[error("TLS: {0}")]
-    Tls(String),
-    #[error("the proxy: {0}")]
-    Proxy(String),
-    #[error("no answer within {} seconds", .0.as_secs())]
-    TimeOut(Duration),
-    #[error("the connection failed: {0}")]
-    Broken(String),
-}
 
 /// What came back.
 #[derive(Clone, Debug)]
@@ -85,49 +62,6 @@ pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
     /// time is none.
     async fn send(&self, request: Request<Bytes>, time: Duration, body_counts: bool)
     -> Result<Answer, Fault>;
-}
-
-/// Finds the addresses of a name. A trait, so that tests can be the DNS.
-#[async_trait]
-pub trait Resolve: std::marker::Send + Sync + fmt::Debug + 'static {
-    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
-}
-
-/// Where a proxy is, and what it wants to hear.
-#[derive(Clone)]
-pub struct Proxy {
-    uri: Uri,
-    /// The value of `Proxy-Authorization`.
-    auth: Option<HeaderValue>,
-}
-
-impl fmt::Debug for Proxy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Proxy({})", self.uri)
-    }
-}
-
-impl Proxy {
-    /// From `http://user:password@host:port`. The error does not show the URL: it may hold a password.
-    pub fn parse(text: &str) -> Result<Proxy, String> {
-        let wrong = || "PushProxy should be like \"http://proxy.example:3128\"".to_owned();
-        let url = Url::parse(text).map_err(|_| wrong())?;
-        let host =
-            url.host_str().filter(|_| url.scheme() == "http" && url.path() == "/").ok_or_else(wrong)?;
-        let port = url.port_or_known_default().ok_or_else(wrong)?;
-        let uri = format!("http://{host}:{port}/").parse().map_err(|_| wrong())?;
-        let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
-        let auth = (!url.username().is_empty()).then(|| {
-            let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
-            format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
-        });
-        let auth = auth.map(|auth| HeaderValue::from_str(&auth).map_err(|_| wrong())).transpose()?;
-        let auth = auth.map(|mut auth| {
-            auth.set_sensitive(true);
-            auth
-        });
-        Ok(Proxy { uri, auth })
-    }
 }
 
 /// Sends over connections of its own.
