@@ -14,11 +14,11 @@ use redis::aio::MultiplexedConnection;
 use redis::{Arg, Cmd, FromRedisValue, RedisResult, Value};
 use tokio::time::timeout;
 
-use super::RedisCore;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
 use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
+use super::core::RedisCore;
 use super::layout::scripts::Script;
 
 /// How long after it was sent a script may still begin.

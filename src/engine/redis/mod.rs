@@ -1,22 +1,27 @@
-//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
-
+//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis.
 //!
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
-
+//! - `verbs/`: a file for each step, named as on disk.
+//! - `core`: what verbs and tasks have in common; `pauses`, `counting`, `arming`, `cache`, `clock`: what this process
+//!   remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
-//! - `cache`, `clock`: what this process remembers.
 //! - `safety`: whether the server is set up to keep jobs.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
 
+mod arming;
+mod batches;
 mod cache;
 mod clock;
 pub(crate) mod connection;
+mod core;
+mod counting;
 mod in_time;
 pub(crate) mod layout;
+mod pauses;
 mod reply;
 mod safety;
 pub(crate) mod verbs;
@@ -42,7 +47,7 @@ use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
@@ -53,7 +58,12 @@ use connection::connector::Connector;
 use connection::shared::SharedConnection;
 use connection::status::Connections;
 use layout::scripts::Scripts;
-use verbs::{ack, pause, publish, quotas};
+use verbs::{pause, quotas};
+
+use self::arming::Watch;
+use self::core::RedisCore;
+use self::counting::Counting;
+use self::pauses::Pauses;
 
 /// How many calls of one kind may wait to be gathered into a batch.
 const MAX_WAITING: usize = 16_384;
@@ -61,48 +71,6 @@ const MAX_WAITING: usize = 16_384;
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 /// How many running jobs' tries are remembered at least.
 const TRIES_CACHED: usize = 131_072;
-
-/// What the engine and its tasks have in common.
-#[derive(Debug)]
-pub(crate) struct RedisCore {
-    /// The name of the pool of jobs, for messages.
-    pool: Arc<str>,
-    /// What all connections have in common.
-    connections: Arc<Connections>,
-    /// Hears of every connection that is lost.
-    outage: Arc<Outage>,
-    /// One for each task that publishes: a large bulk on one of them delays nobody on the other. Two tasks, since more
-    /// make smaller batches, which cost the Redis more, and with one alone everybody waits behind a large bulk. Measured
-    /// with 64 callers: two cost within a tenth of what one costs and answer as fast or faster; four cost a fifth more
-    /// and gain nothing.
-    publish_connections: [SharedConnection; 2],
-    /// Publications that share script calls.
-    publishes: Caller<publish::Plain, Published>,
-    consumes: SharedConnection,
-    /// The pump, and what ends hand-overs, have connections of their own, so that nobody's reads delay them.
-    pumps: SharedConnection,
-    hand_overs: SharedConnection,
-    /// For everything off the hot path.
-    shared: SharedConnection,
-    scripts: Scripts,
-    clock: RedisClock,
-    next_due: NextDue,
-    notifiers: Notifiers,
-    recorded_queues: RecordedQueues,
-    tries: TriesCache,
-    watch: watch::Watch,
-    pauses: pause::Pauses,
-    /// Held by who finishes destroys of others.
-    finishing: Mutex<()>,
-    /// Held by who looks for a job in a long dead letter, and when the next such look may begin.
-    far_looks: Mutex<Option<tokio::time::Instant>>,
-    /// When a pump has begun that last, in microseconds.
-    looked_for_dropped: AtomicU64,
-    quotas: quotas::Counting,
-    tasks: Tasks,
-    /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
-    keepers: Tasks,
-}
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
@@ -129,8 +97,8 @@ impl RedisEngine {
             Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
         let [publishing, publishing_too, consumes, pumps, hand_overs, shared] =
             std::array::from_fn(|_| SharedConnection::new(connections.clone()));
-        let (publishes, publish_calls) = batch::channel(MAX_WAITING, publish::LIMIT);
-        let (acks, ack_calls) = batch::channel(MAX_WAITING, ack::LIMIT);
+        let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
         let core = Arc::new(RedisCore {
             pool,
             connections: connections.clone(),
@@ -147,12 +115,12 @@ impl RedisEngine {
             notifiers: Notifiers::default(),
             recorded_queues: RecordedQueues::default(),
             tries: TriesCache::new(TRIES_CACHED),
-            watch: watch::Watch::default(),
-            pauses: pause::Pauses::default(),
+            watch: Watch::default(),
+            pauses: Pauses::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
-            quotas: quotas::Counting::default(),
+            quotas: Counting::default(),
             tasks: tasks.clone(),
             keepers,
         });
@@ -202,13 +170,6 @@ impl RedisEngine {
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let failure = self.core.tasks.failure().clone();
         async move { failure.reported().await.to_owned() }
-    }
-}
-
-impl RedisCore {
-    /// `Closed` once the engine is closing.
-    fn open(&self) -> Result<()> {
-        if self.connections.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
     }
 }
 

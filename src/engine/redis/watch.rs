@@ -11,17 +11,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ahash::HashSet;
-use parking_lot::Mutex;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
-use super::RedisCore;
 use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::reconnect::{Reconnect, stay_connected};
 use super::connection::status::{ConnectionStatus, Connections};
+use super::core::RedisCore;
 use super::layout::keys;
 use super::verbs::check::empty_write;
 use crate::name::Queue;
@@ -35,25 +32,6 @@ const POLL: Duration = Duration::from_millis(50);
 const ARM_PAUSE: Duration = Duration::from_millis(1);
 /// How many keys one EXISTS takes.
 const CHUNK: usize = 1000;
-
-/// Queues that are to be armed. Holds at most those that are waited for and those that have just changed.
-#[derive(Debug, Default)]
-pub struct Watch {
-    arm: Mutex<HashSet<Queue>>,
-    changed: Notify,
-}
-
-impl Watch {
-    /// Arms these soon.
-    pub fn arm(&self, queues: impl IntoIterator<Item = Queue>) {
-        self.arm.lock().extend(queues);
-        self.changed.notify_one();
-    }
-
-    fn take(&self) -> Vec<Queue> {
-        std::mem::take(&mut *self.arm.lock()).into_iter().collect()
-    }
-}
 
 /// The task. Its connection counts as down from the call on, not from the first poll.
 pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {

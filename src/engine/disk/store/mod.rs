@@ -1,5 +1,3 @@
-
-
 pub mod codec;
 mod files;
 pub mod guard;

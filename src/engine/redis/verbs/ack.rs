@@ -4,22 +4,13 @@
 
 use redis::Cmd;
 
-use crate::engine::batch::{BatchLimit, BatchSize, Call};
-use crate::engine::redis::RedisCore;
+use crate::engine::batch::Call;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;
-
-/// How many acks go together.
-pub const LIMIT: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
-
-impl BatchSize for JobRef {
-    fn items(&self) -> usize {
-        1
-    }
-}
 
 impl RedisCore {
     /// Acks the jobs of a batch, and answers each call.

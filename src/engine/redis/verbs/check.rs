@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::{Cmd, InfoDict};
 
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::Result;
 

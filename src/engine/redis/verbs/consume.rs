@@ -8,8 +8,8 @@ use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
 use crate::engine::Consumed;
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::{keys, value};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::ttl_millis;
 use crate::error::{Error, Result};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::{Error, Result};
 use crate::name::Queue;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::time::{Instant, sleep};
 
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::job::Job;

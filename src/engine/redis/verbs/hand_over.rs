@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::Cmd;
 
 use crate::clock::Micros;
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::reply::wrong_type;

@@ -2,7 +2,7 @@
 //! repeat.
 
 use super::publish::read_placed;
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::{Once, Published};
 use crate::error::{Error, Result};

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::clock::Millis;
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{Cursor, JobList, JobPage};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redis::Value;
 
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::reply::read;
 use crate::engine::{QueuePage, QueueView};

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::error::{Error, Result};
 use crate::job::Job;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::engine::Pumped;
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::Result;
 

@@ -11,13 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::engine::Quotas;
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::error::Result;
 use crate::name::Namespace;
@@ -39,34 +37,6 @@ const PATIENCE: Duration = Duration::from_millis(800);
 /// How many namespaces one script call sets or corrects, and how many fields a step of a scan reads.
 const CHUNK: usize = 250;
 const SCAN: usize = 500;
-
-/// What this server knows of quotas.
-#[derive(Debug)]
-pub struct Counting {
-    /// The namespaces whose jobs are to be counted.
-    namespaces: Mutex<Vec<Namespace>>,
-    changed: Notify,
-    /// How many counts were asked for, and how many of these are done.
-    asked: watch::Sender<u64>,
-    done: watch::Sender<u64>,
-    /// One change at a time.
-    setting: tokio::sync::Mutex<()>,
-    /// The name of this process, of which it has one turn.
-    server: String,
-}
-
-impl Default for Counting {
-    fn default() -> Counting {
-        Counting {
-            namespaces: Mutex::default(),
-            changed: Notify::new(),
-            asked: watch::channel(0).0,
-            done: watch::channel(0).0,
-            setting: tokio::sync::Mutex::default(),
-            server: ulid::Ulid::r#gen().to_string(),
-        }
-    }
-}
 
 /// Jobs and bytes.
 type Used = [i64; 2];

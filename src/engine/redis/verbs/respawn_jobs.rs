@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::reply::{read, wrong_type};

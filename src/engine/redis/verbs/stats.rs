@@ -1,6 +1,6 @@
 //! Sizes, names of queues, and figures for the metrics. Changes nothing.
 
-use crate::engine::redis::RedisCore;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;

@@ -14,22 +14,20 @@ use redis::Cmd;
 pub use self::script::read_placed;
 use self::script::{Answer, Stored, placed_plain, read_keyed, read_plain, unreadable};
 use crate::clock::{Micros, Millis};
-use crate::engine::batch::{BatchLimit, BatchSize, Call, Reply};
-use crate::engine::redis::RedisCore;
+use crate::engine::batch::{Call, Reply};
+use crate::engine::redis::batches::{Plain, bytes_of};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::connection::open::Connection;
 use crate::engine::redis::connection::shared::first_up;
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{id_taken, wrong_type};
-use crate::engine::{How, MAX_PUBLISH, Placing, Publication, Published};
+use crate::engine::{How, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
 
-/// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
-/// with more bytes goes alone.
-pub const LIMIT: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
 /// How many bytes of values one script call carries. A single value may be larger.
 const MAX_VALUES: usize = 1 << 20;
 /// How long values are kept that were stored before the call that makes them visible: longer than the steps of the
@@ -38,25 +36,6 @@ const STAGED: Duration = Duration::from_secs(600);
 /// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
 /// years at most.
 const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
-
-/// A publication that shares a script call with others.
-#[derive(Debug)]
-pub struct Plain(Publication);
-
-impl BatchSize for Plain {
-    fn items(&self) -> usize {
-        self.0.jobs.len()
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
-    }
-}
-
-/// What a job counts in a batch.
-fn bytes_of(job: &NewJob) -> usize {
-    job.body.len() + 256
-}
 
 fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use redis::{Cmd, Value};
 
 use crate::clock::Micros;
-use crate::engine::redis::RedisCore;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::{keys, value};

@@ -1,0 +1,37 @@
+//! What shares script calls: how large such calls grow.
+
+use crate::engine::batch::{BatchLimit, BatchSize};
+use crate::engine::{MAX_PUBLISH, Publication};
+use crate::job::{JobRef, NewJob};
+
+/// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
+/// with more bytes goes alone.
+pub const PUBLISHES: BatchLimit = BatchLimit { items: MAX_PUBLISH, bytes: 1 << 20 };
+
+/// A publication that shares a script call with others.
+#[derive(Debug)]
+pub struct Plain(pub Publication);
+
+impl BatchSize for Plain {
+    fn items(&self) -> usize {
+        self.0.jobs.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.jobs.iter().map(|placing| bytes_of(&placing.job)).sum()
+    }
+}
+
+/// What a job counts in a batch.
+pub fn bytes_of(job: &NewJob) -> usize {
+    job.body.len() + 256
+}
+
+/// How many acks go together.
+pub const ACKS: BatchLimit = BatchLimit { items: 64, bytes: usize::MAX };
+
+impl BatchSize for JobRef {
+    fn items(&self) -> usize {
+        1
+    }
+}
