@@ -35,10 +35,10 @@ const CHUNK: usize = 1000;
 
 /// The task. Its connection counts as down from the call on, not from the first poll.
 pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
-    let status = ConnectionStatus::new(core.connections.clone());
+    let mut status = ConnectionStatus::new(core.connections.clone());
     async move {
         let (connections, lists) = (core.connections.clone(), WatchedLists(core));
-        let connected = stay_connected(&lists, connections.answered(), Some(status));
+        let connected = stay_connected(&lists, connections.answered(), |up| status.set(up));
         connections.closing.run_until_cancelled(connected).await;
     }
 }

@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::fault::{Fault, Outcome};
-use super::status::ConnectionStatus;
 
 /// The pause after the first failed attempt to connect. It doubles with each further one.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -30,11 +29,11 @@ pub trait Reconnect: Sync {
 }
 
 /// Makes a connection, has it serve until it ends, and begins again. What is `answered` is sent when an attempt may
-/// succeed. With a `status` the connection is one of those that must be up.
+/// succeed. `is_up` hears whenever the connection is made, and whenever it has ended.
 pub async fn stay_connected<R: Reconnect>(
     to: &R,
     answered: watch::Receiver<()>,
-    mut status: Option<ConnectionStatus>,
+    mut is_up: impl FnMut(bool),
 ) -> Infallible {
     let mut backoff = Backoff::new(answered);
     loop {
@@ -42,9 +41,9 @@ pub async fn stay_connected<R: Reconnect>(
         match to.connect().await {
             Ok(connection) => {
                 backoff.connected();
-                status.iter_mut().for_each(ConnectionStatus::up);
+                is_up(true);
                 to.serve(connection).await;
-                status.iter_mut().for_each(ConnectionStatus::down);
+                is_up(false);
                 backoff.broke();
             }
             Err(fault) => {

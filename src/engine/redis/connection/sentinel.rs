@@ -70,7 +70,7 @@ impl Sentinels {
             let stop = tasks.stopping().clone();
             tasks.spawn_essential("a task that follows a Sentinel", async move {
                 let retry = sentinel.follower.retry.subscribe();
-                stop.run_until_cancelled(stay_connected(&sentinel, retry, None)).await;
+                stop.run_until_cancelled(stay_connected(&sentinel, retry, |_| ())).await;
             });
         }
         Sentinels { found }

@@ -154,8 +154,8 @@ struct SharedTask {
 
 impl SharedTask {
     /// Until the engine is closed.
-    async fn run(self, status: ConnectionStatus) {
-        let connected = stay_connected(&self, self.connections.answered(), Some(status));
+    async fn run(self, mut status: ConnectionStatus) {
+        let connected = stay_connected(&self, self.connections.answered(), |up| status.set(up));
         self.connections.closed.run_until_cancelled(connected).await;
         // The calling side may live on. It must not hold the connection.
         self.tell.send_replace(State::Down(Fault::away("the engine is closing")));

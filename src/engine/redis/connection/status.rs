@@ -145,25 +145,22 @@ impl ConnectionStatus {
         ConnectionStatus { connections, up: false }
     }
 
-    /// It was made. The others try again now, since they may succeed too.
-    pub fn up(&mut self) {
-        if !std::mem::replace(&mut self.up, true) {
-            self.connections.down.send_modify(|down| *down -= 1); // one that was down is counted
-            self.connections.retry_now();
-        }
-    }
-
-    /// It broke.
-    pub fn down(&mut self) {
-        if std::mem::replace(&mut self.up, false) {
-            self.connections.down.send_modify(|down| *down += 1);
+    /// It was made, or it broke. When it was made the others try again now, since they may succeed too.
+    pub fn set(&mut self, up: bool) {
+        match (std::mem::replace(&mut self.up, up), up) {
+            (false, true) => {
+                self.connections.down.send_modify(|down| *down -= 1); // one that was down is counted
+                self.connections.retry_now();
+            }
+            (true, false) => self.connections.down.send_modify(|down| *down += 1),
+            _ => {}
         }
     }
 }
 
 impl Drop for ConnectionStatus {
     fn drop(&mut self) {
-        self.down();
+        self.set(false);
     }
 }
 
@@ -186,7 +183,7 @@ mod tests {
     async fn all_are_up_when_the_last_one_is() {
         let connections = connections();
         let [mut a, mut b] = two(&connections);
-        a.up();
+        a.set(true);
         let error = connections.all_up(Duration::from_secs(1)).await.expect_err("one is down");
         assert!(error.to_string().contains("1 of its connections"), "it says how many: {error}");
         let waiting = tokio::spawn({
@@ -194,11 +191,11 @@ mod tests {
             async move { connections.all_up(Duration::from_secs(1)).await }
         });
         tokio::task::yield_now().await;
-        b.up();
+        b.set(true);
         waiting.await.expect("no panic").expect("both are up");
-        b.down();
-        a.down();
-        a.down();
+        b.set(false);
+        a.set(false);
+        a.set(false);
         let error = connections.all_up(Duration::ZERO).await.expect_err("both are down");
         assert!(error.to_string().contains("2 of its connections"), "each is counted once: {error}");
     }
@@ -207,8 +204,8 @@ mod tests {
     async fn a_connection_that_is_gone_is_down_for_ever() {
         let connections = connections();
         let [mut a, mut b] = two(&connections);
-        a.up();
-        b.up();
+        a.set(true);
+        b.set(true);
         drop(b);
         assert!(connections.all_up(Duration::ZERO).await.is_err(), "nobody does its work");
     }
