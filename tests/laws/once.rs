@@ -69,6 +69,8 @@ pub async fn another_request_with_its_key_is_refused(s: &dyn Stage) {
     let q = queue("q");
     let done = ask(s, &[job(&q, "a")], "request", 1).await;
     assert_eq!(ask(s, &[job(&q, "b")], "request", 2).await, Published::Mismatch);
+    let twice = [job(&q, "b").key("k"), job(&q, "c").key("k")];
+    assert_eq!(ask(s, &twice, "request", 2).await, Published::Mismatch, "whatever else is wrong with it");
     assert_eq!(s.drain(&q).await, ["a"], "nothing has changed");
     assert_eq!(ask(s, &[job(&q, "a")], "request", 1).await, replay(&done), "the first one's is kept");
     assert!(matches!(ask(s, &[job(&q, "b")], "Request", 2).await, Published::Done(_)), "another key");

@@ -106,7 +106,12 @@ impl RedisCore {
     }
 
     async fn publish_alone(self: &Arc<Self>, publication: Publication) -> Result<Published> {
-        check(&publication)?;
+        if let Err(error) = check(&publication) {
+            // What was done already is answered first.
+            let once = publication.once.as_ref().zip(publication.jobs.first());
+            let Some((once, first)) = once else { return Err(error) };
+            return self.recall(&first.job.queue, once).await?.ok_or(error);
+        }
         let connection = self.shared.connection().await?;
         self.carry(&connection, &[publication]).await.pop().unwrap_or_else(|| Err(unreadable().into()))
     }
