@@ -153,3 +153,48 @@ impl Pauses {
             .is_some_and(|at| at.elapsed() < BELIEVED && known.doubted_at.is_none_or(|doubted| at > doubted))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(namespace: &str, name: &str) -> Queue {
+        Queue {
+            namespace: Namespace::parse(namespace).expect("a name"),
+            name: QueueName::parse(name).expect("a name"),
+        }
+    }
+
+    /// Guards against a Redis whose clock went back, after which a change of this process seems to be read already: it
+    /// would not hold here until the next asking.
+    #[test]
+    fn a_change_that_seems_old_is_asked_about() {
+        let (pauses, q) = (Pauses::default(), queue("shop", "q"));
+        {
+            let mut known = pauses.known.write();
+            known.replace(2000, BTreeMap::new(), Instant::now());
+            known.read_at = Some(Instant::now());
+        }
+        assert!(pauses.believed(), "what was just read is believed");
+        let pause = Some(Pause { until: None });
+        pauses.change(&q, pause, Versions { now: 2500, before: 2000, after: 2500 });
+        assert!(pauses.believed() && pauses.of(&q, 0).is_some(), "a change that follows is applied");
+        // All were resumed, and the clock went back.
+        pauses.change(&q, None, Versions { now: 1000, before: 0, after: 1000 });
+        assert!(!pauses.believed(), "one that seems older than what is known is asked about");
+    }
+
+    #[test]
+    fn the_paused_queues_of_a_namespace_are_those_and_no_others() {
+        let pauses = Pauses::default();
+        let names = [("a", "z"), ("shop", "-"), ("shop", "a"), ("shop", "b"), ("shop-", "c"), ("t", "a")];
+        let paused = names.map(|(namespace, name)| (queue(namespace, name), Pause { until: None }));
+        pauses.known.write().replace(1, paused.into(), Instant::now());
+        for (after, expected) in [(None, &["-", "a", "b"][..]), (Some("a"), &["b"]), (Some("b"), &[])] {
+            let after = after.map(|after| QueueName::parse(after).expect("a name"));
+            let found = pauses.in_namespace(&queue("shop", "q").namespace, after.as_ref());
+            let found: Vec<_> = found.iter().map(|queue| queue.name.as_str()).collect();
+            assert_eq!(found, expected, "after {after:?}");
+        }
+    }
+}
