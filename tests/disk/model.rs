@@ -48,7 +48,7 @@ enum Step {
     Crash,
 }
 
-/// A job for `publish_with`.
+/// A job for `Engine::publish`.
 #[derive(Clone, Debug)]
 struct Keyed {
     id: u64,
@@ -290,7 +290,7 @@ impl World {
                         other => other.ok(),
                     })
                 };
-                self.agree("publish_with", publish).await;
+                self.agree("publish", publish).await;
             }
             Step::Touch { back, ttr } => {
                 let Some((job, ours, model)) = self.held(*back) else { return };
@@ -337,9 +337,9 @@ impl World {
                     jobs.iter().map(|(n, with)| (id(*n), of(*n, ours, *with).map(|r| r.0))).collect();
                 let of_model: Vec<_> =
                     jobs.iter().map(|(n, with)| (id(*n), of(*n, model, *with).map(|r| r.1))).collect();
-                let ours = self.engine.ack(&q, &of_engine).await.expect("ack_many should answer");
+                let ours = self.engine.ack(&q, &of_engine).await.expect("ack should answer");
                 let models = self.model.ack(&q, &of_model).await.expect("the model answers");
-                assert_eq!(ours, models, "ack_many: the engine's answer, and the model's");
+                assert_eq!(ours, models, "ack: the engine's answer, and the model's");
             }
             Step::Cancel { queue: q, key } => {
                 let (q, key) = (queue(QUEUES[*q]), job_key(KEYS[*key]));

@@ -333,16 +333,16 @@ pub async fn ack_with_a_receipt_acks_only_what_is_held(s: &dyn Stage) {
         (slow[0].id, Some(slow[0].proof())),
         (held[2].id, Some(held[3].proof())),
     ];
-    let stale = ok("ack_many", s.engine().ack(&q, &jobs).await);
+    let stale = ok("ack", s.engine().ack(&q, &jobs).await);
     assert_eq!(stale, [slow[1].id, slow[0].id, held[2].id], "those that are there and not held, in order");
     for (i, there) in [(0, false), (1, false), (2, true), (3, true), (4, true), (5, true)] {
         assert_eq!(s.find(&held[i]).await.is_some(), there, "job {}", bodies(&held)[i]);
     }
     let all: Vec<_> = held.iter().map(|job| (job.id, Some(job.proof()))).collect();
-    assert_eq!(ok("ack_many", s.engine().ack(&q, &all).await), [], "each by its own receipt");
+    assert_eq!(ok("ack", s.engine().ack(&q, &all).await), [], "each by its own receipt");
     let full: Vec<_> = s.put_all((0..100).map(|i| job(&q, i.to_string()))).await;
     let full: Vec<_> = full.iter().map(|job| (job.id, None)).collect();
-    assert_eq!(ok("ack_many", s.engine().ack(&q, &full).await), [], "as many as a call may name");
+    assert_eq!(ok("ack", s.engine().ack(&q, &full).await), [], "as many as a call may name");
     assert_eq!(s.drain(&q).await, [""; 0]);
 }
 
@@ -392,7 +392,7 @@ pub async fn workers_leave_each_job_where_they_were_told(s: &dyn Stage) {
                             done("touch", ok("touch", engine.touch(&name, receipt, LONG).await)).receipt;
                     }
                     let stale = engine.ack(&q, &[(held.id, Some(receipt))]).await;
-                    assert_eq!(ok("ack_many", stale), [], "it is held");
+                    assert_eq!(ok("ack", stale), [], "it is held");
                 }
             }
         }

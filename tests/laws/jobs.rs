@@ -84,12 +84,12 @@ impl Draft {
         Draft { attributes: pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(), ..self }
     }
 
-    /// Due at this instant, when it is published by `publish_with`.
+    /// Due at this instant, when it is published by `Engine::publish`.
     pub fn at(self, at: Millis) -> Draft {
         Draft { at: Some(at), ..self }
     }
 
-    /// With a key, when it is published by `publish_with`. A job that has it already stays.
+    /// With a key, when it is published by `Engine::publish`. A job that has it already stays.
     pub fn key(self, key: &str) -> Draft {
         self.key_or(key, OnConflict::Keep)
     }
@@ -99,7 +99,7 @@ impl Draft {
         Draft { key: Some((job_key(key), on_conflict)), ..self }
     }
 
-    /// The job with what `publish_with` takes beside it.
+    /// The job with what `Engine::publish` takes beside it.
     pub fn placing(self, s: &dyn Stage) -> Placing {
         let (at, key) = (self.at, self.key.clone());
         Placing { job: self.make(s), at, key }

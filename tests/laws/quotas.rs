@@ -167,7 +167,7 @@ pub async fn a_large_batch_is_refused_as_a_whole(s: &dyn Stage) {
     set(s, Quota { bytes: 3 << 20, ..NONE }).await;
     let large = || (0..4).map(|n| job(&q, vec![n; 1 << 20]));
     refused(publish(s, large()).await, "bytes", "4 MiB of 3");
-    refused(place(s, large().collect(), None).await, "bytes", "4 MiB of 3 with publish_with");
+    refused(place(s, large().collect(), None).await, "bytes", "4 MiB of 3 as placings");
     assert_eq!(s.size(&q).await, 0, "nothing is stored");
     ok("3 MiB of 3", publish(s, large().take(3)).await);
     refused(publish(s, [job(&q, "x")]).await, "bytes", "a byte more");

@@ -311,7 +311,7 @@ impl dyn Stage + '_ {
     pub async fn ack_held(&self, job: &impl Named, receipt: Receipt) -> bool {
         let name = job.name();
         let stale = self.engine().ack(&name.queue, &[(name.id, Some(receipt))]).await;
-        match &ok("ack_many", stale)[..] {
+        match &ok("ack", stale)[..] {
             [] => true,
             [id] if *id == name.id => false,
             other => panic!("one job was to be acked, stale are {other:?}"),

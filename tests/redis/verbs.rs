@@ -34,7 +34,7 @@ fn only(placing: Placing) -> Publication {
 }
 
 async fn publish(engine: &RedisEngine, publication: Publication) -> Published {
-    engine.publish(publication).await.expect("publish_with is answered")
+    engine.publish(publication).await.expect("publish is answered")
 }
 
 async fn place(engine: &RedisEngine, placing: Placing) -> Placed {

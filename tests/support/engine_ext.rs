@@ -8,7 +8,7 @@ use dormouse::engine::{
     Revived, Size, SizeOf, Tries,
 };
 use dormouse::error::Result;
-use dormouse::job::{Attributes, Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
+use dormouse::job::{Job, JobId, JobRef, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{JobKey, Queue};
 
 /// Every engine has them.
@@ -55,7 +55,6 @@ pub trait EngineExt: Engine {
             );
             let body = body.expect("a job is inspected with its body");
             assert_eq!(size, body.len() as u64, "the size of the body");
-            let attributes: Attributes = attributes;
             Job { queue: job.queue.clone(), id, body, attributes, ttl, elapsed, tries_left: 0, receipt: 0 }
         }))
     }

@@ -122,7 +122,7 @@ async fn publish_keyed(
     conflict: OnConflict,
 ) -> Published {
     let jobs = vec![job(&queue("a"), body).key_or("k", conflict).placing(stage)];
-    ok("publish_with", engine.publish(Publication { jobs, replaces: None, once: None }).await)
+    ok("publish", engine.publish(Publication { jobs, replaces: None, once: None }).await)
 }
 
 /// Guards against two jobs with one key, since there are two stores.
@@ -173,11 +173,11 @@ async fn jobs_of_the_old_store_are_replaced_together() {
         let jobs = drafts.map(|draft| draft.placing(&pools.stages[0])).collect();
         Publication { jobs, replaces: None, once: None }
     };
-    ok("publish_with", pools.old.publish(request(OnConflict::Fail)).await);
+    ok("publish", pools.old.publish(request(OnConflict::Fail)).await);
     let slow = Duration::from_millis(100);
     pools.old.set(State::Slow(slow));
     let began = Instant::now();
-    let done = ok("publish_with", pools.pool.publish(request(OnConflict::Replace)).await);
+    let done = ok("publish", pools.pool.publish(request(OnConflict::Replace)).await);
     let took = began.elapsed();
     assert!(took < 70 * slow, "64 keys are looked up one by one, and what they name goes at once: {took:?}");
     pools.old.set(State::Up);
@@ -197,12 +197,12 @@ async fn a_call_with_keys_of_both_stores_answers_for_each_in_order() {
         let key = IdempotencyKey::new(b"once").expect("short");
         Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
     };
-    let Published::Done(first) = ok("publish_with", pools.pool.publish(request()).await) else {
+    let Published::Done(first) = ok("publish", pools.pool.publish(request()).await) else {
         panic!("it is the first")
     };
     let how: Vec<How> = first.iter().map(|placed| placed.how).collect();
     assert_eq!(how, [How::New, How::Duplicate, How::New]);
-    let again = ok("publish_with", pools.pool.publish(request()).await);
+    let again = ok("publish", pools.pool.publish(request()).await);
     assert_eq!(again, Published::Replay(first), "the same answer");
     assert_eq!(ok("consume", pools.consume(9).await), ["old", "1", "3"], "each once");
 }
@@ -223,10 +223,10 @@ async fn a_holder_is_answered_by_the_store_that_handed_out() {
     }
     let jobs = ok("consume", consume(&*pools.pool, &queue_list(&["a"]), &[TTR; 2]).await);
     let named: Vec<_> = jobs.iter().map(|job| (job.id, Some(job.proof()))).collect();
-    assert_eq!(ok("ack_many", pools.pool.ack(&queue("a"), &named[..1]).await), []);
+    assert_eq!(ok("ack", pools.pool.ack(&queue("a"), &named[..1]).await), []);
     let buried = ok("bury", pools.pool.bury(&jobs[1].name(), jobs[1].proof(), None).await);
     assert_eq!(buried, Held::Done(()));
-    let stale = ok("ack_many", pools.pool.ack(&queue("a"), &named).await);
+    let stale = ok("ack", pools.pool.ack(&queue("a"), &named).await);
     assert_eq!(stale, [jobs[1].id], "the one is gone, the other is dead");
     let revival = Revival { tries: std::num::NonZeroU16::MIN, delay: Duration::ZERO, ttl: None };
     let ids = [jobs[0].id, jobs[1].id];
@@ -313,7 +313,7 @@ async fn a_receipt_is_good_with_each_server_that_has_the_jobs_store() {
             for (n, taker) in servers.into_iter().enumerate() {
                 let touched = ok("touch", taker.touch(&name, receipt, TTR).await);
                 let Held::Done(touched) = touched else { panic!("store {store}, server {n}: {touched:?}") };
-                let stale = ok("ack_many", taker.ack(&name.queue, &[(name.id, Some(receipt))]).await);
+                let stale = ok("ack", taker.ack(&name.queue, &[(name.id, Some(receipt))]).await);
                 assert_eq!(stale, [name.id], "store {store}, server {n}: its receipt was replaced");
                 receipt = touched.receipt;
             }
@@ -442,12 +442,12 @@ async fn what_a_request_met_in_the_old_store_is_remembered() {
             let jobs = vec![job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1])];
             Publication { jobs, replaces: None, once: Some(Once { key, fingerprint: [1; 16] }) }
         };
-        let Published::Done(first) = ok("publish_with", pools.pool.publish(request()).await) else {
+        let Published::Done(first) = ok("publish", pools.pool.publish(request()).await) else {
             panic!("it is the first")
         };
         ok("ack", pools.pool.ack_job(JobRef { queue: queue("a"), id: placed[0].id }).await);
         for server in [&pools.pool, &(pools.new.clone() as Arc<dyn Engine>)] {
-            let again = ok("publish_with", server.publish(request()).await);
+            let again = ok("publish", server.publish(request()).await);
             assert_eq!(again, Published::Replay(first.clone()), "{conflict:?}: the same answer");
         }
         assert_eq!(ok("consume", pools.consume(9).await).len(), expected, "{conflict:?}: nothing is stored");
