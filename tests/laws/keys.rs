@@ -424,7 +424,7 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
     }
     let (mut new, mut others) = (Vec::new(), Vec::new());
     for call in calls {
-        match ok("publish", call.await.expect("publish_with does not panic")) {
+        match ok("publish", call.await.expect("publish does not panic")) {
             Published::Done(placed) if placed[0].how == How::New => new.push(placed[0].id),
             Published::Done(placed) => others.push(placed[0].id),
             Published::Conflict { id, .. } => others.push(id),

@@ -145,7 +145,7 @@ pub async fn one_of_many_equal_requests_is_done(s: &dyn Stage) {
     }
     let (mut done, mut replays) = (Vec::new(), Vec::new());
     for call in calls {
-        match ok("publish", call.await.expect("publish_with does not panic")) {
+        match ok("publish", call.await.expect("publish does not panic")) {
             Published::Done(placed) => done.push(placed),
             Published::Replay(placed) => replays.push(placed),
             other => panic!("{other:?}"),

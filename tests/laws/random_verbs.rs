@@ -41,7 +41,7 @@ pub async fn random_verbs_agree_with_the_model(s: &dyn Stage) {
 impl Run<'_> {
     pub(super) async fn verb(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         match self.random.below(20) {
-            0..4 => self.publish_with(engine, q).await,
+            0..4 => self.place(engine, q).await,
             4..7 => self.touch(engine).await,
             7..11 => self.release(engine).await,
             11 => self.bury(engine).await,
@@ -69,7 +69,7 @@ impl Run<'_> {
         (self.random.below(3) == 0).then(|| Reason::new(&text).expect("short"))
     }
 
-    async fn publish_with(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
+    async fn place(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
         let mut jobs = Vec::new();
         for _ in 0..1 + self.random.below(3) {
             let job = self.new_job(&q);
