@@ -146,10 +146,11 @@ impl Worker {
         }
     }
 
-    /// Consumes as much as there is room for, and tells what it holds. Answers when to look again unless something
+    /// Tells what it holds, and consumes as much as there is room for. Answers when to look again unless something
     /// happens.
     fn step(&mut self) -> Instant {
         let now = Instant::now();
+        self.tell_demand(now);
         let (room, wake) = self.room(now);
         let probe = self.breaker.is_open();
         if self.consuming.as_ref().is_some_and(|consuming| consuming.count > room || consuming.probe != probe)
@@ -159,7 +160,6 @@ impl Worker {
         if self.consuming.is_none() && room > 0 {
             self.consuming = Some(self.consume(room, probe));
         }
-        self.tell_demand(now);
         let lapses = (now < self.slots.until).then_some(self.slots.until);
         wake.into_iter().chain(lapses).min().unwrap_or(now + POLL)
     }
@@ -356,10 +356,8 @@ impl Worker {
                 if stands { begun.min(self.slots.grant.rate) } else { begun }
             }
         };
-        if wants == 0 {
-            // Also if it is resumed before the answer.
-            self.slots.grant.rate = rate_held;
-        }
+        // It keeps to what it tells, also if it is resumed or set anew before the answer.
+        (self.slots.grant.slots, self.slots.grant.rate) = (self.may_hold(), rate_held);
         let lease = Lease {
             server: self.queue.name.clone(),
             time: if self.has_ended() { Duration::ZERO } else { LEASE },
