@@ -38,20 +38,26 @@ pub struct Slots {
 
 /// What a worker holds until it hears of other slots, and what it could use: the lease to ask for. One without time are
 /// its last words: it has ended, and so have all of its requests.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Demand {
     /// The slots that it keeps to.
     pub number: u64,
     pub lease: Lease,
+    /// The task was told of it at once, under this number.
+    pub urgent: bool,
 }
 
 impl Demand {
     /// Takes the place of the demand before. Answers whether the task must hear of it at once.
-    pub fn replace(self, before: &mut Demand) -> bool {
-        let heard = |of: &Demand| (of.number, of.lease.holds, of.lease.time);
-        let wakes = heard(&self) != heard(before) || is_news(&self.lease, &before.lease);
+    pub fn replace(mut self, before: &mut Demand) -> bool {
+        let (holds, time) = (before.lease.holds, before.lease.time);
+        let news =
+            (holds, time) != (self.lease.holds, self.lease.time) || is_news(&self.lease, &before.lease);
+        // What was urgent may have waited for the worker to hear of these slots.
+        let (same, waited) = (self.number == before.number, before.urgent);
+        self.urgent = news || same && waited;
         *before = self;
-        wakes
+        news || !same && waited
     }
 }
 
@@ -64,7 +70,7 @@ fn is_news(lease: &Lease, told: &Lease) -> bool {
 /// Starts the task of a worker. It ends with the worker, which says so, and gives back what is leased.
 pub fn start(queue: &Arc<PushedQueue>) -> (watch::Sender<Demand>, watch::Receiver<Slots>) {
     let (demand, demands) =
-        watch::channel(Demand { number: 0, lease: Lease { time: LEASE, ..Lease::default() } });
+        watch::channel(Demand { lease: Lease { time: LEASE, ..Lease::default() }, ..Demand::default() });
     let none = Slots { grant: Grant::default(), until: Instant::now(), number: 1 };
     let (tell, slots) = watch::channel(none);
     queue.server.tasks.spawn(run(queue.clone(), demands, tell));
@@ -117,7 +123,7 @@ async fn lease<F: Future<Output = Option<Grant>>>(
 ) {
     let (mut told, mut believed, mut next) = (Lease::default(), 0, Instant::now());
     loop {
-        let Demand { number, lease } = demands.borrow_and_update().clone();
+        let Demand { number, lease, .. } = demands.borrow_and_update().clone();
         let has = *slots.borrow();
         let (now, heard) = (Instant::now(), number == has.number);
         // The store believes that the worker holds more than it does, and others could have it.
@@ -137,7 +143,8 @@ async fn lease<F: Future<Output = Option<Grant>>>(
                     return;
                 }
             }
-            () = sleep_until(next), if heard => {}
+            // Afterwards the worker has not heard yet, and is not waited for.
+            () = sleep_until(if now < next { next } else { now + RENEW }) => {}
         }
     }
 }
@@ -175,6 +182,7 @@ mod tests {
         let demand = |number, holds| Demand {
             number,
             lease: Lease { time: LEASE, slots: 10, wants: 10, holds, ..Lease::default() },
+            urgent: false,
         };
         let (tell, demands) = watch::channel(demand(0, 0));
         let grant = Grant { slots: 10, ..Grant::default() };

@@ -370,7 +370,7 @@ impl Worker {
             in_flight: self.in_flight,
             open: self.open_since.filter(|_| !self.ending),
         };
-        let demand = Demand { number: self.slots.number, lease };
+        let demand = Demand { number: self.slots.number, lease, urgent: false };
         self.demand.send_if_modified(|before| demand.replace(before));
     }
 }
