@@ -70,13 +70,13 @@ struct Kept {
 }
 
 /// The answer, once it is there.
-type Answer = Option<Result<TokenRecord>>;
+type TokenAnswer = Option<Result<TokenRecord>>;
 
 /// A question on its way to the store.
 #[derive(Clone)]
 struct Question {
     began: Instant,
-    answer: watch::Receiver<Answer>,
+    answer: watch::Receiver<TokenAnswer>,
 }
 
 impl Question {

@@ -83,7 +83,7 @@ impl QuotaManager {
     }
 
     /// Keeps the quotas of one store up to date. Never returns.
-    pub async fn keep(&self, store: usize) {
+    pub async fn keep_applied(&self, store: usize) {
         let store = &self.stores[store];
         let (mut known, mut told) = (None, Instant::now());
         loop {

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
-use super::program::{Failure, Result};
+use super::program::{CommandError, Result};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ const MAX_ANSWER: usize = 64 << 20;
 
 /// One call, built step by step.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct HttpCall {
     method: Method,
     /// Percent-encoded, as the query is.
     path: String,
@@ -34,41 +34,41 @@ pub struct Call {
     body: Vec<u8>,
 }
 
-impl Call {
+impl HttpCall {
     /// A GET of nothing yet.
-    pub fn get() -> Call {
-        Call { method: Method::GET, path: String::new(), query: String::new(), body: Vec::new() }
+    pub fn get() -> HttpCall {
+        HttpCall { method: Method::GET, path: String::new(), query: String::new(), body: Vec::new() }
     }
 
     /// The same one segment further down the path.
-    pub fn to(mut self, segment: &str) -> Call {
+    pub fn to(mut self, segment: &str) -> HttpCall {
         self.path.push('/');
         self.path.push_str(&encode(segment));
         self
     }
 
     /// A POST of this body.
-    pub fn post(self, body: impl Into<Vec<u8>>) -> Call {
-        Call { method: Method::POST, body: body.into(), ..self }
+    pub fn post(self, body: impl Into<Vec<u8>>) -> HttpCall {
+        HttpCall { method: Method::POST, body: body.into(), ..self }
     }
 
     /// A PUT without a body.
-    pub fn put(self) -> Call {
-        Call { method: Method::PUT, ..self }
+    pub fn put(self) -> HttpCall {
+        HttpCall { method: Method::PUT, ..self }
     }
 
     /// A PUT of this body.
-    pub fn put_body(self, body: impl Into<Vec<u8>>) -> Call {
-        Call { body: body.into(), ..self.put() }
+    pub fn put_body(self, body: impl Into<Vec<u8>>) -> HttpCall {
+        HttpCall { body: body.into(), ..self.put() }
     }
 
     /// A DELETE.
-    pub fn delete(self) -> Call {
-        Call { method: Method::DELETE, ..self }
+    pub fn delete(self) -> HttpCall {
+        HttpCall { method: Method::DELETE, ..self }
     }
 
     /// With those parameters that are given.
-    pub fn with(mut self, pairs: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Call {
+    pub fn with(mut self, pairs: impl IntoIterator<Item = (&'static str, Option<String>)>) -> HttpCall {
         for (key, value) in pairs {
             if let Some(value) = value {
                 self.query.push(if self.query.is_empty() { '?' } else { '&' });
@@ -82,25 +82,25 @@ impl Call {
 }
 
 /// A server, and the header that opens it.
-pub struct Client {
+pub struct ApiClient {
     /// As the user gave it, for messages.
     url: String,
     /// Host and port.
     address: String,
-    key: Option<Key>,
+    key: Option<Header>,
 }
 
 /// A header's name, and its value, which is secret.
-pub type Key = (&'static str, String);
+pub type Header = (&'static str, String);
 
 /// A header for basic auth.
-pub fn basic_auth(account: &str) -> Key {
+pub fn basic_auth(account: &str) -> Header {
     ("Authorization", format!("Basic {}", STANDARD.encode(account)))
 }
 
-impl Client {
+impl ApiClient {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
-    pub fn new(url: &str, key: Option<Key>) -> Result<Client> {
+    pub fn new(url: &str, key: Option<Header>) -> Result<ApiClient> {
         let address = url.parse::<Uri>().ok().and_then(|uri| {
             let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
             let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
@@ -112,16 +112,17 @@ impl Client {
             Some(format!("{}:{port}", authority.host()))
         });
         let address = address
-            .ok_or_else(|| Failure::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
+            .ok_or_else(|| CommandError::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
         if key.as_ref().is_some_and(|(_, key)| HeaderValue::from_str(key).is_err()) {
-            return Err(Failure::Usage("the token has characters that no token has".to_owned()));
+            return Err(CommandError::Usage("the token has characters that no token has".to_owned()));
         }
-        Ok(Client { url: url.trim_end_matches('/').to_owned(), address, key })
+        Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, key })
     }
 
     /// Sends a call, and answers the status and the text.
-    pub fn exchange(&self, call: Call) -> Result<(StatusCode, String)> {
-        let trouble = |e: &dyn std::fmt::Display| Failure::NotDone(format!("cannot reach {}: {e}", self.url));
+    pub fn exchange(&self, call: HttpCall) -> Result<(StatusCode, String)> {
+        let trouble =
+            |e: &dyn std::fmt::Display| CommandError::NotDone(format!("cannot reach {}: {e}", self.url));
         let mut request = Request::builder()
             .method(call.method)
             .uri(format!("{}{}", call.path, call.query))
@@ -138,29 +139,29 @@ impl Client {
     }
 
     /// The text of a 2xx.
-    pub fn send(&self, call: Call) -> Result<String> {
+    pub fn send(&self, call: HttpCall) -> Result<String> {
         let (status, text) = self.exchange(call)?;
         if status.is_success() {
             return Ok(text);
         }
-        Err(Failure::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
+        Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
     }
 
     /// The same for an answer that is JSON.
-    pub fn json(&self, call: Call) -> Result<Value> {
+    pub fn json(&self, call: HttpCall) -> Result<Value> {
         let text = self.send(call)?;
         self.read(&text)
     }
 
     /// The same for an answer that is JSON or nothing.
-    pub fn json_or_nothing(&self, call: Call) -> Result<Option<Value>> {
+    pub fn json_or_nothing(&self, call: HttpCall) -> Result<Option<Value>> {
         let text = self.send(call)?;
         if text.is_empty() { Ok(None) } else { self.read(&text).map(Some) }
     }
 
     fn read(&self, text: &str) -> Result<Value> {
         serde_json::from_str(text)
-            .map_err(|e| Failure::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
+            .map_err(|e| CommandError::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
     }
 }
 

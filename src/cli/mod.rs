@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use self::client::{Call, Client};
-use self::program::{Failure, Result, exit_code, given, print_line, standard_input};
+use self::client::{ApiClient, HttpCall};
+use self::program::{CommandError, Result, exit_code, given, print_line, standard_input};
 
 /// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
 const PAGE: usize = 100;
@@ -39,14 +39,14 @@ Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were m
 wrong.")]
 pub struct QueueArgs {
     #[command(flatten)]
-    server: Server,
+    server: ServerArgs,
     #[command(subcommand)]
-    command: Command,
+    command: QueueCommand,
 }
 
 /// Which server, which namespace, and how to show what it says.
 #[derive(Args)]
-struct Server {
+struct ServerArgs {
     /// The server's public port [default: http://127.0.0.1:7777]
     #[arg(long, global = true, value_name = "URL")]
     url: Option<String>,
@@ -72,7 +72,7 @@ enum Output {
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum QueueCommand {
     /// The queues of the namespace, with how many jobs are where
     List {
         /// Show at most so many
@@ -83,8 +83,8 @@ enum Command {
     Peek {
         queue: String,
         /// Jobs in which state
-        #[arg(long, value_enum, default_value_t = State::Ready)]
-        state: State,
+        #[arg(long, value_enum, default_value_t = ListedState::Ready)]
+        state: ListedState,
         /// Show at most so many
         #[arg(long, value_name = "COUNT", default_value_t = 20)]
         limit: usize,
@@ -156,11 +156,11 @@ enum Command {
     },
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
-    Push(push::Command),
+    Push(push::PushCommand),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum State {
+enum ListedState {
     Ready,
     Delayed,
     Running,
@@ -174,7 +174,7 @@ pub fn run(args: QueueArgs) -> ExitCode {
 
 /// A server, a namespace, and how answers are shown.
 struct Session {
-    client: Client,
+    client: ApiClient,
     /// Where the admin port is, if the command line says it.
     admin: Option<String>,
     namespace: String,
@@ -182,23 +182,30 @@ struct Session {
 }
 
 impl Session {
-    fn open(args: Server) -> Result<Session> {
+    fn open(args: ServerArgs) -> Result<Session> {
         let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
         let token = given(args.token, "DORMOUSE_TOKEN")?;
         let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
         let namespace = namespace.ok_or_else(|| {
-            Failure::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
+            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
         })?;
         let token = token.map(|token| ("X-Token", token));
-        Ok(Session { client: Client::new(&url, token)?, admin: args.admin, namespace, output: args.output })
+        Ok(Session {
+            client: ApiClient::new(&url, token)?,
+            admin: args.admin,
+            namespace,
+            output: args.output,
+        })
     }
 
-    fn run(&self, command: Command) -> Result<()> {
+    fn run(&self, command: QueueCommand) -> Result<()> {
         match command {
-            Command::List { limit } => self.list(limit),
-            Command::Peek { queue, job: Some(job), .. } => self.look_at(&queue, &job),
-            Command::Peek { queue, state, limit, data, job: None } => self.peek(&queue, state, limit, data),
-            Command::Publish { queue, body, delay, at, ttl, tries, key, on_conflict } => {
+            QueueCommand::List { limit } => self.list(limit),
+            QueueCommand::Peek { queue, job: Some(job), .. } => self.look_at(&queue, &job),
+            QueueCommand::Peek { queue, state, limit, data, job: None } => {
+                self.peek(&queue, state, limit, data)
+            }
+            QueueCommand::Publish { queue, body, delay, at, ttl, tries, key, on_conflict } => {
                 let body = match body {
                     Some(body) => body.into_bytes(),
                     None => standard_input()?,
@@ -213,30 +220,30 @@ impl Session {
                 ];
                 self.answer(self.at(&queue).to("jobs").post(body).with(query))
             }
-            Command::Pause { queue, time } => {
+            QueueCommand::Pause { queue, time } => {
                 self.answer(self.at(&queue).to("pause").post("").with([("for", time)]))
             }
-            Command::Resume { queue } => self.answer(self.at(&queue).to("resume").post("")),
-            Command::Respawn { queue, oldest: Some(limit), ttl, .. } => {
+            QueueCommand::Resume { queue } => self.answer(self.at(&queue).to("resume").post("")),
+            QueueCommand::Respawn { queue, oldest: Some(limit), ttl, .. } => {
                 let query = [("limit", Some(limit.to_string())), ("ttl", ttl)];
                 self.answer(self.at(&queue).to("deadletter").put().with(query))
             }
-            Command::Respawn { queue, jobs, oldest: None, tries, delay, ttl } => {
+            QueueCommand::Respawn { queue, jobs, oldest: None, tries, delay, ttl } => {
                 self.respawn(&queue, &jobs, &[("tries", tries), ("delay", delay), ("ttl", ttl)])
             }
-            Command::Purge { queue, yes } => self.purge(&queue, yes),
-            Command::Push(command) => self.push(command),
+            QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
+            QueueCommand::Push(command) => self.push(command),
         }
     }
 
     fn list(&self, limit: Option<usize>) -> Result<()> {
-        let call = Call::get().to("api").to(&self.namespace);
+        let call = HttpCall::get().to("api").to(&self.namespace);
         let queues = self.pages(&call, "queues", limit.unwrap_or(usize::MAX))?;
         self.show(&json!({"namespace": self.namespace, "queues": queues}), || show::queues(&queues));
         Ok(())
     }
 
-    fn peek(&self, queue: &str, state: State, limit: usize, data: bool) -> Result<()> {
+    fn peek(&self, queue: &str, state: ListedState, limit: usize, data: bool) -> Result<()> {
         let state = state.to_possible_value().map(|value| value.get_name().to_owned());
         let query = [("state", state), ("data", data.then(|| "1".to_owned()))];
         let jobs = self.pages(&self.at(queue).to("jobs").with(query), "jobs", limit)?;
@@ -251,14 +258,14 @@ impl Session {
         Ok(())
     }
 
-    fn push(&self, command: push::Command) -> Result<()> {
+    fn push(&self, command: push::PushCommand) -> Result<()> {
         let url = given(self.admin.clone(), "DORMOUSE_ADMIN_URL")?;
-        let client = Client::new(url.as_deref().unwrap_or("http://127.0.0.1:7778"), push::login()?)?;
+        let client = ApiClient::new(url.as_deref().unwrap_or("http://127.0.0.1:7778"), push::login()?)?;
         let call = command.call(&self.namespace)?;
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
         self.show(&answer, || show::fields(&answer));
         match answer["ok"].as_bool() {
-            Some(false) => Err(Failure::NotDone("the endpoint did not take the test".to_owned())),
+            Some(false) => Err(CommandError::NotDone("the endpoint did not take the test".to_owned())),
             _ => Ok(()),
         }
     }
@@ -276,14 +283,16 @@ impl Session {
         self.show(&all, || show::fields(&all));
         match missing.len() {
             0 => Ok(()),
-            some => Err(Failure::NotDone(format!("{some} of {} jobs are not dead or not there", jobs.len()))),
+            some => {
+                Err(CommandError::NotDone(format!("{some} of {} jobs are not dead or not there", jobs.len())))
+            }
         }
     }
 
     fn purge(&self, queue: &str, yes: bool) -> Result<()> {
         if !yes {
             let size = self.client.json(self.at(queue).to("size"))?["size"].as_u64().unwrap_or(0);
-            return Err(Failure::Usage(format!(
+            return Err(CommandError::Usage(format!(
                 "this forgets the ready jobs of {}/{queue}, {size} of them now; repeat it with --yes",
                 self.namespace
             )));
@@ -295,12 +304,12 @@ impl Session {
     }
 
     /// A call that gets below a queue.
-    fn at(&self, queue: &str) -> Call {
-        Call::get().to("api").to(&self.namespace).to(queue)
+    fn at(&self, queue: &str) -> HttpCall {
+        HttpCall::get().to("api").to(&self.namespace).to(queue)
     }
 
     /// Shows what the server says.
-    fn answer(&self, call: Call) -> Result<()> {
+    fn answer(&self, call: HttpCall) -> Result<()> {
         let answer = self.client.json(call)?;
         self.show(&answer, || show::fields(&answer));
         Ok(())
@@ -314,7 +323,7 @@ impl Session {
     }
 
     /// Up to `limit` elements of a list that the server shows in pages.
-    fn pages(&self, call: &Call, field: &str, limit: usize) -> Result<Vec<Value>> {
+    fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
         let mut all = Vec::new();
         let mut cursor = None;
         while all.len() < limit {

@@ -5,24 +5,24 @@ use std::io::{IsTerminal, Read, Write};
 use std::process::ExitCode;
 
 /// Why a command was not done, in one line.
-pub enum Failure {
+pub enum CommandError {
     /// An argument is missing or wrong.
     Usage(String),
     /// The server refused or could not be reached, or not all was done.
     NotDone(String),
 }
 
-pub type Result<T> = std::result::Result<T, Failure>;
+pub type Result<T> = std::result::Result<T, CommandError>;
 
 /// Says why a command of `program` was not done.
 pub fn exit_code(program: &str, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(what)) => {
+        Err(CommandError::Usage(what)) => {
             eprintln!("{program}: {what}");
             ExitCode::from(2)
         }
-        Err(Failure::NotDone(why)) => {
+        Err(CommandError::NotDone(why)) => {
             eprintln!("{program}: {why}");
             ExitCode::FAILURE
         }
@@ -37,7 +37,7 @@ pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
             Ok(value) => value,
             Err(std::env::VarError::NotPresent) => return Ok(None),
             Err(std::env::VarError::NotUnicode(_)) => {
-                return Err(Failure::Usage(format!("{variable} is not UTF-8")));
+                return Err(CommandError::Usage(format!("{variable} is not UTF-8")));
             }
         },
     };
@@ -50,7 +50,7 @@ pub fn standard_input() -> Result<Vec<u8>> {
         eprintln!("dormouse: reading the body from the terminal; end it with Ctrl-D");
     }
     let mut body = Vec::new();
-    input.read_to_end(&mut body).map_err(|e| Failure::NotDone(format!("standard input: {e}")))?;
+    input.read_to_end(&mut body).map_err(|e| CommandError::NotDone(format!("standard input: {e}")))?;
     Ok(body)
 }
 

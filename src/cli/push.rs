@@ -3,11 +3,11 @@
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use super::client::{Call, Key, basic_auth};
-use super::program::{Failure, Result, given, standard_input};
+use super::client::{Header, HttpCall, basic_auth};
+use super::program::{CommandError, Result, given, standard_input};
 
 #[derive(Subcommand)]
-pub enum Command {
+pub enum PushCommand {
     /// Set how a queue is pushed. What is not given is at its default. Shows the secret the first time
     Set(Box<Setting>),
     /// What is set, its state, counts, and the last attempts
@@ -87,7 +87,7 @@ impl Setting {
             ("on_dead", self.on_dead.map(Value::from)),
         ];
         setting.extend(given.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
-        let usage = |text: &str| Failure::Usage(text.to_owned());
+        let usage = |text: &str| CommandError::Usage(text.to_owned());
         let mut headers = Map::new();
         for header in &self.headers {
             let (name, value) =
@@ -107,30 +107,30 @@ impl Setting {
     }
 }
 
-impl Command {
+impl PushCommand {
     /// What to ask the server for.
-    pub fn call(self, namespace: &str) -> Result<Call> {
+    pub fn call(self, namespace: &str) -> Result<HttpCall> {
         let at = |target: &Target| {
-            let call = Call::get().to("push").to(namespace).to(&target.queue);
+            let call = HttpCall::get().to("push").to(namespace).to(&target.queue);
             call.with([("pool", target.pool.clone())])
         };
         Ok(match self {
-            Command::Set(setting) => {
+            PushCommand::Set(setting) => {
                 let call = at(&setting.target);
                 call.put_body(setting.json()?)
             }
-            Command::Show(target) => at(&target),
-            Command::Delete(target) => at(&target).delete(),
-            Command::Test(target) => at(&target).to("test").post(""),
-            Command::Pause(target) => at(&target).to("pause").post(""),
-            Command::Resume(target) => at(&target).to("resume").post(""),
-            Command::Secret(target) => at(&target).to("secret").post(""),
+            PushCommand::Show(target) => at(&target),
+            PushCommand::Delete(target) => at(&target).delete(),
+            PushCommand::Test(target) => at(&target).to("test").post(""),
+            PushCommand::Pause(target) => at(&target).to("pause").post(""),
+            PushCommand::Resume(target) => at(&target).to("resume").post(""),
+            PushCommand::Secret(target) => at(&target).to("secret").post(""),
         })
     }
 }
 
 /// The header for basic auth, as token-cli's: from the environment, where other users cannot read it.
-pub fn login() -> Result<Option<Key>> {
+pub fn login() -> Result<Option<Header>> {
     let login = given(None, "DORMOUSE_ADMIN_AUTH")?;
     Ok(login.as_deref().map(basic_auth))
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use super::client::{Call, Client, Key, basic_auth};
-use super::program::{Failure, Result, exit_code, given, print_line};
+use super::client::{ApiClient, Header, HttpCall, basic_auth};
+use super::program::{CommandError, Result, exit_code, given, print_line};
 
 /// Holds `user:password` when `-u` is not given.
 const AUTH_ENV: &str = "DORMOUSE_ADMIN_AUTH";
@@ -72,15 +72,15 @@ pub fn run(args: &TokenArgs) -> ExitCode {
 
 fn ask(args: &TokenArgs) -> Result<()> {
     let host = address(args)?;
-    let client = Client::new(&format!("http://{host}"), authorization(args)?)?;
+    let client = ApiClient::new(&format!("http://{host}"), authorization(args)?)?;
     let (status, answer) = client.exchange(plan(args)?)?;
     print_line(if status.is_success() && args.delete && answer.is_empty() { "ok" } else { &answer });
-    if status.is_success() { Ok(()) } else { Err(Failure::NotDone(format!("{host} answered {status}"))) }
+    if status.is_success() { Ok(()) } else { Err(CommandError::NotDone(format!("{host} answered {status}"))) }
 }
 
 /// The argument, unless it is missing or empty.
 fn need<'a>(value: &'a Option<String>, what: &str) -> Result<&'a str> {
-    let missing = || Failure::Usage(format!("{what} is missing; see --help"));
+    let missing = || CommandError::Usage(format!("{what} is missing; see --help"));
     value.as_deref().filter(|value| !value.is_empty()).ok_or_else(missing)
 }
 
@@ -92,22 +92,24 @@ fn address(args: &TokenArgs) -> Result<&str> {
     let odd = host.contains(|c: char| c.is_whitespace() || c.is_control() || "/?#@\\".contains(c));
     match port {
         Some(Ok(_)) if !odd => Ok(host),
-        _ => Err(Failure::Usage("the server must be given as HOST:PORT, like localhost:7778".to_owned())),
+        _ => {
+            Err(CommandError::Usage("the server must be given as HOST:PORT, like localhost:7778".to_owned()))
+        }
     }
 }
 
 /// The header for basic auth, from `-u` or else the environment.
-fn authorization(args: &TokenArgs) -> Result<Option<Key>> {
+fn authorization(args: &TokenArgs) -> Result<Option<Header>> {
     let from = if args.user.is_some() { "-u" } else { AUTH_ENV };
     match given(args.user.clone(), AUTH_ENV)? {
         Some(account) if account.contains(':') => Ok(Some(basic_auth(&account))),
         None if args.user.is_none() => Ok(None),
-        _ => Err(Failure::Usage(format!("{from} must have the form user:password"))),
+        _ => Err(CommandError::Usage(format!("{from} must have the form user:password"))),
     }
 }
 
-fn plan(args: &TokenArgs) -> Result<Call> {
-    let at = || Ok(Call::get().to("token").to(need(&args.namespace, "the namespace (-n)")?));
+fn plan(args: &TokenArgs) -> Result<HttpCall> {
+    let at = || Ok(HttpCall::get().to("token").to(need(&args.namespace, "the namespace (-n)")?));
     let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let pool = given(&args.pool);
     if args.create {
@@ -124,9 +126,9 @@ fn plan(args: &TokenArgs) -> Result<Call> {
     } else if args.list {
         Ok(at()?.with([("pool", pool)]))
     } else if args.pools {
-        Ok(Call::get().to("pools"))
+        Ok(HttpCall::get().to("pools"))
     } else {
         let what = "say what to do: -c creates a token, -d deletes one, -l lists them, -P lists pools";
-        Err(Failure::Usage(what.to_owned()))
+        Err(CommandError::Usage(what.to_owned()))
     }
 }

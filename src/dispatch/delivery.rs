@@ -29,7 +29,7 @@ impl Delivery {
     }
 
     /// Keeps the first `most` jobs; the others go back.
-    pub fn keep(&mut self, most: usize) {
+    pub fn truncate(&mut self, most: usize) {
         if most < self.jobs.len() {
             let rest = self.jobs.split_off(most);
             drop(Delivery::new(rest, self.waited, self.give_back.clone()));
@@ -145,7 +145,7 @@ mod tests {
         };
         let (sender, mut receiver) = mpsc::unbounded_channel();
         let mut delivery = Delivery::new((1..=3).map(job).collect(), false, GiveBack(sender));
-        delivery.keep(1);
+        delivery.truncate(1);
         let Ok(Message::Jobs(back)) = receiver.try_recv() else { panic!("two jobs go back") };
         let back: Vec<(u64, usize)> = back.iter().map(|job| (job.receipt, job.body.len())).collect();
         assert_eq!(back, [(2, 0), (3, 0)], "the receipts of what went back, and the bytes of their bodies");

@@ -58,9 +58,9 @@ pub use self::delivery::Delivery;
 use self::delivery::GiveBack;
 pub use self::parked_polls::ParkedPolls;
 pub use self::request::{ConsumeError, Request, Weights};
-use self::request::{Outcome, Wanted};
+use self::request::{ConsumeResult, Wanted};
 use self::wait_lists::{Fetch, WaitLists};
-use self::weights::Shares;
+use self::weights::WeightShares;
 use crate::engine::notifier::Notifier;
 use crate::engine::{Consumed, Engine};
 use crate::error::{Error, Result};
@@ -88,7 +88,7 @@ pub struct Dispatcher {
     give_back: GiveBack,
     fetches: Semaphore,
     /// Which queue is next, of each list with weights.
-    shares: Shares,
+    shares: WeightShares,
     closing: CancellationToken,
     /// Fetches and retries, so that a stop can wait for them.
     tasks: Tasks,
@@ -110,7 +110,7 @@ impl Dispatcher {
             waited_for: AtomicUsize::new(0),
             give_back,
             fetches: Semaphore::new(MAX_FETCHES),
-            shares: Shares::default(),
+            shares: WeightShares::default(),
             closing: CancellationToken::new(),
             tasks: Tasks::new(failure),
             giving_back,
@@ -139,7 +139,7 @@ impl Dispatcher {
         self.clone().serve(request, false)
     }
 
-    async fn serve(self: Arc<Self>, request: Request, counts: bool) -> Outcome {
+    async fn serve(self: Arc<Self>, request: Request, counts: bool) -> ConsumeResult {
         let patient = !request.timeout.is_zero();
         let parked = patient && counts;
         if parked {
@@ -261,7 +261,7 @@ impl Dispatcher {
             let Some(fetch) = self.begin(&queues) else { return };
             let mut under_way = UnderWay { dispatcher: &self, queues: &queues, fetch: Some(fetch) };
             let ttrs = under_way.fetch.as_ref().map_or(&[][..], |fetch| &fetch.ttrs);
-            let call: Call<'_, Result<Consumed>> = match &queues.weights {
+            let call: StoreCall<'_, Result<Consumed>> = match &queues.weights {
                 None => self.engine.consume(&queues.queues, ttrs),
                 Some(weights) => Box::pin(self.shares.consume(&*self.engine, &queues, weights, ttrs)),
             };
@@ -421,7 +421,7 @@ impl Notifier for Dispatcher {
 }
 
 /// A call of the engine.
-type Call<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type StoreCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Lists that are to fetch after another one. Dropped when that one has asked the store, or need not, or has panicked.
 struct Next<'a> {
@@ -431,7 +431,7 @@ struct Next<'a> {
 
 impl Next<'_> {
     /// Starts them once the call has begun. The call's answer.
-    async fn after<T>(self, mut call: Call<'_, T>) -> T {
+    async fn after<T>(self, mut call: StoreCall<'_, T>) -> T {
         let begun = poll_fn(|context| Poll::Ready(call.as_mut().poll(context))).await;
         drop(self);
         match begun {
@@ -471,7 +471,7 @@ struct Waiting {
     arrival: u64,
     /// It counts as a parked poll.
     parked: bool,
-    outcome: oneshot::Receiver<Outcome>,
+    outcome: oneshot::Receiver<ConsumeResult>,
     left: bool,
 }
 

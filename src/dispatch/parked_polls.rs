@@ -11,11 +11,11 @@ use crate::name::Namespace;
 pub struct ParkedPolls {
     most: usize,
     most_of_namespace: usize,
-    count: Mutex<Count>,
+    count: Mutex<NamespacePolls>,
 }
 
 #[derive(Debug, Default)]
-struct Count {
+struct NamespacePolls {
     all: usize,
     /// Only those that have some.
     by_namespace: HashMap<Namespace, usize>,

@@ -68,4 +68,4 @@ impl Weights {
 }
 
 /// What a waiter gets.
-pub type Outcome = Result<Delivery, ConsumeError>;
+pub type ConsumeResult = Result<Delivery, ConsumeError>;

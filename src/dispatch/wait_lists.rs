@@ -7,7 +7,7 @@ use std::time::Duration;
 use ahash::{HashMap, HashSet};
 use tokio::sync::oneshot;
 
-use super::request::{Outcome, Wanted};
+use super::request::{ConsumeResult, Wanted};
 use crate::engine::MAX_CONSUME;
 use crate::name::Queue;
 
@@ -66,7 +66,7 @@ pub struct WaitList {
 struct Waiter {
     count: u16,
     ttr: Duration,
-    outcome: oneshot::Sender<Outcome>,
+    outcome: oneshot::Sender<ConsumeResult>,
 }
 
 /// Whom one fetch is for, and what it asks for.
@@ -87,7 +87,7 @@ impl WaitList {
         arrival: u64,
         (count, ttr): (u16, Duration),
         patient: bool,
-        outcome: oneshot::Sender<Outcome>,
+        outcome: oneshot::Sender<ConsumeResult>,
     ) {
         self.waiters.insert(arrival, Waiter { count, ttr, outcome });
         if !patient {
@@ -96,19 +96,19 @@ impl WaitList {
     }
 
     /// Takes a waiter out. `None` when it has left already.
-    pub fn remove(&mut self, arrival: u64) -> Option<oneshot::Sender<Outcome>> {
+    pub fn remove(&mut self, arrival: u64) -> Option<oneshot::Sender<ConsumeResult>> {
         self.impatient.remove(&arrival);
         self.waiters.remove(&arrival).map(|waiter| waiter.outcome)
     }
 
     /// Takes those out that do not wait and came no later than `before`.
-    pub fn remove_impatient(&mut self, before: u64) -> Vec<oneshot::Sender<Outcome>> {
+    pub fn remove_impatient(&mut self, before: u64) -> Vec<oneshot::Sender<ConsumeResult>> {
         let arrivals: Vec<u64> = self.impatient.range(..=before).copied().collect();
         arrivals.into_iter().filter_map(|arrival| self.remove(arrival)).collect()
     }
 
     /// Takes those out that no fetch is under way for. The others do not wait for another one.
-    pub fn close(&mut self) -> Vec<oneshot::Sender<Outcome>> {
+    pub fn close(&mut self) -> Vec<oneshot::Sender<ConsumeResult>> {
         let after = self.serving.map_or(0, |last| last + 1);
         let rest = self.waiters.split_off(&after);
         self.impatient = self.waiters.keys().copied().collect();

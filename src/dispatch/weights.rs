@@ -27,17 +27,17 @@ const ONE_JOB: u64 = 1 << 32;
 
 /// The passes of all weighted lists.
 #[derive(Debug)]
-pub struct Shares {
+pub struct WeightShares {
     passes: Cache<Wanted, Arc<Mutex<Passes>>>,
 }
 
-impl Default for Shares {
-    fn default() -> Shares {
-        Shares { passes: Cache::new(MOST_LISTS) }
+impl Default for WeightShares {
+    fn default() -> WeightShares {
+        WeightShares { passes: Cache::new(MOST_LISTS) }
     }
 }
 
-impl Shares {
+impl WeightShares {
     /// [`Engine::consume`] in several calls, each of at most [`QUANTUM`] jobs, and together of about
     /// [`MAX_CONSUME_BYTES`]: a call asks for as many jobs as fit if none is larger than those before. There is at most
     /// one at a time for each list.

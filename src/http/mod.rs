@@ -26,7 +26,7 @@ pub use self::port::accept::{listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
 pub use self::request::origin::OwnNames;
-use self::request::origin::{self, Guard};
+use self::request::origin::{self, OriginCheck};
 pub use self::state::cursors::Cursors;
 pub use self::state::failed_logins::FailedLogins;
 pub use self::state::parked_tokens::keep_checked;
@@ -35,7 +35,7 @@ pub use self::state::{AppState, Defaults, PoolState, Readiness};
 /// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
     let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
-    let observe = Observe { state, guard: Guard::Public(names) };
+    let observe = Observe { state, guard: OriginCheck::Public(names) };
     Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
 }
 
@@ -107,7 +107,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    finish(guarded.merge(open), Observe { state, guard: Guard::Admin(Arc::new(names)) })
+    finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)) })
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

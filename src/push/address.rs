@@ -7,18 +7,18 @@ use ipnet::IpNet;
 
 /// What an administrator allows beside public addresses, and whether http may be used.
 #[derive(Clone, Debug, Default)]
-pub struct Guard {
+pub struct AddressGuard {
     networks: Vec<IpNet>,
     /// Lower case, without a dot at the end.
     names: Vec<String>,
     pub https_only: bool,
 }
 
-impl Guard {
+impl AddressGuard {
     /// From the entries of `PushAllow`: networks, addresses and host names. The error says which entry is none of
     /// them.
-    pub fn new(entries: &[String], https_only: bool) -> Result<Guard, String> {
-        let mut guard = Guard { https_only, ..Guard::default() };
+    pub fn new(entries: &[String], https_only: bool) -> Result<AddressGuard, String> {
+        let mut guard = AddressGuard { https_only, ..AddressGuard::default() };
         for entry in entries.iter().map(|entry| entry.trim()).filter(|entry| !entry.is_empty()) {
             let bare = entry.trim_start_matches('[').trim_end_matches(']');
             if let Ok(network) = entry.parse::<IpNet>() {
@@ -122,17 +122,17 @@ fn inside(address: IpAddr) -> Option<Ipv4Addr> {
 mod tests {
     use super::*;
 
-    fn refused(guard: &Guard, address: &str) -> bool {
+    fn refused(guard: &AddressGuard, address: &str) -> bool {
         guard.refuses(address.parse().expect("a literal")).is_some()
     }
 
-    fn guard(entries: &[&str]) -> Result<Guard, String> {
-        Guard::new(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>(), false)
+    fn guard(entries: &[&str]) -> Result<AddressGuard, String> {
+        AddressGuard::new(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>(), false)
     }
 
     #[test]
     fn only_public_addresses_may_be_called() {
-        let guard = Guard::default();
+        let guard = AddressGuard::default();
         for address in [
             "0.0.0.0",
             "0.1.2.3",

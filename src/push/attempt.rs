@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::acks::Acks;
 use super::breaker::Sign;
 use super::delivery::{self, Failed, Plan, Verdict};
-use super::limits::Taken;
+use super::limits::TakenMemory;
 use super::shared::{AGAIN, PushedQueue};
-use super::store::{Attempt, Report};
+use super::store::{Attempt, PushReport};
 use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
@@ -44,12 +44,12 @@ pub struct Ended {
 pub struct Slot {
     ended: Option<Ended>,
     tell: mpsc::UnboundedSender<Ended>,
-    _connection: Taken,
+    _connection: TakenMemory,
 }
 
 impl Slot {
     /// Of a request that begins now.
-    pub fn new(probe: bool, tell: mpsc::UnboundedSender<Ended>, connection: Taken) -> Slot {
+    pub fn new(probe: bool, tell: mpsc::UnboundedSender<Ended>, connection: TakenMemory) -> Slot {
         let (began, sign) = (Instant::now(), Sign::None);
         let ended = Ended { began, probe, sign, slow: false, success: false, gone: None };
         Slot { ended: Some(ended), tell, _connection: connection }
@@ -78,7 +78,7 @@ pub struct Sending {
     pub job: Job,
     pub probe: bool,
     pub began: Instant,
-    pub _memory: Taken,
+    pub _memory: TakenMemory,
 }
 
 impl Sending {
@@ -113,7 +113,7 @@ impl Sending {
         drop(answer);
         let told = |delivered: u64, failed: u64, dead: u64| {
             let attempts = vec![told];
-            self.queue.report.lock().add(Report { delivered, failed, dead, attempts });
+            self.queue.report.lock().add(PushReport { delivered, failed, dead, attempts });
         };
         match verdict {
             Verdict::Delivered => {
@@ -150,7 +150,7 @@ impl Sending {
     async fn first_failure(&self) -> bool {
         let (queue, mut told) = (&self.queue, false);
         let tell = async {
-            let first = Report { failed: 1, ..Report::default() };
+            let first = PushReport { failed: 1, ..PushReport::default() };
             queue.server.store.report(&queue.key, first).await?;
             told = true;
             Ok::<_, Error>(())
@@ -208,11 +208,11 @@ impl Sending {
     async fn tell_of_death(&self, attempt: u64, failed: &Failed) {
         let Some(name) = &self.plan.setting.on_dead else { return };
         // Or circles of settings, which two servers can make, would never end.
-        if delivery::is_obituary(&self.job) {
+        if delivery::is_death_message(&self.job) {
             return;
         }
         let (pool, queue) = (&self.queue.pool, &self.job.queue);
-        let body = delivery::obituary(&queue.name, &self.job, attempt, failed);
+        let body = delivery::death_message(&queue.name, &self.job, attempt, failed);
         let to = Queue { namespace: queue.namespace.clone(), name: name.clone() };
         let id = self.job.id.to_string();
         // Told once for each death: a job that was respawned dies again.

@@ -72,7 +72,7 @@ impl Breaker {
 
     /// So many attempts of all servers have delivered. Answers whether that ends what [`is_down`](Breaker::is_down)
     /// says. This server still probes first: it may be its own network that is broken.
-    pub fn told(&mut self, now: Instant, delivered: u64) -> bool {
+    pub fn learn_delivered(&mut self, now: Instant, delivered: u64) -> bool {
         let Some(open) = &mut self.open else { return false };
         if now < open.failed + TOLD_LATE || open.delivered.is_none() {
             open.delivered = Some(delivered);

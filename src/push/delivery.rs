@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::breaker::Sign;
-use super::client::{Answer, Fault, KEPT, SMALL_ANSWER};
-use super::record::{Record, Switch};
+use super::client::{EndpointAnswer, Fault, KEPT, SMALL_ANSWER};
+use super::record::{PushRecord, Switch};
 use super::setting::Setting;
 use super::sign::Signer;
 use crate::clock::Millis;
@@ -42,7 +42,7 @@ pub struct Plan {
 
 impl Plan {
     /// Errors when the record cannot be used, which its parser should have found.
-    pub fn new(queue: &Queue, record: &Record) -> Result<Plan, String> {
+    pub fn new(queue: &Queue, record: &PushRecord) -> Result<Plan, String> {
         let setting = record.setting.clone();
         let uri = setting.url.as_str().parse().map_err(|_| "url cannot be called".to_owned())?;
         let mut headers = HeaderMap::new();
@@ -147,7 +147,7 @@ impl Plan {
     }
 
     /// What an answer means, at `now` by the time of day.
-    pub fn judge(&self, answer: &Result<Answer, Fault>, now: Millis) -> Verdict {
+    pub fn judge(&self, answer: &Result<EndpointAnswer, Fault>, now: Millis) -> Verdict {
         let now = UNIX_EPOCH + Duration::from_millis(now);
         let answer = match answer {
             Ok(answer) => answer,
@@ -179,7 +179,7 @@ impl Plan {
     }
 
     /// Why a 2xx is not good enough.
-    fn not_ok(&self, answer: &Answer) -> Option<String> {
+    fn not_ok(&self, answer: &EndpointAnswer) -> Option<String> {
         let ok_when = self.setting.ok_when.as_ref()?;
         if !answer.whole {
             return Some("and its body is too large or did not come".into());
@@ -264,7 +264,7 @@ pub fn attempts_told(reason: Option<&Reason>) -> u64 {
 }
 
 /// What is shown of an answer.
-pub fn shown(answer: &Result<Answer, Fault>) -> String {
+pub fn shown(answer: &Result<EndpointAnswer, Fault>) -> String {
     match answer {
         Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(KEPT)]).into_owned(),
         Err(fault) => fault.to_string(),
@@ -272,8 +272,8 @@ pub fn shown(answer: &Result<Answer, Fault>) -> String {
 }
 
 /// The job that the queue of `on_dead` gets for one that has died.
-pub fn obituary(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
-    let obituary = Obituary {
+pub fn death_message(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
+    let death_message = DeathMessage {
         job_id: job.id.to_string().into(),
         queue: queue.as_str().into(),
         attempts,
@@ -282,19 +282,19 @@ pub fn obituary(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) ->
         data: (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body).into()),
     };
     // Texts and numbers become JSON without fail.
-    serde_json::to_vec(&obituary).unwrap_or_default().into()
+    serde_json::to_vec(&death_message).unwrap_or_default().into()
 }
 
 /// Whether a job is such a message: its body says so.
-pub fn is_obituary(job: &Job) -> bool {
-    let read = serde_json::from_slice::<Obituary>(&job.body);
-    read.is_ok_and(|obituary| JobId::parse(&obituary.job_id).is_some())
+pub fn is_death_message(job: &Job) -> bool {
+    let read = serde_json::from_slice::<DeathMessage>(&job.body);
+    read.is_ok_and(|death_message| JobId::parse(&death_message.job_id).is_some())
 }
 
 /// What a message of `on_dead` says.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Obituary<'a> {
+struct DeathMessage<'a> {
     #[serde(borrow)]
     job_id: Cow<'a, str>,
     #[serde(borrow)]

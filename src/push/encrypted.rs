@@ -23,7 +23,7 @@ use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundK
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Map, Value};
 
-use super::store::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use super::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::error::{Error, Result};
 
 /// The field of a record that holds what is encrypted.
@@ -170,7 +170,7 @@ impl Encrypted {
 
 #[async_trait]
 impl PushStore for Encrypted {
-    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
         let all = self.all.load(Ordering::Relaxed);
         let Some(mut records) = self.store.records(known.filter(|_| all)).await? else { return Ok(None) };
         let (mut done, mut left, mut failed) = (0, 0, None);
@@ -219,7 +219,7 @@ impl PushStore for Encrypted {
         self.store.lease(key, lease).await
     }
 
-    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         self.store.report(key, report).await
     }
 

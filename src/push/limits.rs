@@ -12,19 +12,19 @@ use tokio::time::Instant;
 /// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part. A job
 /// that is larger than a part may take from the parts of others, one of each queue at a time.
 #[derive(Debug)]
-pub struct Shares {
+pub struct PushShares {
     even: Arc<Semaphore>,
     all_even: usize,
     first_come: Arc<Semaphore>,
     queues: AtomicUsize,
 }
 
-impl Shares {
-    pub fn new(all: usize) -> Arc<Shares> {
+impl PushShares {
+    pub fn new(all: usize) -> Arc<PushShares> {
         let all_even = all / 2;
         let (even, first_come) = (Semaphore::new(all_even), Semaphore::new(all - all_even));
         let queues = AtomicUsize::new(1);
-        Arc::new(Shares { even: Arc::new(even), all_even, first_come: Arc::new(first_come), queues })
+        Arc::new(PushShares { even: Arc::new(even), all_even, first_come: Arc::new(first_come), queues })
     }
 
     /// So many queues share it from now on.
@@ -46,16 +46,16 @@ impl Shares {
 
     /// Takes so many; nothing where there are not enough. A queue that holds nothing of its even part may take more than
     /// that: a part may be smaller than a job.
-    pub fn take(&self, of: &Part, many: usize) -> Option<Taken> {
+    pub fn take(&self, of: &Part, many: usize) -> Option<TakenMemory> {
         let count = u32::try_from(many).ok()?;
         if (many <= self.left(of) || of.0.load(Ordering::Relaxed) == 0)
             && let Ok(permit) = self.even.clone().try_acquire_many_owned(count)
         {
             of.0.fetch_add(many, Ordering::Relaxed);
-            return Some(Taken { _permit: permit, even: Some((of.clone(), many)) });
+            return Some(TakenMemory { _permit: permit, even: Some((of.clone(), many)) });
         }
         let permit = self.first_come.clone().try_acquire_many_owned(count).ok()?;
-        Some(Taken { _permit: permit, even: None })
+        Some(TakenMemory { _permit: permit, even: None })
     }
 }
 
@@ -63,14 +63,14 @@ impl Shares {
 #[derive(Clone, Debug, Default)]
 pub struct Part(Arc<AtomicUsize>);
 
-/// What was taken of [`Shares`], until it is dropped.
+/// What was taken of [`PushShares`], until it is dropped.
 #[derive(Debug)]
-pub struct Taken {
+pub struct TakenMemory {
     _permit: OwnedSemaphorePermit,
     even: Option<(Part, usize)>,
 }
 
-impl Drop for Taken {
+impl Drop for TakenMemory {
     fn drop(&mut self) {
         if let Some((of, many)) = &self.even {
             of.0.fetch_sub(*many, Ordering::Relaxed);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn one_queue_may_have_all_and_many_leave_each_its_part() {
-        let (shares, alone) = (Shares::new(42), Part::default());
+        let (shares, alone) = (PushShares::new(42), Part::default());
         let all: Vec<_> = std::iter::from_fn(|| shares.take(&alone, 1)).collect();
         assert_eq!((all.len(), shares.room(&alone)), (42, 0));
         drop(all);
@@ -128,7 +128,7 @@ mod tests {
         let sizes: Vec<usize> = slow.iter().map(Vec::len).collect();
         assert_eq!(sizes, [24, 3, 3, 3, 3, 3], "three each, and 21 for the first");
         assert_eq!(take(&parts[6]).len(), 3, "the seventh has its part");
-        let shares = Shares::new(42);
+        let shares = PushShares::new(42);
         shares.divide(100);
         let large = shares.take(&alone, 21).expect("more than its part, which is one");
         assert_eq!(shares.room(&alone), 21, "no more of it");
@@ -140,7 +140,7 @@ mod tests {
             [10, 21].map(|many| shares.take(&other, many).expect("its part, and the half for whoever comes"));
         assert!(shares.take(&alone, 2).is_none(), "one is left of its part");
         shares.take(&alone, 1).expect("the last one");
-        let shares = Shares::new(42);
+        let shares = PushShares::new(42);
         assert!(shares.take(&alone, 22).is_none(), "more than either half");
     }
 

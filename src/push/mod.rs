@@ -37,13 +37,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use self::address::Guard;
+use self::address::AddressGuard;
 use self::delivery::{Plan, Verdict};
-use self::record::{BOTH_SIGN, Record, Switch};
+use self::record::{BOTH_SIGN, PushRecord, Switch};
 use self::setting::Setting;
 use self::shared::{PushServer, PushedPool};
 use self::sign::Secret;
-use self::store::{PushKey, Records, Version};
+use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, QueueName};
 
@@ -69,11 +69,11 @@ type Result<T> = std::result::Result<T, PushError>;
 /// All pushed queues of this server.
 pub struct Push {
     server: Arc<PushServer>,
-    guard: Arc<Guard>,
+    guard: Arc<AddressGuard>,
     pools: BTreeMap<PoolName, Arc<PushedPool>>,
     /// What the worker of each queue goes by. One that has none ends.
     workers: Mutex<HashMap<PushKey, Running>>,
-    /// Records that no key of this server opens.
+    /// PushRecords that no key of this server opens.
     locked: Mutex<HashSet<PushKey>>,
     /// Something was changed here.
     changed: Notify,
@@ -97,7 +97,7 @@ impl Push {
     /// Nothing is pushed until [`run`](Push::run).
     pub fn new(
         server: PushServer,
-        guard: Arc<Guard>,
+        guard: Arc<AddressGuard>,
         pools: impl IntoIterator<Item = PushedPool>,
     ) -> Arc<Push> {
         let pools = pools.into_iter().map(|pool| (pool.name.clone(), Arc::new(pool))).collect();
@@ -113,7 +113,7 @@ impl Push {
             if self.a_worker_died() {
                 known = None; // it is started again
             }
-            known = stop.run_until_cancelled(self.look(known)).await.flatten();
+            known = stop.run_until_cancelled(self.refresh(known)).await.flatten();
             // Early or late, it looks again.
             let _ = stop.run_until_cancelled(timeout(LOOK, self.changed.notified())).await;
         }
@@ -149,7 +149,7 @@ impl Push {
     }
 
     /// Asks the store whether something has changed, and tells the workers. Answers what is known now.
-    async fn look(&self, known: Option<Version>) -> Option<Version> {
+    async fn refresh(&self, known: Option<Version>) -> Option<Version> {
         let records = self.server.store.records(known).await;
         self.server.outage.report(&records);
         match records {
@@ -166,7 +166,7 @@ impl Push {
 
     /// Leaves out what is locked, so that its workers end: what they go by may have changed. Says so of those that were
     /// not so before.
-    fn leave_out_locked(&self, records: &mut Records) {
+    fn leave_out_locked(&self, records: &mut PushRecords) {
         let is_locked = |(key, record): &mut (PushKey, bytes::Bytes)| {
             encrypted::locked(record).is_some() && self.pools.contains_key(&key.pool)
         };
@@ -180,7 +180,7 @@ impl Push {
         *before = locked;
     }
 
-    fn follow(&self, mut records: Records) {
+    fn follow(&self, mut records: PushRecords) {
         self.leave_out_locked(&mut records);
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
@@ -194,7 +194,7 @@ impl Push {
             if workers.get(&key).is_some_and(|running| running.record == bytes) {
                 continue;
             }
-            let record = Record::parse(&bytes, &key.queue.name);
+            let record = PushRecord::parse(&bytes, &key.queue.name);
             let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
                 Ok(plan) => Some(Arc::new(plan)),
                 Err(why) => {
@@ -232,13 +232,13 @@ impl Push {
         let now = self.server.now();
         let secret = Secret::random()?;
         let mut new = true;
-        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
             // One that cannot be read is replaced, with its secret.
             let old = old.inspect_err(|error| tracing::warn!(%error, "push: set anew")).unwrap_or_default();
             new = old.is_none();
             let setting = setting.clone();
             let record = match old {
-                None => Record {
+                None => PushRecord {
                     setting,
                     secret: secret.clone(),
                     old_secret: None,
@@ -249,12 +249,12 @@ impl Push {
                     revision: self.server.clock.wall_micros(),
                 },
                 Some(old) if old.switch == Switch::Off => {
-                    Record { setting, ..old.switched(Switch::On, now, "it was set") }
+                    PushRecord { setting, ..old.switched(Switch::On, now, "it was set") }
                 }
-                Some(old) => Record { setting, revision: old.revision + 1, ..old },
+                Some(old) => PushRecord { setting, revision: old.revision + 1, ..old },
             };
             // What could not be used again must not be stored.
-            Record::parse(&record.to_bytes(), &key.queue.name)
+            PushRecord::parse(&record.to_bytes(), &key.queue.name)
                 .map_err(|_| {
                     "the setting could not be read back: ok_when may be nested too deeply".to_owned()
                 })
@@ -327,7 +327,7 @@ impl Push {
     async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
         let now = self.server.now();
         let mut as_it_is = None;
-        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;
             if old.switch == switch {
                 as_it_is = Some(old);
@@ -344,10 +344,10 @@ impl Push {
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
         let (now, secret) = (self.server.now(), Secret::random()?);
         let until = now + BOTH_SIGN.as_millis() as u64;
-        let change = |old: crate::error::Result<Option<Record>>| -> Result<Option<Record>> {
+        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;
             let old_secret = Some((old.secret.clone(), until));
-            Ok(Some(Record { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
+            Ok(Some(PushRecord { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
         };
         let record = self.change(key, change).await?.ok_or(PushError::NotFound)?;
         Ok(json!({"secret": record.secret.reveal(), "both_sign_until": delivery::time(until)}))
@@ -388,7 +388,7 @@ impl Push {
             let record = self.server.store.record(&next).await?;
             let leads_to = |record: bytes::Bytes| match encrypted::locked(&record) {
                 Some(locked) => QueueName::parse(locked["setting"]["on_dead"].as_str()?).ok(),
-                None => Record::parse(&record, &next.queue.name).ok()?.setting.on_dead,
+                None => PushRecord::parse(&record, &next.queue.name).ok()?.setting.on_dead,
             };
             match record.and_then(leads_to) {
                 None => return Ok(None),
@@ -405,8 +405,8 @@ impl Push {
     async fn change(
         &self,
         key: &PushKey,
-        change: impl FnMut(crate::error::Result<Option<Record>>) -> Result<Option<Record>>,
-    ) -> Result<Option<Record>> {
+        change: impl FnMut(crate::error::Result<Option<PushRecord>>) -> Result<Option<PushRecord>>,
+    ) -> Result<Option<PushRecord>> {
         let changed = self.server.change(key, change).await;
         self.changed.notify_one();
         changed
@@ -414,7 +414,7 @@ impl Push {
 }
 
 /// What an operator sees of a record: no value of a header, and no secret.
-fn show(key: &PushKey, record: &Record) -> Value {
+fn show(key: &PushKey, record: &PushRecord) -> Value {
     let since = json!(delivery::time(record.since));
     shown(key, record.setting.to_json(false), json!(record.switch), since, &record.why)
 }

@@ -32,19 +32,19 @@ const MOST_SLOW: usize = 10_000;
 pub type LookUp = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
 
 /// What was found, for everybody who asked.
-type Found = Option<Result<Vec<IpAddr>, (io::ErrorKind, String)>>;
+type Resolved = Option<Result<Vec<IpAddr>, (io::ErrorKind, String)>>;
 
 /// The machine's own resolver.
 pub struct SystemResolver {
     /// Threads that block, for names that are not known to be slow and for those that are.
     lanes: [Option<Runtime>; 2],
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Lookups>>,
     look_up: Arc<LookUp>,
 }
 
 #[derive(Default)]
-struct State {
-    under_way: HashMap<String, watch::Receiver<Found>>,
+struct Lookups {
+    under_way: HashMap<String, watch::Receiver<Resolved>>,
     /// When it was slow.
     slow: HashMap<String, Instant>,
     /// How many of these are under way among the others.
@@ -75,7 +75,7 @@ impl SystemResolver {
     }
 
     /// What is found of a name: by a look-up that is under way, or by a new one.
-    fn ask(&self, host: &str) -> watch::Receiver<Found> {
+    fn ask(&self, host: &str) -> watch::Receiver<Resolved> {
         let mut state = self.state.lock();
         if let Some(found) = state.under_way.get(host) {
             return found.clone();

@@ -29,7 +29,7 @@ pub enum Switch {
 
 /// Everything that is stored of a pushed queue.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct PushRecord {
     pub setting: Setting,
     pub secret: Secret,
     /// The secret before, and until when it signs too.
@@ -41,7 +41,7 @@ pub struct Record {
     pub revision: u64,
 }
 
-/// The stored form of a [`Record`].
+/// The stored form of a [`PushRecord`].
 #[derive(Serialize, Deserialize)]
 struct Stored {
     setting: Value,
@@ -54,7 +54,7 @@ struct Stored {
     revision: u64,
 }
 
-impl Record {
+impl PushRecord {
     /// The bytes that are stored.
     pub fn to_bytes(&self) -> Vec<u8> {
         let stored = Stored {
@@ -71,10 +71,10 @@ impl Record {
     }
 
     /// Reads them. The error shows no value: there are secrets among them.
-    pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<Record, String> {
+    pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<PushRecord, String> {
         let stored: Stored =
             serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
-        let record = Record {
+        let record = PushRecord {
             setting: Setting::parse(&stored.setting, queue)?,
             secret: stored.secret,
             old_secret: stored.old_secret,
@@ -88,8 +88,8 @@ impl Record {
     }
 
     /// The same in another state.
-    pub fn switched(self, switch: Switch, since: Millis, why: &str) -> Record {
-        Record { switch, since, why: why.into(), revision: self.revision + 1, ..self }
+    pub fn switched(self, switch: Switch, since: Millis, why: &str) -> PushRecord {
+        PushRecord { switch, since, why: why.into(), revision: self.revision + 1, ..self }
     }
 
     /// What signs now.
@@ -101,11 +101,11 @@ impl Record {
 
 /// Reads a record of the store. The error says whose it is, and shows no value; [`Error::Locked`] where no key of this
 /// server has opened it.
-pub fn read(key: &PushKey, bytes: &[u8]) -> crate::error::Result<Record> {
+pub fn read(key: &PushKey, bytes: &[u8]) -> crate::error::Result<PushRecord> {
     if encrypted::locked(bytes).is_some() {
         return Err(Error::Locked);
     }
-    Record::parse(bytes, &key.queue.name).map_err(|why| Error::corrupt(format!("{key}: {why}")))
+    PushRecord::parse(bytes, &key.queue.name).map_err(|why| Error::corrupt(format!("{key}: {why}")))
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
         let setting =
             Setting::parse(&json!({"url": "http://a/", "headers": {"a": "b"}}), &queue).expect("a setting");
         let secret = Secret::random().expect("random");
-        let record = Record {
+        let record = PushRecord {
             setting,
             old_secret: Some((Secret::random().expect("random"), 9)),
             secret,
@@ -129,7 +129,7 @@ mod tests {
             why: "410".into(),
             revision: 3,
         };
-        assert_eq!(Record::parse(&record.to_bytes(), &queue), Ok(record.clone()));
+        assert_eq!(PushRecord::parse(&record.to_bytes(), &queue), Ok(record.clone()));
         let signatures = |now| {
             let signer = record.signer(now).expect("secrets");
             signer.sign("id", 1, b"").split(' ').count()

@@ -10,7 +10,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use url::{Host, Url};
 
-use super::address::Guard;
+use super::address::AddressGuard;
 use crate::name::QueueName;
 
 /// The largest setting, in bytes.
@@ -112,7 +112,7 @@ impl Setting {
     }
 
     /// Why this server would never call the URL; `None` when it would, or a name is judged later.
-    pub fn refused(&self, guard: &Guard) -> Option<String> {
+    pub fn refused(&self, guard: &AddressGuard) -> Option<String> {
         if guard.https_only && self.url.scheme() != "https" {
             return Some("url should be https: PushHttps says so".into());
         }
@@ -393,7 +393,7 @@ mod tests {
         ] {
             let setting = parse(json!({"url": format!("http://{host}:8080/x")}));
             let setting = setting.unwrap_or_else(|error| panic!("{host}: {error}"));
-            assert!(setting.refused(&Guard::default()).is_some(), "{host} became {}", setting.url);
+            assert!(setting.refused(&AddressGuard::default()).is_some(), "{host} became {}", setting.url);
         }
         // Digits and dots of other scripts, which some read as those of ASCII, and names beyond ASCII.
         for host in ["１２７.0.0.1", "①②⑦.0.0.1", "127。0。0。1", "bücher.example"] {
@@ -403,8 +403,8 @@ mod tests {
         parse(json!({"url": "http://xn--bcher-kva.example/x"}))
             .expect("a name beyond ASCII, as it is written in ASCII");
         let public = parse(json!({"url": "http://1.1.1.1/"})).expect("a setting");
-        assert_eq!(public.refused(&Guard::default()), None);
-        let https = Guard::new(&[], true).expect("no entries");
+        assert_eq!(public.refused(&AddressGuard::default()), None);
+        let https = AddressGuard::new(&[], true).expect("no entries");
         assert!(public.refused(&https).is_some(), "http is refused");
     }
 

@@ -11,9 +11,9 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::client;
-use super::limits::{Part, Shares};
-use super::record::{self, Record};
-use super::store::{PushKey, PushStore, Report};
+use super::limits::{Part, PushShares};
+use super::record::{self, PushRecord};
+use super::store::{PushKey, PushReport, PushStore};
 use crate::clock::{Clock, Millis};
 use crate::dispatch::Dispatcher;
 use crate::engine::Engine;
@@ -44,9 +44,9 @@ pub struct PushServer {
     /// Requests in flight are cut.
     pub cut: CancellationToken,
     /// How many requests of all queues may be in flight: open files are bounded.
-    pub connections: Arc<Shares>,
+    pub connections: Arc<PushShares>,
     /// How much memory their bodies and answers may take, in KiB: [`MEMORY`].
-    pub memory: Arc<Shares>,
+    pub memory: Arc<PushShares>,
 }
 
 impl PushServer {
@@ -61,8 +61,8 @@ impl PushServer {
     pub async fn change<E: From<Error>>(
         &self,
         key: &PushKey,
-        mut change: impl FnMut(Result<Option<Record>>) -> std::result::Result<Option<Record>, E>,
-    ) -> std::result::Result<Option<Record>, E> {
+        mut change: impl FnMut(Result<Option<PushRecord>>) -> std::result::Result<Option<PushRecord>, E>,
+    ) -> std::result::Result<Option<PushRecord>, E> {
         loop {
             let old = self.store.record(key).await.inspect_err(|error| self.outage.failed(error))?;
             let record = match old.as_ref().map(|old: &Bytes| record::read(key, old)).transpose() {
@@ -99,7 +99,7 @@ pub struct PushedQueue {
     pub name: Arc<str>,
     pub metrics: PushSeries,
     /// What was not told to the store yet.
-    pub report: Mutex<Report>,
+    pub report: Mutex<PushReport>,
     /// How many attempts have failed, on any server.
     pub failed: AtomicU64,
     /// The store knows that attempts fail.

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::shared::PushedQueue;
-use super::store::{Grant, Lease, Report};
+use super::store::{Grant, Lease, PushReport};
 
 /// For how long a lease stands. With [`RENEW`] and a request's time a server that dies gives its slots back within 15 s.
 pub const LEASE: Duration = Duration::from_secs(10);
@@ -152,7 +152,7 @@ async fn lease<F: Future<Output = Option<Grant>>>(
 /// Tells the store what became of deliveries. What could not be told is told with the next.
 async fn report(queue: &PushedQueue) {
     let report = std::mem::take(&mut *queue.report.lock());
-    if report == Report::default() {
+    if report == PushReport::default() {
         return;
     }
     let told = queue.server.store.report(&queue.key, report.clone()).await;

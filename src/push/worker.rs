@@ -19,7 +19,7 @@ use super::attempt::{Ended, Sending, Slot};
 use super::breaker::{Breaker, Gate, Throttle};
 use super::delivery::Plan;
 use super::limits::Window;
-use super::record::{Record, Switch};
+use super::record::{PushRecord, Switch};
 use super::shared::{AGAIN, MEMORY, PushServer, PushedPool, PushedQueue};
 use super::slots::{self, Demand, LEASE, Slots};
 use super::store::{Lease, PushKey};
@@ -116,7 +116,7 @@ pub async fn run(
                 }
             }
             delivery = consumed(&mut worker.consuming) => worker.begin_all(delivery),
-            Ok(()) = slots.changed() => worker.hear(*slots.borrow_and_update()),
+            Ok(()) = slots.changed() => worker.take_slots(*slots.borrow_and_update()),
             () = sleep_until(wake) => {}
         }
     }
@@ -248,7 +248,7 @@ impl Worker {
         };
         let rooms: Vec<_> = delivery.jobs().iter().map_while(room).collect();
         let all = rooms.len() == delivery.jobs().len();
-        delivery.keep(rooms.len());
+        delivery.truncate(rooms.len());
         for (job, (connection, memory)) in delivery.take().into_iter().zip(rooms) {
             self.in_flight += 1;
             self.queue.metrics.in_flight.inc();
@@ -331,9 +331,9 @@ impl Worker {
     }
 
     /// The store has answered to a lease.
-    fn hear(&mut self, slots: Slots) {
+    fn take_slots(&mut self, slots: Slots) {
         self.slots = slots;
-        if self.breaker.told(Instant::now(), slots.grant.delivered) {
+        if self.breaker.learn_delivered(Instant::now(), slots.grant.delivered) {
             self.breaker_changed();
         }
     }
@@ -379,9 +379,9 @@ impl Worker {
 async fn turn_off(queue: Arc<PushedQueue>, revision: u64) {
     loop {
         let now = queue.server.now();
-        let change = |record: Result<Option<Record>>| -> Result<Option<Record>> {
-            let is_it = |record: &Record| record.revision == revision && record.switch == Switch::On;
-            let off = |record: Record| record.switched(Switch::Off, now, "the endpoint answered 410");
+        let change = |record: Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
+            let is_it = |record: &PushRecord| record.revision == revision && record.switch == Switch::On;
+            let off = |record: PushRecord| record.switched(Switch::Off, now, "the endpoint answered 410");
             Ok(record?.filter(is_it).map(off))
         };
         match queue.server.change(&queue.key, change).await {

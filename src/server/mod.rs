@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use self::error::ServerError;
-use self::stores::{AdminStores, Failure as StoreFailure, Stores, admin_store, open_stores};
+use self::stores::{AdminStores, StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
@@ -39,10 +39,10 @@ use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::push::Push;
-use crate::push::address::Guard;
+use crate::push::address::AddressGuard;
 use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::{Encrypted, SecretKeys};
-use crate::push::limits::Shares;
+use crate::push::limits::PushShares;
 use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::push::store::PushStore;
@@ -122,7 +122,7 @@ impl Server {
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
         let client = client(files.push_connections.max(2));
         // As many again may be kept for a while after their requests.
-        let push = (guard, client, Shares::new((files.push_connections / 2).max(1)));
+        let push = (guard, client, PushShares::new((files.push_connections / 2).max(1)));
         // Ports first: a second server on the same machine then fails before it touches a store.
         let (api_listener, api) = listen(&config.host, config.port, "DORMOUSE_PORT").await?;
         let (admin_listener, admin) =
@@ -178,7 +178,7 @@ impl Server {
         for store in state.quotas.stores() {
             let (quotas, stop) = (state.quotas.clone(), tasks.stopping().clone());
             tasks.spawn_essential("the quotas of a pool", async move {
-                stop.run_until_cancelled(quotas.keep(store)).await;
+                stop.run_until_cancelled(quotas.keep_applied(store)).await;
             });
         }
         // What is published from now on is held to them, unless the store of quotas takes longer than a second.
@@ -309,9 +309,9 @@ impl Server {
 }
 
 /// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is opened.
-fn push_client(config: &Config) -> Result<(Arc<Guard>, impl FnOnce(usize) -> Client + use<>), String> {
+fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
-    let guard = Guard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
+    let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
     let guard = Arc::new(guard);
     let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
     let roots = client::roots(config.push_ca.as_deref())?;
@@ -349,7 +349,7 @@ fn app_state(
     metrics: Arc<Metrics>,
     readiness: Readiness,
     tasks: Tasks,
-    (guard, client, connections): (Arc<Guard>, Client, Arc<Shares>),
+    (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
@@ -374,7 +374,7 @@ fn app_state(
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
         connections,
-        memory: Shares::new(MEMORY),
+        memory: PushShares::new(MEMORY),
     };
     let pushed = pools.values().map(|pool| PushedPool {
         name: pool.name.clone(),

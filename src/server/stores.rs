@@ -31,10 +31,10 @@ const READY_JOB: usize = 64;
 pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// A store, who hears whether it can be used, and its end.
-type Opened = (Arc<dyn Engine>, Arc<Outage>, Failure);
+type Opened = (Arc<dyn Engine>, Arc<Outage>, StoreFailure);
 
 /// How a store ends that fails for good.
-pub enum Failure {
+pub enum StoreFailure {
     /// It serves nobody any more, and others go on.
     Alone(Failed),
     /// The server cannot go on either: a task of it has died.
@@ -50,7 +50,7 @@ pub struct Stores {
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
     /// What each store is called, and its end.
-    pub failures: Vec<(String, Failure)>,
+    pub failures: Vec<(String, StoreFailure)>,
 }
 
 /// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those that are open.
@@ -86,7 +86,7 @@ pub async fn open_stores(
                     .map_err(|e| failed(&e))?;
                 stores.disks.insert(name.clone(), disk.clone());
                 let poisoned = disk.clone();
-                let failed_for_good = Failure::Alone(Box::pin(async move { poisoned.poisoned().await }));
+                let failed_for_good = StoreFailure::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
@@ -96,7 +96,7 @@ pub async fn open_stores(
                 }
                 let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
                 let (outage, failed_for_good) =
-                    (redis.outage(), Failure::WithServer(Box::pin(redis.failed())));
+                    (redis.outage(), StoreFailure::WithServer(Box::pin(redis.failed())));
                 (redis, outage, failed_for_good)
             }
         };
@@ -125,7 +125,7 @@ pub async fn admin_store(
                 check_safety(&address).await.map_err(|e| failed(&e))?;
             }
             let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
-            let failed = Failure::WithServer(Box::pin(store.failed()));
+            let failed = StoreFailure::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
             let push = RedisPush::new(&store);
             Ok((Arc::new(store), Arc::new(push)))

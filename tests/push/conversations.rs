@@ -10,11 +10,11 @@ use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
-use dormouse::push::address::Guard;
-use dormouse::push::client::{Answer, Client, Fault, Resolve, Send};
+use dormouse::push::address::AddressGuard;
+use dormouse::push::client::{Client, EndpointAnswer, Fault, Resolve, Send};
 use dormouse::push::store::disk::DiskPush;
 use dormouse::push::store::redis::RedisPush;
-use dormouse::push::store::{Attempt, Lease, PushKey, PushStore, Report};
+use dormouse::push::store::{Attempt, Lease, PushKey, PushReport, PushStore};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -470,7 +470,7 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     for n in 0..30 {
         let attempt =
             Attempt { job_id: n.to_string(), time: n, status: None, milliseconds: 1, answer: "é".into() };
-        let report = Report { delivered: 1, failed: 2, dead: 3, attempts: vec![attempt] };
+        let report = PushReport { delivered: 1, failed: 2, dead: 3, attempts: vec![attempt] };
         store.report(&key, report).await.expect("it answers");
     }
     let seen = store.seen(&key).await.expect("it answers").report;
@@ -478,7 +478,7 @@ async fn a_store_of_push_keeps_what_it_is_given(store: &dyn PushStore) {
     let times: Vec<u64> = seen.attempts.iter().map(|attempt| attempt.time).collect();
     assert_eq!(times, (10..30).collect::<Vec<_>>(), "the last 20, the latest last");
     assert!(swap(&two, &None).await, "it is deleted");
-    store.report(&key, Report { delivered: 1, ..Report::default() }).await.expect("it answers");
+    store.report(&key, PushReport { delivered: 1, ..PushReport::default() }).await.expect("it answers");
     assert_eq!(store.seen(&key).await.expect("it answers"), Default::default(), "with what was seen");
     assert_eq!(store.record(&other).await.expect("it answers"), two, "another queue's stays");
 }
@@ -519,12 +519,12 @@ fn client(allow: &[&str], names: Vec<Vec<SocketAddr>>) -> Client {
 /// The same with so many connections.
 fn client_of(allow: &[&str], names: Vec<Vec<SocketAddr>>, connections: usize) -> Client {
     let allow: Vec<String> = allow.iter().map(|entry| (*entry).to_owned()).collect();
-    let guard = Guard::new(&allow, false).expect("entries");
+    let guard = AddressGuard::new(&allow, false).expect("entries");
     let names = Arc::new(Names(Mutex::new(names)));
     Client::new(Arc::new(guard), names, None, rustls::RootCertStore::empty(), connections)
 }
 
-async fn call(client: &Client, url: &str, body_counts: bool) -> Result<Answer, Fault> {
+async fn call(client: &Client, url: &str, body_counts: bool) -> Result<EndpointAnswer, Fault> {
     let mut request = hyper::Request::new(bytes::Bytes::from_static(b"x"));
     *request.method_mut() = hyper::Method::POST;
     *request.uri_mut() = url.parse().expect("a URL");

@@ -37,18 +37,18 @@ use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
 pub use self::store::open::OpenError;
-pub use self::store::repair::Report as RepairReport;
-use self::store::{Limits, open};
+pub use self::store::repair::RepairReport;
+use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
 use self::upkeep::quarantine::ListQuarantine;
 pub use self::upkeep::quarantine::{Quarantined, quarantined};
 pub use self::upkeep::rebuild::rebuild_lists;
 pub use self::upkeep::repair::repair;
 use self::upkeep::space::Room;
-use self::upkeep::sweep::Lend;
+use self::upkeep::sweep::ShareStore;
 use self::verbs::ack::Ack;
 use self::verbs::consume::Consume;
-use self::verbs::dead_letter::{DeleteDead, RespawnOldest, Taken};
+use self::verbs::dead_letter::{DeleteDead, RespawnOldest, TakenDead};
 use self::verbs::destroy::{Destroy, Rest};
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
@@ -65,10 +65,10 @@ use self::verbs::recall::Recall;
 use self::verbs::respawn_jobs::RespawnJobs;
 use self::verbs::stats::{Page, ReadFigures, ReadSize, ReadSizes};
 use self::writer::handle::Handle;
+use self::writer::heartbeat::Heartbeat;
 use self::writer::poison::Poison;
-use self::writer::pulse::Pulse;
 use self::writer::threads::Stop;
-use self::writer::{Writer, mailbox, pulse, threads};
+use self::writer::{Writer, heartbeat, mailbox, threads};
 use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
@@ -223,7 +223,7 @@ impl DiskEngine {
     /// Opens the directory and starts the threads. Reads the running jobs, and after an unclean end the keys of
     /// every list: some seconds for ten million jobs. Blocks; the errors say what to do.
     pub fn open(options: DiskOptions) -> Result<Arc<DiskEngine>, OpenError> {
-        let limits = Limits { open_tables: options.open_tables, cache: options.cache };
+        let limits = StoreLimits { open_tables: options.open_tables, cache: options.cache };
         let (store, mark) = open::open(&options.path, limits)?;
         let closed = mark.was_closed();
         let windows = Windows {
@@ -256,19 +256,20 @@ impl DiskEngine {
             stop: engine.stop.clone(),
             poison: handle.poison.clone(),
             notifiers: engine.notifiers.clone(),
-            pulse: Arc::default(),
+            heartbeat: Arc::default(),
             sync: options.sync == Sync::Always,
         };
         let (stop, poison, room) = (engine.stop.clone(), handle.poison.clone(), engine.room.clone());
         let start = || -> std::io::Result<()> {
             let mut threads = engine.threads.lock();
-            let (serving, syncing) = (writer.pulse.clone(), Arc::<Pulse>::default());
+            let (serving, syncing) = (writer.heartbeat.clone(), Arc::<Heartbeat>::default());
             threads.writer = Some(threads::spawn("disk-writer", &stop, &poison, move || writer.run())?);
-            let pulses = [("a group of calls", serving), ("a sync", syncing.clone())];
+            let heartbeats = [("a group of calls", serving), ("a sync", syncing.clone())];
             let (limit, told, fails) = (options.disk_timeout, stop.clone(), poison.clone());
             let notifiers = engine.notifiers.clone();
             // Consumers that wait are answered, instead of waiting for jobs that will not come.
-            let watch = move || pulse::watch(&pulses, limit, &told, &fails, || notifiers.notify_all());
+            let watch =
+                move || heartbeat::watch(&heartbeats, limit, &told, &fails, || notifiers.notify_all());
             threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
             let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
             let sync = options.sync == Sync::EverySecond;
@@ -303,7 +304,7 @@ impl DiskEngine {
     /// Sweeps once: takes out jobs whose ttl has ended and entries that stand for nothing. The engine does this
     /// by itself; this is for tests.
     pub async fn sweep(&self) -> Result<()> {
-        let store = self.handle.ask(Lend).await?;
+        let store = self.handle.ask(ShareStore).await?;
         let (handle, room) = (self.handle.clone(), self.room.clone());
         let sweeper = Sweeper { store, handle, room, every: Duration::ZERO };
         // Dropped with the task, so that the store can close.
@@ -329,7 +330,7 @@ impl DiskEngine {
     }
 
     /// Asks for one step after the other until `limit` is reached or there is no more to do. Answers how many.
-    async fn in_steps<S: Step<Reply = Taken>>(&self, limit: u64, step: impl Fn(u64) -> S) -> Result<u64> {
+    async fn in_steps<S: Step<Reply = TakenDead>>(&self, limit: u64, step: impl Fn(u64) -> S) -> Result<u64> {
         let mut done = 0;
         while done < limit {
             let taken = self.handle.ask(step(limit - done)).await.map_err(|e| e.after(done))?;

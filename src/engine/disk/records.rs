@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::state::WriterState;
 pub use super::state::tables::Table;
 use super::state::tables::{Rows, Tables};
-use super::step::{Outcome, Step};
+use super::step::{Step, StepResult};
 pub use super::store::codec::{META_SECRET, QUOTA, put_short, take_short};
 use super::writer::handle::Handle;
 use crate::clock::{Micros, Millis};
@@ -39,7 +39,7 @@ impl Step for ChangeRecords {
     type Reply = bool;
     const MUST_LAST: bool = true;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<bool> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<bool> {
         let mut tables = state.tables.lock();
         let mut changed = false;
         for (table, key, change) in self.0 {

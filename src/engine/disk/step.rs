@@ -14,27 +14,27 @@ pub const STEP_BYTES: usize = 8 << 20;
 
 /// Why a step did nothing.
 #[derive(Debug)]
-pub enum Failure {
+pub enum StepError {
     /// This call is refused. The others of its group are not concerned.
     Refused(Error),
     /// The store must be poisoned.
     Fatal(Fatal),
 }
 
-impl From<Error> for Failure {
-    fn from(e: Error) -> Failure {
-        Failure::Refused(e)
+impl From<Error> for StepError {
+    fn from(e: Error) -> StepError {
+        StepError::Refused(e)
     }
 }
 
-impl From<Fatal> for Failure {
-    fn from(e: Fatal) -> Failure {
-        Failure::Fatal(e)
+impl From<Fatal> for StepError {
+    fn from(e: Fatal) -> StepError {
+        StepError::Fatal(e)
     }
 }
 
 /// What a step answers.
-pub type Outcome<T> = Result<T, Failure>;
+pub type StepResult<T> = Result<T, StepError>;
 
 /// What a step of bounded work answers that may not have come to an end.
 #[derive(Debug)]
@@ -64,5 +64,5 @@ pub trait Step: Send + 'static {
     }
 
     /// Does it. A step that is refused has changed nothing.
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Self::Reply>;
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Self::Reply>;
 }

@@ -29,7 +29,7 @@ impl RedisClock {
     }
 
     /// A moment to hand to `learn` later: taken just before a call is sent.
-    pub fn mark(&self) -> Instant {
+    pub fn begin(&self) -> Instant {
         Instant::now()
     }
 
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(clock.in_a_while(MS(1)), NEVER, "nothing is known yet");
         let hour = 3_600_000_000;
         for at in [2 * hour, 9 * hour, hour] {
-            let sent = clock.mark();
+            let sent = clock.begin();
             clock.learn(sent, at);
             let told = clock.in_a_while(MS(4000));
             let expected = at + 4_000_000;

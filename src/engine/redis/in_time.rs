@@ -114,7 +114,7 @@ impl RedisCore {
             });
             Err(Fault::away("no answer in time"))
         });
-        outcome.inspect_err(|fault| self.connections.note(connection, fault))
+        outcome.inspect_err(|fault| self.connections.report(connection, fault))
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
     /// Runs a call against a Redis whose clock says `now`, while 10 hours are believed.
     async fn call(now: u64, pause: Duration) -> (RedisResult<Value>, Vec<u64>) {
         let clock = RedisClock::new();
-        clock.learn(clock.mark(), 10 * HOUR);
+        clock.learn(clock.begin(), 10 * HOUR);
         let (client, server) = tokio::io::duplex(1 << 16);
         let server = tokio::spawn(serve(server, now, pause));
         let (mut connection, driver) = MultiplexedConnection::new_with_config(

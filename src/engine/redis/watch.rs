@@ -118,7 +118,7 @@ async fn look_for_master(connections: &Connections, connection: &mut Connection)
     let empty: Outcome<u64> = connection.query(&empty_write()).await;
     match empty {
         Err(fault) if fault.reconnect => {
-            connections.note(connection, &fault);
+            connections.report(connection, &fault);
             Err(fault)
         }
         _ => Ok(()),

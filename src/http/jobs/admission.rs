@@ -13,16 +13,16 @@ pub async fn admitted(
     key: &TokenKey,
     record: Option<TokenRecord>,
     direction: Direction,
-) -> Result<Counted, ApiError> {
+) -> Result<CountedRequest, ApiError> {
     let admission = match record {
         Some(record) => state.throttle.admit_within(record.limit, key, direction).await,
         None => state.throttle.admit(key, direction).await,
     };
     let wait = match admission.map_err(ApiError::reported)? {
         Admission::Admitted(pass) if pass.counts() => {
-            return Ok(Counted(Some((pass, state.tasks.clone()))));
+            return Ok(CountedRequest(Some((pass, state.tasks.clone()))));
         }
-        Admission::Admitted(_) => return Ok(Counted(None)),
+        Admission::Admitted(_) => return Ok(CountedRequest(None)),
         Admission::OverLimit(wait) => wait,
     };
     let action = match direction {
@@ -37,16 +37,16 @@ pub async fn admitted(
 
 /// A request that may count against its token's limit. Dropped, it is taken out of the count again: it did not end
 /// in 200 or 201, or its client left.
-pub struct Counted(Option<(Pass, Tasks)>);
+pub struct CountedRequest(Option<(Pass, Tasks)>);
 
-impl Counted {
+impl CountedRequest {
     /// The request did what it was counted for.
-    pub fn keep(mut self) {
+    pub fn commit(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedRequest {
     fn drop(&mut self) {
         let Some((pass, tasks)) = self.0.take() else { return };
         tasks.spawn(async move {

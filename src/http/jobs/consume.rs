@@ -44,7 +44,7 @@ pub async fn consume(
     match unless_gone(consume, peer, token).await? {
         Some(delivery) if !delivery.jobs().is_empty() => {
             let response = handed_out(&state, delivery, form).await?;
-            counted.keep();
+            counted.commit();
             Ok(response)
         }
         _ => Ok(reply::message(StatusCode::NOT_FOUND, "no job available")),
@@ -87,7 +87,7 @@ async fn handed_out(state: &AppState, mut delivery: Delivery, form: Form) -> Han
         bytes <= MAX_ANSWER
     });
     let fits = fits.count().max(1);
-    delivery.keep(fits);
+    delivery.truncate(fits);
     let bytes: usize = delivery.jobs().iter().map(|job| bytes_of(&job.body, &job.attributes)).sum();
     if let [job, ..] = delivery.jobs()
         && bytes > LARGE_ANSWER

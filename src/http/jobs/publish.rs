@@ -74,7 +74,7 @@ pub async fn publish(state: Arc<AppState>, auth: Authorized, request: Request) -
     let mut room = state.body_room.for_request(&auth.key.scope.namespace);
     let (new, repeatable) = read_job(&state, &auth.pool, auth.queue, request, &mut room).await?;
     let response = store_job(&auth.pool, new, None, repeatable).await?;
-    counted.keep();
+    counted.commit();
     Ok(response)
 }
 
@@ -103,7 +103,7 @@ pub async fn republish(State(state): App, auth: Authorized, request: Request) ->
     };
     let response = store_job(&auth.pool, new, replaces, repeatable).await?;
     if let Some(counted) = counted {
-        counted.keep();
+        counted.commit();
     }
     Ok(response)
 }
@@ -127,7 +127,7 @@ pub async fn publish_bulk(State(state): App, auth: Authorized, request: Request)
     let done = place(&auth.pool, publication).await?;
     let job_ids = done.placed.iter().map(|placed| placed.id).collect();
     let response = done.answer(&BulkReply { job_ids, msg: PUBLISHED });
-    counted.keep();
+    counted.commit();
     Ok(response)
 }
 
@@ -146,7 +146,7 @@ pub async fn publish_one(State(state): App, auth: Authorized, request: Request) 
     let done = place(&auth.pool, Publication { jobs, replaces: None, once }).await;
     let done = done.map_err(ApiError::of_the_only_one)?;
     let reply = done.placed.first().map(|placed| PlacedReply { msg: Some(PUBLISHED), ..placed.into() });
-    counted.keep();
+    counted.commit();
     Ok(done.answer(&reply))
 }
 
@@ -169,7 +169,7 @@ pub async fn publish_batch(State(state): App, auth: Authorized, request: Request
     let publication = Publication { jobs: jobs.collect(), replaces: None, once: once(&repeatable, &body) };
     let done = place(&auth.pool, publication).await?;
     let jobs = done.placed.iter().map(PlacedReply::from).collect();
-    counted.keep();
+    counted.commit();
     Ok(done.answer(&BatchReply { msg: PUBLISHED, jobs }))
 }
 
@@ -181,11 +181,11 @@ struct Done {
 
 impl Done {
     fn answer(&self, body: &impl Serialize) -> Response {
-        self.mark(reply::json(StatusCode::CREATED, body))
+        self.with_replayed(reply::json(StatusCode::CREATED, body))
     }
 
     /// Says of an answer whether it is a repeated one.
-    fn mark(&self, mut response: Response) -> Response {
+    fn with_replayed(&self, mut response: Response) -> Response {
         if self.replayed {
             response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
         }
@@ -214,7 +214,7 @@ async fn store_job(
 ) -> HandlerResult {
     let (id, once) = (new.id, once(&repeatable, &new.body));
     let done = place(pool, Publication { jobs: vec![new.into()], replaces, once }).await?;
-    Ok(done.mark(reply::published(done.placed.first().map_or(id, |placed| placed.id))))
+    Ok(done.with_replayed(reply::published(done.placed.first().map_or(id, |placed| placed.id))))
 }
 
 /// Reads a publish: parameters first, then attributes, then the idempotency key, then the body.

@@ -22,7 +22,7 @@ use ulid::Ulid;
 use crate::http::answer::error::StoreFailure;
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
-use crate::http::request::origin::Guard;
+use crate::http::request::origin::OriginCheck;
 use crate::http::request::peer::Peer;
 use crate::http::state::AppState;
 use crate::metrics::RouteMetrics;
@@ -40,7 +40,7 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Observe {
     pub state: Arc<AppState>,
-    pub guard: Guard,
+    pub guard: OriginCheck,
 }
 
 impl<S> Layer<S> for Observe {

@@ -41,7 +41,7 @@ const BY_ANY_NAME: [&str; 3] = ["/ping", "/ready", "/metrics"];
 
 /// Who looks at the requests of a port.
 #[derive(Clone, Debug)]
-pub enum Guard {
+pub enum OriginCheck {
     /// Refuses a change or a consume that another site sent; and what names another host, if the port asks for no token.
     Public(Option<Arc<OwnNames>>),
     /// Refuses whatever another site sent, and what names another host.
@@ -59,12 +59,12 @@ pub struct OwnNames {
     pub configured: String,
 }
 
-impl Guard {
+impl OriginCheck {
     /// Why this request of a route is refused, if it is.
     pub fn refusal(&self, request: &Request, route: &str) -> Option<ApiError> {
         let (names, guarded) = match self {
-            Guard::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
-            Guard::Admin(names) => (Some(names), true),
+            OriginCheck::Public(names) => (names.as_ref(), !is_read(request.method(), route)),
+            OriginCheck::Admin(names) => (Some(names), true),
         };
         let other_site = || (guarded && from_other_site(request)).then_some(OTHER_SITE);
         names.and_then(|names| names.refusal(request, route)).or_else(other_site)
@@ -212,11 +212,11 @@ mod tests {
         assert!(from_other_site(&absolute), "the target names the host");
     }
 
-    fn admin(loopback: bool, accounts: bool, configured: &str) -> Guard {
-        Guard::Admin(Arc::new(OwnNames { loopback, accounts, configured: configured.into() }))
+    fn admin(loopback: bool, accounts: bool, configured: &str) -> OriginCheck {
+        OriginCheck::Admin(Arc::new(OwnNames { loopback, accounts, configured: configured.into() }))
     }
 
-    fn takes(guard: &Guard, headers: &[(&str, &str)]) -> bool {
+    fn takes(guard: &OriginCheck, headers: &[(&str, &str)]) -> bool {
         guard.refusal(&request("/", headers), "/token/{namespace}").is_none()
     }
 

@@ -18,18 +18,18 @@ use crate::name::{IdempotencyKey, PoolName, Queue};
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Keys are apart per pool, namespace and queue.
-type Entry = (PoolName, Queue, IdempotencyKey);
+type RequestKey = (PoolName, Queue, IdempotencyKey);
 
 /// The keys of the requests that are under way in this process. A connection has one request at a time, so there are no
 /// more of them than connections.
 #[derive(Debug, Default)]
-pub struct UnderWay(Mutex<HashSet<Entry>>);
+pub struct UnderWay(Mutex<HashSet<RequestKey>>);
 
 /// A request with a key. Until it is dropped, another one with this key is refused.
 #[derive(Debug)]
 pub struct Repeatable {
     under_way: Arc<UnderWay>,
-    entry: Entry,
+    entry: RequestKey,
     /// A hash of everything but the body.
     head: u128,
 }

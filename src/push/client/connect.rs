@@ -30,8 +30,8 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
 use url::Url;
 
-use super::places::{Place, Places};
-use crate::push::address::Guard;
+use super::places::{ConnectionPlace, Places};
+use crate::push::address::AddressGuard;
 
 /// How long one address of several may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ impl Proxy {
 /// Opens connections.
 #[derive(Clone)]
 pub(super) struct Connector {
-    pub guard: Arc<Guard>,
+    pub guard: Arc<AddressGuard>,
     pub resolver: Arc<dyn Resolve>,
     pub proxy: Option<Proxy>,
     pub tls: TlsConnector,
@@ -248,7 +248,7 @@ pub(super) struct Stream {
     /// It leads to a proxy that must be told the whole URL.
     proxied: bool,
     close: Pin<Box<WaitForCancellationFutureOwned>>,
-    place: Place,
+    place: ConnectionPlace,
 }
 
 impl Connection for Stream {

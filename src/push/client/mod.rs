@@ -27,7 +27,7 @@ use tokio_rustls::TlsConnector;
 use self::connect::Connector;
 pub use self::connect::{Fault, Proxy, Resolve, roots};
 use self::places::{Places, Used};
-use super::address::Guard;
+use super::address::AddressGuard;
 
 /// The most bytes of an answer that are read.
 pub const MAX_ANSWER: usize = 1 << 20;
@@ -46,7 +46,7 @@ pub const KEPT: usize = 1024;
 
 /// What came back.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct EndpointAnswer {
     pub status: u16,
     pub headers: HeaderMap,
     /// [`MAX_ANSWER`] bytes at most, and the first [`KEPT`] where the body does not count.
@@ -60,15 +60,19 @@ pub struct Answer {
 pub trait Send: std::marker::Send + Sync + fmt::Debug + 'static {
     /// Sends a request, and reads the answer within `time`. With `body_counts` an answer whose body does not come in
     /// time is none.
-    async fn send(&self, request: Request<Bytes>, time: Duration, body_counts: bool)
-    -> Result<Answer, Fault>;
+    async fn send(
+        &self,
+        request: Request<Bytes>,
+        time: Duration,
+        body_counts: bool,
+    ) -> Result<EndpointAnswer, Fault>;
 }
 
 /// Sends over connections of its own.
 #[derive(Debug)]
 pub struct Client {
     pool: Pool<Connector, Full<Bytes>>,
-    guard: Arc<Guard>,
+    guard: Arc<AddressGuard>,
     proxy: Option<Proxy>,
     large: Semaphore,
 }
@@ -76,7 +80,7 @@ pub struct Client {
 impl Client {
     /// Verifies certificates against `roots`. Has so many connections at most, those that nobody uses included.
     pub fn new(
-        guard: Arc<Guard>,
+        guard: Arc<AddressGuard>,
         resolver: Arc<dyn Resolve>,
         proxy: Option<Proxy>,
         roots: RootCertStore,
@@ -105,7 +109,7 @@ impl Client {
         request: Request<Bytes>,
         deadline: Instant,
         body_counts: bool,
-    ) -> Result<Answer, Fault> {
+    ) -> Result<EndpointAnswer, Fault> {
         let secure = request.uri().scheme_str() == Some("https");
         if self.guard.https_only && !secure {
             return Err(Fault::Forbidden("PushHttps allows https only".into()));
@@ -151,7 +155,7 @@ impl Send for Client {
         request: Request<Bytes>,
         time: Duration,
         body_counts: bool,
-    ) -> Result<Answer, Fault> {
+    ) -> Result<EndpointAnswer, Fault> {
         let deadline = Instant::now() + time;
         let answer = self.answer(request, deadline, body_counts);
         timeout_at(deadline, answer).await.unwrap_or(Err(Fault::TimeOut(time)))
@@ -165,7 +169,7 @@ async fn read<B>(
     deadline: Instant,
     body_counts: bool,
     large: &Semaphore,
-) -> Result<Answer, Fault>
+) -> Result<EndpointAnswer, Fault>
 where
     B: Body<Data = Bytes, Error: fmt::Display> + Unpin,
 {
@@ -203,7 +207,7 @@ where
             }
         }
     }
-    Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body: bytes.into(), whole })
+    Ok(EndpointAnswer { status: parts.status.as_u16(), headers: parts.headers, body: bytes.into(), whole })
 }
 
 /// Whether the connection was closed before the first byte of an answer.

@@ -78,7 +78,7 @@ impl Places {
     }
 
     /// Waits for a place. Where there is none, the connection that nobody has used for longest makes room.
-    pub(super) async fn take(self: &Arc<Self>) -> Place {
+    pub(super) async fn take(self: &Arc<Self>) -> ConnectionPlace {
         let free = self.free.clone().acquire_owned();
         tokio::pin!(free);
         let permit = loop {
@@ -91,7 +91,7 @@ impl Places {
         };
         let (number, used) = (self.next.fetch_add(1, Ordering::Relaxed), Used::default());
         self.taken.lock().insert(number, used.clone());
-        Place { places: self.clone(), number, used, _permit: permit }
+        ConnectionPlace { places: self.clone(), number, used, _permit: permit }
     }
 
     fn close_one(&self) {
@@ -107,14 +107,14 @@ impl Places {
 }
 
 /// A connection's place.
-pub(super) struct Place {
+pub(super) struct ConnectionPlace {
     places: Arc<Places>,
     number: u64,
     pub(super) used: Used,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         self.places.taken.lock().remove(&self.number);
     }

@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes};
 use parking_lot::Mutex;
 
 use super::leases::{Begun, LEASE_TURNS, Leased, millis};
-use super::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use super::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::engine::disk::{self, Change, DiskEngine, Table, put_short, take_short};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
@@ -111,16 +111,16 @@ impl DiskPush {
         Ok(())
     }
 
-    fn stored_report(&self, key: &PushKey) -> Result<Report> {
+    fn stored_report(&self, key: &PushKey) -> Result<PushReport> {
         let stored = self.rows.read(Table::Push, |rows| rows.get(&row(REPORT, key)).cloned());
         let read = |stored: Bytes| serde_json::from_slice(&stored).map_err(Error::corrupt);
-        stored.map_or(Ok(Report::default()), read)
+        stored.map_or(Ok(PushReport::default()), read)
     }
 }
 
 #[async_trait]
 impl PushStore for DiskPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
         let version = self.memory.lock().version;
         if known == Some(version) {
             return Ok(None);
@@ -128,7 +128,7 @@ impl PushStore for DiskPush {
         if known.is_none() {
             self.forget_lent().await?;
         }
-        Ok(Some(Records { version, all: self.all_records()? }))
+        Ok(Some(PushRecords { version, all: self.all_records()? }))
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
@@ -187,7 +187,7 @@ impl PushStore for DiskPush {
         Ok(Grant { failed: report.failed, delivered: report.delivered, ..grant })
     }
 
-    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         let _turn = self.turn.lock().await;
         if self.record(key).await?.is_none() {
             return Ok(()); // deleted meanwhile

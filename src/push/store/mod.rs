@@ -40,12 +40,12 @@ pub type Version = u64;
 
 /// Every record. Its `Debug` shows none: a record holds secrets.
 #[derive(Clone, Default)]
-pub struct Records {
+pub struct PushRecords {
     pub version: Version,
     pub all: Vec<(PushKey, Bytes)>,
 }
 
-impl fmt::Debug for Records {
+impl fmt::Debug for PushRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Records({} at {})", self.all.len(), self.version)
     }
@@ -106,7 +106,7 @@ pub struct Attempt {
 /// What became of deliveries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Report {
+pub struct PushReport {
     pub delivered: u64,
     /// Attempts that failed.
     pub failed: u64,
@@ -116,9 +116,9 @@ pub struct Report {
     pub attempts: Vec<Attempt>,
 }
 
-impl Report {
+impl PushReport {
     /// Adds what came after it.
-    pub fn add(&mut self, more: Report) {
+    pub fn add(&mut self, more: PushReport) {
         self.delivered += more.delivered;
         self.failed += more.failed;
         self.dead += more.dead;
@@ -131,7 +131,7 @@ impl Report {
 /// What all servers have told of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    pub report: Report,
+    pub report: PushReport,
     pub in_flight: u64,
     /// Since when the breaker of some server is open.
     pub open: Option<Millis>,
@@ -141,7 +141,7 @@ pub struct Seen {
 #[async_trait]
 pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     /// Every record; `None` when nothing has changed since `known`.
-    async fn records(&self, known: Option<Version>) -> Result<Option<Records>>;
+    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>>;
 
     /// The record of one queue.
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>>;
@@ -157,7 +157,7 @@ pub trait PushStore: Send + Sync + fmt::Debug + 'static {
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant>;
 
     /// Adds to what is known of a queue.
-    async fn report(&self, key: &PushKey, report: Report) -> Result<()>;
+    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()>;
 
     /// What all servers have told.
     async fn seen(&self, key: &PushKey) -> Result<Seen>;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use redis::{Cmd, FromRedisValue};
 use serde::Deserialize;
 
-use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::admin::redis::{RedisAdmin, SCAN_STEP};
 use crate::clock::Millis;
 use crate::engine::redis::connection::shared::SharedConnection;
@@ -47,7 +47,7 @@ fn key_of(key: &PushKey, kind: &str) -> String {
 
 /// What a server has told with its last lease; the script writes more.
 #[derive(Deserialize)]
-struct Server {
+struct ServerLease {
     expires: f64,
     in_flight: f64,
     open: f64,
@@ -64,7 +64,7 @@ fn parse_field(field: &[u8]) -> Option<PushKey> {
 
 #[async_trait]
 impl PushStore for RedisPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
         // Read before the records: what changes meanwhile is read again next time.
         let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(PUSH).arg("")).await?;
         let version = version.unwrap_or(0);
@@ -81,7 +81,7 @@ impl PushStore for RedisPush {
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");
         }
-        Ok(Some(Records { version, all: all.into_iter().collect() }))
+        Ok(Some(PushRecords { version, all: all.into_iter().collect() }))
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
@@ -110,7 +110,7 @@ impl PushStore for RedisPush {
         Ok(Grant { slots, rate, failed, delivered, alone })
     }
 
-    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         let script = &self.scripts.push_report;
         let mut call = script.call(3);
         call.arg(PUSH).arg(key_of(key, "counts")).arg(key_of(key, "attempts")).arg(key.to_string());
@@ -142,8 +142,8 @@ impl PushStore for RedisPush {
         )?;
         let [delivered, failed, dead] = counts.map(Option::unwrap_or_default);
         let attempts = attempts.iter().rev().filter_map(|text| serde_json::from_slice(text).ok()).collect();
-        let mut seen = Seen { report: Report { delivered, failed, dead, attempts }, ..Seen::default() };
-        let servers = servers.iter().filter_map(|text| serde_json::from_slice::<Server>(text).ok());
+        let mut seen = Seen { report: PushReport { delivered, failed, dead, attempts }, ..Seen::default() };
+        let servers = servers.iter().filter_map(|text| serde_json::from_slice::<ServerLease>(text).ok());
         for server in servers.filter(|server| server.expires > (seconds * 1000) as f64) {
             seen.in_flight += server.in_flight as u64;
             if server.open > 0.0 {

@@ -7,7 +7,7 @@ use crate::support::engine_ext::EngineExt;
 use dormouse::engine::{Engine, Release, Tries};
 use dormouse::job::{JobRef, JobState, Reason};
 use dormouse::push::shared::MEMORY;
-use dormouse::push::store::{PushStore, Report};
+use dormouse::push::store::{PushReport, PushStore};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -500,7 +500,7 @@ async fn attempts_are_counted_on_when_push_is_set_again() {
 async fn a_reason_with_the_largest_number_overflows_nothing() {
     let stage = PushStage::new(json!({"retry": [1]})).await;
     stage.endpoint.says(500, &[], "");
-    let report = Report { failed: 1, ..Report::default() };
+    let report = PushReport { failed: 1, ..PushReport::default() };
     stage.store.report(&stage.key, report).await.expect("it is told");
     stage.push.pause(&stage.key).await.expect("it pauses");
     let job = stage.publish("x", 3).await;
@@ -524,7 +524,7 @@ async fn a_success_elsewhere_ends_the_open_state_of_a_server_that_has_nothing_to
     sleep(2 * SECOND).await;
     let state = async || stage.shown().await["state"].clone();
     let elsewhere = async || {
-        let report = Report { delivered: 1, ..Report::default() };
+        let report = PushReport { delivered: 1, ..PushReport::default() };
         stage.store.report(&stage.key, report).await.expect("it is told");
     };
     assert_eq!(state().await, "open");

@@ -17,11 +17,11 @@ use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
-use dormouse::push::address::Guard;
-use dormouse::push::client::{Answer, Fault, Send};
-use dormouse::push::limits::Shares;
+use dormouse::push::address::AddressGuard;
+use dormouse::push::client::{EndpointAnswer, Fault, Send};
+use dormouse::push::limits::PushShares;
 use dormouse::push::shared::{MEMORY, PushServer, PushedPool};
-use dormouse::push::store::{Grant, Lease, PushKey, PushStore, Records, Report, Seen, Version};
+use dormouse::push::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use dormouse::push::{Push, PushError};
 use hyper::Request;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -81,10 +81,10 @@ struct Kept {
 
 #[async_trait]
 impl PushStore for MemoryPush {
-    async fn records(&self, known: Option<Version>) -> Result<Option<Records>> {
+    async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
         let kept = self.0.lock();
         let all = || kept.records.iter().map(|(key, record)| (key.clone(), record.clone())).collect();
-        Ok((known != Some(kept.version)).then(|| Records { version: kept.version, all: all() }))
+        Ok((known != Some(kept.version)).then(|| PushRecords { version: kept.version, all: all() }))
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
@@ -117,7 +117,7 @@ impl PushStore for MemoryPush {
         Ok(Grant { slots: lease.slots, rate: lease.rate, failed, delivered, alone })
     }
 
-    async fn report(&self, key: &PushKey, report: Report) -> Result<()> {
+    async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         self.0.lock().seen.entry(key.clone()).or_default().report.add(report);
         Ok(())
     }
@@ -148,24 +148,25 @@ impl Arrived {
 }
 
 /// What an endpoint does with a request: how long it takes, and what it says.
-pub type Script =
-    Box<dyn Fn(&Arrived) -> (Duration, std::result::Result<Answer, Fault>) + std::marker::Send + Sync>;
+pub type Script = Box<
+    dyn Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, Fault>) + std::marker::Send + Sync,
+>;
 
 /// An answer.
 pub fn answer(
     status: u16,
     headers: &[(&'static str, &str)],
     body: &str,
-) -> std::result::Result<Answer, Fault> {
+) -> std::result::Result<EndpointAnswer, Fault> {
     let pair = |(name, value): &(&'static str, &str)| {
         (HeaderName::from_static(name), HeaderValue::from_str(value).expect("a value"))
     };
     let headers = headers.iter().map(pair).collect();
-    Ok(Answer { status, headers, body: Bytes::copy_from_slice(body.as_bytes()), whole: true })
+    Ok(EndpointAnswer { status, headers, body: Bytes::copy_from_slice(body.as_bytes()), whole: true })
 }
 
 /// No answer: nobody listens.
-pub fn refused() -> std::result::Result<Answer, Fault> {
+pub fn refused() -> std::result::Result<EndpointAnswer, Fault> {
     Err(Fault::Connect("refused".into()))
 }
 
@@ -187,7 +188,7 @@ impl Endpoint {
     /// From now on it does this.
     pub fn does(
         &self,
-        script: impl Fn(&Arrived) -> (Duration, std::result::Result<Answer, Fault>)
+        script: impl Fn(&Arrived) -> (Duration, std::result::Result<EndpointAnswer, Fault>)
         + std::marker::Send
         + Sync
         + 'static,
@@ -227,7 +228,7 @@ impl Send for Endpoint {
         request: Request<Bytes>,
         time: Duration,
         _: bool,
-    ) -> std::result::Result<Answer, Fault> {
+    ) -> std::result::Result<EndpointAnswer, Fault> {
         let (parts, body) = request.into_parts();
         let body = String::from_utf8_lossy(&body).into_owned();
         let arrived = Arrived { at: self.began.elapsed(), headers: parts.headers, body };
@@ -304,8 +305,8 @@ impl PushStage {
             name: "one".into(),
             tasks: Tasks::new(Failure::default()),
             cut: CancellationToken::new(),
-            connections: Shares::new(connections),
-            memory: Shares::new(memory),
+            connections: PushShares::new(connections),
+            memory: PushShares::new(memory),
         };
         let pushed = PushedPool {
             name: pool.clone(),
@@ -315,7 +316,7 @@ impl PushStage {
             metrics: Metrics::default().engine.pool(&pool),
             outage: Outage::new("pool default"),
         };
-        let push = Push::new(server, Arc::new(Guard::default()), [pushed]);
+        let push = Push::new(server, Arc::new(AddressGuard::default()), [pushed]);
         tasks.spawn(push.clone().run());
         let key = PushKey { pool, queue: queue("q") };
         let stage = PushStage { push, engine, store, endpoint, key, ids, tasks, began };

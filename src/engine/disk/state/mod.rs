@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues};
-use self::quotas::{Count, Counted};
+use self::quotas::{QuotaCount, QuotaUse};
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
@@ -90,7 +90,7 @@ pub struct WriterState {
     /// No remembered request ends earlier.
     pub once_from: Micros,
     /// Namespaces with a quota.
-    pub quotas: HashMap<Namespace, Counted>,
+    pub quotas: HashMap<Namespace, QuotaUse>,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
@@ -307,9 +307,9 @@ impl WriterState {
         for item in store.range(Space::Quotas, codec::used_keys()) {
             let (key, value) = item?;
             let (namespace, (jobs, bytes)) = (codec::read_used_key(&key)?, codec::read_used(&value)?);
-            let of = Counted::new(&namespace, Quota::default());
-            let (jobs, bytes, count) = (jobs as i64, bytes as i64, Count::Exact);
-            self.quotas.insert(namespace, Counted { jobs, bytes, count, ..of });
+            let of = QuotaUse::new(&namespace, Quota::default());
+            let (jobs, bytes, count) = (jobs as i64, bytes as i64, QuotaCount::Exact);
+            self.quotas.insert(namespace, QuotaUse { jobs, bytes, count, ..of });
         }
         Ok(())
     }
@@ -321,7 +321,7 @@ impl WriterState {
 
     /// Deletes a job's record.
     pub fn delete_job(&mut self, queue: &Queue, key: Vec<u8>) -> Result<(), Fatal> {
-        if self.quotas.get(&queue.namespace).is_some_and(Counted::is_counted) {
+        if self.quotas.get(&queue.namespace).is_some_and(QuotaUse::is_counted) {
             match self.txn.job(&key)? {
                 Found::Nothing => {}
                 Found::Record(record) => self.count(&queue.namespace, -1, -(record.body.len() as i64)),
@@ -330,7 +330,7 @@ impl WriterState {
                     if let Some(of) = self.quotas.get_mut(&queue.namespace)
                         && of.is_exact()
                     {
-                        of.count = Count::Stale;
+                        of.count = QuotaCount::Stale;
                         self.txn.delete_late(&of.key);
                     }
                 }

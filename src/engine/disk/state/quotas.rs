@@ -9,30 +9,30 @@ use crate::name::Namespace;
 
 /// What is known of one namespace.
 #[derive(Debug)]
-pub struct Counted {
+pub struct QuotaUse {
     pub quota: Quota,
     /// How many jobs it has, and the bytes of their bodies. Without what the count under way will find.
     pub jobs: i64,
     pub bytes: i64,
-    pub count: Count,
+    pub count: QuotaCount,
     /// Of the row in `quotas`.
     pub key: Vec<u8>,
 }
 
 #[derive(Clone, Debug)]
-pub enum Count {
+pub enum QuotaCount {
     /// Neither jobs nor bytes are bounded.
     None,
     /// This count will say what there was at its begin, if it still goes on.
     UnderWay(Weak<()>),
     Exact,
-    /// A record that could not be read was deleted. Counted again when quotas are set next.
+    /// A record that could not be read was deleted. QuotaUse again when quotas are set next.
     Stale,
 }
 
-impl Counted {
-    pub fn new(namespace: &Namespace, quota: Quota) -> Counted {
-        Counted { quota, jobs: 0, bytes: 0, count: Count::None, key: codec::used_key(namespace) }
+impl QuotaUse {
+    pub fn new(namespace: &Namespace, quota: Quota) -> QuotaUse {
+        QuotaUse { quota, jobs: 0, bytes: 0, count: QuotaCount::None, key: codec::used_key(namespace) }
     }
 
     pub fn value(&self) -> [u8; 16] {
@@ -40,11 +40,11 @@ impl Counted {
     }
 
     pub fn is_counted(&self) -> bool {
-        !matches!(self.count, Count::None)
+        !matches!(self.count, QuotaCount::None)
     }
 
     pub fn is_exact(&self) -> bool {
-        matches!(self.count, Count::Exact)
+        matches!(self.count, QuotaCount::Exact)
     }
 
     /// What is used up, if so much more would be more than the quota.

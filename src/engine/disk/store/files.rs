@@ -97,7 +97,7 @@ fn has_replaced(keyspace: &Keyspace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Limits, Txn, open};
+    use super::super::{StoreLimits, Txn, open};
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn what_a_compaction_has_replaced_is_deleted_without_more_writes() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         for n in 0..100u64 {
             txn.put(Space::Ready, n.to_be_bytes(), [7; 1000]);

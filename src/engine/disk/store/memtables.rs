@@ -24,7 +24,7 @@ impl fmt::Debug for Memtables {
 impl Memtables {
     /// Takes references to the memtables that are filled now, and frees those that fjall has let go of. To be called
     /// more often than a memtable is filled: one that was not seen is freed by fjall.
-    pub fn look(&mut self, store: &Store) {
+    pub fn free_unused(&mut self, store: &Store) {
         for keyspace in &store.spaces {
             let now: Arc<dyn Any + Send + Sync> = keyspace.tree.active_memtable();
             if !self.0.iter().any(|known| Arc::ptr_eq(known, &now)) {
@@ -40,16 +40,16 @@ impl Memtables {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Limits, SPACES, Space, Txn, open};
+    use super::super::{SPACES, Space, StoreLimits, Txn, open};
     use super::*;
 
     #[test]
     fn a_memtable_that_was_written_out_is_freed_by_who_looks_and_not_by_fjall() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let mut memtables = Memtables::default();
-        memtables.look(&store);
+        memtables.free_unused(&store);
         assert_eq!(memtables.0.len(), SPACES, "each keyspace has one");
         let first: Vec<_> = memtables.0.iter().map(Arc::downgrade).collect();
         let mut write_out = |n: u8| {
@@ -70,7 +70,7 @@ mod tests {
             first.iter().all(|memtable| memtable.strong_count() == 1),
             "this is the last reference to each"
         );
-        memtables.look(&store);
+        memtables.free_unused(&store);
         assert!(first.iter().all(|memtable| memtable.strong_count() == 0), "a look has freed them");
         assert!(memtables.0.len() >= SPACES, "those that are filled now are held");
     }

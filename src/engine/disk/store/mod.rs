@@ -150,9 +150,9 @@ impl std::fmt::Debug for Store {
 /// fjall takes no fewer.
 const FEWEST_OPEN_TABLES: usize = 10;
 
-impl Limits {
+impl StoreLimits {
     /// For a tool that opens a store, does one thing and ends.
-    pub const OF_A_TOOL: Limits = Limits { open_tables: 64, cache: 32 * MIB };
+    pub const OF_A_TOOL: StoreLimits = StoreLimits { open_tables: 64, cache: 32 * MIB };
 }
 
 impl Found {
@@ -174,7 +174,7 @@ impl Found {
 
 /// What an open database may hold of the machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct StoreLimits {
     /// How many tables may stay open.
     pub open_tables: usize,
     /// How many bytes of blocks that were read are kept.
@@ -186,7 +186,7 @@ impl Store {
     /// `groups` is made when the database is open, from `meta`.
     fn open(
         pool: &Path,
-        limits: Limits,
+        limits: StoreLimits,
         groups: impl FnOnce(&Keyspace) -> fjall::Result<Groups>,
     ) -> fjall::Result<Store> {
         let db = Database::builder(pool.join(DATABASE))
@@ -255,7 +255,7 @@ impl Store {
     /// Sees to the second names of journals, unless somebody does so now.
     pub fn keep_journals(&self) -> Result<(), Fatal> {
         let Some(_held) = self.keeping.try_lock() else { return Ok(()) };
-        guard::names::keep(&self.pool, &self.pool.join(DATABASE), &self.groups)
+        guard::names::link_journals(&self.pool, &self.pool.join(DATABASE), &self.groups)
             .map_err(|e| Fatal(format!("the journals cannot be given second names: {e}")))
     }
 
@@ -576,7 +576,7 @@ mod tests {
     #[test]
     fn the_last_write_of_a_key_in_one_batch_counts() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store.clone());
         let (a, b) = (b"a", b"b");
         txn.put(Space::Ready, a, a);
@@ -587,7 +587,7 @@ mod tests {
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
         assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
         drop((txn, store, mark));
-        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // closed just now
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // closed just now
         assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
         assert_eq!(
             store.get(Space::Ready, b).unwrap().as_deref(),

@@ -6,11 +6,11 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::codec::{META_CLOSED, META_GROUP};
-use super::guard::groups::{Groups, RECORD_LEN, Record, State};
+use super::guard::groups::{GroupRecord, GroupState, Groups, RECORD_LEN};
 use super::guard::keyspaces::{self, KEYSPACES};
 use super::guard::names::{self, Aside};
 use super::guard::{self, DATABASE, Findings};
-use super::{Fatal, Limits, Store, describe, journal};
+use super::{Fatal, Store, StoreLimits, describe, journal};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
@@ -69,7 +69,7 @@ impl Mark {
     }
 
     /// Notes that there is no database any more, or that there is a whole one.
-    pub fn note(&mut self, made: bool) -> std::io::Result<()> {
+    pub fn write_made(&mut self, made: bool) -> std::io::Result<()> {
         (self.made, self.closed) = (made, None);
         self.write()
     }
@@ -95,12 +95,12 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
             "others may look into the data directory: chmod it to 700"
         );
     }
-    mark(path)
+    read_mark(path)
 }
 
 /// What is known of the groups; `None` if the database was never whole, so that it holds nothing.
-pub fn state(path: &Path, mark: &Mark) -> Result<Option<State>, OpenError> {
-    match State::read(path) {
+pub fn state(path: &Path, mark: &Mark) -> Result<Option<GroupState>, OpenError> {
+    match GroupState::read(path) {
         Ok(Some(state)) => Ok(Some(state)),
         Ok(None) if mark.made => {
             Err(OpenError::Damaged(path.to_owned(), "the file groups is missing".to_owned()))
@@ -114,7 +114,7 @@ pub fn state(path: &Path, mark: &Mark) -> Result<Option<State>, OpenError> {
 }
 
 /// Opens `path`, made if it is not there.
-pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
+pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
     let mut mark = lock(path)?;
@@ -136,7 +136,7 @@ pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
                 // Nobody was ever answered for what is in it.
                 Aside::new(path).and_then(|mut aside| aside.take(&database)).map_err(io)?;
             }
-            (State::new(), Findings::default())
+            (GroupState::new(), Findings::default())
         }
     };
     let store = open_whole(path, limits, state, &findings)?;
@@ -148,7 +148,7 @@ pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
                 return Err(damaged("its last commits are missing".to_owned()));
             }
         }
-        mark.note(true).map_err(io)?;
+        mark.write_made(true).map_err(io)?;
     }
     Ok((store, mark))
 }
@@ -156,8 +156,8 @@ pub fn open(path: &Path, limits: Limits) -> Result<(Store, Mark), OpenError> {
 /// Opens the database in a directory that was found undamaged.
 pub fn open_whole(
     path: &Path,
-    limits: Limits,
-    mut state: State,
+    limits: StoreLimits,
+    mut state: GroupState,
     findings: &Findings,
 ) -> Result<Store, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
@@ -166,16 +166,16 @@ pub fn open_whole(
         let stored = match meta.get(META_GROUP)? {
             Some(value) => {
                 let value: Result<[u8; RECORD_LEN], _> = value.as_ref().try_into();
-                value.map(|value| Record::read(&value)).map_err(|_| fjall::Error::Unrecoverable)?
+                value.map(|value| GroupRecord::read(&value)).map_err(|_| fjall::Error::Unrecoverable)?
             }
-            None => Record::default(),
+            None => GroupRecord::default(),
         };
-        if state.base == State::BEHIND_ALL {
+        if state.base == GroupState::BEHIND_ALL {
             state.base = stored.number.saturating_add(2);
             state.first = state.base;
         }
         // The batches before a repair have the numbers below.
-        let base = Record { number: state.base - 1, ..Record::default() };
+        let base = GroupRecord { number: state.base - 1, ..GroupRecord::default() };
         let last = if stored.number < base.number { base } else { stored };
         Ok(Groups::open(path, state, last)?)
     })
@@ -194,10 +194,11 @@ pub fn open_whole(
     let keyspaces = keyspaces::list(&database).map_err(io)?.0.into_iter().collect();
     let seqno = store.db.seqno();
     // fjall has synced the journals.
-    let now = |state: &mut State| (state.keyspaces, state.synced, state.seqno) = (keyspaces, last, seqno);
+    let now =
+        |state: &mut GroupState| (state.keyspaces, state.synced, state.seqno) = (keyspaces, last, seqno);
     store.groups.change(now).map_err(io)?;
     names::sync(path).map_err(io)?;
-    names::keep(path, &database, &store.groups).map_err(io)?;
+    names::link_journals(path, &database, &store.groups).map_err(io)?;
     // Also those that a process gave them which was killed before it synced.
     if path.join(names::SECOND).exists() {
         names::sync(&path.join(names::SECOND)).map_err(io)?;
@@ -220,7 +221,7 @@ fn sync_names(path: &Path, database: &Path) -> std::io::Result<()> {
 }
 
 /// Locks and reads the mark, or makes it in an empty directory.
-fn mark(path: &Path) -> Result<Mark, OpenError> {
+fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let file = path.join(MARK);
     let others = std::fs::read_dir(path).map_err(io)?.filter_map(|entry| entry.ok());

@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::codec::{FIRST_SEQ, META_SEQ};
-use super::guard::groups::{self, State};
+use super::guard::groups::{self, GroupState};
 use super::guard::journal;
 use super::guard::keyspaces::{self, KEYSPACES};
 use super::guard::names::{self, Aside};
 use super::guard::{self, DATABASE, Damage, Findings};
 use super::open::{self, Mark, OpenError};
-use super::{Fatal, Limits, Space, Txn};
+use super::{Fatal, Space, StoreLimits, Txn};
 
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct RepairReport {
     /// What is damaged, each in a line.
     pub damage: Vec<String>,
     /// What is as it may be, and worth a line.
@@ -31,14 +31,14 @@ pub struct Report {
     pub is_new: bool,
 }
 
-impl Report {
+impl RepairReport {
     /// Whether a server opens the directory now.
     pub fn opens(&self) -> bool {
         self.damage.is_empty() || self.accepted
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for RepairReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.damage {
             writeln!(f, "damaged: {line}")?;
@@ -68,13 +68,13 @@ const WRITE_OUTS: u32 = 40;
 const WRITE_OUT: Duration = Duration::from_secs(3);
 
 /// Judges the files of the directory, and changes nothing but for `accept_loss`.
-pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
+pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     if !path.join(open::MARK).exists() {
         return Err(OpenError::NotOurs(path.to_owned()));
     }
     let io = |e| OpenError::Io(path.to_owned(), e);
     let mut mark = open::lock(path)?;
-    let mut report = Report::default();
+    let mut report = RepairReport::default();
     let state = match open::state(path, &mark) {
         Ok(Some(state)) => state,
         Ok(None) => {
@@ -85,8 +85,8 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
         Err(OpenError::Damaged(_, what)) => {
             report.damage.push(what);
             match keyspaces::list(&path.join(DATABASE)) {
-                Ok((ids, _)) => State::behind_all(ids),
-                Err(e) if e.kind() == ErrorKind::NotFound => State::new(),
+                Ok((ids, _)) => GroupState::behind_all(ids),
+                Err(e) if e.kind() == ErrorKind::NotFound => GroupState::new(),
                 Err(e) => return Err(io(e)),
             }
         }
@@ -104,7 +104,12 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
 }
 
 /// Sets aside what is damaged, and opens the rest once, so that it can be judged again.
-fn accept(path: &Path, mark: &mut Mark, mut state: State, findings: &Findings) -> Result<Aside, OpenError> {
+fn accept(
+    path: &Path,
+    mark: &mut Mark,
+    mut state: GroupState,
+    findings: &Findings,
+) -> Result<Aside, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let fatal = |Fatal(e)| OpenError::Damaged(path.to_owned(), e);
     let database = path.join(DATABASE);
@@ -117,7 +122,7 @@ fn accept(path: &Path, mark: &mut Mark, mut state: State, findings: &Findings) -
                 aside.take(&path.join(name)).map_err(io)?;
             }
         }
-        mark.note(false).map_err(io)?;
+        mark.write_made(false).map_err(io)?;
         return Ok(aside);
     }
     findings.prepare(path, &mut aside).map_err(io)?;
@@ -160,13 +165,13 @@ fn accept(path: &Path, mark: &mut Mark, mut state: State, findings: &Findings) -
             names::sync(&database).map_err(io)?;
         }
     }
-    if State::read(path).is_err() {
+    if GroupState::read(path).is_err() {
         aside.take(&path.join(groups::FILE)).map_err(io)?;
     }
     // All that is there counts, whatever its numbers.
-    state.base = State::BEHIND_ALL;
+    state.base = GroupState::BEHIND_ALL;
     state.oldest = None;
-    let store = open::open_whole(path, Limits::OF_A_TOOL, state, &Findings::default())?;
+    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, state, &Findings::default())?;
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
@@ -180,7 +185,7 @@ fn accept(path: &Path, mark: &mut Mark, mut state: State, findings: &Findings) -
     }
     store.keep_journals().map_err(fatal)?;
     drop((txn, store));
-    mark.note(true).map_err(io)?;
+    mark.write_made(true).map_err(io)?;
     Ok(aside)
 }
 

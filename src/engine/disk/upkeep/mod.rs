@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::space::Room;
-use self::sweep::{Forget, Next, Report, Scan};
+use self::sweep::{Forget, Scan, SweepPlan, UpkeepReport};
 use crate::clock::Micros;
 use crate::engine::disk::state::garbage::Upkeep;
 use crate::engine::disk::store::memtables::Memtables;
 use crate::engine::disk::store::merge::{Merged, Shape};
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
+use crate::engine::disk::writer::heartbeat::Heartbeat;
 use crate::engine::disk::writer::poison::Poison;
-use crate::engine::disk::writer::pulse::Pulse;
 use crate::engine::disk::writer::threads::Stop;
 use crate::error::Error;
 
@@ -43,13 +43,20 @@ const COMPACTION_REST: u32 = 19;
 /// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
 /// when it comes to it, and may wait for it for ever; sees to the second names of journals; looks at the room on the disk;
 /// and frees memory that fjall has let go of.
-pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: &Stop, poison: &Poison) {
+pub fn each_second(
+    store: &Store,
+    sync: bool,
+    room: &Room,
+    heartbeat: &Heartbeat,
+    stop: &Stop,
+    poison: &Poison,
+) {
     let (mut journal, mut memtables) = (None, Memtables::default());
-    memtables.look(store);
+    memtables.free_unused(store);
     let mut pause = SECOND;
-    while !stop.told_within(pause) {
+    while !stop.stopped_within(pause) {
         let began = Instant::now();
-        let work = pulse.work();
+        let work = heartbeat.work();
         let done = if sync { store.sync(&mut journal) } else { store.to_system() };
         // Not by the writer: a full journal is read, and one that nobody needs is deleted in parts, with pauses.
         let done = done.and_then(|()| store.keep_journals());
@@ -58,8 +65,8 @@ pub fn each_second(store: &Store, sync: bool, room: &Room, pulse: &Pulse, stop: 
             poison.set(reason);
             return;
         }
-        room.look();
-        memtables.look(store);
+        room.measure();
+        memtables.free_unused(store);
         // From begin to begin: what a power cut takes is what came since the begin of the last sync.
         pause = SECOND.saturating_sub(began.elapsed());
     }
@@ -83,11 +90,11 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
     let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
     let mut unreadable = Unreadable::default();
     let mut pause = MERGE_PAUSE;
-    while !stop.told_within(pause) {
+    while !stop.stopped_within(pause) {
         pause = MERGE_PAUSE;
         for (space, ..) in Space::ALL {
             let shape = store.shape(space);
-            if stop.told() || done[space as usize] == Some(shape) {
+            if stop.is_stopped() || done[space as usize] == Some(shape) {
                 continue;
             }
             if store.too_many_unmerged(space) {
@@ -127,15 +134,15 @@ impl Sweeper {
     pub fn run(&self, stop: &Stop) {
         let (mut pause, mut scan) = (BUSY_PAUSE, None);
         let (mut report, mut next_upkeep, mut next_compaction) =
-            (Report::default(), Instant::now(), Instant::now());
+            (UpkeepReport::default(), Instant::now(), Instant::now());
         let mut unreadable = Unreadable::default();
-        while !stop.told_within(pause.min(self.every)) {
+        while !stop.stopped_within(pause.min(self.every)) {
             let upkeep = Instant::now() >= next_upkeep;
             if scan.is_none() || upkeep {
                 report.too_soon = Instant::now() < next_compaction;
                 report.is_low = self.room.is_low();
                 let asked =
-                    Next { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
+                    SweepPlan { queue: scan.is_none(), upkeep: upkeep.then(|| std::mem::take(&mut report)) };
                 let work = match self.handle.ask_blocking(asked) {
                     Ok(work) => work,
                     // So busy that upkeep can wait.
@@ -219,7 +226,7 @@ impl Sweeper {
     /// Sweeps all that is to be swept now, without a pause.
     pub fn all(&self) -> Result<(), Error> {
         loop {
-            let work = self.handle.ask_blocking(Next { queue: true, upkeep: None })?;
+            let work = self.handle.ask_blocking(SweepPlan { queue: true, upkeep: None })?;
             let more = self.forget(work.requests)? || work.more;
             let mut scan = work.sweep;
             let none = scan.is_none();
@@ -265,7 +272,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::engine::batch::BatchLimit;
     use crate::engine::disk::state::clock::PoolClock;
-    use crate::engine::disk::store::{Limits, open};
+    use crate::engine::disk::store::{StoreLimits, open};
     use crate::engine::disk::writer::mailbox;
     use crate::engine::disk::writer::op::Op;
     use crate::engine::disk::writer::threads;
@@ -273,7 +280,7 @@ mod tests {
     #[test]
     fn a_sweep_that_ends_while_the_store_is_open_poisons_it() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(dir.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let (ops, calls) = mailbox::mailbox::<Op>(1, BatchLimit { items: 1, bytes: 1 });
         let clock = PoolClock::new(Arc::new(ManualClock::new(0)), 0);
         let handle = Handle { ops, poison: Arc::default(), clock };

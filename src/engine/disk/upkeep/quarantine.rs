@@ -6,10 +6,10 @@ use std::path::Path;
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry};
 use crate::engine::disk::store::open::{self, OpenError};
-use crate::engine::disk::store::{Fatal, Limits, Slice, Space, Store};
+use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
 use crate::job::JobRef;
 use crate::name::Queue;
 
@@ -25,7 +25,7 @@ pub struct Quarantined {
 
 /// All jobs in quarantine of the pool in `path`, which nobody has open.
 pub fn quarantined(path: &Path) -> Result<Vec<Quarantined>, OpenError> {
-    let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
+    let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     list(&store).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
@@ -47,7 +47,7 @@ impl Step for ListQuarantine {
     type Reply = Vec<Quarantined>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Vec<Quarantined>> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Vec<Quarantined>> {
         state.txn.flush()?;
         Ok(list(state.txn.store())?)
     }

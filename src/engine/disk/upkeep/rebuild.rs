@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::engine::disk::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
 use crate::engine::disk::store::open::{self, OpenError};
-use crate::engine::disk::store::{Fatal, Limits, Space, Store, Txn};
+use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits, Txn};
 
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
@@ -18,7 +18,7 @@ const TRIES: u16 = 1;
 /// delayed, ready or dead. One that was handed out is ready. It has one try left. Answers how many jobs were put into a
 /// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
-    let (store, _mark) = open::open(path, Limits::OF_A_TOOL)?;
+    let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 

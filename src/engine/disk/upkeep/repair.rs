@@ -6,18 +6,18 @@ use std::path::Path;
 use super::quarantine;
 use super::rebuild::{rebuild, unreadable};
 use crate::engine::disk::store::open::{self, OpenError};
-use crate::engine::disk::store::repair::{self as files, Report};
-use crate::engine::disk::store::{Fatal, Limits};
+use crate::engine::disk::store::repair::{self as files, RepairReport};
+use crate::engine::disk::store::{Fatal, StoreLimits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it opens
 /// the database, as a server does, and looks at the lists and at the quarantine.
-pub fn repair(path: &Path, accept_loss: bool) -> Result<Report, OpenError> {
+pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {
         return Ok(report);
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
-    let (store, mut mark) = open::open(path, Limits::OF_A_TOOL)?;
+    let (store, mut mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     let lists = unreadable(&store);
     report.damage.extend(lists.iter().map(|list| format!("the list {list:?} cannot be read")));
     if accept_loss && !report.damage.is_empty() {

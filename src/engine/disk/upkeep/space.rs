@@ -31,12 +31,12 @@ impl Room {
     pub fn new(path: &Path, least: u64) -> Arc<Room> {
         let (free, low) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
         let room = Arc::new(Room { path: path.to_owned(), least, free, low });
-        room.look();
+        room.measure();
         room
     }
 
     /// Asks the system. A disk that does not say is taken to be as it was.
-    pub fn look(&self) {
+    pub fn measure(&self) {
         let Ok(disk) = rustix::fs::statvfs(&self.path) else { return };
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         self.free.store(free, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Room {
 
     /// Whether a compaction may write so many bytes before it deletes others.
     pub fn compact(&self, bytes: u64) -> bool {
-        self.look();
+        self.measure();
         self.least == 0 || self.free().saturating_sub(bytes) >= self.least / 4
     }
 
@@ -126,7 +126,7 @@ mod tests {
         let room = Room::new(dir.path(), free / 2);
         room.publish(1, (free / 2) as usize).unwrap(); // there was room when it was asked
         assert!(refused(room.publish(1, 1)), "all room was taken by the one before");
-        room.look();
+        room.measure();
         assert!(room.publish(1, 1).is_ok(), "it was not stored: the look sees the room");
     }
 }

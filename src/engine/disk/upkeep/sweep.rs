@@ -9,7 +9,7 @@ use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::garbage::Upkeep;
 use crate::engine::disk::state::queues::ToSweep;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::name::Queue;
@@ -18,16 +18,16 @@ use crate::name::Queue;
 const CHECKS: usize = 256;
 
 /// Asks for the next queue to sweep, and what is to be done about the files.
-pub struct Next {
+pub struct SweepPlan {
     /// Whether a queue is asked for. Else only queues long empty are forgotten.
     pub queue: bool,
     /// What became of the last upkeep, if it is asked for again.
-    pub upkeep: Option<Report>,
+    pub upkeep: Option<UpkeepReport>,
 }
 
 /// What became of the work on the files that was asked for last.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct UpkeepReport {
     /// Keyspaces that were compacted.
     pub compacted: Vec<Space>,
     /// Whether it is too soon after the last compaction for one that has live entries to rewrite.
@@ -145,28 +145,28 @@ impl Step for Forget {
     type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<()> {
         Ok(state.forget_requests(self.ended, self.from.min(now))?)
     }
 }
 
 /// Lends the store to who reads beside the writer.
-pub struct Lend;
+pub struct ShareStore;
 
-impl Step for Lend {
+impl Step for ShareStore {
     type Reply = Store;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Store> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Store> {
         Ok(state.txn.store().clone())
     }
 }
 
-impl Step for Next {
+impl Step for SweepPlan {
     type Reply = Work;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Work> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Work> {
         let more = state.forget_queues(now) == CHECKS;
         let upkeep = self.upkeep.map(|report| {
             report.compacted.iter().for_each(|space| state.garbage.compacted(*space));
@@ -185,7 +185,7 @@ impl Step for Remove {
     type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<()> {
         let Remove { queue, stale } = self;
         let Some(prefix) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(()) };
         state.txn.flush()?;
@@ -215,7 +215,7 @@ impl Step for Done {
     type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<()> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<()> {
         let Done(Scan { at, next }) = self;
         state.queues.swept(&at.queue, at.after, next);
         Ok(())

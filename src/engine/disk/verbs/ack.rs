@@ -2,7 +2,7 @@
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{self, Location, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{JobId, JobRef, Receipt};
@@ -23,7 +23,7 @@ impl<J: AsRef<[(JobId, Option<Receipt>)]> + Send + 'static> Step for Ack<J> {
         self.jobs.as_ref().len()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<JobId>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Vec<JobId>> {
         let mut stale = Vec::new();
         let jobs = self.jobs.as_ref();
         let Some((first, _)) = jobs.first() else { return Ok(stale) };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, Record};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Consumed, MAX_CONSUME_BYTES};
@@ -25,7 +25,7 @@ impl Step for Consume {
         self.ttrs.len()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Consumed> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Consumed> {
         Ok(state.consume(&self.queues, &self.ttrs, now)?)
     }
 }

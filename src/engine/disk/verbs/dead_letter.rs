@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, Location};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::name::Queue;
@@ -24,21 +24,21 @@ pub struct DeleteDead {
 
 /// What one step took out of a dead letter.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct TakenDead {
     pub jobs: u64,
     /// Whether there may be more.
     pub more: bool,
 }
 
 impl Step for RespawnOldest {
-    type Reply = Taken;
+    type Reply = TakenDead;
     const MUST_LAST: bool = true;
 
     fn items(&self) -> usize {
         STEP_ENTRIES
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Taken> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<TakenDead> {
         let queue = &self.queue;
         let expires = self.ttl.map(|ttl| now.saturating_add(micros(ttl)));
         Ok(state.take_dead(queue, self.limit, now, |state, entry| {
@@ -64,14 +64,14 @@ impl Step for RespawnOldest {
 }
 
 impl Step for DeleteDead {
-    type Reply = Taken;
+    type Reply = TakenDead;
     const MUST_LAST: bool = true;
 
     fn items(&self) -> usize {
         STEP_ENTRIES
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Taken> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<TakenDead> {
         let queue = &self.queue;
         Ok(state.take_dead(queue, self.limit, now, |state, entry| {
             let found = state.read_entry(queue, &entry)?;
@@ -107,7 +107,7 @@ impl WriterState {
         limit: u64,
         now: Micros,
         mut each: impl FnMut(&mut WriterState, Entry) -> Result<(u64, usize), Fatal>,
-    ) -> Result<Taken, Fatal> {
+    ) -> Result<TakenDead, Fatal> {
         let limit = usize::try_from(limit).unwrap_or(STEP_ENTRIES).min(STEP_ENTRIES);
         let oldest = self.oldest_dead(queue, limit)?;
         let (mut jobs, mut written, mut passed) = (0, 0, 0);
@@ -126,6 +126,6 @@ impl WriterState {
         }
         self.queues.note_idle(queue, now);
         // A full step may have left more, and so may one that was cut short.
-        Ok(Taken { jobs, more: passed > 0 && (passed == limit || passed < oldest.len()) })
+        Ok(TakenDead { jobs, more: passed > 0 && (passed == limit || passed < oldest.len()) })
     }
 }

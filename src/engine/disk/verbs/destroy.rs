@@ -2,7 +2,7 @@
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Found, Space, codec};
 use crate::name::Queue;
 
@@ -33,7 +33,7 @@ impl Step for Destroy {
         STEP_ENTRIES
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Rest>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<Rest>> {
         let Destroy { queue, from } = self;
         let Some(key) = state.queues.get(&queue).map(|q| q.key.clone()) else { return Ok(None) };
         let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1, done: 0 });

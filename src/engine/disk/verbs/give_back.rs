@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::job::JobRef;
 
 /// Takes back jobs of hand-overs that still stand. Each job comes with its receipt, and with the ttl that it had left
@@ -19,7 +19,7 @@ impl Step for GiveBack {
         self.0.len()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<()> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<()> {
         // Each goes before all others, so the last goes first.
         for (job, receipt, ttl) in self.0.iter().rev() {
             if state.timers.running(job).is_none_or(|(_, seq)| seq != *receipt) {

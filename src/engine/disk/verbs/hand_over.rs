@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{Held, Release, Released, Touched, Tries};
@@ -40,7 +40,7 @@ impl Step for Touch {
     type Reply = Held<Touched>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<Touched>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Held<Touched>> {
         let Touch { job, receipt, ttr } = self;
         held!(state, &job, receipt, now);
         let Some(entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
@@ -54,7 +54,7 @@ impl Step for GiveUp {
     type Reply = Held<Released>;
     const MUST_LAST: bool = true;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Held<Released>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Held<Released>> {
         let GiveUp { job, receipt, release } = self;
         let mut record = held!(state, &job, receipt, now);
         let Some(mut entry) = state.stop_running(&job) else { return Ok(Held::NotYours) };
@@ -88,7 +88,7 @@ impl WriterState {
     }
 
     /// The record of the job, if this hand-over of it stands. Fails when the record cannot be read.
-    fn held(&mut self, job: &JobRef, receipt: Receipt, now: Micros) -> Outcome<Held<Record>> {
+    fn held(&mut self, job: &JobRef, receipt: Receipt, now: Micros) -> StepResult<Held<Record>> {
         let found: Result<Found, Fatal> = self.txn.job(&self.job_key(&job.queue, job.id));
         Ok(match found? {
             Found::Nothing => Held::NotFound,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::{Micros, Millis};
 use crate::engine::Detail;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
@@ -24,13 +24,13 @@ pub struct InspectKey {
 }
 
 /// Where a job is: its state, its `due_at`, and its tries.
-pub type Place = (Option<JobState>, Option<Millis>, Option<u16>);
+pub type Whereabouts = (Option<JobState>, Option<Millis>, Option<u16>);
 
 impl Step for Inspect {
     type Reply = Option<JobView>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<JobView>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<JobView>> {
         let job = self.job;
         match state.txn.job(&state.job_key(&job.queue, job.id))? {
             Found::Record(record) if record.expired(now) => Ok(None),
@@ -49,7 +49,7 @@ impl Step for InspectKey {
     type Reply = Option<JobView>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<JobView>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<JobView>> {
         Ok(match state.key_holder(&self.queue, &self.key)? {
             Some((id, record)) if !record.expired(now) => {
                 Some(state.view(&JobRef { queue: self.queue, id }, record, now)?)
@@ -60,7 +60,7 @@ impl Step for InspectKey {
 }
 
 /// What is shown of a job that is there.
-pub fn view(id: JobId, record: Record, place: Place, with_body: bool, now: Micros) -> JobView {
+pub fn view(id: JobId, record: Record, place: Whereabouts, with_body: bool, now: Micros) -> JobView {
     let (state, due_at, tries_left) = place;
     JobView {
         id,
@@ -84,7 +84,7 @@ impl WriterState {
         Ok(view(job.id, record, place, true, now))
     }
 
-    fn find(&mut self, job: &JobRef, record: &Record) -> Result<Place, Fatal> {
+    fn find(&mut self, job: &JobRef, record: &Record) -> Result<Whereabouts, Fatal> {
         if let Some(timer) = self.timers.running(job) {
             let tries = self.timers.running_entry(timer).map(|entry| entry.tries);
             return Ok((Some(JobState::Running), Some(timer.0 / 1000), tries));

@@ -2,7 +2,7 @@
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::job::JobRef;
 use crate::name::{JobKey, Queue};
 
@@ -17,7 +17,7 @@ impl Step for CancelKey {
     type Reply = bool;
     const MUST_LAST: bool = true;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<bool> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<bool> {
         match state.key_holder(&self.queue, &self.key)? {
             Some((id, record)) if !record.expired(now) => {
                 state.ack(&JobRef { queue: self.queue, id }, now)?

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::pause::pause;
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{QueuePage, QueueView};
 use crate::name::{Namespace, Queue, QueueName};
@@ -26,7 +26,7 @@ impl Step for ListQueues {
         self.limit
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<QueuePage> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<QueuePage> {
         let ListQueues { namespace, after, limit } = self;
         let is_first = after.is_none();
         let from = Queue { namespace, name: after.unwrap_or_else(QueueName::first) };

@@ -10,7 +10,7 @@ use super::inspect::view;
 
 use crate::clock::{Micros, Millis};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, TimerKey};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
@@ -169,7 +169,7 @@ impl Step for FindStart {
     type Reply = Option<Start>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Option<Start>> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Option<Start>> {
         let Some(queue) = state.queues.get(&self.queue) else { return Ok(None) };
         let first = match self.state {
             // Nobody need look through the timers of others for it.

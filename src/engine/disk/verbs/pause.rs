@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Space, codec};
 use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::Error;
@@ -23,7 +23,7 @@ impl Step for SetPause {
     type Reply = Option<Pause>;
     const MUST_LAST: bool = true;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Pause>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<Pause>> {
         let SetPause { queue, pausing } = self;
         let is_paused = state.queues.get(&queue).is_some_and(|queue| queue.paused.is_some());
         let until = match pausing {
@@ -57,7 +57,7 @@ impl Step for Paused {
     type Reply = BTreeMap<Queue, Pause>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<BTreeMap<Queue, Pause>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<BTreeMap<Queue, Pause>> {
         let goes_on = state.pauses.iter().filter(|(until, _)| *until > now);
         Ok(goes_on.map(|(until, queue)| (queue.clone(), pause(*until))).collect())
     }

@@ -2,7 +2,7 @@
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Progress, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{Progress, STEP_ENTRIES, Step, StepResult};
 use crate::job::Job;
 use crate::name::Queue;
 
@@ -13,7 +13,7 @@ impl Step for Peek {
     type Reply = Progress<Option<Job>>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Progress<Option<Job>>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Progress<Option<Job>>> {
         let queue = &self.0;
         for _ in 0..STEP_ENTRIES {
             let Some((_, entry)) = state.head(queue)? else { return Ok(Progress::Done(None)) };

@@ -3,7 +3,7 @@
 
 use crate::clock::{Micros, Millis, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
@@ -45,7 +45,7 @@ impl Step for Publish {
         self.0.bytes()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Published> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Published> {
         let Publication { jobs, replaces, once } = self.0;
         let once = once.and_then(|once| Some((once, jobs.first()?.job.queue.clone())));
         if let Some((once, queue)) = &once

@@ -6,7 +6,7 @@ use crate::clock::{Micros, micros};
 use crate::engine::Pumped;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::timers::Due;
-use crate::engine::disk::step::{Outcome, STEP_BYTES, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, Location, Record, TimerKey};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::job::JobRef;
@@ -26,7 +26,7 @@ impl Step for Pump {
         self.0.min(STEP_ENTRIES)
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Pumped> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Pumped> {
         let mut moved = 0;
         let mut rewritten = 0;
         while moved < self.items() && rewritten < STEP_BYTES {

@@ -11,8 +11,8 @@ use ahash::HashMap;
 use crate::clock::Micros;
 use crate::engine::Quotas;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::state::quotas::{Count, Counted};
-use crate::engine::disk::step::{Failure, Outcome, Step};
+use crate::engine::disk::state::quotas::{QuotaCount, QuotaUse};
+use crate::engine::disk::step::{Step, StepError, StepResult};
 use crate::engine::disk::store::codec;
 use crate::engine::disk::store::{Fatal, Found, Snapshot, Space};
 use crate::engine::disk::writer::handle::Handle;
@@ -53,24 +53,24 @@ impl Step for SetQuotas {
     type Reply = Option<ToCount>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Option<ToCount>> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Option<ToCount>> {
         let mut counted = std::mem::take(&mut state.quotas);
         let (count, mut namespaces) = (Arc::new(()), Vec::new());
         for (namespace, quota) in self.quotas {
-            let new = || Counted::new(&namespace, quota);
+            let new = || QuotaUse::new(&namespace, quota);
             let mut of = counted.remove(&namespace).unwrap_or_else(new);
             of.quota = quota;
             let goes_on = match &of.count {
-                Count::UnderWay(count) => count.strong_count() > 0,
-                Count::Exact => true,
-                Count::None | Count::Stale => false,
+                QuotaCount::UnderWay(count) => count.strong_count() > 0,
+                QuotaCount::Exact => true,
+                QuotaCount::None | QuotaCount::Stale => false,
             };
             if quota.counts_jobs() && !goes_on {
-                (of.jobs, of.bytes, of.count) = (0, 0, Count::UnderWay(Arc::downgrade(&count)));
+                (of.jobs, of.bytes, of.count) = (0, 0, QuotaCount::UnderWay(Arc::downgrade(&count)));
                 namespaces.push(namespace.clone());
             } else if !quota.counts_jobs() && of.is_counted() {
                 state.txn.delete_late(&of.key);
-                of.count = Count::None;
+                of.count = QuotaCount::None;
             }
             state.quotas.insert(namespace, of);
         }
@@ -92,7 +92,7 @@ impl ToCount {
         if let Some(used) = self.count(stop)? {
             // A writer that has ended needs it no more. One with too many calls takes it later.
             while let Err(Error::Overloaded) = handle.ask_blocking(used.clone()) {
-                if stop.told_within(TOLD_AGAIN) {
+                if stop.stopped_within(TOLD_AGAIN) {
                     break;
                 }
             }
@@ -109,7 +109,7 @@ impl ToCount {
         let mut read = 0;
         for item in self.snapshot.range(Space::Jobs, ..) {
             read += 1;
-            if read % LOOK_EVERY == 0 && stop.told() {
+            if read % LOOK_EVERY == 0 && stop.is_stopped() {
                 return Ok(None);
             }
             let (key, value) = item?;
@@ -130,11 +130,12 @@ impl Step for Used {
     type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<()> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<()> {
         for (namespace, (jobs, bytes)) in self.used {
             let Some(of) = state.quotas.get_mut(&namespace) else { continue };
-            if matches!(&of.count, Count::UnderWay(count) if count.as_ptr() == Arc::as_ptr(&self.count)) {
-                (of.jobs, of.bytes, of.count) = (of.jobs + jobs, of.bytes + bytes, Count::Exact);
+            if matches!(&of.count, QuotaCount::UnderWay(count) if count.as_ptr() == Arc::as_ptr(&self.count))
+            {
+                (of.jobs, of.bytes, of.count) = (of.jobs + jobs, of.bytes + bytes, QuotaCount::Exact);
                 state.txn.put(Space::Quotas, &of.key, of.value());
             }
         }
@@ -148,7 +149,7 @@ impl WriterState {
         &self,
         new: impl Iterator<Item = &'a NewJob> + Clone,
         gone: &[JobRef],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), StepError> {
         if self.quotas.is_empty() {
             return Ok(());
         }
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::disk::state::{Windows, load};
-    use crate::engine::disk::store::{Limits, open};
+    use crate::engine::disk::store::{StoreLimits, open};
     use crate::engine::disk::upkeep::rebuild;
     use crate::engine::disk::{DiskEngine, DiskOptions};
     use crate::engine::{Engine, Publication, Quota, Release};
@@ -229,7 +230,7 @@ mod tests {
         engine.delete_dead(&queue, 1).await.unwrap();
         engine.close().await;
         drop(engine);
-        let (store, _mark) = open::open(&options.path, Limits::OF_A_TOOL).unwrap(); // closed just now
+        let (store, _mark) = open::open(&options.path, StoreLimits::OF_A_TOOL).unwrap(); // closed just now
         let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
         let state = load::load(store.clone(), options.clock.clone(), windows, None).unwrap(); // it reads
         let used = state.quotas.get(&queue.namespace).map(|of| (of.jobs, of.bytes, of.is_exact()));

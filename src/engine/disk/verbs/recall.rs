@@ -2,7 +2,7 @@
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::codec::{self, Remembered};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Once, Placed, Published, REMEMBERED};
@@ -18,7 +18,7 @@ impl Step for Recall {
     type Reply = Option<Published>;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Option<Published>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<Published>> {
         Ok(state.remembered(&self.queue, &self.once, now)?)
     }
 }

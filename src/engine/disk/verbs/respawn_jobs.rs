@@ -2,7 +2,7 @@
 
 use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Failure, Outcome, STEP_BYTES, Step};
+use crate::engine::disk::step::{STEP_BYTES, Step, StepError, StepResult};
 use crate::engine::disk::store::codec::{self, Entry, Location};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::engine::{Revival, Revived};
@@ -25,7 +25,7 @@ impl Step for RespawnJobs {
         self.jobs.len()
     }
 
-    fn run(self, state: &mut WriterState, now: Micros) -> Outcome<Vec<Revived>> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Vec<Revived>> {
         let (mut answers, mut written) = (Vec::with_capacity(self.jobs.len()), 0);
         for id in self.jobs {
             if written >= STEP_BYTES {
@@ -37,7 +37,7 @@ impl Step for RespawnJobs {
                     written += bytes;
                 }
                 // A step that is refused has changed nothing: those before it are answered first.
-                Err(Failure::Refused(_)) if !answers.is_empty() => break,
+                Err(StepError::Refused(_)) if !answers.is_empty() => break,
                 Err(e) => return Err(e),
             }
         }
@@ -54,7 +54,7 @@ impl WriterState {
         id: JobId,
         revival: Revival,
         now: Micros,
-    ) -> Outcome<(Revived, usize)> {
+    ) -> StepResult<(Revived, usize)> {
         let key = self.job_key(queue, id);
         let found: Result<Found, Fatal> = self.txn.job(&key);
         let mut record = match found? {

@@ -3,7 +3,7 @@
 
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Outcome, STEP_ENTRIES, Step};
+use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::{QueueSize, Size, SizeOf};
 use crate::name::Queue;
 use std::ops::Bound;
@@ -18,7 +18,7 @@ impl Step for ReadSize {
     type Reply = Size;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Size> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Size> {
         let Some(queue) = state.queues.get(&self.queue) else { return Ok(Size::default()) };
         Ok(match self.of {
             SizeOf::Ready => Size { jobs: queue.ready, head: None },
@@ -47,7 +47,7 @@ impl Step for ReadSizes {
     type Reply = Page;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Page> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Page> {
         let queues: Vec<QueueSize> = state
             .queues
             .page(self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded), STEP_ENTRIES)
@@ -73,7 +73,7 @@ impl Step for ReadFigures {
     type Reply = Figures;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> Outcome<Figures> {
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Figures> {
         let store = state.txn.store();
         let gauges = vec![
             ("disk_bytes", store.disk_bytes()? as f64),

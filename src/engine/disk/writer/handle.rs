@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::mailbox;
-use super::op::{Call, Op};
+use super::op::{Op, StepCall};
 use super::poison::Poison;
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::clock::PoolClock;
-use crate::engine::disk::step::{Outcome, Step};
+use crate::engine::disk::step::{Step, StepResult};
 use crate::error::{Error, Result};
 
 /// Asks the writer, and knows when it has failed.
@@ -28,7 +28,7 @@ impl Step for Check {
     type Reply = ();
     const MUST_LAST: bool = false;
 
-    fn run(self, _: &mut WriterState, _: Micros) -> Outcome<()> {
+    fn run(self, _: &mut WriterState, _: Micros) -> StepResult<()> {
         Ok(())
     }
 }
@@ -63,14 +63,14 @@ impl Handle {
     /// Wakes the writer, so that it notices that it was told to end; also a poisoned one. When the queue is full it
     /// is awake.
     pub fn wake(&self) {
-        let _ = self.ops.send(Box::new(Call::new(Check).0));
+        let _ = self.ops.send(Box::new(StepCall::new(Check).0));
         // Who ends the engine may block this thread until the writer has ended.
         self.ops.wake();
     }
 
     fn send<S: Step>(&self, step: S) -> Result<oneshot::Receiver<Result<S::Reply>>> {
         self.poison.check()?;
-        let (call, answer) = Call::new(step);
+        let (call, answer) = StepCall::new(step);
         self.ops.send(Box::new(call)).map_err(|e| self.or_poisoned(e))?;
         Ok(answer)
     }

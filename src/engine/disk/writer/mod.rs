@@ -3,18 +3,18 @@
 //! written.
 
 pub mod handle;
+pub mod heartbeat;
 pub mod mailbox;
 pub mod op;
 pub mod poison;
-pub mod pulse;
 pub mod threads;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::heartbeat::Heartbeat;
 use self::op::Op;
 use self::poison::Poison;
-use self::pulse::Pulse;
 use self::threads::Stop;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::store::codec::META_CLOSED;
@@ -35,7 +35,7 @@ pub struct Writer {
     pub poison: Arc<Poison>,
     pub notifiers: Arc<Notifiers>,
     /// Says that a group is served.
-    pub pulse: Arc<Pulse>,
+    pub heartbeat: Arc<Heartbeat>,
     /// Whether what must last is synced before it is answered.
     pub sync: bool,
 }
@@ -45,11 +45,11 @@ impl Writer {
     /// in `meta`, if the store is in order.
     pub fn run(&mut self) -> Option<u64> {
         while self.calls.next(&mut self.group) {
-            let work = self.pulse.clone();
+            let work = self.heartbeat.clone();
             let work = work.work();
             self.serve();
             drop(work);
-            if self.stop.told() {
+            if self.stop.is_stopped() {
                 self.calls.close();
             }
         }

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use super::poison::Poison;
 use crate::engine::batch::BatchSize;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::step::{Failure, Step};
+use crate::engine::disk::step::{Step, StepError};
 use crate::engine::disk::store::Fatal;
 use crate::error::{Error, Result};
 
@@ -47,7 +47,7 @@ impl BatchSize for Op {
 type Reply<S> = oneshot::Sender<Result<<S as Step>::Reply>>;
 
 /// One call of one verb.
-pub enum Call<S: Step> {
+pub enum StepCall<S: Step> {
     /// The step is taken out while it runs. The reply stays, so that a panic of the step drops it with the group,
     /// after the store was poisoned.
     Asked(Option<S>, Reply<S>),
@@ -56,21 +56,21 @@ pub enum Call<S: Step> {
     Answered,
 }
 
-impl<S: Step> Call<S> {
+impl<S: Step> StepCall<S> {
     /// A call, and where its answer will be.
-    pub fn new(step: S) -> (Call<S>, oneshot::Receiver<Result<S::Reply>>) {
+    pub fn new(step: S) -> (StepCall<S>, oneshot::Receiver<Result<S::Reply>>) {
         let (reply, answer) = oneshot::channel();
-        (Call::Asked(Some(step), reply), answer)
+        (StepCall::Asked(Some(step), reply), answer)
     }
 }
 
-impl<S: Step> Pending for Call<S> {
+impl<S: Step> Pending for StepCall<S> {
     fn items(&self) -> usize {
-        if let Call::Asked(Some(step), _) = self { step.items() } else { 0 }
+        if let StepCall::Asked(Some(step), _) = self { step.items() } else { 0 }
     }
 
     fn bytes(&self) -> usize {
-        if let Call::Asked(Some(step), _) = self { step.bytes() } else { 0 }
+        if let StepCall::Asked(Some(step), _) = self { step.bytes() } else { 0 }
     }
 
     fn must_last(&self) -> bool {
@@ -78,26 +78,26 @@ impl<S: Step> Pending for Call<S> {
     }
 
     fn run(&mut self, state: &mut WriterState) -> Result<(), Fatal> {
-        let Call::Asked(step, _) = self else { return Ok(()) };
+        let StepCall::Asked(step, _) = self else { return Ok(()) };
         let Some(step) = step.take() else { return Ok(()) };
-        let outcome = state.begin_step().map_err(Failure::Fatal).and_then(|now| step.run(state, now));
+        let outcome = state.begin_step().map_err(StepError::Fatal).and_then(|now| step.run(state, now));
         let (answer, result) = match outcome {
             Ok(answer) => (Ok(answer), Ok(())),
-            Err(Failure::Refused(e)) => (Err(e), Ok(())),
-            Err(Failure::Fatal(fatal)) => (Err(Error::Poisoned(fatal.0.clone())), Err(fatal)),
+            Err(StepError::Refused(e)) => (Err(e), Ok(())),
+            Err(StepError::Fatal(fatal)) => (Err(Error::Poisoned(fatal.0.clone())), Err(fatal)),
         };
-        if let Call::Asked(_, reply) = std::mem::replace(self, Call::Answered) {
-            *self = Call::Run(answer, reply);
+        if let StepCall::Asked(_, reply) = std::mem::replace(self, StepCall::Answered) {
+            *self = StepCall::Run(answer, reply);
         }
         result
     }
 
     fn answer(&mut self, poison: &Poison) {
-        let (answer, reply) = match std::mem::replace(self, Call::Answered) {
-            Call::Run(answer, reply) => (answer, reply),
+        let (answer, reply) = match std::mem::replace(self, StepCall::Answered) {
+            StepCall::Run(answer, reply) => (answer, reply),
             // Not run, because the store was poisoned already.
-            Call::Asked(_, reply) => (Err(Error::Closed), reply),
-            Call::Answered => return,
+            StepCall::Asked(_, reply) => (Err(Error::Closed), reply),
+            StepCall::Answered => return,
         };
         // The caller may have left.
         let _ = reply.send(poison.error().map_or(answer, Err));

@@ -24,12 +24,12 @@ impl Stop {
     }
 
     /// Whether they were told.
-    pub fn told(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         *self.told.lock()
     }
 
     /// Waits for `time`, or until they are told. Answers whether they were.
-    pub fn told_within(&self, time: Duration) -> bool {
+    pub fn stopped_within(&self, time: Duration) -> bool {
         let mut told = self.told.lock();
         self.changed.wait_while_for(&mut told, |told| !*told, time);
         *told
@@ -47,7 +47,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.poison.set(format!("the thread {} panicked", self.name));
-        } else if !self.stop.told() {
+        } else if !self.stop.is_stopped() {
             self.poison.set(format!("the thread {} ended before it was told to", self.name));
         }
     }
@@ -107,10 +107,10 @@ mod tests {
     #[test]
     fn a_thread_that_waits_hears_at_once_that_it_should_end() {
         let stop = Arc::<Stop>::default();
-        assert!(!stop.told_within(Duration::from_millis(1)), "nobody told it, and it heard something");
+        assert!(!stop.stopped_within(Duration::from_millis(1)), "nobody told it, and it heard something");
         let thread = spawn("disk-test", &stop, &Arc::default(), {
             let stop = stop.clone();
-            move || stop.told_within(Duration::from_secs(3600))
+            move || stop.stopped_within(Duration::from_secs(3600))
         });
         stop.tell();
         let told = thread.unwrap().join(); // the machine has room for a thread

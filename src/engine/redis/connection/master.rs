@@ -23,7 +23,7 @@ use super::open::{Ends, HostPort};
 /// second whether it has become a master. After this time the old one is taken again, if they still name it.
 const PROMOTION: Duration = Duration::from_secs(5);
 
-/// How long Sentinels may take to hear of a failover: they tell each other every two seconds.
+/// How long Sentinels may take to learn of a failover: they tell each other every two seconds.
 const GOSSIP: Duration = Duration::from_secs(5);
 
 /// The Redis that is the master now.
@@ -36,7 +36,7 @@ pub struct Master {
 
 /// What those who want to connect find.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum Lookup {
     /// The Sentinels have yet to answer.
     Asking,
     /// None of them names a master.
@@ -56,7 +56,7 @@ pub struct Named {
 
 /// The last answer of one Sentinel.
 #[derive(Clone, Debug)]
-enum Answer {
+enum SentinelAnswer {
     NotAsked,
     /// It names no master, or could not be asked.
     None(Fault),
@@ -65,8 +65,8 @@ enum Answer {
 
 /// What is believed of the master, and why. Rules only: it makes no call and reads no clock.
 #[derive(Debug)]
-pub struct Belief {
-    answers: Vec<Answer>,
+pub struct MasterChoice {
+    answers: Vec<SentinelAnswer>,
     pub master: Option<(Named, Ends)>,
     /// The master is left until then, unless another is named before.
     left_until: Option<Instant>,
@@ -74,17 +74,17 @@ pub struct Belief {
     older_since: Option<Instant>,
 }
 
-impl Belief {
-    pub fn new(sentinels: usize) -> Belief {
-        let answers = vec![Answer::NotAsked; sentinels];
-        Belief { answers, master: None, left_until: None, older_since: None }
+impl MasterChoice {
+    pub fn new(sentinels: usize) -> MasterChoice {
+        let answers = vec![SentinelAnswer::NotAsked; sentinels];
+        MasterChoice { answers, master: None, left_until: None, older_since: None }
     }
 
     /// Keeps the answer of a Sentinel. Returns what those who connect shall find from now on, if it changed.
-    pub fn hear(&mut self, index: usize, answer: Outcome<Named>, now: Instant) -> Option<Found> {
+    pub fn learn(&mut self, index: usize, answer: Outcome<Named>, now: Instant) -> Option<Lookup> {
         self.answers[index] = match answer {
-            Ok(named) => Answer::Named(named),
-            Err(fault) => Answer::None(fault),
+            Ok(named) => SentinelAnswer::Named(named),
+            Err(fault) => SentinelAnswer::None(fault),
         };
         let Some(named) = self.decide(now) else { return self.nobody() };
         let same = self.master.as_mut().filter(|(master, _)| master.address == named.address);
@@ -97,17 +97,17 @@ impl Belief {
         let next = Master { address: named.address.clone(), ends: Ends::default() };
         self.master = Some((named, next.ends.clone()));
         self.left_until = None;
-        Some(Found::Master(next))
+        Some(Lookup::Master(next))
     }
 
-    /// The master is about to be replaced. Returns the same as [`hear`](Belief::hear).
-    pub fn leave(&mut self, address: &HostPort, now: Instant) -> Option<Found> {
+    /// The master is about to be replaced. Returns the same as [`learn`](MasterChoice::learn).
+    pub fn leave(&mut self, address: &HostPort, now: Instant) -> Option<Lookup> {
         let (master, _) = self.master.as_ref()?;
         if master.address != *address || self.left_until.is_some() {
             return None;
         }
         self.left_until = Some(now + PROMOTION);
-        Some(Found::Between)
+        Some(Lookup::Between)
     }
 
     fn decide(&mut self, now: Instant) -> Option<Named> {
@@ -115,7 +115,7 @@ impl Belief {
             .answers
             .iter()
             .filter_map(|answer| match answer {
-                Answer::Named(named) => Some(named),
+                SentinelAnswer::Named(named) => Some(named),
                 _ => None,
             })
             .collect();
@@ -128,7 +128,7 @@ impl Belief {
         if older && since.is_none_or(|since| now < since + GOSSIP) {
             return present.cloned();
         }
-        if present.is_none() && !most && self.answers.iter().any(|a| matches!(a, Answer::NotAsked)) {
+        if present.is_none() && !most && self.answers.iter().any(|a| matches!(a, SentinelAnswer::NotAsked)) {
             return None;
         }
         let voters = |address: &HostPort| {
@@ -144,17 +144,19 @@ impl Belief {
     }
 
     /// Nothing is believed: why not, once all were asked.
-    fn nobody(&self) -> Option<Found> {
+    fn nobody(&self) -> Option<Lookup> {
         let mut why = None;
         for answer in &self.answers {
             match answer {
-                Answer::NotAsked => return None,
+                SentinelAnswer::NotAsked => return None,
                 // What a Sentinel said tells more than that another one did not answer.
-                Answer::None(fault) if why.is_none() || fault.is_refusal() => why = Some(fault.clone()),
+                SentinelAnswer::None(fault) if why.is_none() || fault.is_refusal() => {
+                    why = Some(fault.clone())
+                }
                 _ => {}
             }
         }
-        why.map(Found::Nobody)
+        why.map(Lookup::Nobody)
     }
 }
 
@@ -175,58 +177,58 @@ mod tests {
     }
 
     /// One port for a master that was told, or what else was told.
-    fn told(found: Option<Found>) -> Result<u16, &'static str> {
+    fn said(found: Option<Lookup>) -> Result<u16, &'static str> {
         match found {
             None => Err("nothing new"),
-            Some(Found::Master(master)) => Ok(master.address.port),
-            Some(Found::Between) => Err("between"),
-            Some(Found::Nobody(_)) => Err("nobody"),
-            Some(Found::Asking) => Err("asking"),
+            Some(Lookup::Master(master)) => Ok(master.address.port),
+            Some(Lookup::Between) => Err("between"),
+            Some(Lookup::Nobody(_)) => Err("nobody"),
+            Some(Lookup::Asking) => Err("asking"),
         }
     }
 
     /// Three Sentinels that agree on this master.
-    fn agreed(port: u16, epoch: u64) -> Belief {
-        let mut belief = Belief::new(3);
+    fn agreed(port: u16, epoch: u64) -> MasterChoice {
+        let mut choice = MasterChoice::new(3);
         for index in 0..3 {
-            belief.hear(index, named(port, epoch), Instant::now());
+            choice.learn(index, named(port, epoch), Instant::now());
         }
-        belief
+        choice
     }
 
-    fn hear(belief: &mut Belief, index: usize, answer: Outcome<Named>) -> Result<u16, &'static str> {
-        told(belief.hear(index, answer, Instant::now()))
+    fn learn(choice: &mut MasterChoice, index: usize, answer: Outcome<Named>) -> Result<u16, &'static str> {
+        said(choice.learn(index, answer, Instant::now()))
     }
 
     #[tokio::test]
     async fn the_first_master_is_believed_from_most_or_when_all_were_asked() {
-        let mut belief = Belief::new(3);
-        assert_eq!(hear(&mut belief, 0, named(1, 4)), Err("nothing new"), "one of three may be cut off");
-        assert_eq!(hear(&mut belief, 1, named(2, 5)), Ok(2), "two of three, and the second knows more");
-        let mut belief = Belief::new(3);
-        assert_eq!(hear(&mut belief, 0, away()), Err("nothing new"), "the others may be there");
-        assert_eq!(hear(&mut belief, 1, away()), Err("nothing new"), "so may the last one");
-        assert_eq!(hear(&mut belief, 2, named(1, 0)), Ok(1), "all were asked");
-        let mut belief = Belief::new(2);
-        assert_eq!(hear(&mut belief, 0, Err(Fault::refused("no such master"))), Err("nothing new"));
-        let found = belief.hear(1, away(), Instant::now());
+        let mut choice = MasterChoice::new(3);
+        assert_eq!(learn(&mut choice, 0, named(1, 4)), Err("nothing new"), "one of three may be cut off");
+        assert_eq!(learn(&mut choice, 1, named(2, 5)), Ok(2), "two of three, and the second knows more");
+        let mut choice = MasterChoice::new(3);
+        assert_eq!(learn(&mut choice, 0, away()), Err("nothing new"), "the others may be there");
+        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "so may the last one");
+        assert_eq!(learn(&mut choice, 2, named(1, 0)), Ok(1), "all were asked");
+        let mut choice = MasterChoice::new(2);
+        assert_eq!(learn(&mut choice, 0, Err(Fault::refused("no such master"))), Err("nothing new"));
+        let found = choice.learn(1, away(), Instant::now());
         assert!(
-            matches!(&found, Some(Found::Nobody(why)) if why.to_string() == "no such master"),
+            matches!(&found, Some(Lookup::Nobody(why)) if why.to_string() == "no such master"),
             "what a Sentinel said is the reason, not that another is away; came {found:?}"
         );
-        assert_eq!(hear(&mut belief, 1, named(7, 0)), Ok(7), "one that is back is believed");
+        assert_eq!(learn(&mut choice, 1, named(7, 0)), Ok(7), "one that is back is believed");
     }
 
     #[tokio::test]
     async fn the_newest_epoch_wins_also_alone() {
-        let mut belief = agreed(1, 4);
-        assert_eq!(hear(&mut belief, 2, named(2, 5)), Ok(2), "the leader of the failover says so first");
-        assert_eq!(hear(&mut belief, 0, named(1, 4)), Err("nothing new"), "the others have not heard yet");
-        assert_eq!(hear(&mut belief, 1, named(1, 4)), Err("nothing new"), "nor has this one");
-        assert_eq!(hear(&mut belief, 0, named(2, 5)), Err("nothing new"), "now they have");
-        assert_eq!(hear(&mut belief, 2, away()), Err("nothing new"), "the leader is gone");
+        let mut choice = agreed(1, 4);
+        assert_eq!(learn(&mut choice, 2, named(2, 5)), Ok(2), "the leader of the failover says so first");
+        assert_eq!(learn(&mut choice, 0, named(1, 4)), Err("nothing new"), "the others have not heard yet");
+        assert_eq!(learn(&mut choice, 1, named(1, 4)), Err("nothing new"), "nor has this one");
+        assert_eq!(learn(&mut choice, 0, named(2, 5)), Err("nothing new"), "now they have");
+        assert_eq!(learn(&mut choice, 2, away()), Err("nothing new"), "the leader is gone");
         assert_eq!(
-            hear(&mut belief, 1, named(1, 4)),
+            learn(&mut choice, 1, named(1, 4)),
             Err("nothing new"),
             "one that is cut off is not believed"
         );
@@ -234,56 +236,56 @@ mod tests {
 
     #[tokio::test]
     async fn an_older_epoch_needs_more_than_half_of_the_sentinels_for_a_while() {
-        let mut belief = agreed(1, 4);
+        let mut choice = agreed(1, 4);
         let now = Instant::now();
-        let mut hear = |index, answer, after: Duration| told(belief.hear(index, answer, now + after));
+        let mut learn = |index, answer, after: Duration| said(choice.learn(index, answer, now + after));
         let (zero, later) = (Duration::ZERO, 3 * GOSSIP);
-        assert_eq!(hear(2, named(2, 5), zero), Ok(2), "a failover");
-        assert_eq!(hear(0, away(), zero), Err("nothing new"), "one is away");
-        assert_eq!(hear(2, away(), zero), Err("nothing new"), "the leader is too");
-        assert_eq!(hear(1, named(1, 4), later), Err("nothing new"), "one of three names the old one");
-        assert_eq!(hear(0, named(1, 4), later), Err("nothing new"), "two do, but may not have heard");
-        assert_eq!(hear(2, named(2, 5), later), Err("nothing new"), "the leader is back");
-        assert_eq!(hear(2, away(), later), Err("nothing new"), "and gone");
-        assert_eq!(hear(1, named(1, 4), later + GOSSIP / 2), Err("nothing new"), "the time began anew");
-        assert_eq!(hear(0, named(1, 4), later + GOSSIP), Ok(1), "the failover was undone");
+        assert_eq!(learn(2, named(2, 5), zero), Ok(2), "a failover");
+        assert_eq!(learn(0, away(), zero), Err("nothing new"), "one is away");
+        assert_eq!(learn(2, away(), zero), Err("nothing new"), "the leader is too");
+        assert_eq!(learn(1, named(1, 4), later), Err("nothing new"), "one of three names the old one");
+        assert_eq!(learn(0, named(1, 4), later), Err("nothing new"), "two do, but may not have heard");
+        assert_eq!(learn(2, named(2, 5), later), Err("nothing new"), "the leader is back");
+        assert_eq!(learn(2, away(), later), Err("nothing new"), "and gone");
+        assert_eq!(learn(1, named(1, 4), later + GOSSIP / 2), Err("nothing new"), "the time began anew");
+        assert_eq!(learn(0, named(1, 4), later + GOSSIP), Ok(1), "the failover was undone");
         // Set up anew, from epoch 0.
         let later = 2 * later;
         for index in 0..3 {
-            assert_eq!(hear(index, named(3, 0), later), Err("nothing new"), "number {index} is new");
+            assert_eq!(learn(index, named(3, 0), later), Err("nothing new"), "number {index} is new");
         }
-        assert_eq!(hear(2, named(3, 0), later + GOSSIP), Ok(3), "all of them are");
+        assert_eq!(learn(2, named(3, 0), later + GOSSIP), Ok(3), "all of them are");
     }
 
     #[tokio::test]
     async fn equal_epochs_are_counted_and_the_present_master_wins_a_draw() {
-        let mut belief = agreed(1, 4);
-        assert_eq!(hear(&mut belief, 0, named(2, 4)), Err("nothing new"), "one against two");
-        assert_eq!(hear(&mut belief, 1, away()), Err("nothing new"), "one against one");
-        assert_eq!(hear(&mut belief, 1, named(2, 4)), Ok(2), "two against one");
+        let mut choice = agreed(1, 4);
+        assert_eq!(learn(&mut choice, 0, named(2, 4)), Err("nothing new"), "one against two");
+        assert_eq!(learn(&mut choice, 1, away()), Err("nothing new"), "one against one");
+        assert_eq!(learn(&mut choice, 1, named(2, 4)), Ok(2), "two against one");
     }
 
     #[tokio::test]
     async fn the_master_stays_while_no_sentinel_answers() {
-        let mut belief = agreed(1, 4);
+        let mut choice = agreed(1, 4);
         for index in 0..3 {
-            assert_eq!(hear(&mut belief, index, away()), Err("nothing new"), "it may be well");
+            assert_eq!(learn(&mut choice, index, away()), Err("nothing new"), "it may be well");
         }
     }
 
     #[tokio::test]
     async fn a_master_is_left_before_a_promotion_and_taken_again_if_none_comes_of_it() {
-        let mut belief = agreed(1, 4);
+        let mut choice = agreed(1, 4);
         let now = Instant::now();
-        assert_eq!(told(belief.leave(&at(9), now)), Err("nothing new"), "this is not the master");
-        assert_eq!(told(belief.leave(&at(1), now)), Err("between"), "a replica will be promoted");
-        assert_eq!(told(belief.leave(&at(1), now)), Err("nothing new"), "that is known");
+        assert_eq!(said(choice.leave(&at(9), now)), Err("nothing new"), "this is not the master");
+        assert_eq!(said(choice.leave(&at(1), now)), Err("between"), "a replica will be promoted");
+        assert_eq!(said(choice.leave(&at(1), now)), Err("nothing new"), "that is known");
         let (early, late) = (now + PROMOTION / 2, now + PROMOTION);
-        assert_eq!(told(belief.hear(0, named(1, 4), early)), Err("nothing new"), "it is not promoted yet");
-        assert_eq!(told(belief.hear(0, named(1, 4), late)), Ok(1), "it never was");
-        assert_eq!(told(belief.hear(1, named(1, 4), late)), Err("nothing new"), "once is enough");
-        assert_eq!(told(belief.leave(&at(1), late)), Err("between"), "another attempt");
-        assert_eq!(told(belief.hear(1, named(2, 6), late)), Ok(2), "it was promoted");
-        assert_eq!(told(belief.hear(2, named(2, 6), late + PROMOTION)), Err("nothing new"), "and stays so");
+        assert_eq!(said(choice.learn(0, named(1, 4), early)), Err("nothing new"), "it is not promoted yet");
+        assert_eq!(said(choice.learn(0, named(1, 4), late)), Ok(1), "it never was");
+        assert_eq!(said(choice.learn(1, named(1, 4), late)), Err("nothing new"), "once is enough");
+        assert_eq!(said(choice.leave(&at(1), late)), Err("between"), "another attempt");
+        assert_eq!(said(choice.learn(1, named(2, 6), late)), Ok(2), "it was promoted");
+        assert_eq!(said(choice.learn(2, named(2, 6), late + PROMOTION)), Err("nothing new"), "and stays so");
     }
 }

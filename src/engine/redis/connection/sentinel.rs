@@ -1,7 +1,7 @@
 //! Follows the master that the Sentinels name, and ends every connection to a Redis that is no longer it.
 //!
 //! One task for each Sentinel that is listed holds a connection to it, listens to its events, and asks it every
-//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`Belief`] decides from the last
+//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`MasterChoice`] decides from the last
 //! answers of all of them.
 //!
 //! A failover may leave the old master alive, and it goes on taking writes that will be thrown away: until it is
@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use super::fault::{Fault, Outcome};
 pub use super::master::Master;
-use super::master::{Belief, Found, Named};
+use super::master::{Lookup, MasterChoice, Named};
 use super::open::{Connection, Ends, HostPort, Opener};
 use super::reconnect::{Reconnect, stay_connected};
 use crate::process::tasks::Tasks;
@@ -42,7 +42,7 @@ const NEWS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 /// The side of those who connect.
 #[derive(Debug)]
 pub struct Sentinels {
-    found: watch::Receiver<Found>,
+    found: watch::Receiver<Lookup>,
 }
 
 impl Sentinels {
@@ -54,9 +54,9 @@ impl Sentinels {
         retry: watch::Sender<()>,
         tasks: &Tasks,
     ) -> Sentinels {
-        let (tell, found) = watch::channel(Found::Asking);
-        let belief = Mutex::new(Belief::new(addresses.len()));
-        let follower = Arc::new(Follower { name: name.to_owned(), belief, tell, retry });
+        let (tell, found) = watch::channel(Lookup::Asking);
+        let choice = Mutex::new(MasterChoice::new(addresses.len()));
+        let follower = Arc::new(Follower { name: name.to_owned(), choice, tell, retry });
         for (index, address) in addresses.into_iter().enumerate() {
             let opener = Opener::new(login.clone(), TIMEOUT, TIMEOUT, tasks.clone());
             let sentinel = Sentinel {
@@ -79,11 +79,11 @@ impl Sentinels {
     /// The master. Waits while the Sentinels have yet to answer, and while they make another one.
     pub async fn master(&self) -> Outcome<Master> {
         let mut found = self.found.clone();
-        match found.wait_for(|found| !matches!(found, Found::Asking | Found::Between)).await.as_deref() {
-            Ok(Found::Master(master)) => Ok(master.clone()),
-            Ok(Found::Nobody(fault)) => Err(fault.clone()),
+        match found.wait_for(|found| !matches!(found, Lookup::Asking | Lookup::Between)).await.as_deref() {
+            Ok(Lookup::Master(master)) => Ok(master.clone()),
+            Ok(Lookup::Nobody(fault)) => Err(fault.clone()),
             // The others are not what was waited for, and without a sender nobody follows.
-            Ok(Found::Asking | Found::Between) | Err(_) => Err(Fault::away("nobody follows the Sentinels")),
+            Ok(Lookup::Asking | Lookup::Between) | Err(_) => Err(Fault::away("nobody follows the Sentinels")),
         }
     }
 }
@@ -93,17 +93,17 @@ impl Sentinels {
 struct Follower {
     /// The master's name.
     name: String,
-    belief: Mutex<Belief>,
-    tell: watch::Sender<Found>,
+    choice: Mutex<MasterChoice>,
+    tell: watch::Sender<Lookup>,
     retry: watch::Sender<()>,
 }
 
 impl Follower {
-    fn hear(&self, index: usize, answer: Outcome<Named>) {
-        let mut belief = self.belief.lock();
-        let old = belief.master.clone();
-        let Some(found) = belief.hear(index, answer, Instant::now()) else { return };
-        if let (Found::Master(new), Some((old, _))) = (&found, &old) {
+    fn learn(&self, index: usize, answer: Outcome<Named>) {
+        let mut choice = self.choice.lock();
+        let old = choice.master.clone();
+        let Some(found) = choice.learn(index, answer, Instant::now()) else { return };
+        if let (Lookup::Master(new), Some((old, _))) = (&found, &old) {
             let (name, old, new) = (&self.name, &old.address, &new.address);
             if old == new {
                 tracing::warn!(master = name, redis = %new, "no other master came of a failover, so the old one is used again");
@@ -111,7 +111,7 @@ impl Follower {
                 tracing::info!(master = name, %old, %new, "the master is another Redis now");
             }
         }
-        let has_master = matches!(found, Found::Master(_));
+        let has_master = matches!(found, Lookup::Master(_));
         // In this order: whoever loses a connection finds the new master.
         self.tell.send_replace(found);
         if let Some((_, ends)) = old {
@@ -125,11 +125,11 @@ impl Follower {
 
     /// A Sentinel is about to promote a replica in the place of this master.
     fn leave(&self, address: &HostPort) {
-        let mut belief = self.belief.lock();
-        let Some(found) = belief.leave(address, Instant::now()) else { return };
+        let mut choice = self.choice.lock();
+        let Some(found) = choice.leave(address, Instant::now()) else { return };
         tracing::info!(master = self.name, redis = %address, "a failover begins, so the master is left");
         self.tell.send_replace(found);
-        if let Some((_, ends)) = &belief.master {
+        if let Some((_, ends)) = &choice.master {
             ends.leave.cancel();
         }
     }
@@ -180,7 +180,7 @@ impl Reconnect for Sentinel {
     }
 
     fn failed(&self, fault: Fault) {
-        self.hear(Err(fault.at(&format!("sentinel {}", self.address))));
+        self.learn(Err(fault.at(&format!("sentinel {}", self.address))));
     }
 }
 
@@ -194,7 +194,7 @@ impl Sentinel {
             {
                 return Err(fault.clone());
             }
-            self.hear(answer);
+            self.learn(answer);
             tokio::select! {
                 biased;
                 () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
@@ -221,7 +221,7 @@ impl Sentinel {
     }
 
     /// Passes an answer on. One that stops answering is told in the log once, and once when it answers again.
-    fn hear(&self, answer: Outcome<Named>) {
+    fn learn(&self, answer: Outcome<Named>) {
         let sentinel = &self.address;
         match &answer {
             Ok(_) if !self.answers.swap(true, Ordering::Relaxed) => {
@@ -232,7 +232,7 @@ impl Sentinel {
             }
             _ => {}
         }
-        self.follower.hear(self.index, answer);
+        self.follower.learn(self.index, answer);
     }
 }
 

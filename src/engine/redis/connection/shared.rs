@@ -24,7 +24,7 @@ type Field = (Vec<u8>, Vec<u8>);
 
 /// What calls find.
 #[derive(Clone, Debug)]
-enum State {
+enum ConnectionState {
     /// There was none at first, or it broke then, and the first attempt to make it again is under way.
     Connecting(Instant),
     Up(Connection),
@@ -32,20 +32,20 @@ enum State {
     Down(Fault),
 }
 
-impl State {
+impl ConnectionState {
     /// Whether nobody needs to wait for what comes next.
     fn is_settled(&self) -> bool {
         match self {
-            State::Connecting(_) => false,
-            State::Up(connection) => !connection.lost.is_cancelled(),
-            State::Down(_) => true,
+            ConnectionState::Connecting(_) => false,
+            ConnectionState::Up(connection) => !connection.lost.is_cancelled(),
+            ConnectionState::Down(_) => true,
         }
     }
 
     fn connection(&self) -> Outcome<Connection> {
         match self {
-            State::Up(connection) if self.is_settled() => Ok(connection.clone()),
-            State::Down(fault) => Err(fault.clone()),
+            ConnectionState::Up(connection) if self.is_settled() => Ok(connection.clone()),
+            ConnectionState::Down(fault) => Err(fault.clone()),
             _ => Err(Fault::away("no connection")),
         }
     }
@@ -54,7 +54,7 @@ impl State {
 /// The calling side.
 #[derive(Clone, Debug)]
 pub struct SharedConnection {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     connections: Arc<Connections>,
 }
 
@@ -62,7 +62,7 @@ impl SharedConnection {
     /// The calling side, and the task that makes the connection and makes it again. The connection counts as
     /// down from the call on.
     pub fn new(connections: Arc<Connections>) -> (SharedConnection, impl Future<Output = ()> + Send) {
-        let (tell, state) = watch::channel(State::Connecting(Instant::now()));
+        let (tell, state) = watch::channel(ConnectionState::Connecting(Instant::now()));
         let status = ConnectionStatus::new(connections.clone());
         (
             SharedConnection { state, connections: connections.clone() },
@@ -117,7 +117,7 @@ impl SharedConnection {
     ) -> Outcome<T> {
         let mut connection = self.connection().await?;
         let answer = ask(&mut connection.redis).await;
-        answer.inspect_err(|fault| self.connections.note(&connection, fault))
+        answer.inspect_err(|fault| self.connections.report(&connection, fault))
     }
 
     /// The connection, for who tells [`Connections::note`] of a fault. Waits while it is being made: until
@@ -125,11 +125,11 @@ impl SharedConnection {
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
         let since = match &*state.borrow_and_update() {
-            State::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task is about to say so
-            State::Connecting(since) => *since,
+            ConnectionState::Up(connection) if connection.lost.is_cancelled() => Instant::now(), // its task is about to say so
+            ConnectionState::Connecting(since) => *since,
             settled => return settled.connection(),
         };
-        match timeout_at(since + FIRST_ATTEMPT, state.wait_for(State::is_settled)).await {
+        match timeout_at(since + FIRST_ATTEMPT, state.wait_for(ConnectionState::is_settled)).await {
             Ok(Ok(state)) => state.connection(),
             // The task has ended: it died.
             Ok(Err(_)) => Err(Fault::away("the task that keeps the connection is gone")),
@@ -149,7 +149,7 @@ pub async fn first_up(connections: [&SharedConnection; 2]) -> Outcome<Connection
 /// The side that makes the connection.
 struct SharedTask {
     connections: Arc<Connections>,
-    tell: watch::Sender<State>,
+    tell: watch::Sender<ConnectionState>,
 }
 
 impl SharedTask {
@@ -158,7 +158,7 @@ impl SharedTask {
         let connected = stay_connected(&self, self.connections.answered(), |up| status.set(up));
         self.connections.closed.run_until_cancelled(connected).await;
         // The calling side may live on. It must not hold the connection.
-        self.tell.send_replace(State::Down(Fault::away("the engine is closing")));
+        self.tell.send_replace(ConnectionState::Down(Fault::away("the engine is closing")));
     }
 }
 
@@ -170,15 +170,15 @@ impl Reconnect for SharedTask {
     }
 
     async fn serve(&self, connection: Connection) {
-        self.tell.send_replace(State::Up(connection.clone()));
+        self.tell.send_replace(ConnectionState::Up(connection.clone()));
         connection.lost.cancelled().await;
         tracing::debug!(pool = &*self.connections.pool, "a shared connection broke");
-        self.tell.send_replace(State::Connecting(Instant::now()));
+        self.tell.send_replace(ConnectionState::Connecting(Instant::now()));
     }
 
     fn failed(&self, fault: Fault) {
         self.connections.failed(&fault);
-        self.tell.send_replace(State::Down(fault));
+        self.tell.send_replace(ConnectionState::Down(fault));
     }
 }
 

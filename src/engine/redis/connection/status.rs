@@ -78,7 +78,7 @@ impl Connections {
     /// A call on this connection failed: if the fault says so, the connection is given up, and every other one
     /// with it when another server is the master now. A server that takes no writes may still answer reads, so
     /// those who only read would not notice.
-    pub fn note(&self, connection: &Connection, fault: &Fault) {
+    pub fn report(&self, connection: &Connection, fault: &Fault) {
         if fault.not_master && !connection.lost.is_cancelled() {
             let mut open = self.open.lock();
             open.given_up += 1;

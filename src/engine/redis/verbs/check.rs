@@ -20,7 +20,7 @@ impl RedisCore {
     /// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server
     /// that the engine cannot use.
     pub async fn first_check(&self, connection: &mut Connection) -> Result<()> {
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
         self.clock.learn(sent, seconds * 1_000_000 + micros);
         Ok(usable(connection).await?)

@@ -41,7 +41,7 @@ impl RedisCore {
         let connection = self.consumes.connection().await?;
         let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
         let exchange = async move {
-            let sent = core.clock.mark();
+            let sent = core.clock.begin();
             let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
             core.read_consumed(reply, &queues, asked, sent)
         };

@@ -28,7 +28,7 @@ impl RedisCore {
         cmd.arg(keys::member(&job.queue, receipt.tries_left, &job.id))
             .arg(receipt.hand_over)
             .arg(micros(ttr));
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.touch, cmd).await?;
         self.clock.learn(sent, now);
         let held = held(due)?;
@@ -56,7 +56,7 @@ impl RedisCore {
         cmd.arg(keys::member_prefix(queue)).arg(keys::group(queue)).arg(id.to_string());
         cmd.arg(tries_left).arg(micros(delay)).arg(reason.as_ref().map_or("", Reason::as_str));
         cmd.arg(&keys::BASES);
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (now, due): (u64, i64) = self.run(&self.hand_overs, &self.scripts.release, cmd).await?;
         self.clock.learn(sent, now);
         let held = held(due)?;

@@ -39,7 +39,7 @@ const NEXT: usize = 8;
 const AROUND: u64 = 1000;
 
 /// An entry that may be shown.
-struct Entry {
+struct ListElement {
     id: JobId,
     tries_left: u16,
     due_at: Option<Millis>,
@@ -96,7 +96,7 @@ impl RedisCore {
                 };
                 let (due, runs) = keys::due_of_score(score.parse().unwrap_or_default(), &id);
                 if runs == (list.state == JobState::Running) {
-                    let entry = Entry { id, tries_left, due_at: Some(due / 1000) };
+                    let entry = ListElement { id, tries_left, due_at: Some(due / 1000) };
                     entries.push((entry, InTimers { score, side: "m".into(), end }));
                 }
             }
@@ -166,14 +166,14 @@ impl RedisCore {
                 continue;
             }
             let more = piece.len() < elements.len() || !ended;
-            let entries: Vec<(Entry, usize)> = piece
+            let entries: Vec<(ListElement, usize)> = piece
                 .iter()
                 .enumerate()
                 .filter_map(|(at, element)| {
                     let (id, tries) = (keys::id_of_element(element)?, keys::tries_of_element(element)?);
                     let dead = list.state == JobState::Dead;
                     let tries_left = if dead { 0 } else { tries };
-                    (dead || tries > 0).then_some((Entry { id, tries_left, due_at: None }, at))
+                    (dead || tries > 0).then_some((ListElement { id, tries_left, due_at: None }, at))
                 })
                 .collect();
             let place_behind = |count: usize| InList {
@@ -220,7 +220,7 @@ impl RedisCore {
         &self,
         queue: &Queue,
         list: &JobList,
-        entries: impl ExactSizeIterator<Item = &'a Entry> + Clone,
+        entries: impl ExactSizeIterator<Item = &'a ListElement> + Clone,
     ) -> Result<Vec<Option<JobView>>> {
         let mut cmd = self.scripts.describe.call(2 * entries.len());
         for entry in entries.clone() {
@@ -327,7 +327,7 @@ impl Element {
 /// A cursor of this store begins so, and then says of which state it is.
 const MARK: u8 = b'r';
 
-fn mark(state: JobState) -> [u8; 2] {
+fn tag_of(state: JobState) -> [u8; 2] {
     [MARK, JobState::ALL.iter().position(|other| *other == state).unwrap_or_default() as u8]
 }
 
@@ -337,7 +337,7 @@ fn text(bytes: &[u8]) -> Cursor {
 
 impl InTimers {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = mark(state).to_vec();
+        let mut bytes = tag_of(state).to_vec();
         bytes.push(self.score.len() as u8);
         bytes.extend(self.score.as_bytes());
         bytes.extend(self.side.as_bytes());
@@ -368,7 +368,7 @@ fn read_element(bytes: &[u8]) -> Option<Option<Element>> {
 
 impl InList {
     fn write(&self, state: JobState) -> Cursor {
-        let mut bytes = mark(state).to_vec();
+        let mut bytes = tag_of(state).to_vec();
         bytes.extend(self.passed.to_be_bytes());
         write_element(&mut bytes, self.last.as_ref());
         self.next.iter().for_each(|element| write_element(&mut bytes, Some(element)));
@@ -395,7 +395,7 @@ impl Place {
     /// Reads what was written for a list of this state.
     fn read(cursor: &str, state: JobState) -> Option<Place> {
         let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-        let bytes = bytes.strip_prefix(&mark(state))?;
+        let bytes = bytes.strip_prefix(&tag_of(state))?;
         if matches!(state, JobState::Delayed | JobState::Running) {
             let (length, bytes) = bytes.split_first()?;
             let (score, bytes) = bytes.split_at_checked(usize::from(*length))?;
@@ -453,7 +453,7 @@ mod tests {
             let short = &place[..cut.min(place.len() - 1)];
             prop_assert_eq!(Place::read(short, JobState::Dead), None);
             // Nothing panics.
-            let mut all = mark(JobState::Delayed).to_vec();
+            let mut all = tag_of(JobState::Delayed).to_vec();
             all.extend(bytes);
             Place::read(&URL_SAFE_NO_PAD.encode(&all), JobState::Delayed);
         }

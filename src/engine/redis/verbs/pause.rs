@@ -45,7 +45,7 @@ impl RedisCore {
         if let Some(time) = time {
             cmd.arg(micros(time));
         }
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (now, until, before, after): (u64, i64, u64, u64) =
             self.run(&self.shared, &self.scripts.pause, cmd).await?;
         self.clock.learn(sent, now);
@@ -62,7 +62,7 @@ impl RedisCore {
         for queue in queues {
             cmd.arg(keys::group(queue));
         }
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (now, before, after, ended): (u64, u64, u64, Vec<bool>) =
             self.run(&self.shared, &self.scripts.resume, cmd).await?;
         self.clock.learn(sent, now);

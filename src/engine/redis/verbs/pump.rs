@@ -21,7 +21,7 @@ impl RedisCore {
         let mut cmd = self.scripts.pump.call(1);
         cmd.arg(keys::TIMER_SET).arg(BATCH);
         self.next_due.pump_begins();
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let (now, moved, next, garbage, put_off, ready): (u64, usize, i64, u64, u64, Vec<Vec<u8>>) =
             self.run(&self.pumps, &self.scripts.pump, cmd).await?;
         self.clock.learn(sent, now);

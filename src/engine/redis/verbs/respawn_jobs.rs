@@ -86,7 +86,7 @@ impl RedisCore {
         cmd.arg(id.to_string()).arg(reach).arg(revival.tries.get()).arg(micros(revival.delay));
         cmd.arg(revival.ttl.map_or(0, ttl_millis)).arg(keys::member_prefix(queue));
         cmd.arg(keys::group(queue)).arg(&keys::BASES);
-        let sent = self.clock.mark();
+        let sent = self.clock.begin();
         let reply: Vec<Value> = self.run(&self.shared, script, cmd).await?;
         let [now, what, more @ ..] = reply.as_slice() else {
             return Err(Fault::unreadable("respawn_job").into());

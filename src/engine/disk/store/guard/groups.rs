@@ -25,7 +25,7 @@ pub const FILE: &str = "groups";
 
 /// What stands in `meta` under `group`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct GroupRecord {
     /// The first is 1, and each is one more than the one before.
     pub number: u64,
     /// All up to this were synced when it was written.
@@ -34,7 +34,7 @@ pub struct Record {
     pub check: u32,
 }
 
-impl Record {
+impl GroupRecord {
     /// As it is stored.
     pub fn to_bytes(self) -> [u8; RECORD_LEN] {
         let behind = u32::try_from(self.number - self.synced.min(self.number)).unwrap_or(u32::MAX);
@@ -46,16 +46,16 @@ impl Record {
         bytes
     }
 
-    /// Reads it. Any 20 bytes are a record; [`is_of`](Record::is_of) tells ours.
-    pub fn read(bytes: &[u8; RECORD_LEN]) -> Record {
+    /// Reads it. Any 20 bytes are a record; [`is_of`](GroupRecord::is_of) tells ours.
+    pub fn read(bytes: &[u8; RECORD_LEN]) -> GroupRecord {
         let at = |at: usize| bytes[at..at + 4].iter().fold(0u32, |n, byte| n << 8 | u32::from(*byte));
         let number = u64::from(at(0)) << 32 | u64::from(at(4));
         // So far behind that it is not told how far.
         let synced = if at(8) == u32::MAX { 0 } else { number.saturating_sub(at(8).into()) };
-        Record { number, synced, previous: at(12), check: at(16) }
+        GroupRecord { number, synced, previous: at(12), check: at(16) }
     }
 
-    fn sealed(mut self, pool: u64, items: u64, bytes: u64) -> Record {
+    fn sealed(mut self, pool: u64, items: u64, bytes: u64) -> GroupRecord {
         self.check = 0;
         let mut text = [0; RECORD_LEN + 16];
         text[..RECORD_LEN].copy_from_slice(&self.to_bytes());
@@ -73,7 +73,7 @@ impl Record {
 
 /// What the file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct GroupState {
     /// A number that only this pool has; whoever cannot read the directory does not know it.
     pub pool: u64,
     /// Batches before this one are not held to their numbers: a repair has judged them.
@@ -97,22 +97,22 @@ const HEAD: usize = 8 * 8;
 /// As many keyspaces as a slot has room for.
 const MOST_KEYSPACES: usize = (SLOT - HEAD - 8) / 4;
 
-impl State {
+impl GroupState {
     /// A base behind all numbers that the database holds. It is replaced when the database is open.
     pub const BEHIND_ALL: u64 = u64::MAX;
 
     /// Of a pool that holds nothing yet.
-    pub fn new() -> State {
+    pub fn new() -> GroupState {
         // The library's maps need a number that nobody can guess, and so do we.
         let pool = std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), FILE);
-        State { pool, base: 1, synced: 0, seqno: 0, oldest: None, first: 1, keyspaces: Vec::new() }
+        GroupState { pool, base: 1, synced: 0, seqno: 0, oldest: None, first: 1, keyspaces: Vec::new() }
     }
 
     /// Of a database with these keyspaces, whose numbers cannot be trusted.
-    pub fn behind_all(keyspaces: impl IntoIterator<Item = u32>) -> State {
-        let base = State::BEHIND_ALL;
+    pub fn behind_all(keyspaces: impl IntoIterator<Item = u32>) -> GroupState {
+        let base = GroupState::BEHIND_ALL;
         let keyspaces = keyspaces.into_iter().collect();
-        State { base, first: base, synced: base - 1, keyspaces, ..State::new() }
+        GroupState { base, first: base, synced: base - 1, keyspaces, ..GroupState::new() }
     }
 
     fn to_slot(&self, turn: u64) -> [u8; SLOT] {
@@ -131,14 +131,14 @@ impl State {
         slot
     }
 
-    fn from_slot(slot: &[u8; SLOT]) -> Option<(u64, State)> {
+    fn from_slot(slot: &[u8; SLOT]) -> Option<(u64, GroupState)> {
         let number = |at: usize| slot[at..at + 8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
         let count = number(HEAD) as usize;
         if number(0) != xxh3_64(&slot[8..]) || count > MOST_KEYSPACES {
             return None;
         }
         let ids = slot[HEAD + 8..].chunks_exact(4).take(count);
-        let state = State {
+        let state = GroupState {
             pool: number(16),
             base: number(24),
             synced: number(32),
@@ -152,7 +152,7 @@ impl State {
 
     /// Reads the file in the pool's directory. `None` if there is none; [`ErrorKind::InvalidData`] if neither copy
     /// is whole.
-    pub fn read(pool: &Path) -> Result<Option<State>> {
+    pub fn read(pool: &Path) -> Result<Option<GroupState>> {
         match std::fs::read(pool.join(FILE)) {
             Ok(bytes) => match newest(&bytes) {
                 Some((_, state)) => Ok(Some(state)),
@@ -165,8 +165,8 @@ impl State {
 }
 
 /// The newer one of the two copies.
-fn newest(file: &[u8]) -> Option<(u64, State)> {
-    let slot = |at: u64| State::from_slot(file.get(at as usize..)?.get(..SLOT)?.try_into().ok()?);
+fn newest(file: &[u8]) -> Option<(u64, GroupState)> {
+    let slot = |at: u64| GroupState::from_slot(file.get(at as usize..)?.get(..SLOT)?.try_into().ok()?);
     [slot(0), slot(SECOND)].into_iter().flatten().max_by_key(|(turn, _)| *turn)
 }
 
@@ -174,20 +174,20 @@ fn newest(file: &[u8]) -> Option<(u64, State)> {
 #[derive(Debug)]
 pub struct Groups {
     /// The newest one.
-    last: Mutex<Record>,
+    last: Mutex<GroupRecord>,
     kept: Mutex<Kept>,
 }
 
 #[derive(Debug)]
 struct Kept {
-    state: State,
+    state: GroupState,
     turn: u64,
     file: File,
 }
 
 impl Groups {
     /// Goes on after `last`, and keeps the file in the pool's directory, made if it is not there.
-    pub fn open(pool: &Path, state: State, last: Record) -> Result<Groups> {
+    pub fn open(pool: &Path, state: GroupState, last: GroupRecord) -> Result<Groups> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(pool.join(FILE))?;
@@ -196,18 +196,18 @@ impl Groups {
     }
 
     /// The record of the next batch, which has so many items and bytes beside it.
-    pub fn next(&self, items: usize, bytes: usize) -> Record {
+    pub fn next(&self, items: usize, bytes: usize) -> GroupRecord {
         let (pool, synced) = {
             let kept = self.kept.lock();
             (kept.state.pool, kept.state.synced)
         };
         let last = self.last.lock();
-        let next = Record { number: last.number + 1, synced, previous: last.check, check: 0 };
+        let next = GroupRecord { number: last.number + 1, synced, previous: last.check, check: 0 };
         next.sealed(pool, items as u64, bytes as u64)
     }
 
     /// That batch is committed.
-    pub fn committed(&self, record: Record) {
+    pub fn committed(&self, record: GroupRecord) {
         *self.last.lock() = record;
     }
 
@@ -227,12 +227,12 @@ impl Groups {
     }
 
     /// What the file holds.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> GroupState {
         self.kept.lock().state.clone()
     }
 
     /// Changes it, so that it survives the machine.
-    pub fn change(&self, change: impl FnOnce(&mut State)) -> Result<()> {
+    pub fn change(&self, change: impl FnOnce(&mut GroupState)) -> Result<()> {
         let mut kept = self.kept.lock();
         change(&mut kept.state);
         kept.write()?;
@@ -257,31 +257,31 @@ mod tests {
         #[test]
         fn records_are_read_as_they_were_written(number: u64, behind: u32, previous: u32, pool: u64, items: u64) {
             prop_assume!(behind != u32::MAX && number >= behind.into());
-            let record = Record { number, synced: number - u64::from(behind), previous, check: 0 };
+            let record = GroupRecord { number, synced: number - u64::from(behind), previous, check: 0 };
             let record = record.sealed(pool, items, 7);
-            let read = Record::read(&record.to_bytes());
+            let read = GroupRecord::read(&record.to_bytes());
             prop_assert_eq!(read, record);
             prop_assert!(read.is_of(pool, items, 7) && !read.is_of(pool, items, 8) && !read.is_of(pool ^ 1, items, 7));
         }
 
         #[test]
         fn a_copy_with_a_changed_byte_is_not_read(at in 0..SLOT, by in 1..=255u8) {
-            let state = State { keyspaces: vec![0, 1, 9], oldest: Some(3), synced: 17, ..State::new() };
+            let state = GroupState { keyspaces: vec![0, 1, 9], oldest: Some(3), synced: 17, ..GroupState::new() };
             let mut slot = state.to_slot(5);
-            prop_assert_eq!(State::from_slot(&slot), Some((5, state)));
+            prop_assert_eq!(GroupState::from_slot(&slot), Some((5, state)));
             slot[at] ^= by;
-            prop_assert_eq!(State::from_slot(&slot), None);
+            prop_assert_eq!(GroupState::from_slot(&slot), None);
         }
     }
 
     #[test]
     fn the_older_copy_is_read_when_the_newer_one_is_torn() {
         let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let groups = Groups::open(dir.path(), State::new(), Record::default()).unwrap(); // it is empty
+        let groups = Groups::open(dir.path(), GroupState::new(), GroupRecord::default()).unwrap(); // it is empty
         for number in 1..=4 {
             groups.synced(number, number).unwrap(); // nothing is wrong with the disk
         }
-        let synced = || State::read(dir.path()).map(|state| state.map(|state| state.synced));
+        let synced = || GroupState::read(dir.path()).map(|state| state.map(|state| state.synced));
         assert_eq!(synced().unwrap(), Some(4)); // both copies are whole
         let file = OpenOptions::new().write(true).open(dir.path().join(FILE)).unwrap(); // it is there
         file.write_all_at(&[1; 100], 0).unwrap(); // turn 4

@@ -41,7 +41,7 @@ const TAIL: usize = 13;
 
 /// A batch that is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct JournalBatch {
     /// Where the next one begins.
     pub end: usize,
     pub seqno: u64,
@@ -79,7 +79,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Reads the batch that begins at `at`; `None` if none does, or if it is not whole.
-pub fn batch(bytes: &[u8], at: usize) -> Option<Batch> {
+pub fn batch(bytes: &[u8], at: usize) -> Option<JournalBatch> {
     if *bytes.get(at)? != START {
         return None;
     }
@@ -87,7 +87,7 @@ pub fn batch(bytes: &[u8], at: usize) -> Option<Batch> {
     let seqno = number::<8>(bytes, at + 5)?;
     let first = at + HEAD;
     let (mut next, mut batch) =
-        (first, Batch { end: 0, seqno, record: None, items: 0, bytes: 0, is_upkeep: true });
+        (first, JournalBatch { end: 0, seqno, record: None, items: 0, bytes: 0, is_upkeep: true });
     for n in 1..=count {
         if count == 1 && *bytes.get(next)? == CLEAR {
             next += CLEAR_LEN;
@@ -136,7 +136,11 @@ pub fn used(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 /// Where, behind `at`, a batch begins that `accept`s, and that batch.
-pub fn find(bytes: &[u8], at: usize, accept: impl Fn(&Batch) -> bool) -> Option<(usize, Batch)> {
+pub fn find(
+    bytes: &[u8],
+    at: usize,
+    accept: impl Fn(&JournalBatch) -> bool,
+) -> Option<(usize, JournalBatch)> {
     (at..bytes.len()).find_map(|at| {
         // Cheap to see, and seldom true of what is none.
         if bytes[at] != START || *bytes.get(at + HEAD)? != ITEM {

@@ -19,8 +19,8 @@ use std::io::{ErrorKind, Result};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use groups::{Record, State};
-use journal::Batch;
+use groups::{GroupRecord, GroupState};
+use journal::JournalBatch;
 use keyspaces::KEYSPACES;
 use names::{Aside, SECOND};
 
@@ -109,7 +109,7 @@ pub struct Findings {
     torn: Option<Torn>,
     pub journals: Vec<Journal>,
     /// The newest batch that counts, if the journals hold any.
-    pub last: Option<Record>,
+    pub last: Option<GroupRecord>,
     /// All up to this were synced.
     pub synced: u64,
     /// Journals that must get their first names back.
@@ -119,7 +119,7 @@ pub struct Findings {
 }
 
 /// Judges a pool's directory. Changes nothing. `state` is what the file `groups` holds.
-pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
+pub fn judge(pool: &Path, state: &GroupState) -> Result<Findings> {
     let mut findings = Findings { synced: state.synced, ..Findings::default() };
     let database = pool.join(DATABASE);
     if !database.is_dir() {
@@ -137,7 +137,7 @@ pub fn judge(pool: &Path, state: &State) -> Result<Findings> {
     Ok(findings)
 }
 
-fn judge_keyspaces(database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
+fn judge_keyspaces(database: &Path, state: &GroupState, findings: &mut Findings) -> Result<()> {
     let dir = database.join(KEYSPACES);
     let (there, others) = match keyspaces::list(database) {
         Ok(listed) => listed,
@@ -170,16 +170,16 @@ struct Problem {
     /// The batches that were lost by it. The end is the largest number where nothing follows.
     groups: Range<u64>,
     /// The newest batch before it.
-    before: Option<Record>,
+    before: Option<GroupRecord>,
 }
 
 /// Reads journals in their order.
 struct Reader<'a> {
-    state: &'a State,
+    state: &'a GroupState,
     /// That of the batch that was read last.
     seqno: Option<u64>,
     /// The newest batch with a number.
-    last: Option<Record>,
+    last: Option<GroupRecord>,
     /// Whether the next one must be the one after it.
     follows: bool,
     /// All up to this were synced: the file says so, or a batch.
@@ -217,10 +217,10 @@ impl Reader<'_> {
     }
 
     /// Whether a batch that is whole was written by this pool, behind those that were read.
-    fn is_ours(&self, batch: &Batch) -> bool {
+    fn is_ours(&self, batch: &JournalBatch) -> bool {
         let state = self.state;
         let is_behind = self.seqno.is_none_or(|seqno| batch.seqno > seqno);
-        match batch.record.map(|record| Record::read(&record)) {
+        match batch.record.map(|record| GroupRecord::read(&record)) {
             Some(record) if record.number < state.base => is_behind,
             Some(record) => {
                 // fjall's checksum does not cover the seqno.
@@ -235,9 +235,9 @@ impl Reader<'_> {
         }
     }
 
-    fn take(&mut self, journal: usize, at: usize, batch: &Batch) {
+    fn take(&mut self, journal: usize, at: usize, batch: &JournalBatch) {
         self.seqno = Some(batch.seqno);
-        let Some(record) = batch.record.map(|record| Record::read(&record)) else { return };
+        let Some(record) = batch.record.map(|record| GroupRecord::read(&record)) else { return };
         if record.number < self.state.base {
             return;
         }
@@ -266,7 +266,7 @@ impl Reader<'_> {
     }
 }
 
-fn judge_journals(pool: &Path, database: &Path, state: &State, findings: &mut Findings) -> Result<()> {
+fn judge_journals(pool: &Path, database: &Path, state: &GroupState, findings: &mut Findings) -> Result<()> {
     let first = names::journals(database)?;
     // Where not every journal has a second name, those that have one say nothing.
     let (oldest, second) = match state.oldest {
@@ -397,12 +397,12 @@ impl Findings {
 mod tests {
     use super::*;
     use crate::engine::disk::store::open::{self, OpenError};
-    use crate::engine::disk::store::{Limits, Space, Txn};
+    use crate::engine::disk::store::{Space, StoreLimits, Txn};
 
     /// A store of one batch for each number, which is synced if `synced` says so. Answers what `kill -9` leaves.
     fn killed(groups: std::ops::RangeInclusive<u64>, synced: impl Fn(u64) -> bool) -> tempfile::TempDir {
         let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(home.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, _mark) = open::open(home.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store);
         for n in groups {
             txn.put(Space::Ready, n.to_be_bytes(), [n as u8; 3000]);
@@ -453,14 +453,14 @@ mod tests {
     }
 
     fn judged(pool: &Path) -> Findings {
-        let state = State::read(pool).unwrap().unwrap(); // the store was made
+        let state = GroupState::read(pool).unwrap().unwrap(); // the store was made
         judge(pool, &state).unwrap() // nothing is wrong with the disk
     }
 
     /// How many batches count after the directory was opened.
     fn opened(pool: &Path) -> u64 {
         let (store, _mark) =
-            open::open(pool, Limits::OF_A_TOOL).unwrap_or_else(|e| panic!("it should open: {e}"));
+            open::open(pool, StoreLimits::OF_A_TOOL).unwrap_or_else(|e| panic!("it should open: {e}"));
         store.groups.last()
     }
 
@@ -490,7 +490,7 @@ mod tests {
             let before = fs::read(left.path().join(JOURNAL)).unwrap(); // it is there
             let expected = Damage::Unreadable { journal: 0, bytes, groups };
             assert_eq!(judged(left.path()).damage, [expected], "batch {torn}");
-            let opened = open::open(left.path(), Limits::OF_A_TOOL).map(drop);
+            let opened = open::open(left.path(), StoreLimits::OF_A_TOOL).map(drop);
             assert!(matches!(opened, Err(OpenError::Damaged(..))), "expected Damaged: {opened:?}");
             assert!(
                 fs::read(left.path().join(JOURNAL)).unwrap() == before,
@@ -505,10 +505,13 @@ mod tests {
         let left = killed(1..=10, |n| n == 6);
         let old = killed(1..=1, |_| false);
         // That of another store: its own number is put in, so that this one's batches are its own.
-        let ours = State::read(left.path()).unwrap().unwrap(); // the store was made
+        let ours = GroupState::read(left.path()).unwrap().unwrap(); // the store was made
         fs::copy(old.path().join(groups::FILE), left.path().join(groups::FILE)).unwrap(); // both are there
-        let file =
-            groups::Groups::open(left.path(), State { synced: 0, seqno: 0, ..ours }, Record::default());
+        let file = groups::Groups::open(
+            left.path(),
+            GroupState { synced: 0, seqno: 0, ..ours },
+            GroupRecord::default(),
+        );
         file.and_then(|file| file.change(|_| {})).unwrap(); // nothing is wrong with the disk
         tear(left.path(), &[7]);
         assert_eq!(judged(left.path()).damage, [], "group 8 was not synced");
@@ -533,7 +536,7 @@ mod tests {
             assert_eq!(judged(left.path()).damage, [expected], "without batch {n}");
         }
         fs::write(left.path().join(JOURNAL), b"").unwrap(); // as above
-        let opened = open::open(left.path(), Limits::OF_A_TOOL).map(drop);
+        let opened = open::open(left.path(), StoreLimits::OF_A_TOOL).map(drop);
         assert!(matches!(opened, Err(OpenError::Damaged(..))), "an empty journal: {opened:?}");
     }
 
@@ -544,7 +547,7 @@ mod tests {
         let forged = fs::read(other.path().join(JOURNAL)).unwrap(); // it is there
         let forged = &forged[batches(other.path())[39].clone()];
         let home = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let (store, _mark) = open::open(home.path(), Limits::OF_A_TOOL).unwrap(); // new directory
+        let (store, _mark) = open::open(home.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
         let mut txn = Txn::new(store);
         txn.put(Space::Ready, b"first", b"synced");
         txn.settle(true).unwrap(); // nothing is wrong with the disk

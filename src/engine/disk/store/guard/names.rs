@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::groups::{Groups, Record};
+use super::groups::{GroupRecord, Groups};
 use super::journal;
 
 /// The second names, in the pool's directory.
@@ -46,7 +46,7 @@ pub fn sync(dir: &Path) -> Result<()> {
 }
 
 /// Gives new journals a second name, and takes it from those that fjall has deleted, once that is noted.
-pub fn keep(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
+pub fn link_journals(pool: &Path, database: &Path, groups: &Groups) -> Result<()> {
     let second = pool.join(SECOND);
     // In this order: what is synced now is in a journal's file already, if it is in that journal at all.
     let synced = groups.state().synced;
@@ -130,12 +130,12 @@ fn link(from: &Path, to: &Path) -> Result<bool> {
 }
 
 /// The record of the first batch in a journal that has one, as far as it is written.
-fn begin(path: &Path) -> Result<Option<Record>> {
+fn begin(path: &Path) -> Result<Option<GroupRecord>> {
     let bytes = journal::read(path)?;
     let mut at = 0;
     while let Some(batch) = journal::batch(&bytes, at) {
         if let Some(record) = batch.record {
-            return Ok(Some(Record::read(&record)));
+            return Ok(Some(GroupRecord::read(&record)));
         }
         at = batch.end;
     }
@@ -221,7 +221,7 @@ mod tests {
     use std::sync::Barrier;
     use std::time::Instant;
 
-    use super::super::groups::State;
+    use super::super::groups::GroupState;
     use super::*;
 
     /// After an unclean end each journal is a file anew, and fjall deletes the old ones as soon as it is open.
@@ -236,8 +236,8 @@ mod tests {
                     fs::write(dir.join(name(id)), []).unwrap(); // as above
                 }
             }
-            let state = State { oldest: Some(0), ..State::new() };
-            let groups = Groups::open(pool.path(), state, Record::default()).unwrap(); // as above
+            let state = GroupState { oldest: Some(0), ..GroupState::new() };
+            let groups = Groups::open(pool.path(), state, GroupRecord::default()).unwrap(); // as above
             let barrier = Barrier::new(2);
             let kept = std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -249,7 +249,7 @@ mod tests {
                     fs::remove_file(database.join(name(0))).unwrap(); // nobody else deletes it
                 });
                 barrier.wait();
-                keep(pool.path(), &database, &groups)
+                link_journals(pool.path(), &database, &groups)
             });
             assert!(kept.is_ok(), "deleted after {n} microseconds: {kept:?}");
             let oldest = groups.state().oldest.expect("the file system has second names");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::Cmd;
 
 pub use self::script::read_placed;
-use self::script::{Answer, Stored, placed_plain, read_keyed, read_plain, unreadable};
+use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::{Plain, bytes_of};
@@ -163,7 +163,7 @@ impl RedisCore {
             calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job).collect();
         // A call with more bytes than fit is alone in its batch.
         let staged = self.stage(connection, &jobs).await;
-        let staged = match staged.inspect_err(|fault| self.connections.note(connection, fault))? {
+        let staged = match staged.inspect_err(|fault| self.connections.report(connection, fault))? {
             Staged::Taken => return Ok(Some(vec![Err(id_taken())])),
             staged => staged == Staged::Yes,
         };
@@ -175,7 +175,7 @@ impl RedisCore {
             // Only a keyed one is sent more than once.
             let cmd = if step.plain { std::mem::take(&mut step.cmd) } else { step.cmd.clone() };
             match self.send(connection, calls, step.plain, cmd).await? {
-                (_, Answer::SetAside(index)) => {
+                (_, ScriptAnswer::SetAside(index)) => {
                     let job = jobs.get(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
                 }
@@ -183,11 +183,11 @@ impl RedisCore {
             }
         };
         let (mut refused, placed) = match answer {
-            Answer::Stored { refused, placed } => (refused, placed),
-            Answer::Unchanged(published) => return Ok(Some(vec![Ok(published)])),
-            Answer::Ended => return Err(Error::away("the values were stored too slowly")),
-            Answer::WrongType => return Ok(None),
-            Answer::SetAside(_) => return Err(unreadable().into()), // not what the loop ends with
+            ScriptAnswer::Stored { refused, placed } => (refused, placed),
+            ScriptAnswer::Unchanged(published) => return Ok(Some(vec![Ok(published)])),
+            ScriptAnswer::Ended => return Err(Error::away("the values were stored too slowly")),
+            ScriptAnswer::WrongType => return Ok(None),
+            ScriptAnswer::SetAside(_) => return Err(unreadable().into()), // not what the loop ends with
         };
         self.remember_names(step.new, calls, &refused);
         let mut placed = placed.unwrap_or_else(|| placed_plain(&jobs, &step.delays, now)).into_iter();
@@ -211,8 +211,8 @@ impl RedisCore {
         calls: &[Publication],
         plain: bool,
         cmd: Cmd,
-    ) -> Outcome<(Micros, Answer)> {
-        let sent = self.clock.mark();
+    ) -> Outcome<(Micros, ScriptAnswer)> {
+        let sent = self.clock.begin();
         let exchange = {
             let (core, mut redis) = (self.clone(), patient(connection));
             async move {
@@ -226,7 +226,7 @@ impl RedisCore {
         let late = || {
             let (core, calls) = (self.clone(), names_to_take_back(calls));
             async move |(_, answer)| {
-                if let Answer::Stored { refused, .. } = answer {
+                if let ScriptAnswer::Stored { refused, .. } = answer {
                     core.take_back(calls, &refused).await;
                 }
             }

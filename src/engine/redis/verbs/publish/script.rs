@@ -31,7 +31,7 @@ pub struct Step {
 }
 
 /// What the script answers.
-pub enum Answer {
+pub enum ScriptAnswer {
     /// All but the refused calls are stored. A plain one says no more.
     Stored { refused: HashMap<usize, Error>, placed: Option<Stored> },
     /// The only call is answered so, and nothing has changed.
@@ -222,17 +222,17 @@ pub fn unreadable() -> Fault {
 }
 
 /// What lua/publish.lua answers.
-pub fn read_plain(reply: Value) -> Outcome<(Micros, Answer)> {
+pub fn read_plain(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
     let refusal = |refused: &u64| {
         let error = if *refused < 1000 { id_taken() } else { over_quota(refused / 1000) };
         ((refused % 1000) as usize, error)
     };
     let answer = match &redis::from_redis_value::<Vec<u64>>(reply)?[..] {
         [now, 0, refused @ ..] => {
-            (*now, Answer::Stored { refused: refused.iter().map(refusal).collect(), placed: None })
+            (*now, ScriptAnswer::Stored { refused: refused.iter().map(refusal).collect(), placed: None })
         }
-        [now, 1, ..] => (*now, Answer::WrongType),
-        [now, 2, ..] => (*now, Answer::Ended),
+        [now, 1, ..] => (*now, ScriptAnswer::WrongType),
+        [now, 2, ..] => (*now, ScriptAnswer::Ended),
         _ => return Err(unreadable()),
     };
     Ok(answer)
@@ -248,28 +248,29 @@ pub fn placed_plain(jobs: &[&NewJob], delays: &[Micros], now: Micros) -> Stored 
 }
 
 /// What lua/publish_with.lua answers.
-pub fn read_keyed(reply: Value) -> Outcome<(Micros, Answer)> {
+pub fn read_keyed(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let first = || rest.first().ok_or_else(unreadable);
     let placed = || read_placed(&read::<String>(first()?)?).ok_or_else(unreadable);
-    let refused = |error| Answer::Stored { refused: HashMap::from([(0, error)]), placed: Some(Vec::new()) };
+    let refused =
+        |error| ScriptAnswer::Stored { refused: HashMap::from([(0, error)]), placed: Some(Vec::new()) };
     let answer = match &*read::<String>(what)? {
-        "done" => Answer::Stored { refused: HashMap::new(), placed: Some(placed()?) },
-        "replay" => {
-            Answer::Unchanged(Published::Replay(placed()?.into_iter().map(|(placed, _)| placed).collect()))
-        }
-        "mismatch" => Answer::Unchanged(Published::Mismatch),
+        "done" => ScriptAnswer::Stored { refused: HashMap::new(), placed: Some(placed()?) },
+        "replay" => ScriptAnswer::Unchanged(Published::Replay(
+            placed()?.into_iter().map(|(placed, _)| placed).collect(),
+        )),
+        "mismatch" => ScriptAnswer::Unchanged(Published::Mismatch),
         "conflict" => {
             let id: String = read(rest.get(1).ok_or_else(unreadable)?)?;
             let id = JobId::parse(&id).ok_or_else(unreadable)?;
-            Answer::Unchanged(Published::Conflict { index: read(first()?)?, id })
+            ScriptAnswer::Unchanged(Published::Conflict { index: read(first()?)?, id })
         }
         "taken" => refused(id_taken()),
         "quota" => refused(over_quota(read(first()?)?)),
-        "ended" => Answer::Ended,
-        "type" => Answer::WrongType,
-        "set_aside" => Answer::SetAside(read(first()?)?),
+        "ended" => ScriptAnswer::Ended,
+        "type" => ScriptAnswer::WrongType,
+        "set_aside" => ScriptAnswer::SetAside(read(first()?)?),
         _ => return Err(unreadable()),
     };
     Ok((read(now)?, answer))

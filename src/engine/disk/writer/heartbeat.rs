@@ -10,33 +10,33 @@ use super::threads::Stop;
 
 /// What one thread says of its work.
 #[derive(Debug, Default)]
-pub struct Pulse {
+pub struct Heartbeat {
     /// Odd while it works; each begin and each end counts.
-    beats: AtomicU64,
+    count: AtomicU64,
 }
 
 /// The thread works until this goes.
 #[derive(Debug)]
-pub struct Working<'a>(&'a Pulse);
+pub struct Working<'a>(&'a Heartbeat);
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.beats.fetch_add(1, Ordering::Relaxed);
+        self.0.count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Pulse {
+impl Heartbeat {
     /// One piece of work begins.
     pub fn work(&self) -> Working<'_> {
-        self.beats.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
         Working(self)
     }
 }
 
-/// Poisons the store once one piece of work has taken `limit`. Each pulse comes with what its work is called. Calls
+/// Poisons the store once one piece of work has taken `limit`. Each heartbeat comes with what its work is called. Calls
 /// `failed` when the store is poisoned, by whomever.
 pub fn watch(
-    pulses: &[(&str, Arc<Pulse>)],
+    heartbeats: &[(&str, Arc<Heartbeat>)],
     limit: Duration,
     stop: &Stop,
     poison: &Poison,
@@ -45,10 +45,10 @@ pub fn watch(
     let mut failed = Some(failed);
     let every = (limit / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
     let most = limit.as_millis().div_ceil(every.as_millis()).max(1);
-    let mut seen = vec![(0, 0); pulses.len()];
-    while !stop.told_within(every) {
-        for ((name, pulse), (last, times)) in pulses.iter().zip(&mut seen) {
-            let now = pulse.beats.load(Ordering::Relaxed);
+    let mut seen = vec![(0, 0); heartbeats.len()];
+    while !stop.stopped_within(every) {
+        for ((name, heartbeat), (last, times)) in heartbeats.iter().zip(&mut seen) {
+            let now = heartbeat.count.load(Ordering::Relaxed);
             let same = now % 2 == 1 && now == *last;
             (*last, *times) = (now, if same { *times + 1 } else { 0 });
             if *times >= most {
@@ -71,12 +71,12 @@ mod tests {
     #[test]
     fn work_that_takes_too_long_poisons_and_other_work_does_not() {
         let (stop, poison) = (Arc::<Stop>::default(), Arc::<Poison>::default());
-        let (hangs, works) = (Arc::<Pulse>::default(), Arc::<Pulse>::default());
-        let pulses = [("a sync", works.clone()), ("a group of calls", hangs.clone())];
+        let (hangs, works) = (Arc::<Heartbeat>::default(), Arc::<Heartbeat>::default());
+        let heartbeats = [("a sync", works.clone()), ("a group of calls", hangs.clone())];
         let (told, end) = (stop.clone(), poison.clone());
         let (tell, told_of) = std::sync::mpsc::channel();
         let body = move || {
-            watch(&pulses, Duration::from_millis(50), &told, &end, || {
+            watch(&heartbeats, Duration::from_millis(50), &told, &end, || {
                 let _ = tell.send(());
             })
         };
