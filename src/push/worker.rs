@@ -2,7 +2,10 @@
 //! state, and does nothing that takes time: requests are tasks, and so are the acks and the leases.
 //!
 //! ```text
-
+//! Dispatcher ──jobs──> loop ──> attempt (a task each) ──Ended──> loop: the slot is free, breaker, throttle
+//!                        ^                 ├── delivered ──> acks ──> Engine::ack
+//!                        │                 └── failed ──> on_dead; Engine::release
+//!                        └── slots and rate, which a task leases about once a second
 //! ```
 //!
 //! At the stop nothing is consumed any more. Requests in flight may end; those that do not in time are cut, and their

@@ -1,4 +1,5 @@
-//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis.
+//! The store on a Redis, in lmstfy's own layout: any number of Dormouse and lmstfy servers may serve one Redis
+//! at the same time. One step is one script; nothing is kept here that another server would need.
 //!
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.

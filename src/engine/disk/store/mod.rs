@@ -1,3 +1,6 @@
+//! The fjall database: its keyspaces, and the transaction through which the writer thread reads and writes.
+//! Only this folder knows fjall. This file knows keys and values as bytes; what they mean is known to codec.
+
 pub mod codec;
 mod files;
 pub mod guard;
