@@ -12,12 +12,12 @@ COPY benches benches
 # What `dormouse -v` says of the build: docker build --build-arg COMMIT=... --build-arg DATE=...
 ARG COMMIT=unknown
 ARG DATE=unknown
-RUN DORMOUSE_BUILD_COMMIT="$COMMIT" DORMOUSE_BUILD_DATE="$DATE" cargo build --profile dist --locked --bins
+RUN DORMOUSE_BUILD_COMMIT="$COMMIT" DORMOUSE_BUILD_DATE="$DATE" cargo build --release --locked --bins
 
 FROM debian:bookworm-slim
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin dormouse \
     && mkdir -m 0700 /data && chown dormouse:dormouse /data
-COPY --from=build /src/target/dist/dormouse /src/target/dist/token-cli /usr/local/bin/
+COPY --from=build /src/target/release/dormouse /src/target/release/token-cli /usr/local/bin/
 COPY config/dormouse.toml config/redis.toml /etc/dormouse/
 USER dormouse
 # Without a configuration jobs are kept in /data/dormouse-data. Give it a volume.
