@@ -7,7 +7,7 @@
 //!   then answered.
 //! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
-//! - [`verbs::lists`] reads what may be long beside the writer, from a snapshot.
+//! - [`verbs::list_jobs`] reads what may be long beside the writer, from a snapshot.
 //! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
 //! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer, refuses what is new while the disk is almost
 //!   full, keeps the jobs that cannot be read, and makes lists anew that cannot.
@@ -54,8 +54,8 @@ use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
 use self::verbs::inspect::{Inspect, InspectKey};
 use self::verbs::keys::CancelKey;
+use self::verbs::list_jobs::Lists;
 use self::verbs::list_queues::ListQueues;
-use self::verbs::lists::Lists;
 use self::verbs::pause::{Paused, SetPause};
 use self::verbs::peek::Peek;
 use self::verbs::publish::Publish;

@@ -1,5 +1,5 @@
 //! The verbs of the engine: what each step reads and changes, in files that are named as in the Redis engine. They use
-//! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`lists`] and [`quotas`] also
+//! [`step`](super::step), the [`state`](super::state) and the [`store`](super::store); [`list_jobs`] and [`quotas`] also
 //! ask the writer thread. Who is waited for, and on which thread they run, they do not know.
 
 pub mod ack;
@@ -10,8 +10,8 @@ pub mod give_back;
 pub mod hand_over;
 pub mod inspect;
 pub mod keys;
+pub mod list_jobs;
 pub mod list_queues;
-pub mod lists;
 pub mod pause;
 pub mod peek;
 pub mod publish;
