@@ -1,10 +1,28 @@
-//! Cancel: deletes the job that has a key.
+//! What is remembered of publishes: by the key of a job, to cancel it, and by that of a call that is safe to repeat.
 
-use crate::clock::Micros;
+use crate::clock::{Micros, micros};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
+use crate::engine::disk::store::codec::{self, Remembered};
+use crate::engine::disk::store::{Fatal, Space};
+use crate::engine::{Once, Placed, Published, REMEMBERED};
 use crate::job::JobRef;
 use crate::name::{JobKey, Queue};
+
+/// What became of a call that is safe to repeat, if it is remembered.
+pub struct Recall {
+    pub queue: Queue,
+    pub once: Once,
+}
+
+impl Step for Recall {
+    type Reply = Option<Published>;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<Published>> {
+        Ok(state.remembered(&self.queue, &self.once, now)?)
+    }
+}
 
 /// Deletes the job that has a key.
 pub struct CancelKey {
@@ -25,5 +43,54 @@ impl Step for CancelKey {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+impl WriterState {
+    /// What the request was answered, if it was done already and is remembered.
+    pub fn remembered(&self, queue: &Queue, once: &Once, now: Micros) -> Result<Option<Published>, Fatal> {
+        let row = self.txn.row(Space::Once, codec::once_key(&self.prefix(queue), &once.key))?;
+        let Some(row) = row else { return Ok(None) };
+        let done = codec::read_remembered(&row)?;
+        Ok(if done.until <= now {
+            None
+        } else if done.fingerprint == once.fingerprint {
+            Some(Published::Replay(done.placed))
+        } else {
+            Some(Published::Mismatch)
+        })
+    }
+
+    /// Remembers a request. One with the same key that need not be remembered any more may be there still: its end
+    /// finds that the row is another one's.
+    pub fn remember(&mut self, queue: &Queue, once: Once, placed: Vec<Placed>, now: Micros) {
+        let until = now.saturating_add(micros(REMEMBERED));
+        let key = codec::once_key(&self.prefix(queue), &once.key);
+        self.once += 1;
+        self.once_from = self.once_from.min(until);
+        self.txn.put(Space::Once, codec::once_end(until, &key), []);
+        let done = Remembered { until, fingerprint: once.fingerprint, placed };
+        self.txn.put_row(Space::Once, key, codec::remembered(&done));
+    }
+
+    /// From when on requests have ended that were not forgotten yet, if some may have.
+    pub fn requests_ended(&self, now: Micros) -> Option<Micros> {
+        (self.once > 0 && self.once_from < now).then_some(self.once_from)
+    }
+
+    /// Forgets these requests, each of which ended at the time beside it. Those that are left end at `from` or later.
+    pub fn forget_requests(&mut self, ended: Vec<(Micros, Vec<u8>)>, from: Micros) -> Result<(), Fatal> {
+        for (until, key) in ended {
+            self.txn.delete(Space::Once, codec::once_end(until, &key));
+            self.once = self.once.saturating_sub(1);
+            // A request that came later may have the same name.
+            if let Some(row) = self.txn.row(Space::Once, key.clone())?
+                && codec::read_remembered(&row)?.until == until
+            {
+                self.txn.delete_row(Space::Once, key);
+            }
+        }
+        self.once_from = from;
+        Ok(())
     }
 }

@@ -17,6 +17,5 @@ pub mod peek;
 pub mod publish;
 pub mod pump;
 pub mod quotas;
-pub mod recall;
 pub mod respawn_jobs;
 pub mod stats;
