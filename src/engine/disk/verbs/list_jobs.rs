@@ -1,4 +1,5 @@
-//! Lists of jobs. What may be long is read beside the writer, from a snapshot; the writer is asked only where to begin. So a walk through a million jobs holds up nobody.
+//! Lists of jobs. What may be long is read beside the writer, from a snapshot; the writer is asked only where to begin.
+//! So a walk through a million jobs holds up nobody.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -7,7 +8,6 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
-
 use crate::clock::{Micros, Millis};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};

@@ -1,12 +1,13 @@
 //! Figures of queues and of the whole store. Queues are read page by page in the order in which they are kept, so that
 //! very many of them hold up nobody.
 
+use std::ops::Bound;
+
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::{QueueSize, Size, SizeOf};
 use crate::name::Queue;
-use std::ops::Bound;
 
 /// How many jobs of a queue are ready, with acked and expired ones that are still in the list; or how many are dead.
 pub struct ReadSize {
