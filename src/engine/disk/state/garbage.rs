@@ -1,6 +1,7 @@
 //! How much garbage lies in each keyspace, and what upkeep should do about it. Knows sizes, and no job.
 
-use crate::engine::disk::store::{PerSpace, Space, Store, Txn};
+use crate::engine::disk::store::txn::Txn;
+use crate::engine::disk::store::{PerSpace, Space, Store};
 
 /// A keyspace is not compacted for fewer bytes of garbage than this while the store is busy,
 const GARBAGE: u64 = 64 << 20;
@@ -21,7 +22,7 @@ pub struct Garbage {
     entries: PerSpace,
     /// What `entries` was when a compaction was last asked for: what came later may not be seen by it.
     asked: PerSpace,
-    /// What [`Txn::written`](crate::engine::disk::store::Txn::written) said when upkeep was last asked for,
+    /// What [`Txn::written`](crate::engine::disk::store::txn::Txn::written) said when upkeep was last asked for,
     asked_at: u64,
     /// and when upkeep last said that memory is to be written out.
     written_out_at: u64,

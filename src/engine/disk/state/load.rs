@@ -13,7 +13,8 @@ use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
 use crate::clock::{Clock, Micros};
 use crate::engine::disk::store::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
-use crate::engine::disk::store::{Fatal, Space, Store, Txn};
+use crate::engine::disk::store::txn::Txn;
+use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::job::JobId;
 use crate::name::Queue;
 

@@ -97,7 +97,8 @@ fn has_replaced(keyspace: &Keyspace) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{StoreLimits, Txn, open};
+    use super::super::txn::Txn;
+    use super::super::{StoreLimits, open};
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(30);

@@ -40,7 +40,8 @@ impl Memtables {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{SPACES, Space, StoreLimits, Txn, open};
+    use super::super::txn::Txn;
+    use super::super::{SPACES, Space, StoreLimits, open};
     use super::*;
 
     #[test]

@@ -14,7 +14,8 @@ use super::guard::keyspaces::{self, KEYSPACES};
 use super::guard::names::{self, Aside};
 use super::guard::{self, DATABASE, Damage, Findings};
 use super::open::{self, Mark, OpenError};
-use super::{Fatal, Space, StoreLimits, Txn};
+use super::txn::Txn;
+use super::{Fatal, Space, StoreLimits};
 
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]

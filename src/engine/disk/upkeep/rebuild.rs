@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::engine::disk::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
 use crate::engine::disk::store::open::{self, OpenError};
-use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits, Txn};
+use crate::engine::disk::store::txn::Txn;
+use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits};
 
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];

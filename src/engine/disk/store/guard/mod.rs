@@ -397,7 +397,8 @@ impl Findings {
 mod tests {
     use super::*;
     use crate::engine::disk::store::open::{self, OpenError};
-    use crate::engine::disk::store::{Space, StoreLimits, Txn};
+    use crate::engine::disk::store::txn::Txn;
+    use crate::engine::disk::store::{Space, StoreLimits};
 
     /// A store of one batch for each number, which is synced if `synced` says so. Answers what `kill -9` leaves.
     fn killed(groups: std::ops::RangeInclusive<u64>, synced: impl Fn(u64) -> bool) -> tempfile::TempDir {

@@ -1,0 +1,270 @@
+//! The transaction through which the writer thread reads and writes. Keys and values are bytes here; what they mean is
+//! known to codec.
+
+use std::cell::Cell;
+
+use ahash::HashMap;
+use fjall::{OwnedWriteBatch, Slice};
+
+use super::codec::{self, META_GROUP, Record};
+use super::journal::Journal;
+use super::{Fatal, Found, PerSpace, SPACES, Space, Store};
+
+/// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
+/// reads of jobs see them before that. Ranges do not: flush first.
+#[derive(Debug)]
+pub struct Txn {
+    store: Store,
+    batch: Batch,
+    /// Job records written or deleted lately, by this batch or those before it. What it has is what a read of
+    /// the database will find once the batch is committed, since nobody else writes. A job that is consumed
+    /// soon after its publish is read from here.
+    recent: HashMap<Slice, Option<Slice>>,
+    /// Bytes in `recent`, deleted ones included.
+    recent_bytes: usize,
+    /// Bytes of keys and values in `batch`.
+    bytes: usize,
+    /// The same of all batches, this one not yet.
+    written: u64,
+    /// Whether something was committed since the last `settle`.
+    unsettled: bool,
+    /// Rows that this batch has written or deleted and that are read back: see [`row`](Txn::row).
+    rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
+    /// Rows of `quotas` that each batch writes last: they change with every step, and only the last value counts.
+    late: HashMap<Vec<u8>, [u8; 16]>,
+    /// Deletions per keyspace since someone asked.
+    deleted: PerSpace,
+    /// What was synced last.
+    journal: Option<Journal>,
+    /// Bytes that went into journals since then.
+    journaled: u64,
+    /// Records in a row that could not be read.
+    unreadable: Cell<u32>,
+}
+
+/// So many records in a row that cannot be read are no bad sector: the disk has failed.
+const UNREADABLE_IN_A_ROW: u32 = 4096;
+
+/// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
+const BATCH_BYTES: usize = 8 << 20;
+/// Beyond this the recent records are forgotten, between batches.
+const RECENT_BYTES: usize = 4 << 20;
+/// What a recent record is counted for beside its bytes.
+const RECENT_ENTRY: usize = 64;
+
+/// What a journal has beside the bytes of a batch and of each key and value; with the group's record, which each batch
+/// has as its last item.
+const JOURNAL_BATCH: usize = 80;
+const JOURNAL_ITEM: usize = 22;
+
+struct Batch(OwnedWriteBatch);
+
+impl std::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Batch({})", self.0.len())
+    }
+}
+
+impl Txn {
+    /// Nothing read or written yet.
+    pub fn new(store: Store) -> Txn {
+        let batch = Batch(store.db.batch());
+        Txn {
+            store,
+            batch,
+            recent: HashMap::default(),
+            recent_bytes: 0,
+            bytes: 0,
+            written: 0,
+            unsettled: false,
+            rows: HashMap::default(),
+            late: HashMap::default(),
+            deleted: [0; SPACES],
+            journal: None,
+            journaled: 0,
+            unreadable: Cell::new(0),
+        }
+    }
+
+    /// The store, for reads of what is committed.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes a key. For `jobs` use [`put_job`](Txn::put_job).
+    pub fn put(&mut self, space: Space, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
+        self.put_slices(space, key.as_ref().into(), value.as_ref().into());
+    }
+
+    fn put_slices(&mut self, space: Space, key: Slice, value: Slice) {
+        self.bytes += key.len() + value.len();
+        self.batch.0.insert(self.store.space(space), key, value);
+    }
+
+    /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
+    pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
+        self.delete_slice(space, key.as_ref().into());
+    }
+
+    fn delete_slice(&mut self, space: Space, key: Slice) {
+        self.bytes += key.len();
+        self.deleted[space as usize] += 1;
+        self.batch.0.remove(self.store.space(space), key);
+    }
+
+    /// Writes a job's record.
+    pub fn put_job(&mut self, key: Vec<u8>, record: &Record) {
+        let (value, key) = (Slice::from(codec::record(&key, record)), Slice::from(key));
+        self.remember(key.clone(), Some(value.clone()));
+        self.put_slices(Space::Jobs, key, value);
+    }
+
+    /// Deletes a job's record.
+    pub fn delete_job(&mut self, key: Vec<u8>) {
+        let key = Slice::from(key);
+        self.remember(key.clone(), None);
+        self.delete_slice(Space::Jobs, key);
+    }
+
+    fn remember(&mut self, key: Slice, value: Option<Slice>) {
+        self.recent_bytes += RECENT_ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
+        self.recent.insert(key, value);
+    }
+
+    /// Reads a job's record, as this transaction left it.
+    pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
+        if let Some(written) = self.recent.get(key) {
+            return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
+        }
+        let found = self.store.job(key)?;
+        let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
+        self.unreadable.set(in_a_row);
+        if in_a_row >= UNREADABLE_IN_A_ROW {
+            return Err(Fatal(format!("{in_a_row} jobs in a row cannot be read: {found:?}")));
+        }
+        Ok(found)
+    }
+
+    /// Writes a row of `keys` or `once`.
+    pub fn put_row(&mut self, space: Space, key: Vec<u8>, value: Vec<u8>) {
+        let value = Slice::from(value);
+        self.put_slices(space, Slice::from(&key[..]), value.clone());
+        self.rows.insert((space, key), Some(value));
+    }
+
+    /// Deletes a row of `keys` or `once`.
+    pub fn delete_row(&mut self, space: Space, key: Vec<u8>) {
+        self.delete(space, &key);
+        self.rows.insert((space, key), None);
+    }
+
+    /// Writes a row of `quotas`, whose value may change again before the batch is committed. Only together with something
+    /// else that is written.
+    pub fn put_late(&mut self, key: &[u8], value: [u8; 16]) {
+        match self.late.get_mut(key) {
+            Some(late) => *late = value,
+            None => drop(self.late.insert(key.to_vec(), value)),
+        }
+    }
+
+    /// Deletes such a row.
+    pub fn delete_late(&mut self, key: &[u8]) {
+        self.late.remove(key);
+        self.delete(Space::Quotas, key);
+    }
+
+    /// Reads a row of `keys` or `once`, as this transaction left it.
+    pub fn row(&self, space: Space, key: Vec<u8>) -> Result<Option<Slice>, Fatal> {
+        let key = (space, key);
+        match self.rows.get(&key) {
+            Some(written) => Ok(written.clone()),
+            None => self.store.get(space, &key.1),
+        }
+    }
+
+    /// Commits the batch, without a sync: ranges see it from now on. Only between steps, or before a step's
+    /// first write: what is flushed apart is not atomic together.
+    pub fn flush(&mut self) -> Result<(), Fatal> {
+        if self.batch.0.is_empty() {
+            return Ok(());
+        }
+        for (key, value) in std::mem::take(&mut self.late) {
+            self.put(Space::Quotas, key, value);
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        self.written += bytes as u64;
+        self.unsettled = true;
+        let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
+        self.journaled += (bytes + JOURNAL_BATCH + batch.len() * JOURNAL_ITEM) as u64;
+        let record = self.store.groups.next(batch.len(), bytes);
+        batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
+        batch.commit()?;
+        self.store.groups.committed(record);
+        self.rows.clear();
+        if self.recent_bytes > RECENT_BYTES {
+            self.recent.clear();
+            self.recent_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// Flushes when the batch has grown large. Between steps only.
+    pub fn relieve(&mut self) -> Result<(), Fatal> {
+        if self.bytes >= BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Commits, and makes it survive: the process always, the machine if `sync`.
+    pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
+        self.flush()?;
+        if std::mem::take(&mut self.unsettled) {
+            if sync {
+                self.store.sync(&mut self.journal)?;
+                if let Some(journal) = &mut self.journal {
+                    journal.prepare(std::mem::take(&mut self.journaled));
+                }
+            } else {
+                self.store.to_system()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many bytes of keys and values were committed since the store was opened.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// How many deletions each keyspace has seen since the last call.
+    pub fn take_deleted(&mut self) -> PerSpace {
+        std::mem::take(&mut self.deleted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::disk::store::{StoreLimits, open};
+
+    #[test]
+    fn the_last_write_of_a_key_in_one_batch_counts() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let mut txn = Txn::new(store.clone());
+        let (a, b) = (b"a", b"b");
+        txn.put(Space::Ready, a, a);
+        txn.delete(Space::Ready, a);
+        txn.delete(Space::Ready, b);
+        txn.put(Space::Ready, b, b);
+        txn.settle(false).unwrap(); // nothing is wrong with the disk
+        assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last");
+        assert_eq!(store.get(Space::Ready, b).unwrap().as_deref(), Some(&b[..]), "b was written last");
+        drop((txn, store, mark));
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // closed just now
+        assert_eq!(store.get(Space::Ready, a).unwrap(), None, "a was deleted last, after recovery");
+        assert_eq!(
+            store.get(Space::Ready, b).unwrap().as_deref(),
+            Some(&b[..]),
+            "b was written last, after recovery"
+        );
+    }
+}
