@@ -1,17 +1,20 @@
 //! The files of the database: writes memory out as tables, compacts, and has fjall delete the files that it has
 //! replaced. For the thread that sweeps, except for the figures. Reads and writes no entry: the parent module does.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use fjall::Keyspace;
+use fjall::{AbstractTree, Keyspace, Slice};
 
 use super::merge::{Merged, not_merged};
-use super::{Fatal, Space, Store};
+use super::{Fatal, Space, Store, is_unreadable};
 
 /// How often [`Store::write_out`] checks whether it is done.
 const WRITE_OUT_CHECK: Duration = Duration::from_millis(5);
 /// A key of one byte, which no keyspace has (codec): it is only ever deleted.
 const NO_KEY: [u8; 1] = [0];
+/// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
+const BAD_BLOCKS: usize = 4096;
 /// Where fjall keeps a keyspace's tables, in the keyspace's directory.
 const TABLES: &str = "tables";
 
@@ -29,6 +32,41 @@ impl Store {
     /// Bytes of a keyspace's tables.
     pub fn table_bytes(&self, space: Space) -> u64 {
         self.space(space).disk_space()
+    }
+
+    /// The entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a block
+    /// that cannot be read is left out, although an older value can be read. For a store that nobody else uses: memory is
+    /// written out first, within `patience`.
+    pub fn readable(&self, space: Space, patience: Duration) -> Result<Vec<(Slice, Slice)>, Fatal> {
+        if !self.write_out(patience)? {
+            return Err(Fatal("what is in memory could not be written out in time".into()));
+        }
+        let keyspace = self.space(space);
+        // A walk over the keyspace ends at the first bad block, one over a table goes on behind it.
+        let mut keys = BTreeSet::new();
+        for table in keyspace.tree.current_version().iter_tables() {
+            let mut bad = 0;
+            for item in table.iter().map(|item| item.map_err(fjall::Error::from)) {
+                match item {
+                    Ok(item) => {
+                        bad = 0;
+                        keys.insert(item.key.user_key);
+                    }
+                    Err(e) if is_unreadable(&e) && bad < BAD_BLOCKS => bad += 1,
+                    Err(e) if is_unreadable(&e) => break,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        let mut rows = Vec::new();
+        for key in keys {
+            match keyspace.get(&key) {
+                Ok(value) => rows.extend(value.map(|value| (key, value))),
+                Err(e) if is_unreadable(&e) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(rows)
     }
 
     /// Deletes all entries of a keyspace, also those that cannot be read.

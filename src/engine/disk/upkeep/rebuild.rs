@@ -1,21 +1,28 @@
 //! Rebuilds lists that cannot be read, from the jobs: a job's record says where it was when it was written. For a store
 //! that nobody has open. What a list alone knows is lost: how many tries its jobs have left, and which of them had moved
-//! on since their record was written.
+//! on since their record was written. Settings stand in no job: of those the rows that can be read are kept.
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::engine::disk::store::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, Record};
+use crate::engine::disk::store::codec::{
+    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record,
+};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits};
 
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
+/// What operators have set and what push keeps: nothing but their own rows says it.
+pub const SETTINGS: [Space; 2] = [Space::Quotas, Space::Push];
+/// How long memory may take to be written out before the rows of settings are read.
+const WRITE_OUT: Duration = Duration::from_secs(60);
 /// How many tries a job has left after its list was lost.
 const TRIES: u16 = 1;
 
-/// Rebuilds those lists of the pool in `path` that cannot be read. Each job of theirs goes where its record says: it is
+/// Rebuilds those lists of the pool in `path` that cannot be read, and keeps of settings what can be read. Each job of theirs goes where its record says: it is
 /// delayed, ready or dead. One that was handed out is ready. It has one try left. Answers how many jobs were put into a
 /// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
@@ -23,11 +30,11 @@ pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
 }
 
-/// The lists that cannot be read, those of the keys and of the remembered requests among them.
+/// The lists that cannot be read, those of the keys and of the remembered requests among them, and the settings.
 pub fn unreadable(store: &Store) -> Vec<Space> {
     let lists = LISTS.into_iter().filter(|list| visit(store, *list, |_, _| {}).is_err());
-    let rows = [Space::Keys, Space::Once];
-    lists.chain(rows.into_iter().filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
+    let rows = [Space::Keys, Space::Once].into_iter().chain(SETTINGS);
+    lists.chain(rows.filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
 }
 
 /// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none is
@@ -57,11 +64,32 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
             lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
         }
     }
+    let mut kept = Vec::new();
+    for settings in SETTINGS.into_iter().filter(|settings| damaged.contains(settings)) {
+        kept.extend(
+            store.readable(settings, WRITE_OUT)?.into_iter().map(|(key, value)| (settings, key, value)),
+        );
+    }
+    // What namespaces with a quota have is counted anew.
+    kept.retain(|(settings, key, _)| *settings != Space::Quotas || key.starts_with(QUOTA));
+    let mut counts = Vec::new();
+    if !damaged.contains(&Space::Quotas) {
+        for row in store.range(Space::Quotas, codec::used_keys()) {
+            counts.push(row?.0);
+        }
+    }
     for list in &damaged {
-        tracing::warn!(list = ?list, jobs = lost.len(), "a list cannot be read and is rebuilt from the jobs");
+        if SETTINGS.contains(list) {
+            tracing::warn!(settings = ?list, "settings cannot all be read: those that can are kept");
+        } else {
+            tracing::warn!(list = ?list, jobs = lost.len(), "a list cannot be read and is rebuilt from the jobs");
+        }
         store.clear(*list)?;
     }
     let mut txn = Txn::new(store.clone());
+    for (settings, key, value) in kept {
+        txn.put(settings, key, value);
+    }
     let mut next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (next + lost.len() as u64).to_be_bytes());
     // Since when they were there is lost.
@@ -97,9 +125,8 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
             txn.relieve()?;
         }
     }
-    // What namespaces with a quota have is counted anew.
-    for row in store.range(Space::Quotas, codec::used_keys()) {
-        txn.delete(Space::Quotas, row?.0);
+    for count in counts {
+        txn.delete(Space::Quotas, count);
     }
     txn.settle(true)?;
     Ok(lost.len() as u64)

@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use super::quarantine;
-use super::rebuild::{rebuild, unreadable};
+use super::rebuild::{SETTINGS, rebuild, unreadable};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, StoreLimits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it opens
-/// the database, as a server does, and looks at the lists and at the quarantine.
+/// the database, as a server does, and looks at the lists, at the settings and at the quarantine.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {
@@ -18,12 +18,16 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
     let (store, mut mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
-    let lists = unreadable(&store);
+    let (settings, lists): (Vec<_>, Vec<_>) =
+        unreadable(&store).into_iter().partition(|space| SETTINGS.contains(space));
     report.damage.extend(lists.iter().map(|list| format!("the list {list:?} cannot be read")));
+    report.damage.extend(settings.iter().map(|of| format!("the settings {of:?} cannot all be read")));
     if accept_loss && !report.damage.is_empty() {
         let jobs = rebuild(&store, report.accepted).map_err(fatal)?;
         report.accepted = true;
         report.notes.push(format!("{jobs} jobs that stood in no list were put into one, with one try left"));
+        let lost = settings.iter().map(|of| format!("settings {of:?} that could not be read are lost"));
+        report.notes.extend(lost);
     } else if let Some(number) = mark.was_closed() {
         // Nothing was written, so it is still closed as it was.
         mark.close(number).map_err(|e| OpenError::Io(path.to_owned(), e))?;
@@ -34,4 +38,142 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
             .push(format!("job {} of {} is in quarantine: {}", job.job.id, job.job.queue, job.reason));
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::engine::disk::state::tables::Table;
+    use crate::engine::disk::state::{Windows, load};
+    use crate::engine::disk::store::codec::{self, QUOTA};
+    use crate::engine::disk::store::txn::Txn;
+    use crate::engine::disk::store::{Fatal, Space};
+    use crate::engine::disk::{DiskEngine, DiskOptions};
+    use crate::engine::{Engine, SizeOf};
+    use crate::job::{JobId, NewJob};
+    use crate::name::{Namespace, Queue, QueueName};
+
+    const ROWS: u64 = 2000;
+    const JOBS: u64 = 600;
+
+    fn queue() -> Queue {
+        Queue { namespace: Namespace::parse("ns").unwrap(), name: QueueName::parse("q").unwrap() } // names
+    }
+
+    fn options(pool: &Path) -> DiskOptions {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        DiskOptions { upkeep: false, ..DiskOptions::new(pool, clock) }
+    }
+
+    /// A pool with ready jobs.
+    async fn pool_with_jobs() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let engine = DiskEngine::open(options(dir.path())).unwrap(); // new directory
+        let job = |n| NewJob {
+            queue: queue(),
+            id: JobId::from_parts(1_000_000, n, 0, false),
+            body: Default::default(),
+            attributes: Default::default(),
+            ttl: None,
+            delay: Duration::ZERO,
+            tries: std::num::NonZeroU16::MIN,
+        };
+        for from in (0..JOBS).step_by(60) {
+            let jobs: Vec<_> = (from..from + 60).map(job).collect();
+            engine.publish(jobs.into()).await.unwrap(); // nothing is wrong with the disk
+        }
+        engine.close().await;
+        dir
+    }
+
+    /// Rows that do not compress, so that they fill several blocks.
+    fn row(kind: &[u8], n: u64) -> (Vec<u8>, [u8; 16]) {
+        let noise = n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (format!("{}n{n:05}-{noise:016x}", String::from_utf8_lossy(kind)).into(), codec::used(n, noise))
+    }
+
+    /// Puts rows of these kinds into a keyspace, and all keyspaces into tables.
+    fn fill(pool: &Path, space: Space, kinds: &[&[u8]]) {
+        let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+        let mut txn = Txn::new(store.clone());
+        for (key, value) in kinds.iter().flat_map(|kind| (0..ROWS).map(|n| row(kind, n))) {
+            txn.put(space, key, value);
+        }
+        txn.settle(true).unwrap(); // nothing is wrong with the disk
+        assert!(store.write_out(Duration::from_secs(60)).unwrap(), "memory is written out"); // as above
+    }
+
+    /// Flips ten bytes at a third of the largest table of a keyspace.
+    fn damage(pool: &Path, space: Space) {
+        let tables = pool.join(format!("db/keyspaces/{}/tables", space as usize + 1));
+        let tables = fs::read_dir(tables).unwrap().flatten().map(|entry| entry.path()); // it has tables
+        let table = tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap(); // as above
+        let mut bytes = fs::read(&table).unwrap(); // it was listed
+        let at = bytes.len() / 3;
+        bytes[at..at + 10].iter_mut().for_each(|byte| *byte ^= 0x55);
+        fs::write(table, bytes).unwrap(); // as above
+    }
+
+    /// What the tables of operators hold after a start.
+    fn loaded(pool: &Path, table: Table) -> Result<Vec<Vec<u8>>, Fatal> {
+        let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the journals are whole
+        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
+        assert!(state.quotas.is_empty(), "what namespaces have is counted anew");
+        let tables = state.tables.lock();
+        Ok(tables.rows(table).keys().map(|key| key.to_vec()).collect())
+    }
+
+    /// Guards against a pool that a repair can never make start, and against a repair that drops settings that it can read.
+    #[tokio::test]
+    async fn settings_that_can_be_read_outlive_a_bad_block() {
+        let kinds: [&[&[u8]]; 2] = [&[QUOTA, b"u"], &[b"l", b"r", b"s"]];
+        for (space, table, kinds) in
+            [(Space::Quotas, Table::Quotas, kinds[0]), (Space::Push, Table::Push, kinds[1])]
+        {
+            let dir = pool_with_jobs().await;
+            fill(dir.path(), space, kinds);
+            damage(dir.path(), space);
+            assert!(loaded(dir.path(), table).is_err(), "{space:?}: the pool does not start");
+            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            assert_eq!(told.damage.len(), 1, "{space:?}: {told}");
+            let told = repair(dir.path(), true).unwrap(); // it can be repaired
+            assert!(told.accepted, "{space:?}: {told}");
+            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            assert_eq!(told.damage, [""; 0], "{space:?} is whole again: {told}");
+            let left = loaded(dir.path(), table).unwrap(); // it is whole
+            let kept = kinds.iter().filter(|kind| **kind != b"u").count() as u64 * ROWS;
+            let lost = kept - left.len() as u64;
+            assert!(
+                (1..kept / 4).contains(&lost),
+                "{space:?}: {lost} rows of {kept} are lost, not one block"
+            );
+            let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
+            assert_eq!(engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs, JOBS, "jobs stay"); // as above
+            engine.close().await;
+        }
+    }
+
+    /// Guards against a repair that empties a list, then fails, and finds nothing to rebuild the next time.
+    #[tokio::test]
+    async fn a_list_is_rebuilt_although_the_counts_of_quotas_cannot_be_read() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Quotas, &[b"u"]);
+        damage(dir.path(), Space::Ready);
+        damage(dir.path(), Space::Quotas);
+        let told = repair(dir.path(), true);
+        let again = repair(dir.path(), true);
+        let engine = DiskEngine::open(options(dir.path()));
+        let size = match &engine {
+            Ok(engine) => engine.size(&queue(), SizeOf::Ready).await.map(|size| size.jobs),
+            Err(e) => panic!("it should open: {e}; {told:?}; {again:?}"),
+        };
+        assert_eq!(size.ok(), Some(JOBS), "every job is ready: {told:?}");
+        assert!(told.is_ok(), "the first repair is enough: {told:?}");
+    }
 }
