@@ -303,11 +303,19 @@ impl WriterState {
         self.garbage.upkeep(&live, &mut self.txn, too_soon, is_low)
     }
 
-    /// Reads the figures that the last commit left.
+    /// Reads the figures that the last commit left. One that means nothing is deleted: it is counted anew.
     pub fn load_used(&mut self, store: &Store) -> Result<(), Fatal> {
         for item in store.range(Space::Quotas, codec::used_keys()) {
             let (key, value) = item?;
-            let (namespace, (jobs, bytes)) = (codec::read_used_key(&key)?, codec::read_used(&value)?);
+            let read = codec::read_used_key(&key).and_then(|of| Ok((of, codec::read_used(&value)?)));
+            let (namespace, (jobs, bytes)) = match read {
+                Ok(read) => read,
+                Err(e) => {
+                    tracing::warn!(error = %e, "what a namespace has cannot be read and is counted anew");
+                    self.txn.delete(Space::Quotas, key);
+                    continue;
+                }
+            };
             let of = QuotaUse::new(&namespace, Quota::default());
             let (jobs, bytes, count) = (jobs as i64, bytes as i64, QuotaCount::Exact);
             self.quotas.insert(namespace, QuotaUse { jobs, bytes, count, ..of });

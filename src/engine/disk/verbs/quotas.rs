@@ -189,6 +189,7 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::engine::disk::state::{Windows, load};
+    use crate::engine::disk::store::txn::Txn;
     use crate::engine::disk::store::{StoreLimits, open};
     use crate::engine::disk::upkeep::rebuild;
     use crate::engine::disk::{DiskEngine, DiskOptions};
@@ -238,5 +239,30 @@ mod tests {
         rebuild::rebuild(&store, true).unwrap(); // as above
         let state = load::load(store, options.clock, windows, None).unwrap(); // as above
         assert!(state.quotas.is_empty(), "where jobs may be lost they are counted anew");
+    }
+
+    /// Guards against a pool that does not open for a figure that can be counted anew.
+    #[test]
+    fn a_count_that_means_nothing_is_deleted() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let good = Namespace::parse("good").unwrap(); // a name
+        let rows: [(&[u8], &[u8]); 4] = [
+            (&codec::used_key(&good), &codec::used(1, 2)),
+            (b"ubad", b"short"),
+            (b"u\xff", &[0; 16]),
+            (b"x", b""),
+        ];
+        let mut txn = Txn::new(store.clone());
+        for (key, value) in rows {
+            txn.put(Space::Quotas, key, value);
+        }
+        txn.settle(false).unwrap(); // here and below nothing is wrong with the disk
+        let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
+        let mut state = load::load(store.clone(), Arc::new(ManualClock::new(0)), windows, None).unwrap();
+        assert_eq!(state.quotas.keys().collect::<Vec<_>>(), [&good], "the others are counted anew");
+        state.txn.settle(false).unwrap();
+        let left: Vec<_> = store.all(Space::Quotas).map(|row| row.unwrap().0.to_vec()).collect();
+        assert_eq!(left, [codec::used_key(&good)], "they are met once");
     }
 }
