@@ -16,10 +16,6 @@ pub struct Publish(pub Publication);
 
 /// What is to be done about a job whose key another one has.
 enum Plan {
-    /// Nothing is stored, of the whole call.
-    Fail {
-        id: JobId,
-    },
     Duplicate {
         id: JobId,
         due_at: Option<Millis>,
@@ -32,6 +28,9 @@ enum Plan {
     /// The other one runs on without its key.
     TakeKey,
 }
+
+/// This job has the key, and so nothing is stored, of the whole call.
+struct KeyTaken(JobId);
 
 impl Step for Publish {
     type Reply = Published;
@@ -75,9 +74,8 @@ impl Step for Publish {
                 return Err(Error::refused("two jobs of one call have one key").into());
             }
             match state.plan(&job.queue, key, *on_conflict, replaces.as_ref(), now)? {
-                None => {}
-                Some(Plan::Fail { id }) => conflict = conflict.or(Some(Published::Conflict { index, id })),
-                Some(plan) => plans.push((index, plan)),
+                Ok(plan) => plans.extend(plan.map(|plan| (index, plan))),
+                Err(KeyTaken(id)) => conflict = conflict.or(Some(Published::Conflict { index, id })),
             }
         }
         if let Some(conflict) = conflict {
@@ -140,26 +138,26 @@ impl WriterState {
         on_conflict: OnConflict,
         replaces: Option<&JobRef>,
         now: Micros,
-    ) -> Result<Option<Plan>, Fatal> {
+    ) -> Result<Result<Option<Plan>, KeyTaken>, Fatal> {
         if let OnConflict::Elsewhere(Placed { id, due_at, how: How::Duplicate }) = on_conflict {
-            return Ok(Some(Plan::Duplicate { id, due_at }));
+            return Ok(Ok(Some(Plan::Duplicate { id, due_at })));
         }
-        let Some((id, record)) = self.key_holder(queue, key)? else { return Ok(None) };
+        let Some((id, record)) = self.key_holder(queue, key)? else { return Ok(Ok(None)) };
         let holder = JobRef { queue: queue.clone(), id };
         if replaces == Some(&holder) {
-            return Ok(None);
+            return Ok(Ok(None));
         }
         if record.expired(now) {
-            return Ok(Some(Plan::Replace { id, lives: false }));
+            return Ok(Ok(Some(Plan::Replace { id, lives: false })));
         }
-        Ok(Some(match on_conflict {
-            OnConflict::Fail => Plan::Fail { id },
+        Ok(Ok(Some(match on_conflict {
+            OnConflict::Fail => return Ok(Err(KeyTaken(id))),
             OnConflict::Keep => Plan::Duplicate { id, due_at: self.view(&holder, record, now)?.due_at },
             OnConflict::Replace | OnConflict::Elsewhere(_) if self.timers.running(&holder).is_some() => {
                 Plan::TakeKey
             }
             OnConflict::Replace | OnConflict::Elsewhere(_) => Plan::Replace { id, lives: true },
-        }))
+        })))
     }
 
     /// Stores a job whose id nobody has, as it was planned for its key.
@@ -167,7 +165,7 @@ impl WriterState {
         let Placing { job, at, key } = placing;
         let mut how = How::New;
         match plan {
-            None | Some(Plan::Fail { .. }) => {}
+            None => {}
             Some(Plan::Duplicate { id, due_at }) => return Ok(Placed { id, due_at, how: How::Duplicate }),
             Some(Plan::Replace { id, lives }) => {
                 self.ack(&JobRef { queue: job.queue.clone(), id }, now)?;
