@@ -78,10 +78,22 @@ pub enum By<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Costs the
-    /// least of a job by its id; one by its key is shown with all.
+    /// least.
     Stored,
     /// All that is known.
     All,
+}
+
+impl Detail {
+    /// What of a view is to be told.
+    pub fn of(self, view: JobView) -> JobView {
+        match self {
+            Detail::All => view,
+            Detail::Stored => {
+                JobView { state: None, due_at: None, tries_left: None, key: None, reason: None, ..view }
+            }
+        }
+    }
 }
 
 /// How many jobs of one queue are where.

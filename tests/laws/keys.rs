@@ -3,7 +3,9 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{Held, How, OnConflict, Placed, Publication, Published, Release, Released, Revival};
+use dormouse::engine::{
+    By, Detail, Held, How, OnConflict, Placed, Publication, Published, Release, Released, Revival,
+};
 use dormouse::job::{JobId, JobRef, JobState};
 use dormouse::name::Queue;
 
@@ -29,6 +31,11 @@ pub async fn a_key_names_its_job_in_every_state_but_dead(s: &dyn Stage) {
         let view = s.holder(&q, "k").await.unwrap_or_else(|| panic!("{state}, and nobody has the key"));
         assert_eq!((view.id, view.body.as_deref()), (placed.id, Some(&b"body"[..])), "while it is {state}");
         assert_eq!(view.key, Some(job_key("k")), "while it is {state}");
+        let stored = s.engine().inspect(&q, By::Key(&job_key("k")), Detail::Stored).await;
+        let stored = ok("inspect", stored).unwrap_or_else(|| panic!("{state}, and nobody has the key"));
+        assert_eq!((stored.id, stored.body), (placed.id, view.body), "as it is stored while it is {state}");
+        let more = (stored.state, stored.due_at, stored.tries_left, stored.key, stored.reason);
+        assert_eq!(more, (None, None, None, None, None), "not asked for while it is {state}");
         match state {
             "delayed" => s.pass(SHORT).await,
             "ready" => drop(s.take_one(&q, SHORT).await),

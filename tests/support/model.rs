@@ -548,11 +548,7 @@ impl Engine for ModelEngine {
             By::Id(id) => state.find(&JobRef { queue: queue.clone(), id }, now),
             By::Key(key) => state.holder(queue, key, now),
         };
-        let all = found.map(|stored| stored.view(now, true));
-        let is_all = detail == Detail::All || matches!(by, By::Key(_));
-        let stored =
-            |view| JobView { state: None, due_at: None, tries_left: None, key: None, reason: None, ..view };
-        Ok(if is_all { all } else { all.map(stored) })
+        Ok(found.map(|stored| detail.of(stored.view(now, true))))
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

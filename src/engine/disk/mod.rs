@@ -348,7 +348,7 @@ impl Engine for DiskEngine {
         let queue = queue.clone();
         match by {
             By::Id(id) => self.handle.ask(Inspect { job: JobRef { queue, id }, detail }).await,
-            By::Key(key) => self.handle.ask(InspectKey { queue, key: key.clone() }).await,
+            By::Key(key) => self.handle.ask(InspectKey { queue, key: key.clone(), detail }).await,
         }
     }
 

@@ -232,7 +232,10 @@ impl Engine for RedisEngine {
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         self.core.open()?;
         match (by, detail) {
-            (By::Key(key), _) => self.core.inspect_key(queue, key).await,
+            (By::Key(key), detail) => {
+                let found = self.core.inspect_key(queue, key).await?;
+                Ok(found.map(|view| detail.of(view)))
+            }
             (By::Id(id), Detail::All) => self.core.inspect(&JobRef { queue: queue.clone(), id }).await,
             (By::Id(id), Detail::Stored) => {
                 self.core.inspect_stored(&JobRef { queue: queue.clone(), id }).await

@@ -21,6 +21,7 @@ pub struct Inspect {
 pub struct InspectKey {
     pub queue: Queue,
     pub key: JobKey,
+    pub detail: Detail,
 }
 
 /// Where a job is: its state, its `due_at`, and its tries.
@@ -34,11 +35,7 @@ impl Step for Inspect {
         let job = self.job;
         match state.txn.job(&state.job_key(&job.queue, job.id))? {
             Found::Record(record) if record.expired(now) => Ok(None),
-            Found::Record(record) if self.detail == Detail::Stored => {
-                let stored = Record { key: None, reason: None, ..record };
-                Ok(Some(view(job.id, stored, (None, None, None), true, now)))
-            }
-            Found::Record(record) => Ok(Some(state.view(&job, record, now)?)),
+            Found::Record(record) => Ok(Some(state.view_in(self.detail, &job, record, now)?)),
             Found::Nothing => Ok(None),
             Found::Corrupt(reason) => Err(WriterState::corrupt(&job.queue, job.id, &reason).into()),
         }
@@ -52,7 +49,7 @@ impl Step for InspectKey {
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Option<JobView>> {
         Ok(match state.key_holder(&self.queue, &self.key)? {
             Some((id, record)) if !record.expired(now) => {
-                Some(state.view(&JobRef { queue: self.queue, id }, record, now)?)
+                Some(state.view_in(self.detail, &JobRef { queue: self.queue, id }, record, now)?)
             }
             _ => None,
         })
@@ -82,6 +79,23 @@ impl WriterState {
     pub fn view(&mut self, job: &JobRef, record: Record, now: Micros) -> Result<JobView, Fatal> {
         let place = self.find(job, &record)?;
         Ok(view(job.id, record, place, true, now))
+    }
+
+    /// As much as is asked for. What it was stored with is in its record: nothing is committed for it.
+    fn view_in(
+        &mut self,
+        detail: Detail,
+        job: &JobRef,
+        record: Record,
+        now: Micros,
+    ) -> Result<JobView, Fatal> {
+        match detail {
+            Detail::All => self.view(job, record, now),
+            Detail::Stored => {
+                let stored = Record { key: None, reason: None, ..record };
+                Ok(view(job.id, stored, (None, None, None), true, now))
+            }
+        }
     }
 
     fn find(&mut self, job: &JobRef, record: &Record) -> Result<Whereabouts, Fatal> {
