@@ -69,8 +69,9 @@ impl Sentinels {
             };
             let stop = tasks.stopping().clone();
             tasks.spawn_essential("a task that follows a Sentinel", async move {
-                let retry = sentinel.follower.retry.subscribe();
-                stop.run_until_cancelled(stay_connected(&sentinel, retry, |_| ())).await;
+                // Nobody sends on it: that a Redis answers says nothing of a Sentinel that does not.
+                let answered = watch::Sender::default();
+                stop.run_until_cancelled(stay_connected(&sentinel, answered.subscribe(), |_| ())).await;
             });
         }
         Sentinels { found }
@@ -258,10 +259,33 @@ fn left_master(text: &str, name: &str) -> Option<HostPort> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::process::tasks::Failure;
 
     fn at(port: u16) -> HostPort {
         HostPort { host: "10.0.0.1".into(), port }
+    }
+
+    /// Guards against a Sentinel that is dead and tried twenty times a second, since connections of a pool come and go.
+    #[tokio::test(start_paused = true)]
+    async fn what_ends_the_pauses_of_other_connections_ends_none_of_a_sentinel() {
+        let closes = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = closes.local_addr().expect("its address").port();
+        let (retry, tasks) = (watch::Sender::default(), Tasks::new(Failure::default()));
+        let address = vec![HostPort { host: "127.0.0.1".into(), port }];
+        let began = Instant::now();
+        let _sentinels = Sentinels::follow("m", address, <_>::default(), retry.clone(), &tasks);
+        for _ in 0..8 {
+            drop(closes.accept().await.expect("an attempt to connect"));
+            // Later than the shortest pause, so that an answer would end what is left of a longer one.
+            sleep(Duration::from_millis(10)).await;
+            retry.send_replace(());
+        }
+        let took = began.elapsed();
+        assert!(took >= Duration::from_secs(2), "eight attempts have longer and longer pauses, not {took:?}");
+        tasks.stop();
     }
 
     #[test]
