@@ -2,6 +2,7 @@
 //! from others survive it.
 
 use std::future::Future;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::error::{Error, Result};
-use dormouse::job::{Job, JobIds, NewJob};
+use dormouse::job::{Job, JobIds, JobRef, NewJob, Receipt};
 use dormouse::name::{PoolName, Queue};
 use dormouse::process::tasks::Failure;
 use redis::Commands;
@@ -129,6 +130,35 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
     let lost = stored.iter().filter(|id| !there.contains(id)).count();
     assert_eq!(lost, 0, "{} jobs were acknowledged", stored.len());
     until_back("size heals", || engine.ready(&q)).await;
+}
+
+/// Guards against timers that stay behind: an ack that is not sent must not forget what names the timer of its job. A job
+/// with so many tries is not found by looking for its timer.
+#[tokio::test]
+async fn acks_that_are_not_sent_forget_no_timer() {
+    let mut server = RedisServer::start_with(None, &["--appendfsync", "always"]);
+    let (engine, q) = (engine(&server).await, queue("orders"));
+    let tries = NonZeroU16::new(2000).expect("not zero");
+    let jobs = (0..3).map(|n| NewJob { tries, ..small(&q, n) });
+    engine.publish(jobs.collect::<Vec<_>>().into()).await.expect("published");
+    let running = take(&engine, &q, 3).await.expect("consumed");
+    let [first, others @ ..] = &running[..] else { panic!("three were published, came {running:?}") };
+    let first = JobRef { queue: q.clone(), id: first.id };
+    let others: Vec<_> = others.iter().map(|job| (job.id, None)).collect();
+    server.kill();
+    // Whether this one is sent or not, the connection of acks is down afterwards.
+    let touched = engine.touch(&first, Receipt { tries_left: 1, hand_over: 1 }, Duration::from_secs(9)).await;
+    assert!(matches!(touched, Err(Error::Away(_))), "the server was killed, came {touched:?}");
+    let acked = engine.ack_job(first.clone()).await;
+    assert!(matches!(acked, Err(Error::Away(_))), "the server was killed, came {acked:?}");
+    let acked = engine.ack(&q, &others).await;
+    assert!(matches!(acked, Err(Error::Away(_))), "the server was killed, came {acked:?}");
+    server.restart();
+    until_back("all connections are back", || engine.check()).await;
+    engine.ack_job(first).await.expect("acked");
+    engine.ack(&q, &others).await.expect("acked");
+    let timers: u64 = server.connection().zcard("timer_set").expect("ZCARD");
+    assert_eq!(timers, 0, "the acks removed the timers of their jobs");
 }
 
 #[tokio::test]

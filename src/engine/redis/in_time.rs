@@ -82,7 +82,17 @@ impl RedisCore {
         script: &Script,
         call: Cmd,
     ) -> Outcome<T> {
-        let answer = connection.with(async |redis| Ok(self.run_script(redis, script, call).await?)).await?;
+        self.run_made(connection, script, || call).await
+    }
+
+    /// The same for a call that is not made while there is no connection, since what it takes is gone then.
+    pub async fn run_made<T: FromRedisValue>(
+        &self,
+        connection: &SharedConnection,
+        script: &Script,
+        call: impl FnOnce() -> Cmd,
+    ) -> Outcome<T> {
+        let answer = connection.with(async |redis| Ok(self.run_script(redis, script, call()).await?)).await?;
         Ok(redis::from_redis_value(answer)?)
     }
 

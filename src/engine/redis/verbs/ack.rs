@@ -16,8 +16,8 @@ impl RedisCore {
     /// Acks the jobs of a batch, and answers each call.
     pub async fn ack_batch(&self, batch: Vec<Call<JobRef, ()>>) {
         let (jobs, replies): (Vec<_>, Vec<_>) = batch.into_iter().map(Call::split).unzip();
-        let call = self.forget(jobs.iter().map(|job| (job, self.tries.remove(&job.id))));
-        let outcome: Outcome<u64> = self.run(&self.hand_overs, &self.scripts.ack, call).await;
+        let call = || self.forget(jobs.iter().map(|job| (job, self.tries.remove(&job.id))));
+        let outcome: Outcome<u64> = self.run_made(&self.hand_overs, &self.scripts.ack, call).await;
         for reply in replies {
             // A caller that has left needs no answer.
             let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
@@ -44,6 +44,13 @@ impl RedisCore {
 
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let call = || self.ack_many_call(queue, jobs);
+        let stale: Vec<usize> = self.run_made(&self.hand_overs, &self.scripts.ack_many, call).await?;
+        let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
+        Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
+    }
+
+    fn ack_many_call(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Cmd {
         let mut cmd = self.scripts.ack_many.call(1 + jobs.len());
         cmd.arg(keys::TIMER_SET);
         for (id, _) in jobs {
@@ -60,8 +67,6 @@ impl RedisCore {
                 }
             }
         }
-        let stale: Vec<usize> = self.run(&self.hand_overs, &self.scripts.ack_many, cmd).await?;
-        let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
-        Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
+        cmd
     }
 }
