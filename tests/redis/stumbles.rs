@@ -12,13 +12,14 @@ use crate::support::redis_server::RedisServer;
 use bytes::Bytes;
 use dormouse::admin::redis::RedisAdmin;
 use dormouse::admin::{AdminStore, Scope, TokenKey};
-use dormouse::engine::Engine;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
+use dormouse::engine::{Engine, OnConflict, Placing, Publication};
 use dormouse::error::{Error, Result};
 use dormouse::job::{JobRef, NewJob};
-use dormouse::name::{Namespace, PoolName, Queue, Token};
+use dormouse::name::{JobKey, Namespace, PoolName, Queue, Token};
 use dormouse::outage::Outage;
 use dormouse::process::tasks::{Failure, Tasks};
+use parking_lot::Mutex;
 use redis::Commands;
 
 /// Within this time every verb is to work again: two seconds are promised, and a busy machine gets some more.
@@ -92,6 +93,12 @@ async fn give_back_one(engine: &Arc<RedisEngine>, q: &Queue) -> Result<()> {
     engine.give_back(jobs).await
 }
 
+/// The clients of a Redis, each with a name of its own.
+fn clients(conn: &mut redis::Connection) -> Vec<String> {
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+    clients.lines().filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+}
+
 fn all_within(limit: Duration, took: &BTreeMap<&'static str, Duration>) {
     let slow: Vec<_> = took.iter().filter(|(_, took)| **took > limit).collect();
     assert!(slow.is_empty(), "each verb should work within {limit:?}, but: {slow:?}");
@@ -159,13 +166,7 @@ async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_conn
     let server = RedisServer::start();
     let (engine, q) = (engine(&server).await, queue("orders"));
     engine.publish(vec![job(&q, id(1), "x")].into()).await.expect("published");
-    let clients = |server: &RedisServer| {
-        let clients: String =
-            redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).expect("CLIENT LIST");
-        let ids = clients.lines().filter_map(|line| line.split(' ').next().map(str::to_owned));
-        ids.collect::<Vec<_>>()
-    };
-    let before = clients(&server);
+    let before = clients(&mut server.connection());
     tell(&server, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let publish = engine.publish(vec![job(&q, id(2), "x")].into()).await.map(drop);
     let consume = consume(&engine, &q, 1, TTR).await.map(drop);
@@ -178,7 +179,7 @@ async fn a_redis_without_its_replicas_refuses_and_takes_again_over_the_same_conn
     }
     tell(&server, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
     all_within(RESUMED, &all_work(&engine).await);
-    let after = clients(&server);
+    let after = clients(&mut server.connection());
     let kept = before.iter().filter(|id| after.contains(id)).count();
     assert_eq!(
         kept,
@@ -261,6 +262,114 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     let ids: Vec<_> = left.iter().map(|job| job.id).collect();
     assert_eq!(ids, (0..10).map(id).collect::<Vec<_>>(), "all are ready again, in their order");
     assert!(left.iter().all(|job| job.tries_left == 0), "with their one try");
+}
+
+/// Guards against callers that wait for one time-out after the other: of a batch with a key of a wrong type, whose calls go
+/// one by one, while the Redis stalls.
+#[tokio::test]
+async fn calls_that_go_one_by_one_end_with_their_connection() {
+    let server = Arc::new(RedisServer::start());
+    let proxy = Proxy::start(server.addr()).await;
+    let engine = engine_through(&proxy).await;
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    let _: () = server.connection().set("q/shop/bad", "no list").expect("SET");
+    // This id is in the call of the batch, and then in a call of its own, before which the Redis stalls.
+    let (stalled, redis, mut met) = (Arc::new(Mutex::new(None)), server.clone(), 0);
+    let stall = stalled.clone();
+    proxy.before(id(3).to_string().leak(), move || {
+        met += 1;
+        if met == 2 {
+            *stall.lock() = Some(redis.stall());
+        }
+    });
+    let mut calls = tokio::task::JoinSet::new();
+    for n in 1..=8 {
+        let (engine, q) = (engine.clone(), queue(if n == 1 { "bad" } else { "orders" }));
+        calls.spawn(async move { (n, engine.publish(vec![job(&q, id(n), "x")].into()).await) });
+    }
+    let mut answers = within("one time-out, and not six", calls.join_all()).await;
+    answers.sort_by_key(|(n, _)| *n);
+    assert!(matches!(answers[0], (1, Err(Error::Refused(_)))), "its key is no list: {answers:?}");
+    assert!(matches!(answers[1], (2, Ok(_))), "it was stored before the Redis stalled: {answers:?}");
+    let away = answers[2..].iter().all(|(_, answer)| matches!(answer, Err(Error::Away(_))));
+    assert!(away, "the Redis stalls: {answers:?}");
+    stalled.lock().take();
+    all_work(&engine).await;
+    let stored: Vec<String> = server.connection().keys("j/shop/orders/*").expect("KEYS");
+    assert_eq!(stored.len(), 1, "what was answered with an error is not stored: {stored:?}");
+}
+
+/// Guards against a batch that waits for a time-out of its own on the connection of the other task, which is about to time
+/// out as well.
+#[tokio::test]
+async fn a_batch_on_the_connection_of_the_other_task_ends_with_it() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    proxy.set_answers(Answers::Hold);
+    let conn = &mut server.connection();
+    let publish = |n| {
+        let (engine, jobs) = (engine.clone(), vec![job(&q, id(n), "x")]);
+        tokio::spawn(async move { engine.publish(jobs.into()).await })
+    };
+    let mut held = Vec::new();
+    for n in 0..2 {
+        held.push(publish(n));
+        within("it was sent", async {
+            while conn.llen::<_, u64>("q/shop/orders").expect("LLEN") <= n {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+        // The first one times out before the second.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    let third = publish(2);
+    for publish in held {
+        let answer = within("answered", publish).await.expect("no panic");
+        assert!(matches!(answer, Err(Error::Away(_))), "no answer came, but {answer:?}");
+    }
+    let sent: u64 = conn.llen("q/shop/orders").expect("LLEN");
+    assert_eq!(sent, 3, "the third was sent when the first had timed out, on the connection of the second");
+    let third = tokio::time::timeout(Duration::from_secs(2), third).await;
+    let answer = third.expect("it waits no longer than the second").expect("no panic");
+    assert!(matches!(answer, Err(Error::Away(_))), "no answer came, but {answer:?}");
+    proxy.set_answers(Answers::Pass);
+    within("all three are taken back", async {
+        while !conn.keys::<_, Vec<String>>("j/shop/orders/*").expect("KEYS").is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// Guards against listeners that keep a connection for a minute, and then do nothing with the answer.
+#[tokio::test]
+async fn nobody_listens_for_a_publish_that_cannot_be_taken_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.addr()).await;
+    let (engine, q) = (engine_through(&proxy).await, queue("orders"));
+    all_work(&engine).await; // the Redis knows the scripts from here on
+    let conn = &mut server.connection();
+    let before = clients(conn);
+    proxy.set_answers(Answers::HoldAfter("the-key"));
+    let key = JobKey::parse("the-key").expect("a key");
+    let placing = Placing { job: job(&q, id(1), "x"), at: None, key: Some((key, OnConflict::Keep)) };
+    let publication = Publication { jobs: vec![placing], replaces: None, once: None };
+    let answer = within("answered", engine.publish(publication)).await;
+    assert!(matches!(answer, Err(Error::Away(_))), "no answer came, but {answer:?}");
+    within("its connection is closed", async {
+        loop {
+            let now = clients(conn);
+            let left = before.iter().filter(|client| now.contains(client)).count();
+            if left == before.len() - 1 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

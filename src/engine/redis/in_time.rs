@@ -97,13 +97,14 @@ impl RedisCore {
     }
 
     /// The outcome of an exchange on this [`patient`] connection. When there is none within [`RESPONSE_TIMEOUT`] its caller
-    /// is told so, and somebody listens on: what `late` makes deals with an answer that comes all the same. The connection
-    /// is kept open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
+    /// is told so. If `late` makes something, somebody listens on, and it deals with an answer that comes all the same. The
+    /// connection is kept open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
+    /// On a borrowed connection its caller is told so already when the connection is given up.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,
         exchange: impl Future<Output = Outcome<T>> + Send + 'static,
-        late: impl FnOnce() -> L,
+        late: impl FnOnce() -> Option<L>,
     ) -> Outcome<T>
     where
         T: Send + 'static,
@@ -111,20 +112,38 @@ impl RedisCore {
         S: Future<Output = ()> + Send,
     {
         let mut exchange = Box::pin(exchange);
-        let outcome = timeout(RESPONSE_TIMEOUT, &mut exchange).await.unwrap_or_else(|_| {
-            let (late, open, closing) = (late(), connection.clone(), self.connections.closing.clone());
-            self.tasks.spawn(async move {
-                let listen = async {
-                    if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
-                        late(answer).await;
-                    }
-                };
-                closing.run_until_cancelled(listen).await;
-                drop(open);
-            });
-            Err(Fault::away("no answer in time"))
-        });
+        let outcome = match timeout(RESPONSE_TIMEOUT, connection.while_kept(&mut exchange)).await {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) | Err(_) => {
+                if let Some(late) = late() {
+                    self.listen(connection, exchange, late);
+                }
+                Err(Fault::away("no answer in time"))
+            }
+        };
         outcome.inspect_err(|fault| self.connections.report(connection, fault))
+    }
+
+    /// Has `late` deal with the answer of an exchange whose caller waits no more.
+    fn listen<T, S>(
+        &self,
+        connection: &Connection,
+        exchange: impl Future<Output = Outcome<T>> + Send + 'static,
+        late: impl FnOnce(T) -> S + Send + 'static,
+    ) where
+        T: Send + 'static,
+        S: Future<Output = ()> + Send,
+    {
+        let (open, closing) = (connection.clone(), self.connections.closing.clone());
+        self.tasks.spawn(async move {
+            let listen = async {
+                if let Ok(Ok(answer)) = timeout(LATE_ANSWER, exchange).await {
+                    late(answer).await;
+                }
+            };
+            closing.run_until_cancelled(listen).await;
+            drop(open);
+        });
     }
 }
 

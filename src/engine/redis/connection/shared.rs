@@ -120,7 +120,7 @@ impl SharedConnection {
         answer.inspect_err(|fault| self.connections.report(&connection, fault))
     }
 
-    /// The connection, for who tells [`Connections::note`] of a fault. Waits while it is being made: until
+    /// The connection, for who tells [`Connections::report`] of a fault. Waits while it is being made: until
     /// [`FIRST_ATTEMPT`] after it broke, however many calls wait one behind the other.
     pub async fn connection(&self) -> Outcome<Connection> {
         let mut state = self.state.clone();
@@ -138,11 +138,12 @@ impl SharedConnection {
     }
 }
 
-/// The first of these connections that is up. Waits for the first one when none is.
-pub async fn first_up(connections: [&SharedConnection; 2]) -> Outcome<Connection> {
-    match connections.into_iter().find_map(|shared| shared.state.borrow().connection().ok()) {
+/// The first of these connections that is up: the task's own, or one that it borrows. Waits for its own when none is.
+pub async fn first_up([own, other]: [&SharedConnection; 2]) -> Outcome<Connection> {
+    let up = |shared: &SharedConnection| shared.state.borrow().connection().ok();
+    match up(own).or_else(|| up(other).map(Connection::borrow)) {
         Some(connection) => Ok(connection),
-        None => connections[0].connection().await,
+        None => own.connection().await,
     }
 }
 

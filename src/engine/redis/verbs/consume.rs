@@ -47,7 +47,7 @@ impl RedisCore {
         };
         let late = || {
             let core = self.clone();
-            async move |late: Consumed| {
+            Some(async move |late: Consumed| {
                 let count = late.jobs.len();
                 if core.give_back(late.jobs).await.is_err() {
                     tracing::warn!(
@@ -56,7 +56,7 @@ impl RedisCore {
                         "jobs that nobody was told of could not be given back; they come back after their ttr"
                     );
                 }
-            }
+            })
         };
         Ok(self.exchange(&connection, exchange, late).await?)
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::Cmd;
 
 pub use self::script::read_placed;
-use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain, unreadable};
+use self::script::{ScriptAnswer, Stored, jobs_of, placed_plain, read_keyed, read_plain, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::{Plain, bytes_of};
@@ -23,7 +23,7 @@ use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{id_taken, wrong_type};
-use crate::engine::{How, Placing, Publication, Published};
+use crate::engine::{How, Placed, Placing, Publication, Published};
 use crate::error::{Error, Result};
 use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
@@ -36,6 +36,13 @@ const STAGED: Duration = Duration::from_secs(600);
 /// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
 /// years at most.
 const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
+
+/// Takes the answers to several calls, one after the other, in the order of the calls.
+type Answer<'a> = &'a mut (dyn FnMut(Result<Published>) + Send);
+
+fn answer_all(calls: &[Publication], error: &Error, answer: Answer<'_>) {
+    calls.iter().for_each(|_| answer(Err(error.clone())));
+}
 
 fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
@@ -75,7 +82,8 @@ fn check(publication: &Publication) -> Result<()> {
 /// Leaves out calls that nobody waits for any more. Refuses calls with an id that another job of the batch has: they
 /// cannot be stored, whatever the Redis holds. Returns the others.
 fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, Vec<Reply<Published>>) {
-    let (mut seen, mut calls, mut replies) = (HashSet::new(), Vec::new(), Vec::new());
+    let mut seen = HashSet::new();
+    let (mut calls, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     for call in batch {
         let (Plain(publication), reply) = call.split();
         let fresh =
@@ -113,7 +121,9 @@ impl RedisCore {
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
         let connection = self.shared.connection().await?;
-        self.carry(&connection, &[publication]).await.pop().unwrap_or_else(|| Err(unreadable().into()))
+        let mut answer = None;
+        self.carry(&connection, &[publication], &mut |told| answer = Some(told)).await;
+        answer.unwrap_or_else(|| Err(unreadable().into()))
     }
 
     /// Publishes a batch, on the connection of this number if that is up, and answers each call.
@@ -122,86 +132,110 @@ impl RedisCore {
         if calls.is_empty() {
             return;
         }
-        let [first, second] = &self.publish_connections;
-        let answers = match first_up(if own == 0 { [first, second] } else { [second, first] }).await {
-            Ok(connection) => self.carry(&connection, &calls).await,
-            Err(fault) => vec![Err(fault.into()); calls.len()],
+        let mut replies = replies.into_iter();
+        let answer: Answer<'_> = &mut |told| {
+            // A caller that has left needs no answer.
+            let _ = replies.next().map(|reply| reply.send(told));
         };
-        for (reply, answer) in replies.into_iter().zip(answers) {
-            let _ = reply.send(answer); // a caller that has left needs no answer
+        let [first, second] = &self.publish_connections;
+        match first_up(if own == 0 { [first, second] } else { [second, first] }).await {
+            Ok(connection) => self.carry(&connection, &calls, answer).await,
+            Err(fault) => answer_all(&calls, &fault.into(), answer),
         }
     }
 
-    /// Carries several plain calls, or one call of any kind. Answers what became of each.
-    async fn carry(
+    /// Carries several plain calls, or one call of any kind, and answers each.
+    async fn carry(self: &Arc<Self>, connection: &Connection, calls: &[Publication], answer: Answer<'_>) {
+        match self.carry_together(connection, calls, answer).await {
+            Ok(Carried::Answered) => {}
+            Ok(Carried::WrongType) if calls.len() > 1 => self.carry_each(connection, calls, answer).await,
+            Ok(Carried::WrongType) => answer(Err(wrong_type())),
+            Err(e) => answer_all(calls, &e, answer),
+        }
+    }
+
+    /// One by one, so that only those suffer that have the key of a wrong type. What comes after the end of the
+    /// connection is not sent: each call would wait for as long as the one with which it ended.
+    async fn carry_each(
         self: &Arc<Self>,
         connection: &Connection,
         calls: &[Publication],
-    ) -> Vec<Result<Published>> {
-        match self.carry_together(connection, calls).await {
-            Ok(Some(answers)) => answers,
-            Err(e) => vec![Err(e); calls.len()],
-            // One by one, only those suffer that have the key of a wrong type.
-            Ok(None) if calls.len() > 1 => {
-                let mut answers = Vec::with_capacity(calls.len());
-                for call in calls {
-                    answers.extend(Box::pin(self.carry(connection, std::slice::from_ref(call))).await);
-                }
-                answers
+        answer: Answer<'_>,
+    ) {
+        let mut end = None;
+        for (i, call) in calls.iter().enumerate() {
+            if connection.lost.is_cancelled() {
+                let end = end.unwrap_or_else(|| Fault::away("the connection was lost").into());
+                return answer_all(&calls[i..], &end, answer);
             }
-            Ok(None) => vec![Err(wrong_type())],
+            match self.carry_together(connection, std::slice::from_ref(call), answer).await {
+                Ok(Carried::Answered) => {}
+                Ok(Carried::WrongType) => answer(Err(wrong_type())),
+                Err(e) => {
+                    answer(Err(e.clone()));
+                    end = connection.lost.is_cancelled().then_some(e);
+                }
+            }
         }
     }
 
-    /// In one script call. `None` when nothing was stored since some key has the wrong type.
+    /// In one script call. Answers all calls or, when it fails or some key has the wrong type, none.
     async fn carry_together(
         self: &Arc<Self>,
         connection: &Connection,
         calls: &[Publication],
-    ) -> Result<Option<Vec<Result<Published>>>> {
-        let jobs: Vec<&NewJob> =
-            calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job).collect();
+        answer: Answer<'_>,
+    ) -> Result<Carried> {
         // A call with more bytes than fit is alone in its batch.
-        let staged = self.stage(connection, &jobs).await;
+        let staged = self.stage(connection, calls).await;
         let staged = match staged.inspect_err(|fault| self.connections.report(connection, fault))? {
-            Staged::Taken => return Ok(Some(vec![Err(id_taken())])),
+            Staged::Taken => {
+                answer(Err(id_taken()));
+                return Ok(Carried::Answered);
+            }
             staged => staged == Staged::Yes,
         };
         let mut step = match calls {
-            [call] if !is_plain(call) => self.keyed_step(call, &jobs, staged)?,
-            calls => self.plain_step(calls, &jobs, staged)?,
+            [call] if !is_plain(call) => self.keyed_step(call, staged)?,
+            calls => self.plain_step(calls, staged)?,
         };
-        let (now, answer) = loop {
+        let (now, outcome) = loop {
             // Only a keyed one is sent more than once.
             let cmd = if step.plain { std::mem::take(&mut step.cmd) } else { step.cmd.clone() };
             match self.send(connection, calls, step.plain, cmd).await? {
                 (_, ScriptAnswer::SetAside(index)) => {
-                    let job = jobs.get(index).ok_or_else(unreadable)?;
+                    let job = jobs_of(calls).nth(index).ok_or_else(unreadable)?;
                     self.finish_set_aside(&job.queue).await?;
                 }
                 answered => break answered,
             }
         };
-        let (mut refused, placed) = match answer {
+        let (mut refused, placed) = match outcome {
             ScriptAnswer::Stored { refused, placed } => (refused, placed),
-            ScriptAnswer::Unchanged(published) => return Ok(Some(vec![Ok(published)])),
+            ScriptAnswer::Unchanged(published) => {
+                answer(Ok(published));
+                return Ok(Carried::Answered);
+            }
             ScriptAnswer::Ended => return Err(Error::away("the values were stored too slowly")),
-            ScriptAnswer::WrongType => return Ok(None),
+            ScriptAnswer::WrongType => return Ok(Carried::WrongType),
             ScriptAnswer::SetAside(_) => return Err(unreadable().into()), // not what the loop ends with
         };
         self.remember_names(step.new, calls, &refused);
-        let mut placed = placed.unwrap_or_else(|| placed_plain(&jobs, &step.delays, now)).into_iter();
-        let each = calls.iter().enumerate().map(|(i, call)| {
-            let placed: Stored = placed.by_ref().take(call.jobs.len()).collect();
+        let (mut placed, mut delays) = (placed.map(Vec::into_iter), step.delays.into_iter());
+        let mut next = |job: &NewJob| match &mut placed {
+            Some(placed) => placed.next(),
+            None => Some(placed_plain(job, &mut delays, now)),
+        };
+        for (i, call) in calls.iter().enumerate() {
             match refused.remove(&i) {
-                Some(error) => Err(error),
-                None => {
-                    self.tell_of(call, &placed, now);
-                    Ok(Published::Done(placed.into_iter().map(|(placed, _)| placed).collect()))
+                Some(error) => {
+                    call.jobs.iter().for_each(|placing| _ = next(&placing.job));
+                    answer(Err(error));
                 }
+                None => answer(Ok(Published::Done(self.tell_of(call, &mut next, now)))),
             }
-        });
-        Ok(Some(each.collect()))
+        }
+        Ok(Carried::Answered)
     }
 
     /// One call of the script. What may be taken back is, when the Redis says too late that it has stored it.
@@ -225,11 +259,11 @@ impl RedisCore {
         };
         let late = || {
             let (core, calls) = (self.clone(), names_to_take_back(calls));
-            async move |(_, answer)| {
+            (!calls.is_empty()).then_some(async move |(_, answer)| {
                 if let ScriptAnswer::Stored { refused, .. } = answer {
                     core.take_back(calls, &refused).await;
                 }
-            }
+            })
         };
         let (now, answer) = self.exchange(connection, exchange, late).await?;
         self.clock.learn(sent, now);
@@ -251,20 +285,29 @@ impl RedisCore {
         }
     }
 
-    /// Tells consumers and the pump of what was stored.
-    fn tell_of(&self, call: &Publication, placed: &Stored, now: Micros) {
+    /// Tells consumers and the pump of what was stored. `next` says what became of the call's next job.
+    fn tell_of(
+        &self,
+        call: &Publication,
+        next: &mut impl FnMut(&NewJob) -> Option<Stored>,
+        now: Micros,
+    ) -> Vec<Placed> {
         let mut notified: Option<&Queue> = None;
-        for (Placing { job, .. }, (placed, due)) in call.jobs.iter().zip(placed) {
+        let mut all = Vec::with_capacity(call.jobs.len());
+        for Placing { job, .. } in &call.jobs {
+            let Some((placed, due)) = next(job) else { break };
             match due {
                 _ if placed.how == How::Duplicate => {}
-                Some(due) if *due > now => self.next_due.stored(*due),
+                Some(due) if due > now => self.next_due.stored(due),
                 _ if notified == Some(&job.queue) => {}
                 _ => {
                     self.notifiers.notify(&job.queue);
                     notified = Some(&job.queue);
                 }
             }
+            all.push(placed);
         }
+        all
     }
 
     /// These names were recorded: that of a queue all of whose calls were refused may not be there.
@@ -280,6 +323,13 @@ impl RedisCore {
     }
 }
 
+/// What became of calls that were sent together.
+enum Carried {
+    Answered,
+    /// Some key has the wrong type, so nothing was stored, and none is answered.
+    WrongType,
+}
+
 /// What became of the values of a call before the call itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Staged {
@@ -293,14 +343,16 @@ enum Staged {
 impl RedisCore {
     /// Stores the values of a call that is too large for one script call, under their keys: nobody knows their ids
     /// yet. When this process ends in between, they end by themselves.
-    async fn stage(&self, connection: &Connection, jobs: &[&NewJob]) -> Outcome<Staged> {
-        let redis = &mut connection.redis.clone();
-        if jobs.len() == 1 || jobs.iter().map(|job| bytes_of(job)).sum::<usize>() <= MAX_VALUES {
+    async fn stage(&self, connection: &Connection, calls: &[Publication]) -> Outcome<Staged> {
+        let alone = matches!(calls, [call] if call.jobs.len() == 1);
+        if alone || jobs_of(calls).map(bytes_of).sum::<usize>() <= MAX_VALUES {
             return Ok(Staged::No);
         }
+        let redis = &mut connection.redis.clone();
         let mut stored = Vec::new();
         let mut result = Ok(Staged::Yes);
-        let mut jobs = jobs;
+        let jobs: Vec<&NewJob> = jobs_of(calls).collect();
+        let mut jobs = &jobs[..];
         while !jobs.is_empty() {
             let (mut size, mut keys, mut values) = (0, Vec::new(), Vec::new());
             while let Some((job, rest)) = jobs.split_first() {
@@ -319,8 +371,11 @@ impl RedisCore {
             values.iter().for_each(|value| {
                 call.arg(&value[..]);
             });
-            let reply = self.run_script(redis, &self.scripts.stage, call).await;
-            let reply = reply.map_err(Fault::from);
+            let reply = async { Ok(self.run_script(redis, &self.scripts.stage, call).await?) };
+            let reply = match connection.while_kept(reply).await {
+                Some(reply) => reply,
+                None => Err(Fault::away("no answer in time")),
+            };
             match reply.and_then(|reply| Ok(redis::from_redis_value::<(u64, u8)>(reply)?)) {
                 Ok((_, 0)) => stored.extend(keys),
                 Ok(_) => {

@@ -9,6 +9,7 @@ use crate::clock::Micros;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::fields::Fields;
+use crate::engine::redis::layout::scripts::Script;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{id_taken, over_quota, read};
@@ -17,8 +18,8 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, NewJob};
 use crate::name::Queue;
 
-/// What became of each job, and when it is due, in microseconds.
-pub type Stored = Vec<(Placed, Option<Micros>)>;
+/// What became of a job, and when it is due, in microseconds.
+pub type Stored = (Placed, Option<Micros>);
 
 /// A script call, and what its answer is read with.
 pub struct Step {
@@ -26,14 +27,14 @@ pub struct Step {
     pub cmd: Cmd,
     /// The queues whose names it records.
     pub new: Vec<Queue>,
-    /// Of each job of a plain one: how long after the call it is due.
+    /// Of each delayed job of a plain one: how long after the call it is due.
     pub delays: Vec<Micros>,
 }
 
 /// What the script answers.
 pub enum ScriptAnswer {
     /// All but the refused calls are stored. A plain one says no more.
-    Stored { refused: HashMap<usize, Error>, placed: Option<Stored> },
+    Stored { refused: HashMap<usize, Error>, placed: Option<Vec<Stored>> },
     /// The only call is answered so, and nothing has changed.
     Unchanged(Published),
     /// A value that was stored before has ended.
@@ -44,23 +45,25 @@ pub enum ScriptAnswer {
     SetAside(usize),
 }
 
+/// The jobs of these calls, in order.
+pub fn jobs_of(calls: &[Publication]) -> impl Iterator<Item = &NewJob> {
+    calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job)
+}
+
 impl RedisCore {
     /// The call of lua/publish.lua. Values that are stored already are not sent again, here and below.
-    pub fn plain_step(&self, calls: &[Publication], jobs: &[&NewJob], staged: bool) -> Result<Step> {
-        let (lists, list_of) = lists_of(jobs);
+    pub fn plain_step(&self, calls: &[Publication], staged: bool) -> Result<Step> {
+        let (lists, list_of) = lists_of(calls);
         let new = self.new_queues(&lists);
         let replaced = || calls.iter().enumerate().filter_map(|(i, call)| Some((i, call.replaces.as_ref()?)));
-        let keys = keys_of(&lists, jobs, replaced().map(|(_, old)| old), &new);
-        let mut cmd = self.scripts.publish.call(keys.len());
-        cmd.arg(&keys);
-        cmd.arg(lists.len()).arg(jobs.len()).arg(replaced().count()).arg(u8::from(staged));
+        let mut cmd = begin(&self.scripts.publish, &lists, list_of.len(), calls, &new, 0);
+        cmd.arg(lists.len()).arg(list_of.len()).arg(replaced().count()).arg(u8::from(staged));
         let call_of = calls.iter().enumerate().flat_map(|(i, call)| call.jobs.iter().map(move |_| i));
-        let (mut in_order, mut delays) = (InOrder::default(), Vec::with_capacity(jobs.len()));
-        for ((job, list), call) in jobs.iter().zip(list_of).zip(call_of) {
+        let (mut in_order, mut delays) = (InOrder::default(), Vec::new());
+        for ((job, list), call) in jobs_of(calls).zip(list_of).zip(call_of) {
             let (tries, ttl) = (job.tries.get(), job.ttl.map_or(0, ttl_millis));
             if job.delay.is_zero() {
                 cmd.arg(call).arg(list).arg(ttl).arg(0).arg(keys::element(tries, &job.id));
-                delays.push(0);
             } else {
                 let member = keys::member(&job.queue, tries, &job.id);
                 let delay = micros(job.delay) + in_order.later(list, &member);
@@ -81,11 +84,14 @@ impl RedisCore {
     }
 
     /// The call of lua/publish_with.lua.
-    pub fn keyed_step(&self, call: &Publication, jobs: &[&NewJob], staged: bool) -> Result<Step> {
-        let (lists, list_of) = lists_of(jobs);
+    pub fn keyed_step(&self, call: &Publication, staged: bool) -> Result<Step> {
+        let calls = std::slice::from_ref(call);
+        let (lists, list_of) = lists_of(calls);
         let new = self.new_queues(&lists);
-        let mut keys = keys_of(&lists, jobs, call.replaces.iter(), &new);
-        keys.push(keys::WITH_DETAILS.into());
+        let once = call.once.as_ref().zip(call.jobs.first());
+        let more = 1 + usize::from(once.is_some());
+        let mut cmd = begin(&self.scripts.publish_with, &lists, list_of.len(), calls, &new, more);
+        cmd.arg(keys::WITH_DETAILS);
         let [job_base, details_base, key_base] = keys::BASES;
         let mut args = Fields::default();
         args.number("forever", value::FOREVER);
@@ -96,8 +102,8 @@ impl RedisCore {
         if let Some(old) = &call.replaces {
             args.text("replaced", self.known_timer(old));
         }
-        if let (Some(once), Some(first)) = (&call.once, jobs.first()) {
-            keys.push(keys::once(&first.queue, &once.key));
+        if let Some((once, first)) = once {
+            cmd.arg(keys::once(&first.job.queue, &once.key));
             args.text("fingerprint", once.fingerprint).number("remembered", REMEMBERED.as_millis() as u64);
         }
         let list = |queue: &&Queue| {
@@ -117,9 +123,8 @@ impl RedisCore {
             fields_of(placing, list, later)
         });
         args.list("jobs", &placings.collect::<Vec<_>>());
-        let mut cmd = self.scripts.publish_with.call(keys.len());
-        cmd.arg(&keys).arg(args.to_arg());
-        for job in jobs.iter().filter(|_| !staged) {
+        cmd.arg(args.to_arg());
+        for job in jobs_of(calls).filter(|_| !staged) {
             cmd.arg(&value::encode(&job.id, &job.body, &job.attributes)?[..]);
         }
         Ok(Step { plain: false, cmd, new, delays: Vec::new() })
@@ -137,34 +142,44 @@ impl RedisCore {
     }
 }
 
-/// The queues of these jobs, and which of them each job's is, counted from 1.
-fn lists_of<'a>(jobs: &[&'a NewJob]) -> (Vec<&'a Queue>, Vec<usize>) {
+/// The queues of the jobs of these calls, and which of them each job's is, counted from 1.
+fn lists_of(calls: &[Publication]) -> (Vec<&Queue>, Vec<usize>) {
     let (mut lists, mut numbers) = (Vec::new(), HashMap::new());
-    let number = |job: &&'a NewJob| {
+    let mut list_of = Vec::with_capacity(calls.iter().map(|call| call.jobs.len()).sum());
+    list_of.extend(jobs_of(calls).map(|job| {
         *numbers.entry(&job.queue).or_insert_with(|| {
             lists.push(&job.queue);
             lists.len()
         })
-    };
-    let list_of = jobs.iter().map(number).collect();
+    }));
     (lists, list_of)
 }
 
-/// The keys that both scripts begin with.
-fn keys_of<'a>(
+/// The call of a script, with the keys that both scripts begin with. `more` keys are to follow.
+fn begin(
+    script: &Script,
     lists: &[&Queue],
-    jobs: &[&NewJob],
-    replaced: impl Iterator<Item = &'a JobRef>,
+    jobs: usize,
+    calls: &[Publication],
     new: &[Queue],
-) -> Vec<Vec<u8>> {
-    let lists = lists.iter().map(|queue| keys::ready(queue));
-    let jobs = jobs.iter().map(|job| keys::job(&job.queue, &job.id));
-    let replaced = replaced.map(|old| keys::job(&old.queue, &old.id));
-    let names = |Queue { namespace, .. }: &Queue| {
-        [keys::NAMESPACES.to_owned(), keys::queues_of(namespace), keys::index_of(namespace)]
-    };
-    let all = lists.chain(jobs).chain(replaced).chain(new.iter().flat_map(names));
-    std::iter::once(keys::TIMER_SET.to_owned()).chain(all).map(String::into_bytes).collect()
+    more: usize,
+) -> Cmd {
+    let replaced = || calls.iter().filter_map(|call| call.replaces.as_ref());
+    let mut cmd = script.call(1 + lists.len() + jobs + replaced().count() + 3 * new.len() + more);
+    cmd.arg(keys::TIMER_SET);
+    for queue in lists {
+        cmd.arg(keys::ready(queue));
+    }
+    for job in jobs_of(calls) {
+        cmd.arg(keys::job(&job.queue, &job.id));
+    }
+    for old in replaced() {
+        cmd.arg(keys::job(&old.queue, &old.id));
+    }
+    for Queue { namespace, .. } in new {
+        cmd.arg(keys::NAMESPACES).arg(keys::queues_of(namespace)).arg(keys::index_of(namespace));
+    }
+    cmd
 }
 
 /// A job as lua/publish_with.lua takes it.
@@ -238,13 +253,12 @@ pub fn read_plain(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
     Ok(answer)
 }
 
-/// What became of the jobs of plain calls, which lua/publish.lua does not say: delayed ones are due at even microseconds.
-pub fn placed_plain(jobs: &[&NewJob], delays: &[Micros], now: Micros) -> Stored {
-    let place = |(job, delay): (&&NewJob, &Micros)| {
-        let due = if *delay == 0 { now } else { (now + delay).next_multiple_of(2) };
-        (Placed { id: job.id, due_at: Some(due / 1000), how: How::New }, Some(due))
-    };
-    jobs.iter().zip(delays).map(place).collect()
+/// What became of a job of a plain call, which lua/publish.lua does not say. Takes the delay of a delayed one, which is due
+/// at an even microsecond.
+pub fn placed_plain(job: &NewJob, delays: &mut impl Iterator<Item = Micros>, now: Micros) -> Stored {
+    let delay = if job.delay.is_zero() { None } else { delays.next() };
+    let due = delay.map_or(now, |delay| (now + delay).next_multiple_of(2));
+    (Placed { id: job.id, due_at: Some(due / 1000), how: How::New }, Some(due))
 }
 
 /// What lua/publish_with.lua answers.
@@ -277,7 +291,7 @@ pub fn read_keyed(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
 }
 
 /// What became of each job, from the lines that lua/publish_with.lua writes.
-pub fn read_placed(lines: &str) -> Option<Stored> {
+pub fn read_placed(lines: &str) -> Option<Vec<Stored>> {
     let read = |line: &str| {
         let mut words = line.split(' ');
         let (how, id, due, old) = (words.next()?, words.next()?, words.next()?, words.next()?);
