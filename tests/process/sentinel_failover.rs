@@ -19,6 +19,7 @@ use crate::support::client::data;
 use crate::support::servers::TestServer;
 use parking_lot::Mutex;
 use reqwest::{Client, Method, StatusCode};
+use tokio::task::JoinSet;
 
 /// A job is published this often that is due at the end, and every second time one that is due soon. Those that
 /// stay in the store show what it lost, the others show acks that it lost.
@@ -27,6 +28,8 @@ const EACH: Duration = Duration::from_millis(10);
 const CONSUMERS: usize = 16;
 /// Longer than any answer of a server that is well.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(8);
+/// The longest that the consumers may take for what is left when the load has ended. Only a broken server lets it pass.
+const DRAIN: Duration = Duration::from_secs(120);
 
 /// What happens to the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +205,7 @@ struct Load {
     soon: u64,
     /// When it ends.
     end: Instant,
+    publishing: JoinSet<()>,
 }
 
 impl Load {
@@ -220,7 +224,7 @@ impl Load {
     }
 
     fn publish(&mut self, delay: u64) {
-        tokio::spawn(self.callers.clone().publish(self.number, delay));
+        self.publishing.spawn(self.callers.clone().publish(self.number, delay));
         self.number += 1;
     }
 }
@@ -255,7 +259,8 @@ async fn run(case: Case) -> Figures {
     let hang_time = Duration::from_secs(if let Fault::Hang(seconds) = case.fault { seconds } else { 0 });
     let began = Instant::now();
     let end = began + case.before + hang_time + case.after;
-    let mut load = Load { callers: callers.clone(), number: 0, soon: case.soon, end };
+    let publishing = JoinSet::new();
+    let mut load = Load { callers: callers.clone(), number: 0, soon: case.soon, end, publishing };
     load.run(began + case.before).await;
 
     let old = redises.master();
@@ -272,11 +277,18 @@ async fn run(case: Case) -> Figures {
     load.run(end).await;
     assert_ne!(redises.master(), old, "there was a failover");
 
+    load.publishing.join_all().await;
     // What was handed out to a caller that did not hear of it comes again after its ttr, and so does a job whose
-    // ack was lost.
-    let drained = end + Duration::from_secs(case.ttr + 3);
-    let all = || callers.ledger.lock().jobs.values().all(|job| job.delivered || !job.stored);
-    while Instant::now() < drained || !all() && Instant::now() < drained + Duration::from_secs(10) {
+    // ack was lost: both have a timer. What is neither ready nor has one does not come any more.
+    let master = redis::Client::open(format!("redis://{}", redises.master())).expect("an address");
+    let conn = &mut master.get_connection().expect("the master is there");
+    let mut left = || -> (u64, u64) {
+        redis::pipe().llen("q/ns/q").zcard("timer_set").query(conn).expect("LLEN and ZCARD")
+    };
+    let began = Instant::now();
+    while left() != (0, 0) {
+        let took = began.elapsed();
+        assert!(took < DRAIN, "not drained in {DRAIN:?}, so nobody knows what is lost: {:?} left", left());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     callers.done.store(true, Ordering::Relaxed);
