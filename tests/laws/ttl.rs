@@ -1,6 +1,6 @@
 //! Laws of ttl: a job lives that long from its publish, and the dead live forever.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -10,13 +10,15 @@ const MS: Duration = Duration::from_millis(1);
 /// Guards against a life that begins anew when the job is due, handed out, or back.
 pub async fn ttl_is_counted_from_publish(s: &dyn Stage) {
     let q = queue("q");
-    let before = s.engine().now();
+    // In virtual time the store's clock tells what was spent. Of a real store it is an estimate, and ours is exact.
+    let (before, began) = (s.engine().now(), Instant::now());
     s.put(job(&q, "job").delay(SHORT).ttl(LONG).tries(9)).await;
     for times in 1..=3 {
         s.pass(SHORT).await;
         let left = s.take_one(&q, SHORT).await.ttl.expect("a ttl was given");
         let most = LONG - SHORT * times + s.differences().slack;
-        let spent = Duration::from_millis(s.engine().now() - before) + s.differences().slack;
+        let spent = Duration::from_millis(s.engine().now() - before).max(began.elapsed());
+        let spent = spent + s.differences().slack;
         assert!(left <= most, "{left:?} left after {times} times {SHORT:?}, at most {most:?} expected");
         assert!(left + spent >= LONG, "{left:?} left, though only {spent:?} were spent");
     }
