@@ -47,9 +47,9 @@ impl Acks {
         self.waiting.load(Ordering::Relaxed) >= MOST_WAITING
     }
 
-    /// Whether the task has died.
-    pub fn have_died(&self) -> bool {
-        self.to_ack.is_closed()
+    /// Returns when the task has died.
+    pub async fn died(&self) {
+        self.to_ack.closed().await;
     }
 }
 

@@ -48,9 +48,14 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Of a request that begins now.
-    pub fn new(probe: bool, tell: mpsc::UnboundedSender<Ended>, connection: TakenMemory) -> Slot {
-        let (began, sign) = (Instant::now(), Sign::None);
+    /// Of a request that has just begun.
+    pub fn new(
+        began: Instant,
+        probe: bool,
+        tell: mpsc::UnboundedSender<Ended>,
+        connection: TakenMemory,
+    ) -> Slot {
+        let sign = Sign::None;
         let ended = Ended { began, probe, sign, slow: false, success: false, gone: None };
         Slot { ended: Some(ended), tell, _connection: connection }
     }

@@ -100,11 +100,14 @@ pub async fn run(
         tell,
     };
     while !worker.has_ended() {
-        worker.look_after_helpers();
         let wake = worker.step();
         tokio::select! {
             biased;
             () = stop.cancelled(), if !worker.ending => worker.ending = true,
+            () = helper_died(&worker.acks, &worker.demand), if !worker.ending => {
+                tracing::error!(queue = %worker.queue.key, "push: the task that acks or the one that leases has died");
+                worker.ending = true; // it is started again, with them
+            }
             changed = plans.changed(), if !worker.ending => {
                 let plan = plans.borrow_and_update().clone();
                 match plan.filter(|_| changed.is_ok()) {
@@ -136,17 +139,17 @@ async fn consumed(consuming: &mut Option<Consuming>) -> Consumed {
     }
 }
 
+/// Returns when the task that acks or the one that leases has died.
+async fn helper_died(acks: &Acks, demand: &watch::Sender<Demand>) {
+    tokio::select! {
+        () = acks.died() => {}
+        () = demand.closed() => {}
+    }
+}
+
 impl Worker {
     fn has_ended(&self) -> bool {
         self.ending && self.in_flight == 0
-    }
-
-    /// Ends when a task has died that it cannot do without: it is started again with them.
-    fn look_after_helpers(&mut self) {
-        if !self.ending && (self.acks.have_died() || self.demand.is_closed()) {
-            tracing::error!(queue = %self.queue.key, "push: the task that acks or the one that leases has died");
-            self.ending = true;
-        }
     }
 
     /// Tells what it holds, and consumes as much as there is room for. Answers when to look again unless something
@@ -262,7 +265,7 @@ impl Worker {
             if probe {
                 self.breaker.probing();
             }
-            let slot = Slot::new(probe, self.tell.clone(), connection);
+            let slot = Slot::new(now, probe, self.tell.clone(), connection);
             let (queue, plan) = (self.queue.clone(), self.plan.clone());
             let sending = Sending { queue, plan, job, probe, began: now, _memory: memory };
             server.tasks.spawn(sending.run(slot, self.acks.clone()));

@@ -33,6 +33,7 @@ pub struct Gated<E> {
     has_skipped: AtomicBool,
     away: AtomicBool,
     panics: AtomicBool,
+    ack_panics: AtomicBool,
     silent: AtomicBool,
     state: watch::Sender<State>,
 }
@@ -63,6 +64,7 @@ impl<E: Engine> Gated<E> {
             has_skipped: AtomicBool::new(false),
             away: AtomicBool::new(false),
             panics: AtomicBool::new(false),
+            ack_panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
         }
@@ -113,6 +115,11 @@ impl<E: Engine> Gated<E> {
     /// Whether consumes fail from now on.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// The next ack panics.
+    pub fn an_ack_panics(&self) {
+        self.ack_panics.store(true, Ordering::SeqCst);
     }
 
     /// Whether consumes panic from now on.
@@ -179,6 +186,7 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         self.up().await?;
+        assert!(!self.ack_panics.swap(false, Ordering::SeqCst), "the test says so");
         self.inner.ack(queue, jobs).await
     }
 

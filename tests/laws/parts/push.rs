@@ -456,6 +456,29 @@ async fn a_stop_is_heard_at_once_while_consumes_fail() {
     }
 }
 
+/// Guards against a worker that goes on without its leases or its acks, and sends nothing until its consume ends.
+#[tokio::test(start_paused = true)]
+async fn a_worker_whose_helper_has_died_is_begun_again_within_a_second() {
+    for ack in [false, true] {
+        let stage = PushStage::new(json!({})).await;
+        let first = stage.publish("first", 1).await;
+        sleep(3 * SECOND).await;
+        assert_eq!(
+            (stage.endpoint.arrived().len(), stage.view(&first).await),
+            (1, None),
+            "it is sent and acked"
+        );
+        if ack {
+            stage.engine.an_ack_panics();
+            stage.publish("its ack panics", 1).await;
+        } else {
+            stage.store.a_lease_panics();
+        }
+        sleep(2 * SECOND).await; // a lease is renewed each second, and workers are looked at twice in one
+        assert_eq!(stage.store.workers(), 2, "another worker leases; of the acks: {ack}");
+    }
+}
+
 /// Hands the job out to a worker that gives it up with this reason, while push is paused.
 async fn fails_elsewhere(stage: &PushStage, job: &JobRef, reason: &str) {
     stage.push.pause(&stage.key).await.expect("it pauses");

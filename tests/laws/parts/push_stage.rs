@@ -1,6 +1,6 @@
 //! Push in virtual time: jobs of the model, an endpoint that answers as it is told, and what push shares in memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,7 +52,7 @@ impl Clock for RuntimeClock {
 
 /// What push shares, in maps, for one server.
 #[derive(Debug, Default)]
-pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool);
+pub struct MemoryPush(Mutex<Kept>, AtomicBool, AtomicBool, AtomicBool);
 
 impl MemoryPush {
     /// From now on another server pushes the queues too.
@@ -63,6 +63,16 @@ impl MemoryPush {
     /// From now on no lease is answered, or each is again.
     pub fn leases_fail(&self, fail: bool) {
         self.2.store(fail, Ordering::Relaxed);
+    }
+
+    /// The next lease panics.
+    pub fn a_lease_panics(&self) {
+        self.3.store(true, Ordering::Relaxed);
+    }
+
+    /// How many workers have asked for a lease.
+    pub fn workers(&self) -> usize {
+        self.0.lock().workers.len()
     }
 
     /// How many of the rate the last lease has told as held.
@@ -77,6 +87,7 @@ struct Kept {
     records: HashMap<PushKey, Bytes>,
     seen: HashMap<PushKey, Seen>,
     rate_held: Option<u32>,
+    workers: HashSet<Arc<str>>,
 }
 
 #[async_trait]
@@ -105,8 +116,10 @@ impl PushStore for MemoryPush {
     }
 
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
+        assert!(!self.3.swap(false, Ordering::Relaxed), "the test says so");
         let mut kept = self.0.lock();
         kept.rate_held = Some(lease.rate_held);
+        kept.workers.insert(lease.server.clone());
         if self.2.load(Ordering::Relaxed) {
             return Err(Error::Overloaded);
         }
