@@ -2,8 +2,8 @@
 //! axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 //!
-//! Imports run one way: `port → {jobs, request}`, `{jobs, operators} → request → state → answer`. Each folder's `mod.rs`
-//! says what it may import of the others.
+//! Imports run one way: `port → {jobs, operators} → request → state → answer`. Each folder imports only of those that
+//! stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
 
 mod answer;
 mod jobs;

@@ -11,8 +11,8 @@ struct Source {
     text: String,
 }
 
-/// Every file below `dir` with this extension.
-fn sources(dir: &str, extension: &str) -> Vec<Source> {
+/// The path of every file below `dir`, from the root of the repository.
+fn files(dir: &str) -> Vec<String> {
     fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).expect("a directory of the repository") {
             let path = entry.expect("its entry").path();
@@ -22,12 +22,20 @@ fn sources(dir: &str, extension: &str) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
     walk(&root.join(dir), &mut found);
-    found.retain(|path| path.extension().is_some_and(|e| e == extension));
     found.sort();
+    let path = |path: PathBuf| path.strip_prefix(root).expect("below the root").display().to_string();
+    found.into_iter().map(path).collect()
+}
+
+/// Every file below `dir` with this extension.
+fn sources(dir: &str, extension: &str) -> Vec<Source> {
+    let extension = format!(".{extension}");
+    let found: Vec<String> = files(dir).into_iter().filter(|path| path.ends_with(&extension)).collect();
     assert!(found.len() > 5, "only {} files in {dir}: the test looks in the wrong place", found.len());
-    let read = |path: PathBuf| Source {
-        text: std::fs::read_to_string(&path).expect("a readable file"),
-        path: path.strip_prefix(root).expect("below the root").display().to_string(),
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: String| Source {
+        text: std::fs::read_to_string(root.join(&path)).expect("a readable file"),
+        path,
     };
     found.into_iter().map(read).collect()
 }
@@ -510,6 +518,51 @@ fn every_module_opens_with_what_it_is_for() {
         .map(|source| format!("  {}:1", source.path))
         .collect();
     assert!(silent.is_empty(), "every module opens with `//!`, but:\n{}", silent.join("\n"));
+}
+
+/// Whether a word of a text is meant as the path of a file here, or of a folder.
+fn is_path(word: &str) -> bool {
+    let roots = ["src/", "tests/", "benches/", "docs/", "lua/", "config/", "deploy/"];
+    let names =
+        roots.iter().any(|root| word.starts_with(root)) || word.ends_with(".rs") || word.ends_with(".lua");
+    // A pattern names no file; the others are files of fjall and of lsm-tree.
+    names && !word.contains(['*', '{', ':']) && !["journal/entry.rs", "version/persist.rs"].contains(&word)
+}
+
+#[test]
+fn paths_that_documents_and_comments_name_are_there() {
+    let mut texts = sources("docs", "md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for name in ["README.md", "CHANGELOG.md"] {
+        let text = std::fs::read_to_string(root.join(name)).expect("a readable file");
+        texts.push(Source { path: name.into(), text });
+    }
+    for mut source in ["src", "tests", "benches"].into_iter().flat_map(|dir| sources(dir, "rs")) {
+        let comments =
+            source.text.lines().map(|line| line.split_once("//").map_or("", |(_, comment)| comment));
+        source.text = comments.collect::<Vec<_>>().join("\n");
+        texts.push(source);
+    }
+    let known: Vec<String> = ["src", "tests", "benches", "lua"].into_iter().flat_map(files).collect();
+    let (mut wrong, mut seen) = (String::new(), 0);
+    for Source { path, text } in &texts {
+        for (i, line) in text.lines().enumerate() {
+            let words = line.split(|c: char| c.is_whitespace() || "`()[],;#\"".contains(c));
+            for word in words
+                .map(|word| word.trim_start_matches("../").trim_end_matches(['.', ':', '/']))
+                .filter(|word| is_path(word))
+            {
+                seen += 1;
+                let is_there = root.join(word).exists()
+                    || known.iter().any(|known| known.ends_with(&format!("/{word}")));
+                if !is_there {
+                    let _ = writeln!(wrong, "  {path}:{}: {word}", i + 1);
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "documents and comments name what is not there:\n{wrong}");
+    assert!(seen > 100, "only {seen} paths: this test looks for the wrong words");
 }
 
 #[test]

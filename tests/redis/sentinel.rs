@@ -1,4 +1,4 @@
-//! What becomes of connections and of calls under way when the Sentinels name another master. tests/support's
+//! What becomes of connections and of calls under way when the Sentinels name another master. `tests/support`'s
 //! Sentinel says what it is told to; the Redises are real ones. tests/process/sentinel_failover.rs has real Sentinels.
 
 use std::sync::Arc;

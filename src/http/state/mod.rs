@@ -37,6 +37,7 @@ pub const MAX_ANSWER: usize = 8 << 20;
 
 /// How a handler takes the state.
 pub type App = State<Arc<AppState>>;
+
 /// What requests need of a pool.
 #[derive(Debug)]
 pub struct PoolState {
