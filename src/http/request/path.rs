@@ -92,3 +92,66 @@ fn decoded(part: Option<&str>) -> Result<Cow<'_, str>, ApiError> {
 const fn bad_queue(error: NameError) -> ApiError {
     ApiError::bad_name(NameIn::Queue, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guards against a part that is read at another position than routes have it.
+    #[test]
+    fn parts_stand_at_their_positions() {
+        for (path, expected) in [
+            ("/api/ns", [Some("ns"), None, None, None, None]),
+            ("/api/ns/q", [Some("ns"), Some("q"), None, None, None]),
+            ("/api/ns/q/job/id", [Some("ns"), Some("q"), Some("job"), Some("id"), None]),
+            ("/api/ns/q/job/id/touch", [Some("ns"), Some("q"), Some("job"), Some("id"), Some("touch")]),
+            // What a sixth part would be is in none.
+            ("/api/ns/q/job/id/touch/x", [Some("ns"), Some("q"), Some("job"), Some("id"), Some("touch")]),
+            ("/api/n%2Fs/q", [Some("n%2Fs"), Some("q"), None, None, None]),
+            ("/api//q", [Some(""), Some("q"), None, None, None]),
+            ("/api/ns//job", [Some("ns"), Some(""), Some("job"), None, None]),
+            ("/api/", [Some(""), None, None, None, None]),
+            ("/api/ns/", [None; 5]),
+            ("/api/ns/q/", [None; 5]),
+            ("/api", [None; 5]),
+            ("/ping", [None; 5]),
+            ("", [None; 5]),
+        ] {
+            assert_eq!(parts(path), expected, "{path}");
+        }
+    }
+
+    /// Guards against escapes that divide a part, and against bytes that are no text.
+    #[test]
+    fn names_are_decoded_once_and_checked() {
+        let status = |path: &str| match Names::of(parts(path)).and_then(|names| names.queue()) {
+            Ok(queue) => Ok(queue.to_string()),
+            Err(ApiError::Refused(status, _)) => Err(status.as_u16()),
+            Err(error) => panic!("{path}: {error:?}"),
+        };
+        for (path, expected) in [
+            ("/api/ns/q", Ok("ns/q")),
+            ("/api/n%73/%71", Ok("ns/q")),
+            ("/api/ns/q/peek", Ok("ns/q")),
+            ("/api/ns/a%2Fb", Err(400)),
+            ("/api/n%2Fs/q", Err(400)),
+            ("/api/ns/%2571", Err(400)), // decoded once it is `%71`
+            ("/api/ns/%ff", Err(400)),
+            ("/api/%ff/q", Err(400)),
+            ("/api/ns/q/job/%ff", Err(400)),
+            ("/api/ns/%zz", Err(400)),
+            ("/api//q", Err(400)),
+            ("/api/ns//peek", Err(400)),
+            ("/api/ns", Err(400)),
+            ("/api/ns/q/", Err(400)),
+        ] {
+            assert_eq!(status(path), expected.map(str::to_owned), "{path}");
+        }
+        let names = Names::of(parts("/api/ns/%61,b,,c")).expect("text");
+        let (namespace, queues) = names.queues().expect("names");
+        let queues: Vec<&str> = queues.iter().map(QueueName::as_str).collect();
+        assert_eq!((namespace.as_str(), queues), ("ns", vec!["a", "b", "c"]), "empty names are passed over");
+        let names = Names::of(parts("/api/ns/q/key/a%2Fb")).expect("text");
+        assert_eq!(names.key(), JobKey::parse("a/b"), "what stands after /key/");
+    }
+}
