@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::acks::Acks;
 use super::breaker::Sign;
 use super::delivery::{self, Failed, Plan, Verdict};
-use super::limits::TakenMemory;
+use super::limits::TakenShare;
 use super::shared::{AGAIN, PushedQueue};
 use super::store::{Attempt, PushReport};
 use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
@@ -29,7 +29,7 @@ const NUMBER: Duration = Duration::from_secs(2);
 const TRIES_OF_DEAD: std::num::NonZeroU16 = std::num::NonZeroU16::new(10).expect("ten is not zero");
 
 /// A request is over, or what becomes of it is known.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Ended {
     pub began: Instant,
     pub probe: bool,
@@ -42,9 +42,9 @@ pub struct Ended {
 
 /// What a request takes while it is in flight. Tells the worker of the end, also when the request's task panics.
 pub struct Slot {
-    ended: Option<Ended>,
+    ended: Ended,
     tell: mpsc::UnboundedSender<Ended>,
-    _connection: TakenMemory,
+    _connection: TakenShare,
 }
 
 impl Slot {
@@ -53,26 +53,22 @@ impl Slot {
         began: Instant,
         probe: bool,
         tell: mpsc::UnboundedSender<Ended>,
-        connection: TakenMemory,
+        connection: TakenShare,
     ) -> Slot {
         let sign = Sign::None;
         let ended = Ended { began, probe, sign, slow: false, success: false, gone: None };
-        Slot { ended: Some(ended), tell, _connection: connection }
+        Slot { ended, tell, _connection: connection }
     }
 
     fn end(mut self, with: impl FnOnce(&mut Ended)) {
-        if let Some(ended) = &mut self.ended {
-            with(ended);
-        }
+        with(&mut self.ended);
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(ended) = self.ended.take() {
-            // The worker waits for all of them.
-            let _ = self.tell.send(ended);
-        }
+        // The worker waits for all of them.
+        let _ = self.tell.send(self.ended);
     }
 }
 
@@ -83,7 +79,7 @@ pub struct Sending {
     pub job: Job,
     pub probe: bool,
     pub began: Instant,
-    pub _memory: TakenMemory,
+    pub _memory: TakenShare,
 }
 
 impl Sending {

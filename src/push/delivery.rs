@@ -1,6 +1,5 @@
 //! One delivery: the request that a job becomes, and what its answer means. Knows no connection and no store.
 
-use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -36,8 +35,7 @@ pub struct Plan {
     pub revision: u64,
     uri: Uri,
     headers: HeaderMap,
-    /// With the secret before, and until when that signs; and without it.
-    signers: (Option<(Signer, Millis)>, Signer),
+    signer: Signer,
 }
 
 impl Plan {
@@ -62,19 +60,8 @@ impl Plan {
             value.set_sensitive(true);
             headers.insert(name, value);
         }
-        let wrong = || "the secret cannot be used".to_owned();
-        let old = record.old_secret.as_ref().map(|(_, until)| (record.signer(0), *until));
-        let old =
-            old.map(|(signer, until)| signer.map(|signer| (signer, until)).ok_or_else(wrong)).transpose()?;
-        let new = record.signer(Millis::MAX).ok_or_else(wrong)?;
-        Ok(Plan {
-            setting,
-            switch: record.switch,
-            revision: record.revision,
-            uri,
-            headers,
-            signers: (old, new),
-        })
+        let signer = record.signer().ok_or("the secret cannot be used")?;
+        Ok(Plan { setting, switch: record.switch, revision: record.revision, uri, headers, signer })
     }
 
     /// How much memory a job takes while it is sent: its body, with `on_dead` also what may tell of its death, and what
@@ -128,12 +115,7 @@ impl Plan {
     }
 
     fn signed(&self, id: &str, body: Bytes, now: Millis) -> Request<Bytes> {
-        let seconds = now / 1000;
-        let signer = match &self.signers {
-            (Some((both, until)), _) if now < *until => both,
-            (_, new) => new,
-        };
-        let signature = signer.sign(id, seconds, &body);
+        let signature = self.signer.sign(id, now, &body);
         let mut request = Request::new(body);
         *request.method_mut() = self.setting.method.clone();
         *request.uri_mut() = self.uri.clone();
@@ -141,7 +123,7 @@ impl Plan {
         headers.reserve(self.headers.len() + 10);
         headers.extend(self.headers.clone());
         insert_text(headers, "webhook-id", id);
-        headers.insert("webhook-timestamp", seconds.into());
+        headers.insert("webhook-timestamp", (now / 1000).into());
         insert_text(headers, "webhook-signature", &signature);
         request
     }
@@ -274,12 +256,12 @@ pub fn shown(answer: &Result<EndpointAnswer, Fault>) -> String {
 /// The job that the queue of `on_dead` gets for one that has died.
 pub fn death_message(queue: &QueueName, job: &Job, attempts: u64, failed: &Failed) -> Bytes {
     let death_message = DeathMessage {
-        job_id: job.id.to_string().into(),
-        queue: queue.as_str().into(),
+        job_id: job.id.to_string(),
+        queue: queue.to_string(),
         attempts,
         last_status: failed.status,
-        reason: failed.reason.as_str().into(),
-        data: (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body).into()),
+        reason: failed.reason.clone(),
+        data: (job.body.len() <= MAX_DATA).then(|| STANDARD.encode(&job.body)),
     };
     // Texts and numbers become JSON without fail.
     serde_json::to_vec(&death_message).unwrap_or_default().into()
@@ -294,15 +276,11 @@ pub fn is_death_message(job: &Job) -> bool {
 /// What a message of `on_dead` says.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DeathMessage<'a> {
-    #[serde(borrow)]
-    job_id: Cow<'a, str>,
-    #[serde(borrow)]
-    queue: Cow<'a, str>,
+struct DeathMessage {
+    job_id: String,
+    queue: String,
     attempts: u64,
     last_status: Option<u16>,
-    #[serde(borrow)]
-    reason: Cow<'a, str>,
-    #[serde(borrow)]
-    data: Option<Cow<'a, str>>,
+    reason: String,
+    data: Option<String>,
 }

@@ -46,16 +46,16 @@ impl PushShares {
 
     /// Takes so many; nothing where there are not enough. A queue that holds nothing of its even part may take more than
     /// that: a part may be smaller than a job.
-    pub fn take(&self, of: &Part, many: usize) -> Option<TakenMemory> {
+    pub fn take(&self, of: &Part, many: usize) -> Option<TakenShare> {
         let count = u32::try_from(many).ok()?;
         if (many <= self.left(of) || of.0.load(Ordering::Relaxed) == 0)
             && let Ok(permit) = self.even.clone().try_acquire_many_owned(count)
         {
             of.0.fetch_add(many, Ordering::Relaxed);
-            return Some(TakenMemory { _permit: permit, even: Some((of.clone(), many)) });
+            return Some(TakenShare { _permit: permit, even: Some((of.clone(), many)) });
         }
         let permit = self.first_come.clone().try_acquire_many_owned(count).ok()?;
-        Some(TakenMemory { _permit: permit, even: None })
+        Some(TakenShare { _permit: permit, even: None })
     }
 }
 
@@ -65,12 +65,12 @@ pub struct Part(Arc<AtomicUsize>);
 
 /// What was taken of [`PushShares`], until it is dropped.
 #[derive(Debug)]
-pub struct TakenMemory {
+pub struct TakenShare {
     _permit: OwnedSemaphorePermit,
     even: Option<(Part, usize)>,
 }
 
-impl Drop for TakenMemory {
+impl Drop for TakenShare {
     fn drop(&mut self) {
         if let Some((of, many)) = &self.even {
             of.0.fetch_sub(*many, Ordering::Relaxed);

@@ -291,13 +291,9 @@ impl Push {
             "in_flight": seen.in_flight,
         });
         let attempts = report.attempts.iter().rev().map(|attempt| {
-            json!({
-                "job_id": attempt.job_id,
-                "time": delivery::time(attempt.time),
-                "status": attempt.status,
-                "milliseconds": attempt.milliseconds,
-                "answer": attempt.answer,
-            })
+            let mut shown = json!(attempt);
+            shown["time"] = json!(delivery::time(attempt.time));
+            shown
         });
         shown["attempts"] = attempts.collect();
         Ok(shown)

@@ -27,13 +27,15 @@ pub enum Switch {
     Off,
 }
 
-/// Everything that is stored of a pushed queue.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PushRecord {
-    pub setting: Setting,
+/// Everything that is stored of a pushed queue. Its setting is JSON in the bytes that are stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PushRecord<S = Setting> {
+    pub setting: S,
     pub secret: Secret,
     /// The secret before, and until when it signs too.
+    #[serde(default)]
     pub old_secret: Option<(Secret, Millis)>,
+    #[serde(rename = "state")]
     pub switch: Switch,
     pub since: Millis,
     pub why: String,
@@ -41,49 +43,28 @@ pub struct PushRecord {
     pub revision: u64,
 }
 
-/// The stored form of a [`PushRecord`].
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    setting: Value,
-    secret: Secret,
-    #[serde(default)]
-    old_secret: Option<(Secret, Millis)>,
-    state: Switch,
-    since: Millis,
-    why: String,
-    revision: u64,
+impl<S> PushRecord<S> {
+    fn with_setting<T>(self, setting: T) -> PushRecord<T> {
+        let PushRecord { setting: _, secret, old_secret, switch, since, why, revision } = self;
+        PushRecord { setting, secret, old_secret, switch, since, why, revision }
+    }
 }
 
 impl PushRecord {
     /// The bytes that are stored.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let stored = Stored {
-            setting: self.setting.to_json(true),
-            secret: self.secret.clone(),
-            old_secret: self.old_secret.clone(),
-            state: self.switch,
-            since: self.since,
-            why: self.why.clone(),
-            revision: self.revision,
-        };
+        let stored = self.clone().with_setting(self.setting.to_json(true));
         // Texts and numbers become JSON without fail.
         serde_json::to_vec(&stored).unwrap_or_default()
     }
 
     /// Reads them. The error shows no value: there are secrets among them.
     pub fn parse(bytes: &[u8], queue: &QueueName) -> Result<PushRecord, String> {
-        let stored: Stored =
+        let stored: PushRecord<Value> =
             serde_json::from_slice(bytes).map_err(|_| "the record is not as it was written".to_owned())?;
-        let record = PushRecord {
-            setting: Setting::parse(&stored.setting, queue)?,
-            secret: stored.secret,
-            old_secret: stored.old_secret,
-            switch: stored.state,
-            since: stored.since,
-            why: stored.why,
-            revision: stored.revision,
-        };
-        record.signer(0).ok_or("the secret is not as it was written")?;
+        let setting = Setting::parse(&stored.setting, queue)?;
+        let record = stored.with_setting(setting);
+        record.signer().ok_or("the secret is not as it was written")?;
         Ok(record)
     }
 
@@ -92,10 +73,10 @@ impl PushRecord {
         PushRecord { switch, since, why: why.into(), revision: self.revision + 1, ..self }
     }
 
-    /// What signs now.
-    pub fn signer(&self, now: Millis) -> Option<Signer> {
-        let old = self.old_secret.as_ref().filter(|(_, until)| now < *until).map(|(secret, _)| secret);
-        Signer::new([&self.secret].into_iter().chain(old))
+    /// What signs. `None` when a secret is none of ours.
+    pub fn signer(&self) -> Option<Signer> {
+        let old = self.old_secret.iter().map(|(secret, until)| (secret, *until));
+        Signer::new(std::iter::once((&self.secret, Millis::MAX)).chain(old))
     }
 }
 
@@ -130,10 +111,8 @@ mod tests {
             revision: 3,
         };
         assert_eq!(PushRecord::parse(&record.to_bytes(), &queue), Ok(record.clone()));
-        let signatures = |now| {
-            let signer = record.signer(now).expect("secrets");
-            signer.sign("id", 1, b"").split(' ').count()
-        };
+        let signer = record.signer().expect("secrets");
+        let signatures = |now| signer.sign("id", now, b"").split(' ').count();
         assert_eq!((signatures(8), signatures(9)), (2, 1), "the old secret signs until its end");
     }
 }

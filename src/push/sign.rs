@@ -8,6 +8,7 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
+use crate::clock::Millis;
 use crate::error::{Error, Result};
 
 /// What the text of a secret begins with.
@@ -46,20 +47,25 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Signs with one secret, or with two after a change.
+/// Signs with one secret, or with two after a change: each key, and until when it signs.
 #[derive(Clone, Debug)]
-pub struct Signer(Vec<hmac::Key>);
+pub struct Signer(Vec<(hmac::Key, Millis)>);
 
 impl Signer {
-    /// Signs with each of them. `None` when one is no secret of ours.
-    pub fn new<'a>(secrets: impl IntoIterator<Item = &'a Secret>) -> Option<Signer> {
-        secrets.into_iter().map(Secret::key).collect::<Option<_>>().map(Signer)
+    /// Signs with each of them until its end. `None` when one is no secret of ours.
+    pub fn new<'a>(secrets: impl IntoIterator<Item = (&'a Secret, Millis)>) -> Option<Signer> {
+        secrets
+            .into_iter()
+            .map(|(secret, until)| Some((secret.key()?, until)))
+            .collect::<Option<_>>()
+            .map(Signer)
     }
 
-    /// The value of `webhook-signature`.
-    pub fn sign(&self, id: &str, seconds: u64, body: &[u8]) -> String {
+    /// The value of `webhook-signature`, at `now` by the time of day.
+    pub fn sign(&self, id: &str, now: Millis, body: &[u8]) -> String {
+        let seconds = now / 1000;
         let mut text = String::with_capacity(48 * self.0.len());
-        for key in &self.0 {
+        for (key, _) in self.0.iter().filter(|(_, until)| now < *until) {
             let mut signing = hmac::Context::with_key(key);
             signing.update(id.as_bytes());
             signing.update(format!(".{seconds}.").as_bytes());
@@ -80,16 +86,12 @@ mod tests {
     #[test]
     fn signatures_are_those_of_the_specification() {
         let secret = Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".into());
-        let signer = Signer::new([&secret]).expect("a secret");
-        let signature =
-            signer.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
-        assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
-        let two = Signer::new([&secret, &secret]).expect("secrets");
-        let signature = two.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
-        assert_eq!(
-            signature,
-            "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
-        );
+        let now = 1_614_265_330_000;
+        let signer = Signer::new([(&secret, now + 2), (&secret, now + 1)]).expect("secrets");
+        let sign = |now| signer.sign("msg_p5jXN8AQM9LWM0D4loKWxJek", now, br#"{"test": 2432232314}"#);
+        let one = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+        assert_eq!(sign(now), format!("{one} {one}"), "two sign");
+        assert_eq!(sign(now + 1), one, "the second does not sign any more");
     }
 
     #[test]
@@ -98,6 +100,6 @@ mod tests {
         assert_ne!(one, other, "each is another one");
         assert_eq!(one.reveal().len(), PREFIX.len() + 44, "{one:?}: 32 bytes in base64");
         assert!(!format!("{one:?}").contains(&one.reveal()[7..]), "Debug shows it");
-        assert!(Signer::new([&one]).is_some() && Signer::new([&Secret("x".into())]).is_none());
+        assert!(one.key().is_some() && Secret("x".into()).key().is_none());
     }
 }

@@ -27,7 +27,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::WaitForCancellationFutureOwned;
-use tower::Service;
+use tower::{Service, service_fn};
 use url::Url;
 
 use super::places::{ConnectionPlace, Places};
@@ -168,8 +168,12 @@ impl Connector {
 
     /// A connection to the proxy; with `to` one through it.
     async fn through(&self, proxy: &Proxy, to: Option<&Uri>) -> Result<TcpStream, Fault> {
-        let dial = Dial(self.resolver.clone());
-        let Some(to) = to else { return Ok(dial.dial(proxy.uri.clone()).await?.into_inner()) };
+        let resolver = self.resolver.clone();
+        let Some(to) = to else { return dial(resolver, proxy.uri.clone()).await };
+        let dial = service_fn(move |proxy| {
+            let dial = dial(resolver.clone(), proxy);
+            async move { dial.await.map(TokioIo::new) }
+        });
         let mut tunnel = Tunnel::new(proxy.uri.clone(), dial);
         if let Some(auth) = &proxy.auth {
             tunnel = tunnel.with_auth(auth.clone());
@@ -198,31 +202,11 @@ async fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, Fault> {
 }
 
 /// Connects to a proxy, which is not judged: the configuration names it.
-#[derive(Clone)]
-struct Dial(Arc<dyn Resolve>);
-
-impl Dial {
-    async fn dial(&self, proxy: Uri) -> Result<TokioIo<TcpStream>, Fault> {
-        let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
-        let found = self.0.resolve(host.trim_matches(['[', ']']), port).await;
-        let found = found.map_err(|error| Fault::Proxy(format!("{host}: {error}")))?;
-        Ok(TokioIo::new(reach(&found).await.map_err(|fault| Fault::Proxy(fault.to_string()))?))
-    }
-}
-
-impl Service<Uri> for Dial {
-    type Response = TokioIo<TcpStream>;
-    type Error = Fault;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Fault>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, proxy: Uri) -> Self::Future {
-        let dial = self.clone();
-        Box::pin(async move { dial.dial(proxy).await })
-    }
+async fn dial(resolver: Arc<dyn Resolve>, proxy: Uri) -> Result<TcpStream, Fault> {
+    let (host, port) = (proxy.host().unwrap_or_default(), proxy.port_u16().unwrap_or(80));
+    let found = resolver.resolve(host.trim_matches(['[', ']']), port).await;
+    let found = found.map_err(|error| Fault::Proxy(format!("{host}: {error}")))?;
+    reach(&found).await.map_err(|fault| Fault::Proxy(fault.to_string()))
 }
 
 impl Service<Uri> for Connector {
