@@ -65,6 +65,8 @@ pub enum PushError {
 }
 
 type Result<T> = std::result::Result<T, PushError>;
+/// A record of the store, or why it cannot be read.
+type Read = crate::error::Result<Option<PushRecord>>;
 
 /// All pushed queues of this server.
 pub struct Push {
@@ -73,7 +75,7 @@ pub struct Push {
     pools: BTreeMap<PoolName, Arc<PushedPool>>,
     /// What the worker of each queue goes by. One that has none ends.
     workers: Mutex<HashMap<PushKey, Running>>,
-    /// PushRecords that no key of this server opens.
+    /// Records that no key of this server opens.
     locked: Mutex<HashSet<PushKey>>,
     /// Something was changed here.
     changed: Notify,
@@ -87,6 +89,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
+/// Shows no record: there are secrets in them.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Push").field("server", &self.server).finish_non_exhaustive()
@@ -232,7 +235,7 @@ impl Push {
         let now = self.server.now();
         let secret = Secret::random()?;
         let mut new = true;
-        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
+        let change = |old: Read| -> Result<Option<PushRecord>> {
             // One that cannot be read is replaced, with its secret.
             let old = old.inspect_err(|error| tracing::warn!(%error, "push: set anew")).unwrap_or_default();
             new = old.is_none();
@@ -323,7 +326,7 @@ impl Push {
     async fn switch(&self, key: &PushKey, switch: Switch, why: &str) -> Result<Value> {
         let now = self.server.now();
         let mut as_it_is = None;
-        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
+        let change = |old: Read| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;
             if old.switch == switch {
                 as_it_is = Some(old);
@@ -340,7 +343,7 @@ impl Push {
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
         let (now, secret) = (self.server.now(), Secret::random()?);
         let until = now + BOTH_SIGN.as_millis() as u64;
-        let change = |old: crate::error::Result<Option<PushRecord>>| -> Result<Option<PushRecord>> {
+        let change = |old: Read| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;
             let old_secret = Some((old.secret.clone(), until));
             Ok(Some(PushRecord { secret: secret.clone(), old_secret, revision: old.revision + 1, ..old }))
@@ -401,7 +404,7 @@ impl Push {
     async fn change(
         &self,
         key: &PushKey,
-        change: impl FnMut(crate::error::Result<Option<PushRecord>>) -> Result<Option<PushRecord>>,
+        change: impl FnMut(Read) -> Result<Option<PushRecord>>,
     ) -> Result<Option<PushRecord>> {
         let changed = self.server.change(key, change).await;
         self.changed.notify_one();

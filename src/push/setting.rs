@@ -90,7 +90,7 @@ impl Setting {
         }
         Ok(Setting {
             url: url(given)?,
-            method: match text(given, "method")?.as_deref() {
+            method: match text(given, "method")? {
                 None | Some("POST") => Method::POST,
                 Some("PUT") => Method::PUT,
                 Some(_) => return Err("method should be POST or PUT".into()),
@@ -102,7 +102,7 @@ impl Setting {
             per: Duration::from_secs(per),
             retry: retry(given)?,
             ok_when: ok_when(given)?,
-            cloud_events: match text(given, "format")?.as_deref() {
+            cloud_events: match text(given, "format")? {
                 None | Some("raw") => false,
                 Some("cloudevents") => true,
                 Some(_) => return Err("format should be raw or cloudevents".into()),
@@ -172,12 +172,9 @@ fn shorten(text: &str) -> &str {
     &text[..text.floor_char_boundary(64)]
 }
 
-fn text(given: &Map<String, Value>, field: &str) -> Result<Option<String>, String> {
-    match given.get(field) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(format!("{field} should be a text")),
-    }
+fn text<'a>(given: &'a Map<String, Value>, field: &str) -> Result<Option<&'a str>, String> {
+    let text = |value: &'a Value| value.as_str().ok_or_else(|| format!("{field} should be a text"));
+    given.get(field).map(text).transpose()
 }
 
 fn integer(
@@ -198,7 +195,7 @@ fn url(given: &Map<String, Value>) -> Result<Url, String> {
     if text.len() > MAX_URL {
         return Err(format!("url should have {MAX_URL} bytes at most"));
     }
-    let mut url = Url::parse(&text).map_err(|error| format!("url cannot be read: {error}"))?;
+    let mut url = Url::parse(text).map_err(|error| format!("url cannot be read: {error}"))?;
     if !["http", "https"].contains(&url.scheme()) || !url.has_host() {
         return Err("url should begin with http:// or https://".into());
     }
@@ -261,9 +258,8 @@ fn ok_when(given: &Map<String, Value>) -> Result<Option<OkWhen>, String> {
 }
 
 fn on_dead(given: &Map<String, Value>) -> Result<Option<QueueName>, String> {
-    let queue = text(given, "on_dead")?;
-    let parse = |queue: String| QueueName::parse(&queue).map_err(|error| format!("on_dead: {error}"));
-    queue.map(parse).transpose()
+    let parse = |queue| QueueName::parse(queue).map_err(|error| format!("on_dead: {error}"));
+    text(given, "on_dead")?.map(parse).transpose()
 }
 
 #[cfg(test)]

@@ -56,7 +56,8 @@ struct Worker {
     ending: bool,
     in_flight: u32,
     breaker: Breaker,
-    open_since: Option<Millis>,
+    /// Since when the endpoint is down, while the breaker says so.
+    down_since: Millis,
     throttle: Throttle,
     window: Window,
     slots: Slots,
@@ -87,7 +88,7 @@ pub async fn run(
         ending: false,
         in_flight: 0,
         breaker: Breaker::default(),
-        open_since: None,
+        down_since: 0,
         throttle: Throttle::default(),
         window: Window::default(),
         slots: *slots.borrow_and_update(),
@@ -299,7 +300,7 @@ impl Worker {
         let key = &self.queue.key;
         let (pool, queue) = (key.pool.as_str(), key.queue.to_string());
         if self.breaker.is_down() {
-            self.open_since = Some(self.queue.server.now());
+            self.down_since = self.queue.server.now();
             self.queue.metrics.breaker_open.inc();
             tracing::warn!(
                 pool,
@@ -307,7 +308,6 @@ impl Worker {
                 "push: the endpoint is down; nothing but probes is sent until it answers"
             );
         } else {
-            self.open_since = None;
             self.queue.metrics.breaker_open.dec();
             tracing::info!(pool, queue, "push: the endpoint answers again");
         }
@@ -316,7 +316,6 @@ impl Worker {
     /// What was counted so far does not count any more.
     fn reset_breaker(&mut self) {
         if self.breaker.reset() {
-            self.open_since = None;
             self.queue.metrics.breaker_open.dec();
         }
     }
@@ -374,7 +373,7 @@ impl Worker {
             per: setting.per,
             rate_held,
             in_flight: self.in_flight,
-            open: self.open_since.filter(|_| !self.ending),
+            open: (self.breaker.is_down() && !self.ending).then_some(self.down_since),
         };
         let demand = Demand { number: self.slots.number, lease, urgent: false };
         self.demand.send_if_modified(|before| demand.replace(before));

@@ -85,16 +85,14 @@ impl Proxy {
         let port = url.port_or_known_default().ok_or_else(wrong)?;
         let uri = format!("http://{host}:{port}/").parse().map_err(|_| wrong())?;
         let decode = |text: &str| percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned();
-        let auth = (!url.username().is_empty()).then(|| {
-            let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
-            format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
-        });
-        let auth = auth.map(|auth| HeaderValue::from_str(&auth).map_err(|_| wrong())).transpose()?;
-        let auth = auth.map(|mut auth| {
-            auth.set_sensitive(true);
-            auth
-        });
-        Ok(Proxy { uri, auth })
+        if url.username().is_empty() {
+            return Ok(Proxy { uri, auth: None });
+        }
+        let (user, password) = (decode(url.username()), decode(url.password().unwrap_or_default()));
+        let auth = format!("Basic {}", STANDARD.encode(format!("{user}:{password}")));
+        let mut auth = HeaderValue::from_str(&auth).map_err(|_| wrong())?;
+        auth.set_sensitive(true);
+        Ok(Proxy { uri, auth: Some(auth) })
     }
 }
 
@@ -106,12 +104,6 @@ pub(super) struct Connector {
     pub proxy: Option<Proxy>,
     pub tls: TlsConnector,
     pub places: Arc<Places>,
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").field("guard", &self.guard).finish_non_exhaustive()
-    }
 }
 
 impl Connector {

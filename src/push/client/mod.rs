@@ -135,7 +135,7 @@ impl Client {
                 }
             }
         };
-        let used = response.extensions().get().map(|used: &Used| (used.clone(), used.answered()));
+        let used = response.extensions().get().map(|used: &Arc<Used>| (used.clone(), used.answered()));
         if self.proxy.is_some() && !secure && response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return Err(Fault::Proxy("it asks for a password".into()));
         }

@@ -16,46 +16,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 /// How often a request that waits for a connection looks for one to close that nobody uses.
 const CLOSE_AGAIN: Duration = Duration::from_millis(100);
 
-/// Travels with a connection: what it was used for.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Used(Arc<Use>);
-
-impl Used {
-    /// An answer has begun to come over it. Answers how often something was written.
-    pub(super) fn answered(&self) -> u64 {
-        self.0.answered.store(true, Ordering::Relaxed);
-        self.0.idle.lock().0
-    }
-
-    /// Whether an answer has come over a connection.
-    pub(super) fn before(connected: &Connected) -> bool {
-        let mut extensions = Extensions::new();
-        connected.get_extras(&mut extensions);
-        extensions.get().is_some_and(|used: &Used| used.0.answered.load(Ordering::Relaxed))
-    }
-
-    /// An answer was read. Nobody uses it now, unless something was written since: the pool has it back by now.
-    pub(super) fn read(&self, written: u64) {
-        let mut idle = self.0.idle.lock();
-        if idle.0 == written {
-            idle.1 = Some(Instant::now());
-        }
-    }
-
-    /// Ends when the connection is to make room.
-    pub(super) fn closed(&self) -> WaitForCancellationFutureOwned {
-        self.0.close.clone().cancelled_owned()
-    }
-
-    /// Something is written: it is in use.
-    pub(super) fn written(&self) {
-        let mut idle = self.0.idle.lock();
-        *idle = (idle.0 + 1, None);
-    }
-}
-
+/// What a connection was used for. Travels with it.
 #[derive(Debug, Default)]
-struct Use {
+pub(super) struct Used {
     /// An answer has come over it.
     answered: AtomicBool,
     /// How often something was written, and since when nobody uses it.
@@ -64,11 +27,45 @@ struct Use {
     close: CancellationToken,
 }
 
+impl Used {
+    /// An answer has begun to come over it. Answers how often something was written.
+    pub(super) fn answered(&self) -> u64 {
+        self.answered.store(true, Ordering::Relaxed);
+        self.idle.lock().0
+    }
+
+    /// Whether an answer has come over a connection.
+    pub(super) fn before(connected: &Connected) -> bool {
+        let mut extensions = Extensions::new();
+        connected.get_extras(&mut extensions);
+        extensions.get().is_some_and(|used: &Arc<Used>| used.answered.load(Ordering::Relaxed))
+    }
+
+    /// An answer was read. Nobody uses it now, unless something was written since: the pool has it back by now.
+    pub(super) fn read(&self, written: u64) {
+        let mut idle = self.idle.lock();
+        if idle.0 == written {
+            idle.1 = Some(Instant::now());
+        }
+    }
+
+    /// Ends when the connection is to make room.
+    pub(super) fn closed(&self) -> WaitForCancellationFutureOwned {
+        self.close.clone().cancelled_owned()
+    }
+
+    /// Something is written: it is in use.
+    pub(super) fn written(&self) {
+        let mut idle = self.idle.lock();
+        *idle = (idle.0 + 1, None);
+    }
+}
+
 /// The connections that there may be. Each has a place until it is closed.
 #[derive(Debug)]
 pub(super) struct Places {
     free: Arc<Semaphore>,
-    taken: Mutex<HashMap<u64, Used>>,
+    taken: Mutex<HashMap<u64, Arc<Used>>>,
     next: AtomicU64,
 }
 
@@ -89,18 +86,18 @@ impl Places {
                 break permit.expect("the semaphore is never closed");
             }
         };
-        let (number, used) = (self.next.fetch_add(1, Ordering::Relaxed), Used::default());
+        let (number, used) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Used>::default());
         self.taken.lock().insert(number, used.clone());
         ConnectionPlace { places: self.clone(), number, used, _permit: permit }
     }
 
     fn close_one(&self) {
         let taken = self.taken.lock();
-        let idle = taken.values().filter_map(|used| Some((used.0.idle.lock().1?, used)));
+        let idle = taken.values().filter_map(|used| Some((used.idle.lock().1?, used)));
         if let Some((_, used)) = idle.min_by_key(|(since, _)| *since) {
             // It may be in use by now.
-            if used.0.idle.lock().1.take().is_some() {
-                used.0.close.cancel();
+            if used.idle.lock().1.take().is_some() {
+                used.close.cancel();
             }
         }
     }
@@ -110,7 +107,7 @@ impl Places {
 pub(super) struct ConnectionPlace {
     places: Arc<Places>,
     number: u64,
-    pub(super) used: Used,
+    pub(super) used: Arc<Used>,
     _permit: OwnedSemaphorePermit,
 }
 

@@ -47,7 +47,7 @@ pub struct PushRecords {
 
 impl fmt::Debug for PushRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Records({} at {})", self.all.len(), self.version)
+        write!(f, "PushRecords({} at {})", self.all.len(), self.version)
     }
 }
 
