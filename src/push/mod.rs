@@ -73,7 +73,7 @@ pub struct Push {
     server: Arc<PushServer>,
     guard: Arc<AddressGuard>,
     pools: BTreeMap<PoolName, Arc<PushedPool>>,
-    /// What the worker of each queue goes by. One that has none ends.
+    /// A worker ends when it is taken out, for nobody tells it a plan any more.
     workers: Mutex<HashMap<PushKey, Running>>,
     /// Records that no key of this server opens.
     locked: Mutex<HashSet<PushKey>>,
@@ -83,7 +83,7 @@ pub struct Push {
 
 /// A worker, and what it goes by.
 struct Running {
-    plan: watch::Sender<Option<Arc<Plan>>>,
+    plan: watch::Sender<Arc<Plan>>,
     /// The record that the plan was made of.
     record: bytes::Bytes,
     task: JoinHandle<()>,
@@ -187,7 +187,7 @@ impl Push {
         self.leave_out_locked(&mut records);
         let mut workers = self.workers.lock();
         let there: HashSet<&PushKey> = records.all.iter().map(|(key, _)| key).collect();
-        workers.retain(|key, running| there.contains(key) || running.plan.send_replace(None).is_none());
+        workers.retain(|key, _| there.contains(key));
         let here = records.all.iter().filter(|(key, _)| self.pools.contains_key(&key.pool)).count();
         self.server.connections.divide(here);
         self.server.memory.divide(here);
@@ -199,7 +199,7 @@ impl Push {
             }
             let record = PushRecord::parse(&bytes, &key.queue.name);
             let plan = match record.and_then(|record| Plan::new(&key.queue, &record)) {
-                Ok(plan) => Some(Arc::new(plan)),
+                Ok(plan) => Arc::new(plan),
                 Err(why) => {
                     tracing::error!(queue = %key, why, "what is set for push cannot be used; set it anew");
                     continue;

@@ -32,7 +32,7 @@ const MOST_SLOW: usize = 10_000;
 pub type LookUp = dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync;
 
 /// What was found, for everybody who asked.
-type Resolved = Option<Result<Vec<IpAddr>, (io::ErrorKind, String)>>;
+type Resolved = Option<Result<Vec<IpAddr>, String>>;
 
 /// The machine's own resolver.
 pub struct SystemResolver {
@@ -98,7 +98,7 @@ impl SystemResolver {
                 }
             }
             let began = Instant::now();
-            let addresses = look_up(&host).map_err(|error| (error.kind(), error.to_string()));
+            let addresses = look_up(&host).map_err(|error| error.to_string());
             let slow = began.elapsed() > SLOW;
             let mut state = state.lock();
             state.under_way.remove(&host);
@@ -134,7 +134,7 @@ impl Resolve for SystemResolver {
         let found = found.wait_for(Option::is_some).await.map(|found| found.clone());
         match found.ok().flatten() {
             Some(Ok(found)) => Ok(found.into_iter().map(|address| SocketAddr::new(address, port)).collect()),
-            Some(Err((kind, text))) => Err(io::Error::new(kind, text)),
+            Some(Err(text)) => Err(io::Error::other(text)),
             None => Err(io::Error::other("it could not be looked up")),
         }
     }

@@ -71,14 +71,15 @@ struct Worker {
     tell: mpsc::UnboundedSender<Ended>,
 }
 
-/// Runs the worker of a queue until its plan is gone or the tasks are stopped, and all of its requests have ended.
+/// Runs the worker of a queue until nobody can tell it a plan any more or the tasks are stopped, and all of its requests
+/// have ended.
 pub async fn run(
     server: Arc<PushServer>,
     pool: Arc<PushedPool>,
     key: PushKey,
-    mut plans: watch::Receiver<Option<Arc<Plan>>>,
+    mut plans: watch::Receiver<Arc<Plan>>,
 ) {
-    let Some(plan) = plans.borrow_and_update().clone() else { return };
+    let plan = plans.borrow_and_update().clone();
     let stop = server.tasks.stopping().clone();
     let queue = Arc::new(PushedQueue::new(server, pool, key));
     let (tell, mut ends) = mpsc::unbounded_channel();
@@ -109,13 +110,10 @@ pub async fn run(
                 tracing::error!(queue = %worker.queue.key, "push: the task that acks or the one that leases has died");
                 worker.ending = true; // it is started again, with them
             }
-            changed = plans.changed(), if !worker.ending => {
-                let plan = plans.borrow_and_update().clone();
-                match plan.filter(|_| changed.is_ok()) {
-                    Some(plan) => worker.adopt(plan),
-                    None => worker.ending = true,
-                }
-            }
+            changed = plans.changed(), if !worker.ending => match changed {
+                Ok(()) => worker.adopt(plans.borrow_and_update().clone()),
+                Err(_) => worker.ending = true,
+            },
             Some(ended) = ends.recv() => {
                 worker.ended(ended);
                 while let Ok(ended) = ends.try_recv() {
