@@ -182,7 +182,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// A part of the queues of a namespace, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], behind `after`. Those that jobs
     /// were published to, and paused ones; a store may forget queues long empty. Work and answer of one call are bounded.
-    /// Over the calls of one list a queue that is there all the while is shown once.
+    /// Over the calls of one list a queue that is there all the while is shown once. A store that must sort the names
+    /// first does that once for all callers: first pages wait for it some seconds, and fail with
+    /// [`Overloaded`](crate::error::Error::Overloaded) while it is not done.
     async fn list_queues(
         &self,
         namespace: &Namespace,

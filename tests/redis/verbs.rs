@@ -907,3 +907,58 @@ async fn queues_that_others_made_are_listed() {
         ["a".to_owned()].into_iter().chain(names[1..].iter().cloned()).chain(["z".to_owned()]).collect();
     assert_eq!(all().await, expected, "what is new, what is paused, and not what is gone");
 }
+
+/// How often a command was served.
+fn served(conn: &mut Connection, command: &str) -> u64 {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(conn).expect("INFO");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+}
+
+/// Guards against copies of a long hash that pile up, one for each caller who leaves and comes back.
+#[tokio::test]
+async fn callers_who_leave_early_start_one_copy_and_a_long_namespace_is_listed_whole() {
+    const CALLERS: u64 = 30;
+    let server = RedisServer::start();
+    let engine: Arc<dyn Engine> = engine(&server).await;
+    let conn = &mut server.connection();
+    let namespace = queue("x").namespace;
+    let names: Vec<String> = (0..30_000).map(|n| format!("q{n:05}")).collect();
+    for names in names.chunks(5000) {
+        let fields: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let _: () = conn.hset_multiple("m/ns/shop", &fields).expect("written");
+    }
+    let (mut steps, mut cursor) = (0, 0);
+    loop {
+        let step = redis::cmd("HSCAN").arg("m/ns/shop").arg(cursor).arg("COUNT").arg(500).query(conn);
+        let (next, _): (u64, Vec<String>) = step.expect("HSCAN");
+        steps += 1;
+        cursor = next;
+        if cursor == 0 {
+            break;
+        }
+    }
+    let before = (served(conn, "hscan"), served(conn, "hlen"));
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let (engine, namespace) = (engine.clone(), namespace.clone());
+            tokio::spawn(async move { engine.list_queues(&namespace, None, 100).await })
+        })
+        .collect();
+    until("all callers have begun", async || served(conn, "hlen") >= before.1 + CALLERS).await;
+    callers.iter().for_each(tokio::task::JoinHandle::abort);
+    let (mut listed, mut after) = (Vec::new(), None);
+    loop {
+        let page = engine.list_queues(&namespace, after.as_ref(), 100).await.expect("listed");
+        listed.extend(page.queues.into_iter().map(|view| view.queue.name.to_string()));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(listed.len(), names.len());
+    assert!(listed == names, "each once, in the order of their names");
+    engine.close().await;
+    let made = served(conn, "hscan") - before.0;
+    assert!(made <= 2 * steps, "{made} steps were made, where a copy takes {steps}");
+}

@@ -11,6 +11,7 @@ use super::cache::{RecordedQueues, TriesCache};
 use super::clock::RedisClock;
 use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
+use super::copies::Copies;
 use super::counting::Counting;
 use super::layout::scripts::Scripts;
 use super::pauses::Pauses;
@@ -52,6 +53,7 @@ pub(crate) struct RedisCore {
     pub(super) tries: TriesCache,
     pub(super) watch: Watch,
     pub(super) pauses: Pauses,
+    pub(super) copies: Copies,
     /// Held by who finishes destroys of others.
     pub(super) finishing: Mutex<()>,
     /// Held by who looks for a job in a long dead letter, and when the next such look may begin.

@@ -4,8 +4,8 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `verbs/`: a file for each step, named as on disk.
-//! - `core`: what verbs and tasks have in common; `pauses`, `counting`, `arming`, `cache`, `clock`: what this process
-//!   remembers; `batches`: which calls share a script call.
+//! - `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
+//!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
@@ -18,6 +18,7 @@ mod batches;
 mod cache;
 mod clock;
 pub(crate) mod connection;
+mod copies;
 mod core;
 mod counting;
 mod in_time;
@@ -62,6 +63,7 @@ use layout::scripts::Scripts;
 use verbs::{pause, quotas};
 
 use self::arming::Watch;
+use self::copies::Copies;
 use self::core::RedisCore;
 use self::counting::Counting;
 use self::pauses::Pauses;
@@ -118,6 +120,7 @@ impl RedisEngine {
             tries: TriesCache::new(TRIES_CACHED),
             watch: Watch::default(),
             pauses: Pauses::default(),
+            copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),

@@ -1,10 +1,13 @@
 //! Lists of a namespace's queues, with their figures. lmstfy's hash of queues has no order, in which a list could go on:
 //! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both; what
-//! only others have written into the hash is copied when a list begins.
+//! only others have written into the hash is copied when a list begins. One task copies, whoever waits for it: it goes on
+//! when they have left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::Value;
+use tokio::time::{Instant, timeout_at};
 
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
@@ -15,6 +18,8 @@ use crate::name::{Namespace, Queue, QueueName};
 
 /// How many names one step of the copying is asked for.
 const SCAN: usize = 500;
+/// How long a list waits for the copying. A later one finds what was copied meanwhile.
+const COPY_TIME: Duration = Duration::from_secs(5);
 
 impl RedisCore {
     /// A part of the queues of a namespace, in the order of their names.
@@ -26,22 +31,42 @@ impl RedisCore {
     ) -> Result<QueuePage> {
         self.know_pauses().await?;
         if after.is_none() {
-            // Of a long hash it takes many steps, and does not begin anew when the caller leaves.
-            let (core, namespace) = (self.clone(), namespace.clone());
-            let copied = self.tasks.spawn(async move { core.copy_names(&namespace).await });
-            copied.await.map_err(Error::away)??;
+            self.wait_for_names(namespace).await?;
         }
         self.page_of_queues(namespace, after, limit).await
     }
 
-    /// Copies names from the hash into the index, in steps, if some are missing there.
-    async fn copy_names(&self, namespace: &Namespace) -> Result<()> {
+    /// Returns when the index has all names that the hash had at the time of the call.
+    async fn wait_for_names(self: &Arc<Self>, namespace: &Namespace) -> Result<()> {
+        let deadline = Instant::now() + COPY_TIME;
         let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
         let mut sizes = redis::pipe();
         sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
-        let (named, indexed): (u64, u64) = self.shared.query_all(&sizes).await?;
-        let mut scan = if indexed < named { Some(0) } else { None };
+        // A copy that was under way before may miss a name that came before this call. The next one does not.
+        for _ in 0..2 {
+            let (named, indexed): (u64, u64) = self.shared.query_all(&sizes).await?;
+            if indexed >= named {
+                return Ok(());
+            }
+            let mut copy = self.copies.join(namespace, |end| {
+                let (core, namespace) = (self.clone(), namespace.clone());
+                self.tasks.spawn(async move { end.send_replace(Some(core.copy_names(&namespace).await)) });
+            })?;
+            match timeout_at(deadline, copy.wait_for(Option::is_some)).await {
+                Ok(Ok(end)) => end.clone().unwrap_or(Ok(()))?,
+                Ok(Err(gone)) => return Err(Error::away(gone)),
+                Err(_) => return Err(Error::Overloaded),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies names from the hash into the index, in steps.
+    async fn copy_names(&self, namespace: &Namespace) -> Result<()> {
+        let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
+        let mut scan = Some(0);
         while let Some(from) = scan {
+            self.open()?;
             let (next, fields) = self.shared.scan_step(&hash, from, SCAN).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");
