@@ -436,3 +436,26 @@ async fn strangers_cannot_fill_the_metrics() {
         text.lines().filter(|line| line.contains("strange") || line.contains("BREW")).collect();
     assert!(lines.is_empty(), "made by strangers, without a token:\n{}", lines.join("\n"));
 }
+
+/// Guards against a list of names that one key of another program takes away as a whole.
+#[tokio::test]
+async fn a_key_of_another_type_hides_no_names_and_no_sizes() {
+    let redis = RedisServer::start();
+    let mut conn = redis.connection();
+    let server = TestServer::on(Store::Redis(redis)).await;
+    let token = server.token("ns").await;
+    for queue in ["a", "b"] {
+        send(server.api("PUT", &format!("/api/ns/{queue}"), &token).body("x")).await.expect(201);
+    }
+    let _: () = redis::cmd("SET").arg("d/ns/a").arg("x").query(&mut conn).expect("SET");
+    let info = send(server.admin("GET", "/info")).await.expect(200);
+    assert_eq!(info.json["ns"], serde_json::json!(["a", "b"]), "the names");
+    let metrics = send(server.admin("GET", "/metrics")).await.expect(200).text;
+    for queue in ["a", "b"] {
+        let labels = format!("{{namespace=\"ns\",pool=\"default\",queue=\"{queue}\"}}");
+        for (name, size) in [("queue_sizes", 1.0), ("deadletter_sizes", 0.0)] {
+            let shown = series(&metrics, &format!("infra_lmstfy_redis_{name}"), &labels);
+            assert_eq!(shown, Some(size), "{name}{labels} in:\n{metrics}");
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! Sizes, names of queues, and figures for the metrics. Changes nothing.
 
+use redis::RedisResult;
+
+use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
@@ -10,6 +13,14 @@ use crate::name::{Namespace, Queue, QueueName};
 const CHUNK: usize = 256;
 /// How many names one step of a scan is asked for.
 const SCAN: usize = 500;
+
+/// The length of a list. A key of another type, which another program left, is an empty list: it must not hide the queues.
+fn length(answer: RedisResult<u64>) -> Result<u64> {
+    match answer {
+        Err(error) if error.code() == Some("WRONGTYPE") => Ok(0),
+        answer => Ok(answer.map_err(Fault::from)?),
+    }
+}
 
 impl RedisCore {
     /// How many elements the ready list has; or the dead letter, and the id of its oldest.
@@ -56,10 +67,12 @@ impl RedisCore {
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             let mut lens = redis::pipe();
+            lens.ignore_errors();
             for queue in chunk {
                 lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
             }
-            let lens: Vec<u64> = self.shared.query_all(&lens).await?;
+            let lens: Vec<RedisResult<u64>> = self.shared.query_all(&lens).await?;
+            let lens = lens.into_iter().map(length).collect::<Result<Vec<u64>>>()?;
             sizes.extend(chunk.iter().zip(lens.chunks_exact(2)).map(|(queue, len)| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
