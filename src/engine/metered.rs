@@ -135,7 +135,9 @@ impl Engine for Metered {
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         let found = self.step("inspect", self.inner.inspect(queue, by, detail)).await?;
-        self.metrics.counters.pool_get_jobs.inc_by(u64::from(found.is_some()));
+        // A look by key is no fetch of a job.
+        let is_fetched = found.is_some() && matches!(by, By::Id(_));
+        self.metrics.counters.pool_get_jobs.inc_by(u64::from(is_fetched));
         Ok(found)
     }
 

@@ -1,7 +1,8 @@
-//! What the parts that stand on a store keep: the dispatcher, a pool that moves, push, tokens, limits, quotas. In virtual time, without
-//! a server.
+//! What the parts that stand on a store keep: the dispatcher, a pool that moves, the counters,
+//! push, tokens, limits, quotas. In virtual time, without a server.
 
 mod dispatch;
+mod metered;
 mod migration;
 mod push;
 mod push_stage;
