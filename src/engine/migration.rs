@@ -31,9 +31,9 @@
 //!   given back.
 //! - peek, by queue and by id, shows the new store's job, and fails when there is none.
 //! - size and the dead letter tell what the store that answers has. So they do when the new store is away.
-//! - ack succeeds when the new store had the job, and fails otherwise.
+//! - ack succeeds when the new store had all of the jobs, and fails otherwise.
 //! - republish succeeds once the new job is stored. The old one is acked as soon as the old store answers again.
-//! - touch, release and bury succeed when the new store has the job, and fail otherwise; so does an ack with a receipt.
+//! - touch and release succeed when the new store has the job, and fail otherwise.
 //! - Jobs that are given back to the old store are there later, and those of the new one at once.
 //! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
 //!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
@@ -44,8 +44,8 @@
 //!   is empty, and the check, since a consumer may get an error now.
 //!
 //! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last: touch,
-//! release, bury and ack of a job that is not in the new store, the cancel of a key, what changes many jobs, pause, resume,
-//! the figures of the whole pool, and the check.
+//! release and the ack of one job without a receipt that is not in the new store, the cancel of a key, what changes many
+//! jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short patience.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -76,7 +76,8 @@ pub const PATIENCE: Duration = Duration::from_millis(250);
 /// never be drained: what it hands out would be given back each time. A consume that finds nothing in the new store
 /// fails after this time too.
 const MOST_PATIENCE: Duration = Duration::from_secs(1);
-/// How often a consume looks into the new store while the old one hangs.
+/// How often a consume looks into the new store while the old one hangs, and how soon a pump asks a store that was away
+/// again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How many acks may be owed to an old store that is away. The jobs of others come back after their ttr.
 const MAX_OWED: usize = 1000;
@@ -288,6 +289,33 @@ impl Migration {
             Some(job) => Some(job),
             None => old?,
         })
+    }
+
+    /// Whether the new store has this job.
+    async fn has(&self, queue: &Queue, by: By<'_>) -> Result<bool> {
+        Ok(self.new.inspect(queue, by, Detail::Stored).await?.is_some())
+    }
+
+    /// Whether the new store has all of these jobs. Looks no further than to the first that it has not.
+    async fn has_all(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<bool> {
+        for (id, _) in jobs {
+            if !self.has(queue, By::Id(*id)).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the new store has, or else the old one.
+    async fn new_first<T>(
+        &self,
+        old: impl Future<Output = Result<Option<T>>>,
+        new: impl Future<Output = Result<Option<T>>>,
+    ) -> Result<Option<T>> {
+        match new.await? {
+            Some(found) => Ok(Some(found)),
+            None => self.ask_old(old).await,
+        }
     }
 
     /// Asks both for what both have a part of.
@@ -510,8 +538,7 @@ impl Engine for Migration {
             let Some(holder) = self.ask_old(in_old).await? else { continue };
             let (id, due_at, state) = (holder.id, holder.due_at, holder.state);
             let holder = JobRef { queue: job.queue.clone(), id };
-            let in_new = self.new.inspect(&job.queue, By::Key(key), Detail::Stored);
-            if go.contains(&holder) || in_new.await?.is_some() {
+            if go.contains(&holder) || self.has(&job.queue, By::Key(key)).await? {
                 continue;
             }
             let how = match on_conflict {
@@ -537,10 +564,7 @@ impl Engine for Migration {
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        match self.new.recall(queue, once).await? {
-            Some(done) => Ok(Some(done)),
-            None => self.ask_old(self.old.recall(queue, once)).await,
-        }
+        self.new_first(self.old.recall(queue, once), self.new.recall(queue, once)).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
@@ -600,20 +624,15 @@ impl Engine for Migration {
         // Either may hold a job: one that is away must not keep the other from forgetting it.
         let mut in_old = self.old.ack(queue, jobs);
         let of_old = timeout(self.state.patience(), &mut in_old).await;
-        let mut all_are_here = false;
-        if !matches!(of_old, Ok(Ok(_))) {
-            // A job is in one of the stores.
-            all_are_here = true;
-            for (id, _) in jobs {
-                all_are_here &= self.new.inspect(queue, By::Id(*id), Detail::Stored).await?.is_some();
-            }
-        }
+        let all_are_new = !matches!(of_old, Ok(Ok(_))) && self.has_all(queue, jobs).await?;
         let of_new = self.new.ack(queue, jobs).await?;
         let of_old = match of_old {
             Ok(Ok(stale)) => stale,
-            _ if all_are_here => Vec::new(),
+            // A job is in one of the stores.
+            _ if all_are_new => Vec::new(),
             Ok(Err(error)) => return Err(error),
-            Err(_) => in_old.await?,
+            Err(_) if matches!(jobs, [(_, None)]) => in_old.await?,
+            Err(_) => return Err(late()),
         };
         Ok(jobs.iter().map(|(id, _)| *id).filter(|id| of_old.contains(id) || of_new.contains(id)).collect())
     }
@@ -636,10 +655,7 @@ impl Engine for Migration {
         match by {
             By::Id(_) => self.first(old, new).await,
             // A job that runs in the old store may have a key that one of the new store has taken over.
-            By::Key(_) => match new.await? {
-                Some(job) => Ok(Some(job)),
-                None => self.ask_old(old).await,
-            },
+            By::Key(_) => self.new_first(old, new).await,
         }
     }
 
@@ -737,7 +753,7 @@ impl Engine for Migration {
         match tokio::join!(self.old.pump(), self.new.pump()) {
             (Ok(old), Ok(new)) => Ok(Pumped { moved: old.moved + new.moved, next: old.next.min(new.next) }),
             (Ok(one), Err(_)) | (Err(_), Ok(one)) if one.moved > 0 => {
-                Ok(Pumped { next: Duration::ZERO, ..one })
+                Ok(Pumped { next: one.next.min(LOOK_AGAIN), ..one })
             }
             (Err(error), _) | (_, Err(error)) => Err(error),
         }

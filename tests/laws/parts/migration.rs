@@ -12,6 +12,7 @@ use crate::stage::{
 use crate::support::engine_ext::EngineExt;
 use crate::support::model::ModelEngine;
 use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
+use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
     Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Publication, Published,
@@ -19,7 +20,8 @@ use dormouse::engine::{
 };
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, Queue};
+use dormouse::metrics::Metrics;
+use dormouse::name::{IdempotencyKey, PoolName, Queue};
 use dormouse::process::tasks::Failure;
 use tokio::time::Instant;
 
@@ -633,6 +635,49 @@ async fn an_ack_of_the_new_stores_job_needs_no_old_store() {
         assert!(!matches!(ack, Ok(Ok(()))), "the old job is not acked while its store is {state:?}: {ack:?}");
     })
     .await;
+}
+
+/// Guards against a bulk that waits for a store that hangs as long as its own calls last, and looks for each job of it.
+#[tokio::test(start_paused = true)]
+async fn an_ack_of_many_jobs_fails_soon_without_the_old_store() {
+    without_the_old(&BOTH, async |pools, state| {
+        let [old, new] = pools.fill().await;
+        let named: Vec<_> =
+            (0..100).map(|_| (job(&queue("a"), "x").make(&pools.stages[1]).id, None)).collect();
+        let named: Vec<_> = [(old.id, None)].into_iter().chain(named).chain([(new.id, None)]).collect();
+        let slow = Duration::from_millis(100);
+        pools.old.set(state);
+        pools.new.set(State::Slow(slow));
+        let began = Instant::now();
+        let acked = tokio::time::timeout(60 * slow, pools.pool.ack(&queue("a"), &named)).await;
+        assert!(matches!(acked, Ok(Err(_))), "the old store is {state:?}: {acked:?}");
+        assert!(began.elapsed() <= PATIENCE + 2 * slow, "{:?} while it is {state:?}", began.elapsed());
+        assert_eq!(ok("size", pools.new.ready(&queue("a")).await), 0, "what is there is acked");
+    })
+    .await;
+}
+
+/// Guards against a store that is away and counts as a pump that has more to move.
+#[tokio::test(start_paused = true)]
+async fn a_pump_without_the_old_store_tells_what_the_new_one_has_left() {
+    let metrics = Metrics::default();
+    let pools = Move::new().await;
+    let pool = Metered::new(pools.pool.clone(), &PoolName::default_pool(), &metrics);
+    let stage: &dyn Stage = &pools.stages[1];
+    for body in ["1", "2"] {
+        let job = job(&queue("a"), body).delay(Duration::from_secs(5)).make(stage);
+        ok("publish", pools.new.publish(vec![job].into()).await);
+        stage.advance(Duration::from_secs(5)).await;
+        pools.old.set(State::Away);
+        let pumped = ok("pump", pool.pump().await);
+        assert!(pumped.moved == 1 && !pumped.next.is_zero(), "none is left there: {pumped:?}");
+        assert!(pumped.next <= Duration::from_secs(1), "the store that is away is asked soon: {pumped:?}");
+        assert!(pool.pump().await.is_err(), "the trouble shows");
+        pools.old.set(State::Up);
+    }
+    let text = String::from_utf8(metrics.text()).expect("UTF-8");
+    let full = text.lines().find(|line| line.starts_with("infra_lmstfy_redis_timer_full_batches{"));
+    assert!(full.is_none_or(|line| line.ends_with(" 0")), "{full:?}");
 }
 
 #[tokio::test(start_paused = true)]
