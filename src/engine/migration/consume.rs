@@ -1,0 +1,102 @@
+//! Jobs on their way to a consumer and back: which store is asked, and in which order.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores, late};
+use crate::engine::Consumed;
+use crate::error::Result;
+use crate::job::Job;
+use crate::name::QueueList;
+
+impl TwoStores {
+    /// Of the old store first, queue by queue.
+    pub async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let give_up = Instant::now() + MOST_PATIENCE;
+        loop {
+            let old = self.consume_old(queues, ttrs).await;
+            let hangs = old.is_none();
+            let (from_old, trouble) = match old.unwrap_or_else(|| Err(late())) {
+                Ok(consumed) => (consumed, None),
+                Err(error) => (Consumed::default(), Some(error)),
+            };
+            let (mut consumed, seen) = self.in_order(queues, ttrs, from_old).await;
+            // The new store serves whom the old one left without a job.
+            let rest = ttrs.get(consumed.jobs.len()..).unwrap_or_default();
+            if rest.is_empty() || consumed.more {
+                return Ok(consumed);
+            }
+            let later = part(queues, seen..queues.names().len());
+            match self.new.consume(later.as_ref().unwrap_or(queues), rest).await {
+                Ok(found) => {
+                    consumed.more = found.more || trouble.is_some() && !found.jobs.is_empty();
+                    consumed.jobs.extend(from_new(found.jobs));
+                }
+                // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
+                Err(error) => return Err(error),
+            }
+            match trouble {
+                Some(error) if consumed.jobs.is_empty() && !consumed.more => {
+                    if !hangs || Instant::now() >= give_up {
+                        // The old store may hold jobs: nobody can say that there is none.
+                        return Err(error);
+                    }
+                    sleep(LOOK_AGAIN).await;
+                }
+                _ => return Ok(consumed),
+            }
+        }
+    }
+
+    /// To the store that has handed each out.
+    pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        let (mut to_old, mut to_new) = (Vec::new(), Vec::new());
+        for mut job in jobs {
+            let from_new = job.receipt & Job::FROM_NEW != 0;
+            job.receipt &= !Job::FROM_NEW;
+            if from_new { to_new.push(job) } else { to_old.push(job) }
+        }
+        let new = async { if to_new.is_empty() { Ok(()) } else { self.new.give_back(to_new).await } };
+        tokio::join!(self.give_back_old(to_old), new).1
+    }
+
+    /// What a consume of the old store has brought, and the place in the list from which on the new store was not asked
+    /// yet. Where the new store has jobs of an earlier queue, these are handed out, and the old store's go back.
+    async fn in_order(&self, queues: &QueueList, ttrs: &[Duration], from_old: Consumed) -> (Consumed, usize) {
+        let Consumed { mut jobs, more } = from_old;
+        let (mut taken, mut seen) = (0, 0);
+        while let Some(job) = jobs.get(taken) {
+            let (queue, names) = (job.queue.name.clone(), &queues.names()[seen..]);
+            let at = seen + names.iter().position(|name| *name == queue).unwrap_or(0);
+            if let Some(earlier) = part(queues, seen..at) {
+                match self.new.consume(&earlier, &ttrs[taken..]).await {
+                    Ok(Consumed { jobs: none, more: false }) if none.is_empty() => {}
+                    Ok(found) => {
+                        self.give_back_old(jobs.split_off(taken)).await;
+                        jobs.extend(from_new(found.jobs));
+                        return (Consumed { jobs, more: true }, at);
+                    }
+                    // What the old store handed out is on its way; the new one's trouble shows at the next call.
+                    Err(_) => return (Consumed { jobs, more: true }, at),
+                }
+            }
+            seen = at;
+            taken += jobs[taken..].iter().take_while(|job| job.queue.name == queue).count();
+        }
+        (Consumed { jobs, more }, seen)
+    }
+}
+
+/// A part of a list, unless it is empty.
+fn part(queues: &QueueList, range: Range<usize>) -> Option<QueueList> {
+    QueueList::new(queues.namespace().clone(), queues.names()[range].iter().cloned())
+}
+
+/// Marks which store has handed the jobs out, for their way back.
+fn from_new(mut jobs: Vec<Job>) -> Vec<Job> {
+    jobs.iter_mut().for_each(|job| job.receipt |= Job::FROM_NEW);
+    jobs
+}

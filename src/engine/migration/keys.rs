@@ -1,0 +1,74 @@
+//! Steps in which one store must know what the other one has: a publish with keys, an ack.
+
+use tokio::time::timeout;
+
+use super::stores::{TwoStores, late};
+use crate::engine::{By, Detail, How, OnConflict, Once, Placed, Placing, Publication, Published};
+use crate::error::Result;
+use crate::job::{JobId, JobRef, JobState, Receipt};
+use crate::name::Queue;
+
+impl TwoStores {
+    /// Into the new store. What the call's keys name in the old one is looked up before, and goes after.
+    pub async fn publish(&self, mut publication: Publication) -> Result<Published> {
+        let Publication { jobs, replaces, once } = &mut publication;
+        if let (Some(once), Some(first)) = (&*once, jobs.first())
+            && let Some(done) = self.recall(&first.job.queue, once).await?
+        {
+            return Ok(done);
+        }
+        let mut go: Vec<JobRef> = replaces.iter().cloned().collect();
+        for (index, Placing { job, key, .. }) in jobs.iter_mut().enumerate() {
+            let Some((key, on_conflict)) = key else { continue };
+            let in_old = self.old.inspect(&job.queue, By::Key(key), Detail::All);
+            let Some(holder) = self.ask_old(in_old).await? else { continue };
+            let (id, due_at, state) = (holder.id, holder.due_at, holder.state);
+            let holder = JobRef { queue: job.queue.clone(), id };
+            if go.contains(&holder) || self.new_has(&job.queue, By::Key(key)).await? {
+                continue;
+            }
+            let how = match on_conflict {
+                OnConflict::Fail => return Ok(Published::Conflict { index, id }),
+                OnConflict::Keep => How::Duplicate,
+                // A running one goes on.
+                OnConflict::Replace if state == Some(JobState::Running) => continue,
+                OnConflict::Replace => How::Replaced(id),
+                OnConflict::Elsewhere(_) => continue,
+            };
+            if how != How::Duplicate {
+                go.push(holder);
+            }
+            *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
+        }
+        // The new store forgets the job that is replaced if it has it, in one step with the publish.
+        let published = self.new.publish(publication).await?;
+        if let Published::Done(_) = published {
+            // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
+            self.ack_old(go).await;
+        }
+        Ok(published)
+    }
+
+    /// What was done already, in either store.
+    pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        self.new_first(self.old.recall(queue, once), self.new.recall(queue, once)).await
+    }
+
+    /// In both stores: a job is in one of them.
+    pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        // Either may hold a job: one that is away must not keep the other from forgetting it.
+        let mut in_old = self.old.ack(queue, jobs);
+        let of_old = timeout(self.state.patience(), &mut in_old).await;
+        let all_are_new = !matches!(of_old, Ok(Ok(_))) && self.new_has_all(queue, jobs).await?;
+        let of_new = self.new.ack(queue, jobs).await?;
+        let of_old = match of_old {
+            Ok(Ok(stale)) => stale,
+            // A job is in one of the stores.
+            _ if all_are_new => Vec::new(),
+            Ok(Err(error)) => return Err(error),
+            Err(_) if matches!(jobs, [(_, None)]) => in_old.await?,
+            Err(_) => return Err(late()),
+        };
+        Ok(jobs.iter().map(|(id, _)| *id).filter(|id| of_old.contains(id) || of_new.contains(id)).collect())
+    }
+}

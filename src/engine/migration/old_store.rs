@@ -1,0 +1,126 @@
+//! What is asked of an old store that may hang: what comes too late goes back, and what cannot be done now is owed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::stores::{OldState, TwoStores, late};
+use crate::engine::{Consumed, Engine};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobRef};
+use crate::name::QueueList;
+
+/// How often an owed ack is tried.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+impl TwoStores {
+    /// Consumes from the old store. `None` when it is late.
+    pub async fn consume_old(&self, queues: &QueueList, ttrs: &[Duration]) -> Option<Result<Consumed>> {
+        if self.state.late.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let (old, queues, ttrs) = (self.old.clone(), queues.clone(), ttrs.to_vec());
+        let asked = Instant::now();
+        // Not dropped when it is late: it may have taken jobs.
+        let mut call = Box::pin(async move { old.consume(&queues, &ttrs).await });
+        if let Ok(answer) = timeout(self.state.patience(), &mut call).await {
+            self.state.answered(asked, &answer);
+            return Some(answer);
+        }
+        let (old, state) = (self.old.clone(), Late::new(&self.state));
+        self.tasks.spawn(async move {
+            let answer = call.await;
+            state.0.answered(asked, &answer);
+            // Nobody asks the old store before they are there again.
+            if let Ok(consumed) = answer {
+                give_back(&*old, consumed.jobs).await;
+            }
+        });
+        None
+    }
+
+    /// Gives jobs back to the old store. One that hangs is waited for no longer than by a consume, and no consume asks it
+    /// before they are there again.
+    pub async fn give_back_old(&self, jobs: Vec<Job>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let old = self.old.clone();
+        let mut call = Box::pin(async move { give_back(&*old, jobs).await });
+        let hangs = self.state.late.load(Ordering::SeqCst) > 0;
+        let patience = if hangs { Duration::ZERO } else { self.state.patience() };
+        if timeout(patience, &mut call).await.is_err() {
+            let late = Late::new(&self.state);
+            self.tasks.spawn(async move {
+                call.await;
+                drop(late);
+            });
+        }
+    }
+
+    /// Acks in the old store, all at the same time, now or later.
+    pub async fn ack_old(&self, jobs: Vec<JobRef>) {
+        let patience = self.state.patience();
+        let acks = jobs.into_iter().map(|job| {
+            let old = self.old.clone();
+            self.tasks.spawn(async move {
+                let acked = timeout(patience, old.ack(&job.queue, &[(job.id, None)])).await;
+                (job, acked.unwrap_or_else(|_| Err(late())))
+            })
+        });
+        for ack in acks.collect::<Vec<_>>() {
+            if let Ok((job, Err(error))) = ack.await {
+                self.owe(job, &error);
+            }
+        }
+    }
+
+    /// Acks in the old store later.
+    fn owe(&self, job: JobRef, error: &Error) {
+        let Ok(permit) = self.owed.clone().try_acquire_owned() else {
+            tracing::debug!(%error, "an ack of a republished job is lost; the job comes back after its ttr");
+            return;
+        };
+        let (old, stop) = (self.old.clone(), self.tasks.stopping().clone());
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            let acked = async {
+                while let Err(error) = old.ack(&job.queue, &[(job.id, None)]).await {
+                    if matches!(error, Error::Closed) {
+                        return;
+                    }
+                    sleep(TRY_AGAIN).await;
+                }
+            };
+            stop.run_until_cancelled(acked).await;
+        });
+    }
+}
+
+/// A call hangs in the old store until this is dropped.
+struct Late(Arc<OldState>);
+
+impl Late {
+    fn new(state: &Arc<OldState>) -> Late {
+        state.late.fetch_add(1, Ordering::SeqCst);
+        Late(state.clone())
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.late.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Gives jobs back to the old store.
+async fn give_back(old: &dyn Engine, jobs: Vec<Job>) {
+    let count = jobs.len();
+    if count > 0
+        && let Err(error) = old.give_back(jobs).await
+    {
+        tracing::warn!(%error, count, "jobs of an old store that nobody got come back after their ttr");
+    }
+}
