@@ -204,7 +204,8 @@ async fn check_keys(engine: &DiskEngine, told: &Told) {
         for name in QUEUES {
             let job = JobRef { queue: queue(name), id: JobId::parse(id).expect("it was an id") };
             let view = engine.inspect_job(&job).await.expect("inspected");
-            let holder = engine.find_key(&job.queue, &key).await.expect("looked up").map(|view| view.id);
+            let holder =
+                engine.inspect_by_key(&job.queue, &key).await.expect("looked up").map(|view| view.id);
             keyed += usize::from(holder.is_some());
             let Some(view) = view else {
                 assert_eq!(holder, None, "{id} is gone, and its key is not free");

@@ -219,7 +219,7 @@ async fn judge(dir: &Path, account: &Account, what: &str) -> Outcome {
 async fn account_for(engine: &DiskEngine, account: &Account, what: &str) -> Outcome {
     let mut unread = BTreeSet::new();
     for n in account.stored.keys().chain(&account.acked) {
-        match (engine.peek_job(&job_ref(&account.queue, *n)).await, account.stored.get(n)) {
+        match (engine.inspect_stored(&job_ref(&account.queue, *n)).await, account.stored.get(n)) {
             (Ok(Some(job)), Some(body)) => assert!(job.body == *body, "{what}: job {n} has another body"),
             (Ok(None), None) => {}
             (Ok(None), Some(_)) => panic!("{what}: job {n} is lost in silence"),
@@ -432,7 +432,7 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
             DiskEngine::open(options(dir.path(), &account.clock)).unwrap_or_else(|e| panic!("{what}: {e}"));
         let mut there = 0;
         for (n, body) in &account.stored {
-            if let Some(job) = engine.peek_job(&job_ref(&account.queue, *n)).await.expect("answered") {
+            if let Some(job) = engine.inspect_stored(&job_ref(&account.queue, *n)).await.expect("answered") {
                 assert!(job.body == *body, "{what}: job {n} has another body");
                 there += 1;
             }
@@ -449,7 +449,7 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
         engine.close().await;
         let engine =
             DiskEngine::open(options(dir.path(), &account.clock)).unwrap_or_else(|e| panic!("{what}: {e}"));
-        let new = engine.peek_job(&job_ref(&account.queue, 9_999)).await.expect("answered");
+        let new = engine.inspect_stored(&job_ref(&account.queue, 9_999)).await.expect("answered");
         assert!(new.is_some(), "{what}: a job that was published after the repair");
         engine.close().await;
     }

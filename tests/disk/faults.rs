@@ -294,7 +294,7 @@ async fn child_bad_sector() {
     seen.extend(drain(&engine, &q, LEN).await);
     assert_eq!(seen.len() + quarantined.len(), JOBS as usize + 10, "the store goes on as before");
     let one = quarantined[0].job.clone();
-    let peeked = engine.peek_job(&one).await;
+    let peeked = engine.inspect_stored(&one).await;
     assert!(matches!(peeked, Err(Error::Corrupt(_))), "a peek says what is wrong: {peeked:?}");
     engine.ack_job(one).await.expect("it can be acked");
     assert_eq!(engine.quarantined().await.expect("listed").len(), quarantined.len() - 1, "and is gone then");
@@ -582,7 +582,7 @@ async fn a_job_in_quarantine_does_not_keep_its_key() {
         assert!(is_new, "the key of job {n}, which nobody can read, is free: {published:?}");
         engine.ack_job(job_ref(&q, *n)).await.expect("acked");
         let name = JobKey::parse(&key(*n)).expect("a key");
-        let holder = engine.find_key(&q, &name).await.expect("answered").map(|view| view.id);
+        let holder = engine.inspect_by_key(&q, &name).await.expect("answered").map(|view| view.id);
         assert_eq!(holder, Some(id(JOBS + n)), "the ack of job {n} leaves the key to the new one");
     }
     assert_eq!(engine.quarantined().await.expect("listed"), [], "they were acked");

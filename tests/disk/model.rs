@@ -407,8 +407,9 @@ impl World {
     /// Compares what the lists say of one queue.
     async fn look(&self, q: &Queue) {
         for key in KEYS.map(job_key) {
-            let find = async |e: &dyn Engine| Ok(e.find_key(q, &key).await?.map(|view| (view.id, view.key)));
-            self.agree("find_key", find).await;
+            let find =
+                async |e: &dyn Engine| Ok(e.inspect_by_key(q, &key).await?.map(|view| (view.id, view.key)));
+            self.agree("inspect_by_key", find).await;
         }
         for state in JobState::ALL {
             let (ours, model) =
@@ -446,7 +447,7 @@ impl World {
             let mut used = false;
             for n in 0..IDS {
                 let job = job_ref(&q, n);
-                used |= self.agree("peek_job", async |e| e.peek_job(&job).await).await.is_some();
+                used |= self.agree("inspect_stored", async |e| e.inspect_stored(&job).await).await.is_some();
                 if at != close {
                     continue;
                 }
@@ -476,7 +477,7 @@ impl World {
         for q in queues() {
             for key in KEYS.map(job_key) {
                 assert_eq!(
-                    self.engine.find_key(&q, &key).await.expect("find_key should succeed"),
+                    self.engine.inspect_by_key(&q, &key).await.expect("inspect_by_key should succeed"),
                     None,
                     "of {q}"
                 );

@@ -248,7 +248,7 @@ async fn no_flipped_bytes_are_served_as_a_body() {
             };
             let mut bad = 0;
             for n in 0..JOBS {
-                match engine.peek_job(&job_ref(&q, n)).await {
+                match engine.inspect_stored(&job_ref(&q, n)).await {
                     Ok(Some(job)) => assert!(job.body == body(n, LEN), "job {n} has another body: {file:?}"),
                     Ok(None) => panic!("job {n} is gone without an error: {file:?} at {place}"),
                     Err(Error::Corrupt(_)) => bad += 1,

@@ -73,7 +73,8 @@ async fn what_the_verbs_leave_survives_a_close_and_a_crash() {
         engine = open(dir.path(), &clock);
         let again = engine.publish(publication("key")).await.expect("answered");
         assert_eq!(again, Published::Replay(placed.clone()), "after {end}: the same answer");
-        let holder = engine.find_key(&q, &JobKey::parse("key").expect("a key")).await.expect("answered");
+        let holder =
+            engine.inspect_by_key(&q, &JobKey::parse("key").expect("a key")).await.expect("answered");
         let holder = holder.map(|view| (view.id, view.state, view.tries_left));
         assert_eq!(holder, Some((held.id, Some(JobState::Running), Some(4))), "after {end}: it has its key");
         let name = JobRef { queue: q.clone(), id: held.id };

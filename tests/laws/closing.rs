@@ -27,7 +27,7 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("publish", engine.publish(publication).await);
     let once = Once { key: IdempotencyKey::new(b"once").expect("short"), fingerprint: [1; 16] };
     closed("recall", engine.recall(&q, &once).await);
-    closed("find_key", engine.find_key(&q, &key).await);
+    closed("inspect_by_key", engine.inspect_by_key(&q, &key).await);
     closed("cancel_key", engine.cancel_key(&q, &key).await);
     closed("ack", engine.ack(&q, &[(held.id, Some(receipt))]).await);
     closed("touch", engine.touch(&name, receipt, LONG).await);

@@ -66,7 +66,12 @@ pub async fn peek_job_knows_the_queue(s: &dyn Stage) {
     let new = s.put(job(&queue("q"), "job")).await;
     for elsewhere in [queue("other"), queue_in("other", "q")] {
         let name = dormouse::job::JobRef { queue: elsewhere, id: new.id };
-        assert_eq!(ok("peek_job", s.engine().peek_job(&name).await), None, "the id is not in {}", name.queue);
+        assert_eq!(
+            ok("inspect_stored", s.engine().inspect_stored(&name).await),
+            None,
+            "the id is not in {}",
+            name.queue
+        );
         ok("ack", s.engine().ack_job(name).await);
     }
     assert!(s.find(&new).await.is_some(), "acks of the same id elsewhere do not reach it");

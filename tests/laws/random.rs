@@ -200,7 +200,7 @@ impl Run<'_> {
     }
 
     async fn find_in_model(&self, job: &JobRef) -> Option<Job> {
-        ok("peek_job", self.model.peek_job(job).await)
+        ok("inspect_stored", self.model.inspect_stored(job).await)
     }
 
     async fn republish(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
@@ -312,8 +312,9 @@ impl Run<'_> {
         let plain = |job: Option<Job>| job.map(|job| self.plain(&job));
         let heads = (ok("peek", engine.peek(&q).await), ok("peek", self.model.peek(&q).await));
         same("peek", plain(heads.0), plain(heads.1))?;
-        let jobs = (ok("peek_job", engine.peek_job(&name).await), self.find_in_model(&name).await);
-        same("peek_job", plain(jobs.0), plain(jobs.1))?;
+        let jobs =
+            (ok("inspect_stored", engine.inspect_stored(&name).await), self.find_in_model(&name).await);
+        same("inspect_stored", plain(jobs.0), plain(jobs.1))?;
         let sizes = (ok("size", engine.ready(&q).await), ok("size", self.model.ready(&q).await));
         let dead = (
             ok("dead_letter", engine.dead_letter(&q).await),

@@ -247,9 +247,9 @@ impl Run<'_> {
         let models = ok("inspect", self.model.inspect_job(&job).await);
         self.same_views("inspect", ours.as_slice(), models.as_slice())?;
         for key in KEYS.map(job_key) {
-            let ours = ok("find_key", engine.find_key(q, &key).await);
-            let models = ok("find_key", self.model.find_key(q, &key).await);
-            self.same_views("find_key", ours.as_slice(), models.as_slice())?;
+            let ours = ok("inspect_by_key", engine.inspect_by_key(q, &key).await);
+            let models = ok("inspect_by_key", self.model.inspect_by_key(q, &key).await);
+            self.same_views("inspect_by_key", ours.as_slice(), models.as_slice())?;
         }
         let limit = 1 + self.random.below(5) as usize;
         for state in JobState::ALL {

@@ -230,7 +230,7 @@ impl dyn Stage + '_ {
 
     /// The job by id, in whatever state.
     pub async fn find(&self, job: &impl Named) -> Option<Job> {
-        ok("peek_job", self.engine().peek_job(&job.name()).await)
+        ok("inspect_stored", self.engine().inspect_stored(&job.name()).await)
     }
 
     /// Acks.
@@ -279,7 +279,7 @@ impl dyn Stage + '_ {
 
     /// The job that has a key.
     pub async fn holder(&self, queue: &Queue, key: &str) -> Option<JobView> {
-        ok("find_key", self.engine().find_key(queue, &job_key(key)).await)
+        ok("inspect_by_key", self.engine().inspect_by_key(queue, &job_key(key)).await)
     }
 
     /// Everything that is known of a job.

@@ -47,7 +47,7 @@ pub async fn after_close_every_call_says_closed(s: &dyn Stage) {
     closed("give_back", engine.give_back(taken).await);
     closed("ack", engine.ack_job(stored.name()).await);
     closed("peek", engine.peek(&q).await);
-    closed("peek_job", engine.peek_job(&stored.name()).await);
+    closed("inspect_stored", engine.inspect_stored(&stored.name()).await);
     closed("size", engine.ready(&q).await);
     closed("destroy", engine.destroy(&q).await);
     closed("dead_letter", engine.dead_letter(&q).await);

@@ -186,7 +186,7 @@ impl Worker {
                 let job = (mine.job.id, Some(mine.receipt));
                 let stale = self.engine.ack(&mine.job.queue, &[job]).await.expect("ack is answered");
                 // When it is not stale, somebody else has acked it.
-                let gone = self.engine.peek_job(&name).await.expect("peek is answered").is_none();
+                let gone = self.engine.inspect_stored(&name).await.expect("peek is answered").is_none();
                 assert!(!stale.is_empty() || gone, "acked after its ttr");
             }
             _ => self.ack(&mine).await,
@@ -291,7 +291,7 @@ async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
     for (n, job) in jobs.iter().enumerate() {
         let account = &accounts[&job.id];
         let name = JobRef { queue: job.queue.clone(), id: job.id };
-        let there = engines[0].peek_job(&name).await.expect("peek is answered").is_some();
+        let there = engines[0].inspect_stored(&name).await.expect("peek is answered").is_some();
         let end = match account.end {
             Some(end) => end,
             None if account.is_gone => End::Acked,

@@ -629,7 +629,7 @@ async fn republish_acks_the_old_and_its_timer_in_one_step() {
     let old = JobRef { queue: q.clone(), id: id(1) };
     engine.republish(old.clone(), job(&q, id(2), "new")).await.expect("republished");
     assert_eq!(timers(conn), [], "the old one's timer is gone");
-    assert_eq!(engine.peek_job(&old).await.expect("peek"), None, "and the old one");
+    assert_eq!(engine.inspect_stored(&old).await.expect("peek"), None, "and the old one");
     assert_eq!(take(&engine, &q, 9, TTR).await.len(), 1, "the new one is ready");
     engine.republish(old, job(&q, id(2), "taken")).await.expect_err("the new id is taken");
 }

@@ -177,7 +177,10 @@ async fn a_job_that_lmstfy_respawns_has_no_key() {
             let _: u64 = conn.lpush("q/shop/q", element).expect("LPUSH");
             let _: bool = conn.expire(format!("j/shop/q/{}", id(n)), 99).expect("EXPIRE");
         }
-        assert_eq!(engine.find_key(&q, &JobKey::parse("k0").expect("a key")).await.expect("find_key"), None);
+        assert_eq!(
+            engine.inspect_by_key(&q, &JobKey::parse("k0").expect("a key")).await.expect("inspect_by_key"),
+            None
+        );
         let page = engine.list_jobs(&q, list(JobState::Ready, 9)).await.expect("listed").expect("no cursor");
         let shown: Vec<_> = page.jobs.into_iter().map(|view| (view.id, view.key)).collect();
         assert_eq!(shown, (0..4).map(|n| (id(n), None)).collect::<Vec<_>>(), "{args:?}: a list says so too");
@@ -230,7 +233,7 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
             _ => OnConflict::Keep,
         };
         match what {
-            "find" => assert_eq!(two.find_key(&q, &key(0)).await.expect("find_key"), None),
+            "find" => assert_eq!(two.inspect_by_key(&q, &key(0)).await.expect("inspect_by_key"), None),
             "cancel" => assert!(!two.cancel_key(&q, &key(0)).await.expect("cancel_key"), "nobody has it"),
             _ => {
                 let placed = place(&two, keyed(new, "k0", conflict)).await;
@@ -245,7 +248,11 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
         }
         let again = place(&two, keyed(job(&q, id(1001), "x"), "later", OnConflict::Keep)).await;
         assert_eq!(again.id, id(900), "{what}: what is not ready stays");
-        assert_eq!(two.peek_job(&name(&q, id(599))).await.expect("peek_job"), None, "{what}: all are gone");
+        assert_eq!(
+            two.inspect_stored(&name(&q, id(599))).await.expect("inspect_stored"),
+            None,
+            "{what}: all are gone"
+        );
     }
 }
 

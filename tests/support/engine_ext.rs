@@ -33,7 +33,7 @@ pub trait EngineExt: Engine {
     }
 
     /// All of the job that has this key.
-    async fn find_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
+    async fn inspect_by_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
         self.inspect(queue, By::Key(key), Detail::All).await
     }
 
@@ -43,7 +43,7 @@ pub trait EngineExt: Engine {
     }
 
     /// A job by its id as it is stored, in the form in which lmstfy shows it: with no tries left.
-    async fn peek_job(&self, job: &JobRef) -> Result<Option<Job>> {
+    async fn inspect_stored(&self, job: &JobRef) -> Result<Option<Job>> {
         let view = self.inspect(&job.queue, By::Id(job.id), Detail::Stored).await?;
         Ok(view.map(|view| {
             let JobView { id, state, due_at, tries_left, ttl, elapsed, key, reason, size, body, attributes } =

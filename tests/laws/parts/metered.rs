@@ -27,8 +27,8 @@ async fn a_look_by_id_counts_as_a_job_that_was_fetched_and_one_by_key_does_not()
         let line = text.lines().find_map(|line| line.strip_prefix("infra_lmstfy_redis_pool_get_jobs{"));
         line.and_then(|line| line.split_once("} ")).map_or("0".to_owned(), |(_, count)| count.to_owned())
     };
-    assert!(ok("inspect", engine.find_key(&queue("a"), &job_key("k")).await).is_some(), "by key");
+    assert!(ok("inspect", engine.inspect_by_key(&queue("a"), &job_key("k")).await).is_some(), "by key");
     assert_eq!(fetched(), "0", "after a look by key");
-    assert!(ok("inspect", engine.peek_job(&name).await).is_some(), "by id");
+    assert!(ok("inspect", engine.inspect_stored(&name).await).is_some(), "by id");
     assert_eq!(fetched(), "1", "after a look by id");
 }

@@ -147,8 +147,8 @@ async fn a_key_that_a_job_of_the_old_store_has_is_taken() {
             ok("consume", pools.consume(1).await);
         }
         let published = publish_keyed(&*pools.pool, &pools.stages[1], "new", conflict).await;
-        let holder =
-            ok("find_key", pools.pool.find_key(&queue("a"), &job_key("k")).await).map(|view| view.id);
+        let holder = ok("inspect_by_key", pools.pool.inspect_by_key(&queue("a"), &job_key("k")).await)
+            .map(|view| view.id);
         let what = format!("{conflict:?}, runs: {runs}: {published:?}");
         match (conflict, published) {
             (OnConflict::Fail, Published::Conflict { index: 0, id }) => assert_eq!(id, old, "{what}"),
@@ -572,14 +572,14 @@ async fn reads_of_a_queue_answer_without_the_old_store() {
         let (q, began) = (queue("a"), Instant::now());
         let head = ok("peek", pools.pool.peek(&q).await).expect("the new store's head");
         assert_eq!(head.id, new.id, "the head while the old store is {state:?}");
-        let found = ok("peek_job", pools.pool.peek_job(&new.name()).await);
+        let found = ok("inspect_stored", pools.pool.inspect_stored(&new.name()).await);
         assert_eq!(found.map(|job| job.id), Some(new.id), "by id, while the old store is {state:?}");
         assert_eq!(ok("size", pools.pool.ready(&q).await), 1, "what can be had while it is {state:?}");
         let dead = ok("dead_letter", pools.pool.dead_letter(&q).await);
         assert_eq!(dead, Size { jobs: 0, head: None }, "the new store's, while it is {state:?}");
         assert!(began.elapsed() <= 4 * PATIENCE, "four calls took {:?}", began.elapsed());
         // Nobody can say that there is no such job.
-        let unknown = pools.pool.peek_job(&old.name()).await;
+        let unknown = pools.pool.inspect_stored(&old.name()).await;
         assert!(unknown.is_err(), "the old store is {state:?}: {unknown:?}");
         let none = pools.pool.peek(&queue("b")).await;
         assert!(none.is_err(), "the old store is {state:?}: {none:?}");
@@ -612,7 +612,7 @@ async fn a_republish_goes_on_without_the_old_store_and_acks_there_later() {
         assert_eq!(ok("consume", pools.consume(9).await), ["again", "once more"], "of the new store");
         pools.old.set(State::Up);
         let acked = async {
-            while ok("peek_job", pools.old.peek_job(&old.name()).await).is_some() {
+            while ok("inspect_stored", pools.old.inspect_stored(&old.name()).await).is_some() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
