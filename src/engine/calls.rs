@@ -77,8 +77,8 @@ pub enum By<'a> {
 /// How much is to be told of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Costs the
-    /// least.
+    /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Of a
+    /// job by its id it costs the least.
     Stored,
     /// All that is known.
     All,

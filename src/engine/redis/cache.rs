@@ -41,6 +41,11 @@ impl TriesCache {
         self.0.insert(id, tries);
     }
 
+    /// The tries of the job, when they are remembered.
+    pub fn get(&self, id: &JobId) -> Option<u16> {
+        self.0.get(id)
+    }
+
     /// The job ends: its tries, when they are remembered.
     pub fn remove(&self, id: &JobId) -> Option<u16> {
         self.0.remove(id).map(|(_, tries)| tries)

@@ -2,7 +2,7 @@
 //! that nobody has open. What a list alone knows is lost: how many tries its jobs have left, and which of them had moved
 //! on since their record was written. Settings stand in no job: of those the rows that can be read are kept.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,9 +22,10 @@ const WRITE_OUT: Duration = Duration::from_secs(60);
 /// How many tries a job has left after its list was lost.
 const TRIES: u16 = 1;
 
-/// Rebuilds those lists of the pool in `path` that cannot be read, and keeps of settings what can be read. Each job of theirs goes where its record says: it is
-/// delayed, ready or dead. One that was handed out is ready. It has one try left. Answers how many jobs were put into a
-/// list; nothing is changed where every list can be read. Fails where the jobs themselves cannot be read.
+/// Rebuilds those lists of the pool in `path` that cannot be read, and keeps of settings what can be read. Each job of
+/// such a list goes where its record says: it is delayed, ready or dead. One that was handed out is ready. It has one try
+/// left. Answers how many jobs were put into a list; nothing is changed where every list and every setting can be read.
+/// Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
@@ -78,11 +79,22 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
             counts.push(row?.0);
         }
     }
+    let mut next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+    // Since when they were there is lost.
+    let since = Some(store.number(META_CLOCK)?.unwrap_or(0));
+    let mut names = HashMap::new();
+    for (key, _) in &lost {
+        let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
+        if !names.contains_key(&prefix) {
+            let is_known = store.get(Space::Queues, &prefix)?.is_some();
+            names.insert(prefix, is_known);
+        }
+    }
     for list in &damaged {
         if SETTINGS.contains(list) {
             tracing::warn!(settings = ?list, "settings cannot all be read: those that can are kept");
         } else {
-            tracing::warn!(list = ?list, jobs = lost.len(), "a list cannot be read and is rebuilt from the jobs");
+            tracing::warn!(list = ?list, jobs_in_no_list = lost.len(), "a list cannot be read and is rebuilt from the jobs");
         }
         store.clear(*list)?;
     }
@@ -90,18 +102,15 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     for (settings, key, value) in kept {
         txn.put(settings, key, value);
     }
-    let mut next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+    // What is there may say that a queue is paused.
+    for (prefix, _) in names.iter().filter(|(_, is_known)| !**is_known) {
+        txn.put(Space::Queues, prefix, codec::queue_value(None));
+    }
     txn.put(Space::Meta, META_SEQ, (next + lost.len() as u64).to_be_bytes());
-    // Since when they were there is lost.
-    let since = Some(store.number(META_CLOCK)?.unwrap_or(0));
     for (key, record) in &lost {
         let (id, queue) = codec::read_job_key(key)?;
         let prefix = codec::queue_key(&queue);
         let entry = Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
-        // What is there may say that the queue is paused.
-        if store.get(Space::Queues, &prefix)?.is_none() {
-            txn.put(Space::Queues, &prefix, codec::queue_value(None));
-        }
         match record.location {
             Location::Delayed(timer) if gaps || damaged.contains(&Space::Delayed) => {
                 txn.put(Space::Delayed, codec::timer_key(timer), codec::timer_value(&prefix, &entry));

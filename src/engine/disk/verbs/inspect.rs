@@ -91,10 +91,7 @@ impl WriterState {
     ) -> Result<JobView, Fatal> {
         match detail {
             Detail::All => self.view(job, record, now),
-            Detail::Stored => {
-                let stored = Record { key: None, reason: None, ..record };
-                Ok(view(job.id, stored, (None, None, None), true, now))
-            }
+            Detail::Stored => Ok(detail.of(view(job.id, record, (None, None, None), true, now))),
         }
     }
 

@@ -6,12 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
-use crate::engine::redis::reply::read;
 use crate::engine::{QueuePage, QueueView};
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName};
@@ -31,14 +29,14 @@ impl RedisCore {
     ) -> Result<QueuePage> {
         self.know_pauses().await?;
         if after.is_none() {
-            self.wait_for_names(namespace).await?;
+            let copied = timeout(COPY_TIME, self.wait_for_names(namespace)).await;
+            copied.unwrap_or(Err(Error::Overloaded))?;
         }
         self.page_of_queues(namespace, after, limit).await
     }
 
     /// Returns when the index has all names that the hash had at the time of the call.
     async fn wait_for_names(self: &Arc<Self>, namespace: &Namespace) -> Result<()> {
-        let deadline = Instant::now() + COPY_TIME;
         let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
         let mut sizes = redis::pipe();
         sizes.cmd("HLEN").arg(&hash).cmd("ZCARD").arg(&index);
@@ -52,17 +50,14 @@ impl RedisCore {
                 let (core, namespace) = (self.clone(), namespace.clone());
                 self.tasks.spawn(async move { end.send_replace(Some(core.copy_names(&namespace).await)) });
             })?;
-            match timeout_at(deadline, copy.wait_for(Option::is_some)).await {
-                Ok(Ok(end)) => end.clone().unwrap_or(Ok(()))?,
-                Ok(Err(gone)) => return Err(Error::away(gone)),
-                Err(_) => return Err(Error::Overloaded),
-            }
+            copy.wait_for(Option::is_some).await.map_err(Error::away)?.clone().unwrap_or(Ok(()))?;
         }
         Ok(())
     }
 
     /// Copies names from the hash into the index, in steps.
     async fn copy_names(&self, namespace: &Namespace) -> Result<()> {
+        let _turn = self.copies.turn().await;
         let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
         let mut scan = Some(0);
         while let Some(from) = scan {
@@ -111,23 +106,22 @@ impl RedisCore {
             figures.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
             figures.cmd("HEXISTS").arg(keys::queues_of(namespace)).arg(queue.name.as_str());
         }
-        let figures: Vec<Value> =
-            if queues.is_empty() { Vec::new() } else { self.shared.query_all(&figures).await? };
+        let figures = if queues.is_empty() { Vec::new() } else { self.figures(&figures).await? };
         let next = queues.last().filter(|_| more).map(|queue| queue.name.clone());
         let now = self.clock.now();
         let mut page = QueuePage { queues: Vec::with_capacity(queues.len()), next };
         let mut gone = Vec::new();
         for (queue, figures) in queues.into_iter().zip(figures.chunks_exact(3)) {
             let paused = self.pauses.of(&queue, now);
-            if !read::<bool>(&figures[2])? && paused.is_none() {
+            if figures[2] == 0 && paused.is_none() {
                 gone.push(queue.name);
                 continue;
             }
             page.queues.push(QueueView {
-                ready: Some(read(&figures[0])?),
+                ready: Some(figures[0]),
                 delayed: None,
                 running: None,
-                dead: Some(read(&figures[1])?),
+                dead: Some(figures[1]),
                 oldest_ready_age: None,
                 paused,
                 queue,

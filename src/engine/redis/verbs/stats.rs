@@ -1,8 +1,8 @@
 //! Sizes, names of queues, and figures for the metrics. Changes nothing.
 
-use redis::RedisResult;
+use redis::{Pipeline, RedisResult};
 
-use crate::engine::redis::connection::fault::Fault;
+use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
@@ -14,11 +14,12 @@ const CHUNK: usize = 256;
 /// How many names one step of a scan is asked for.
 const SCAN: usize = 500;
 
-/// The length of a list. A key of another type, which another program left, is an empty list: it must not hide the queues.
-fn length(answer: RedisResult<u64>) -> Result<u64> {
+/// An answer about a list. A key of another type, which another program left, is an empty list: it must not hide the
+/// queues.
+fn of_a_list(answer: RedisResult<u64>) -> Outcome<u64> {
     match answer {
         Err(error) if error.code() == Some("WRONGTYPE") => Ok(0),
-        answer => Ok(answer.map_err(Fault::from)?),
+        answer => Ok(answer?),
     }
 }
 
@@ -67,12 +68,10 @@ impl RedisCore {
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
             let mut lens = redis::pipe();
-            lens.ignore_errors();
             for queue in chunk {
                 lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
             }
-            let lens: Vec<RedisResult<u64>> = self.shared.query_all(&lens).await?;
-            let lens = lens.into_iter().map(length).collect::<Result<Vec<u64>>>()?;
+            let lens = self.figures(&lens).await?;
             sizes.extend(chunk.iter().zip(lens.chunks_exact(2)).map(|(queue, len)| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
@@ -80,6 +79,18 @@ impl RedisCore {
             }));
         }
         Ok(Stats { timers, queues: sizes, gauges: self.gauges().await })
+    }
+
+    /// Answers that are numbers, each of a list of which the key may be of another type.
+    pub async fn figures(&self, asked: &Pipeline) -> Outcome<Vec<u64>> {
+        let mut asked = asked.clone();
+        asked.ignore_errors();
+        self.shared
+            .with(async |conn| {
+                let answers: Vec<RedisResult<u64>> = asked.query_async(conn).await?;
+                answers.into_iter().map(of_a_list).collect()
+            })
+            .await
     }
 
     /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.

@@ -232,7 +232,12 @@ impl RedisCore {
                     call.jobs.iter().for_each(|placing| _ = next(&placing.job));
                     answer(Err(error));
                 }
-                None => answer(Ok(Published::Done(self.tell_of(call, &mut next, now)))),
+                None => {
+                    if let Some(old) = &call.replaces {
+                        self.tries.remove(&old.id);
+                    }
+                    answer(Ok(Published::Done(self.tell_of(call, &mut next, now))));
+                }
             }
         }
         Ok(Carried::Answered)

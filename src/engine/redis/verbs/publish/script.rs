@@ -135,9 +135,9 @@ impl RedisCore {
         lists.iter().filter(|queue| !self.recorded_queues.has(queue)).copied().cloned().collect()
     }
 
-    /// The timer member of a job that is replaced, if this process knows it.
+    /// The timer member of a job that is to be replaced, if this process knows it.
     fn known_timer(&self, old: &JobRef) -> Vec<u8> {
-        let tries = self.tries.remove(&old.id);
+        let tries = self.tries.get(&old.id);
         tries.map(|tries| keys::member(&old.queue, tries, &old.id)).unwrap_or_default()
     }
 }
