@@ -43,7 +43,7 @@ pub struct QuotaManager {
 
 impl QuotaManager {
     /// Quotas of `store` for `stores`, each with its own pool and then those that move to it. They are in force once
-    /// [`keep`](QuotaManager::keep) runs for each.
+    /// [`keep_applied`](QuotaManager::keep_applied) runs for each.
     pub fn new(
         store: Arc<dyn AdminStore>,
         outage: Arc<Outage>,

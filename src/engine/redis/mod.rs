@@ -170,7 +170,7 @@ impl RedisEngine {
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
-    /// may be answered with [`Error::Closed`].
+    /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let failure = self.core.tasks.failure().clone();
         async move { failure.reported().await.to_owned() }

@@ -2,7 +2,7 @@
 //! that nobody has open. What a list alone knows is lost: how many tries its jobs have left, and which of them had moved
 //! on since their record was written. Settings stand in no job: of those the rows that can be read are kept.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map};
 use std::path::Path;
 use std::time::Duration;
 
@@ -85,9 +85,9 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     let mut names = HashMap::new();
     for (key, _) in &lost {
         let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
-        if !names.contains_key(&prefix) {
-            let is_known = store.get(Space::Queues, &prefix)?.is_some();
-            names.insert(prefix, is_known);
+        if let hash_map::Entry::Vacant(name) = names.entry(prefix) {
+            let is_known = store.get(Space::Queues, name.key())?.is_some();
+            name.insert(is_known);
         }
     }
     for list in &damaged {
