@@ -450,6 +450,9 @@ async fn a_key_of_another_type_hides_no_names_and_no_sizes() {
     let _: () = redis::cmd("SET").arg("d/ns/a").arg("x").query(&mut conn).expect("SET");
     let info = send(server.admin("GET", "/info")).await.expect(200);
     assert_eq!(info.json["ns"], serde_json::json!(["a", "b"]), "the names");
+    let list = send(server.api("GET", "/api/ns", &token)).await.expect(200);
+    let names: Vec<_> = list.json["queues"].as_array().expect("queues").iter().map(|q| &q["queue"]).collect();
+    assert_eq!(names, ["a", "b"], "the list of queues, {list:?}");
     let metrics = send(server.admin("GET", "/metrics")).await.expect(200).text;
     for queue in ["a", "b"] {
         let labels = format!("{{namespace=\"ns\",pool=\"default\",queue=\"{queue}\"}}");
