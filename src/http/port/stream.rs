@@ -167,13 +167,18 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
+    /// Both ends of a connection: the server's, and its peer's.
+    async fn connected() -> (SharedStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let mut peer = TcpStream::connect(address).await.expect("it listens");
+        let peer = TcpStream::connect(address).await.expect("it listens");
         let (stream, _) = listener.accept().await.expect("it is connected");
-        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        (SharedStream::new(Arc::new(Socket::new(stream))), peer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_a_byte_now_and_then_is_given_up() {
+        let (mut stream, mut peer) = connected().await;
         let reader = async {
             // Enough at a time that the kernel tells the server of it.
             let mut some = vec![0; WRITE_LEAST / 8];
@@ -194,11 +199,7 @@ mod tests {
     /// Guards against a slow reader that is taken for one that does not read: the runtime tells only of megabytes.
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_slowly_is_served() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
-        let mut peer = TcpStream::connect(address).await.expect("it listens");
-        let (stream, _) = listener.accept().await.expect("it is connected");
-        let mut stream = SharedStream::new(Arc::new(Socket::new(stream)));
+        let (mut stream, mut peer) = connected().await;
         let reader = async {
             let mut some = vec![0; WRITE_LEAST];
             for _ in 0..60 {

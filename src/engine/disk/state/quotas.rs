@@ -1,5 +1,5 @@
-//! How much each namespace with a quota keeps: figures in memory, whose rows change in the same commit as the jobs. Knows
-//! no step.
+//! How much each namespace with a quota keeps: figures in memory, whose rows change in the same commit as the jobs.
+//! Knows no step.
 
 use std::sync::Weak;
 
@@ -26,7 +26,7 @@ pub enum QuotaCount {
     /// This count will say what there was at its begin, if it still goes on.
     UnderWay(Weak<()>),
     Exact,
-    /// A record that could not be read was deleted. QuotaUse again when quotas are set next.
+    /// A record that could not be read was deleted. Counted again when quotas are set next.
     Stale,
 }
 
