@@ -1,6 +1,6 @@
-//! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], what is remembered of its
-//! answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several servers share,
-//! or the disk of the default pool. Knows nothing of HTTP.
+//! Tokens, limits and quotas: their rules ([`tokens`], [`limits`], [`quotas`]) over the trait [`AdminStore`], what is
+//! remembered of its answers ([`cache`]), and the two stores that keep them: a Redis in lmstfy's layout, which several
+//! servers share, or the disk of the default pool. Knows nothing of HTTP.
 
 pub mod cache;
 pub mod disk;
@@ -132,8 +132,8 @@ pub trait AdminStore: Send + Sync + fmt::Debug + 'static {
     /// The quota of a namespace.
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>>;
 
-    /// Stores a quota, or deletes it: `None`. With `if_none` only where there is none: `false`, and nothing changes, when
-    /// there is one.
+    /// Stores a quota, or deletes it: `None`. With `if_none` only where there is none: `false`, and nothing changes,
+    /// when there is one.
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool>;
 
     /// Whether the store answers.

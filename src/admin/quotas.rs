@@ -66,8 +66,8 @@ impl QuotaManager {
         self.store.quota(scope).await
     }
 
-    /// Stores a quota, or deletes it. With `if_none` only where there is none: `false`, and nothing changes, when there is
-    /// one. In force on this server when it answers, if its store counts within a second; on others within a second.
+    /// Stores a quota, or deletes it. With `if_none` only where there is none: `false`, and nothing changes, when there
+    /// is one. In force on this server when it answers, if its store counts within a second; on others within a second.
     pub async fn put(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
         let put = self.store.put_quota(scope, quota, if_none).await;
         for store in self.stores.iter().filter(|store| store.pools.contains(&scope.pool)) {

@@ -65,7 +65,8 @@ table! {
         "TTRSecond" ttr_second: u32 = 120;
         /// Default `timeout` of a consume, in seconds.
         "TimeoutSecond" timeout_second: u32 = 0;
-        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for basic auth.
+        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for
+        /// basic auth.
         "Accounts" accounts: BTreeMap<String, Secret> = BTreeMap::new();
         /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
         /// there.
@@ -90,8 +91,8 @@ table! {
         "MaxBodyMemory" max_body_memory: usize = 512;
         /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
-        /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each line. The
-        /// first encrypts, all decrypt.
+        /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
+        /// line. The first encrypts, all decrypt.
         #[serde(deserialize_with = "unless_empty")]
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;
         /// Dormouse's own. Which networks and host names push may call beside public addresses:
@@ -140,8 +141,8 @@ table! {
         "DiskTimeout" disk_timeout: u64 = 30;
         /// Dormouse's own. MiB of blocks that a disk pool has read and keeps.
         "BlockCache" block_cache: u64 = 32;
-        /// Dormouse's own. MiB that the ready jobs which a disk pool keeps in memory, without their bodies, may take over all queues; a few of
-        /// each queue are kept beside them.
+        /// Dormouse's own. MiB that the ready jobs which a disk pool keeps in memory, without their bodies, may take
+        /// over all queues; a few of each queue are kept beside them.
         "ReadyMemory" ready_memory: usize = 16;
     }
 }

@@ -13,9 +13,9 @@
 //!                notify(queue), from the engine
 //! ```
 //!
-//! Consumers that asked for the same queues, with the same [`weights`], share a *wait list*. At most one *fetch* per wait
-//! list is under way, and it serves as many of the first waiters as one call of the engine may. So a publish to a queue
-//! with ten thousand waiters costs one call.
+//! Consumers that asked for the same queues, with the same [`weights`], share a *wait list*. At most one *fetch* per
+//! wait list is under way, and it serves as many of the first waiters as one call of the engine may. So a publish to a
+//! queue with ten thousand waiters costs one call.
 //!
 //! **Order.** A fetch serves nobody who came after the next waiter of another list of one of its queues. Lists that
 //! are to fetch at the same time ask the store one after the other, in the order of their next waiters.

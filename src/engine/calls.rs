@@ -117,7 +117,8 @@ pub struct Stats {
 /// What one [`Engine::publish`](super::Engine::publish) is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
-    /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two have the same key.
+    /// 1 to [`MAX_PUBLISH`](super::MAX_PUBLISH), all of one queue if there is a [`once`](Publication::once). No two
+    /// have the same key.
     pub jobs: Vec<Placing>,
     /// Acked in the same step, before keys are looked at; one that is not there is fine.
     pub replaces: Option<JobRef>,
@@ -166,8 +167,8 @@ pub enum OnConflict {
     Replace,
     /// Nothing is stored, of the whole call.
     Fail,
-    /// A job of another store has the key, and this becomes of the one that was to get it: a duplicate is not stored, and
-    /// one that has replaced a job is. From a wrapper of several stores.
+    /// A job of another store has the key, and this becomes of the one that was to get it: a duplicate is not stored,
+    /// and one that has replaced a job is. From a wrapper of several stores.
     Elsewhere(Placed),
 }
 

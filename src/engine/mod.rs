@@ -124,15 +124,16 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// hand-over (acked, or its ttr ended) is left alone. Their bodies are not looked at.
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()>;
 
-    /// Forgets jobs of one queue, 1 to [`MAX_NAMED`], each by itself and in whatever state. One that comes with a receipt is
-    /// forgotten only if that hand-over still stands. Answers those that are there and were not forgotten for that, in the
-    /// order given. Ids without a job are fine. One job without a receipt costs the least.
+    /// Forgets jobs of one queue, 1 to [`MAX_NAMED`], each by itself and in whatever state. One that comes with a
+    /// receipt is forgotten only if that hand-over still stands. Answers those that are there and were not forgotten
+    /// for that, in the order given. Ids without a job are fine. One job without a receipt costs the least.
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>>;
 
     /// The holder works on: the ttr ends `ttr` from now. The receipt is replaced by another one.
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>>;
 
-    /// The holder gives up, for now or for good: the job goes back to its queue, or into the dead letter. See [`Release`].
+    /// The holder gives up, for now or for good: the job goes back to its queue, or into the dead letter. See
+    /// [`Release`].
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>>;
 
     /// The job that the next consume of this queue would hand out, or would if the queue was not paused.
@@ -147,8 +148,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// it may be shown twice, or not at all. `None` when the cursor is not one of this store and this state.
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>>;
 
-    /// How many jobs are ready, or how many are dead and which of them is the oldest. May count acked and expired ones that
-    /// are still in the list.
+    /// How many jobs are ready, or how many are dead and which of them is the oldest. May count acked and expired ones
+    /// that are still in the list.
     async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size>;
 
     /// Forgets the jobs that are ready when it is called; delayed, running and dead ones stay. Done in
@@ -156,16 +157,16 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// [`Partly`](crate::error::Error::Partly).
     async fn destroy(&self, queue: &Queue) -> Result<()>;
 
-    /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an atomic
-    /// step of its own, with bounded work for each, however many dead jobs there are.
+    /// Makes dead jobs ready or delayed again: the oldest ones, in bounded steps, each atomic; or by id, each in an
+    /// atomic step of its own, with bounded work for each, however many dead jobs there are.
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned>;
 
     /// Deletes the oldest `limit` dead jobs. Answers how many. In bounded steps, each atomic.
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64>;
 
-    /// Pauses a queue, or ends its pause, if there is one. While it is paused no consume hands out its jobs: from now on in
-    /// this process, and within a second in others. Everything else goes on. Takes the place of an earlier pause. Lasts
-    /// over restarts. Beyond [`MAX_PAUSED`] queues of the namespace a pause is refused
+    /// Pauses a queue, or ends its pause, if there is one. While it is paused no consume hands out its jobs: from now
+    /// on in this process, and within a second in others. Everything else goes on. Takes the place of an earlier pause.
+    /// Lasts over restarts. Beyond [`MAX_PAUSED`] queues of the namespace a pause is refused
     /// ([`TooManyPaused`](crate::error::Error::TooManyPaused)). Notifiers are told when a pause ends, however it ends.
     /// Answers the pause that holds now.
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>>;
@@ -180,10 +181,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Returns when this process has stored a job that is due earlier than the last pump's `next` said.
     async fn due_earlier(&self);
 
-    /// A part of the queues of a namespace, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], behind `after`. Those that jobs
-    /// were published to, and paused ones; a store may forget queues long empty. Work and answer of one call are bounded.
-    /// Over the calls of one list a queue that is there all the while is shown once. A store that must sort the names
-    /// first does that once for all callers: first pages wait for it some seconds, and fail with
+    /// A part of the queues of a namespace, sorted by name: up to `limit`, 1 to [`MAX_LISTED`], behind `after`. Those
+    /// that jobs were published to, and paused ones; a store may forget queues long empty. Work and answer of one call
+    /// are bounded. Over the calls of one list a queue that is there all the while is shown once. A store that must
+    /// sort the names first does that once for all callers: first pages wait for it some seconds, and fail with
     /// [`Overloaded`](crate::error::Error::Overloaded) while it is not done.
     async fn list_queues(
         &self,
@@ -192,14 +193,15 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
         limit: usize,
     ) -> Result<QueuePage>;
 
-    /// Every queue that jobs were published to, sorted, with its sizes; and figures of the whole store. For a scrape of the
-    /// metrics. A store may forget queues long empty.
+    /// Every queue that jobs were published to, sorted, with its sizes; and figures of the whole store. For a scrape of
+    /// the metrics. A store may forget queues long empty.
     async fn stats(&self) -> Result<Stats>;
 
-    /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole, with
-    /// [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what
-    /// stores nothing is not refused. Nothing else is. Takes the place of all quotas before. A store that others write to may
-    /// count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be soon.
+    /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole,
+    /// with [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what
+    /// stores nothing is not refused. Nothing else is. Takes the place of all quotas before. A store that others write
+    /// to may count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be
+    /// soon.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
 
     /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once

@@ -73,7 +73,8 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ping", only(get(operations::ping)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for
+/// one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))

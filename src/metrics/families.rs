@@ -150,8 +150,8 @@ pub(super) trait Family: Sized {
     fn declare(name: &str, help: &str, labels: &[&str], options: Self::Options) -> prometheus::Result<Self>;
 }
 
-/// The time series of a family that may have very many, in [`PARTS`]. A scrape locks one part at a time, and whoever begins
-/// a new series waits for that.
+/// The time series of a family that may have very many, in [`PARTS`]. A scrape locks one part at a time, and whoever
+/// begins a new series waits for that.
 #[derive(Clone, Debug)]
 pub(super) struct Parted<V>(Arc<[V]>);
 

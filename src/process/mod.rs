@@ -1,4 +1,5 @@
-//! What concerns the process and not its work: its log, its pid file, its open files and the modes of new ones, its tasks, its version.
+//! What concerns the process and not its work: its log, its pid file, its open files and the modes of new ones, its
+//! tasks, its version.
 
 pub mod files;
 pub mod log;

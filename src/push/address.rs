@@ -84,7 +84,8 @@ fn kind_v4(address: Ipv4Addr) -> Option<&'static str> {
     })
 }
 
-/// The same of IPv6: only global unicast is public, 2000::/3, without its special parts; and NAT64, whose inside is judged.
+/// The same of IPv6: only global unicast is public, 2000::/3, without its special parts; and NAT64, whose inside is
+/// judged.
 fn kind_v6(address: Ipv6Addr) -> Option<&'static str> {
     Some(match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => "the unspecified address",

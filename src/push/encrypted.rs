@@ -47,8 +47,8 @@ impl fmt::Debug for SecretKeys {
 }
 
 impl SecretKeys {
-    /// Reads a file of one key on each line: 32 bytes in base64. Empty lines and those that begin with `#` are passed over.
-    /// The error names the file, and shows nothing of it.
+    /// Reads a file of one key on each line: 32 bytes in base64. Empty lines and those that begin with `#` are passed
+    /// over. The error names the file, and shows nothing of it.
     pub fn read(path: &Path) -> Result<SecretKeys, String> {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let about = std::fs::metadata(path).map_err(|e| wrong(&e))?;

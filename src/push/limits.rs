@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// What all queues share: connections, memory. One half is divided evenly among the queues, the other half is for
-/// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part. A job
-/// that is larger than a part may take from the parts of others, one of each queue at a time.
+/// whoever comes first. So one queue alone may have everything, and slow endpoints leave each other queue its part. A
+/// job that is larger than a part may take from the parts of others, one of each queue at a time.
 #[derive(Debug)]
 pub struct PushShares {
     even: Arc<Semaphore>,

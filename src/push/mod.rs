@@ -1,6 +1,6 @@
-//! Push: a queue's jobs are sent to a URL. One [`worker`] for each pushed queue consumes them over the dispatcher, as any
-//! consumer does, and only into free slots. What is set, and what was seen, is in the store of tokens and limits, so
-//! that all servers share it. Knows the engine's verbs and an HTTP client, and nothing of the HTTP server.
+//! Push: a queue's jobs are sent to a URL. One [`worker`] for each pushed queue consumes them over the dispatcher, as
+//! any consumer does, and only into free slots. What is set, and what was seen, is in the store of tokens and limits,
+//! so that all servers share it. Knows the engine's verbs and an HTTP client, and nothing of the HTTP server.
 //!
 //! ```text
 //! Push ── every half second, or at once after a change here ──> PushStore::records

@@ -1,5 +1,5 @@
-//! What is set of a pushed queue, as an operator writes it and as it is stored. Every mistake is named by its field. Knows
-//! no store.
+//! What is set of a pushed queue, as an operator writes it and as it is stored. Every mistake is named by its field.
+//! Knows no store.
 
 use std::collections::BTreeMap;
 use std::fmt;

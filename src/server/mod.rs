@@ -66,8 +66,8 @@ const TIDY: Duration = Duration::from_millis(500);
 pub struct Options {
     /// Every token is accepted.
     pub skip_verification: bool,
-    /// The server was started without a configuration, file or environment: it makes a token for the `demo` namespace, and prints
-    /// what to try.
+    /// The server was started without a configuration, file or environment: it makes a token for the `demo` namespace,
+    /// and prints what to try.
     pub demo: bool,
     /// Written once the server serves, removed at its end.
     pub pid_file: Option<PathBuf>,
@@ -308,7 +308,8 @@ impl Server {
     }
 }
 
-/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is opened.
+/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is
+/// opened.
 fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
     let https_only = config.push_https == PushHttps::Only;
     let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
@@ -425,8 +426,8 @@ fn half_unless(configured: usize, most: usize) -> usize {
     if configured == 0 { most.div_ceil(2) } else { configured }
 }
 
-/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends, after
-/// a while in which it says why.
+/// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,
+/// after a while in which it says why.
 async fn fails(store: String, failed: StoreFailure, pools_left: &AtomicUsize, failure: &Failure) {
     let why = match failed {
         StoreFailure::WithServer(failed) => failed.await,

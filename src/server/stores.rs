@@ -53,7 +53,8 @@ pub struct Stores {
     pub failures: Vec<(String, StoreFailure)>,
 }
 
-/// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those that are open.
+/// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those
+/// that are open.
 pub async fn open_stores(
     config: &Config,
     open_tables: usize,

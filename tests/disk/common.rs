@@ -87,8 +87,8 @@ fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies again until nothing has changed meanwhile: the store's own threads write tables out and merge them, and a copy of
-/// two moments is nothing that a crash leaves.
+/// Copies again until nothing has changed meanwhile: the store's own threads write tables out and merge them, and a
+/// copy of two moments is nothing that a crash leaves.
 pub fn copy_as_is(from: &Path, to: &Path, copy: impl Fn(&Path, &Path) -> std::io::Result<()>) {
     for _ in 0..1000 {
         let before = contents(from);

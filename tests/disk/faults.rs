@@ -1,6 +1,6 @@
 //! A disk that is full, that has a bad sector, that fails and that hangs. The faults are made by a library that is
-//! loaded before the C library (tests/support/faults.c, compiled when a test needs it) or by a small disk of its own; each runs in a
-//! process of its own. Tests whose fault cannot be made on this machine say so and end well.
+//! loaded before the C library (tests/support/faults.c, compiled when a test needs it) or by a small disk of its own;
+//! each runs in a process of its own. Tests whose fault cannot be made on this machine say so and end well.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;

@@ -274,7 +274,8 @@ pub async fn check_is_fine(s: &AdminStage) {
     ok("check", s.store().check().await);
 }
 
-/// Guards against a quota of another namespace or pool, one that is written over, and a change that no other server sees.
+/// Guards against a quota of another namespace or pool, one that is written over, and a change that no other server
+/// sees.
 pub async fn quotas_are_added_set_and_removed(s: &AdminStage) {
     let (one, other) = (scope("default", "ns"), scope("default", "ns2"));
     let quota = |jobs| Quota { jobs, bytes: u64::MAX, queues: 0 };

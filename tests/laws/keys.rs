@@ -197,8 +197,8 @@ pub async fn a_key_is_free_when_its_job_dies(s: &dyn Stage) {
     }
 }
 
-/// Guards against a publish that is answered as a duplicate and never stored, and against a respawned job that a producer
-/// deletes who knows nothing of it: whoever died has its key no more, also when it lives again.
+/// Guards against a publish that is answered as a duplicate and never stored, and against a respawned job that a
+/// producer deletes who knows nothing of it: whoever died has its key no more, also when it lives again.
 pub async fn a_respawned_job_has_no_key(s: &dyn Stage) {
     for (n, ttl) in [Some(LONG), None, Some(LONG), None].into_iter().enumerate() {
         let q = queue(&format!("q{n}"));
@@ -444,8 +444,8 @@ pub async fn one_of_many_publishes_with_one_key_wins(s: &dyn Stage) {
     assert_eq!(stored.len(), 1, "one comes out: {stored:?}");
 }
 
-/// Guards against a job that is stored although another store's job keeps it away, and against a repeat of that call which
-/// is answered otherwise.
+/// Guards against a job that is stored although another store's job keeps it away, and against a repeat of that call
+/// which is answered otherwise.
 pub async fn a_key_that_a_job_elsewhere_has_is_answered_as_told(s: &dyn Stage) {
     let q = queue("q");
     let elsewhere = |due_at, how| {

@@ -132,8 +132,8 @@ async fn a_killed_server_is_away_and_nothing_acknowledged_is_lost() {
     until_back("size heals", || engine.ready(&q)).await;
 }
 
-/// Guards against timers that stay behind: an ack that is not sent must not forget what names the timer of its job. A job
-/// with so many tries is not found by looking for its timer.
+/// Guards against timers that stay behind: an ack that is not sent must not forget what names the timer of its job. A
+/// job with so many tries is not found by looking for its timer.
 #[tokio::test]
 async fn acks_that_are_not_sent_forget_no_timer() {
     let mut server = RedisServer::start_with(None, &["--appendfsync", "always"]);

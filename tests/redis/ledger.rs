@@ -237,7 +237,8 @@ async fn dead_of(engine: &RedisEngine, queue: &Queue) -> Vec<JobId> {
     }
 }
 
-/// Guards against a job that is lost or doubled between two servers, and against tries that are not those that were told.
+/// Guards against a job that is lost or doubled between two servers, and against tries that are not those that were
+/// told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_job_ends_where_the_ledger_says_with_the_tries_that_were_told() {
     let count = std::env::var("LEDGER_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(JOBS);

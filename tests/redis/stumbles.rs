@@ -264,8 +264,8 @@ async fn what_was_done_before_the_answers_got_stuck_is_taken_back_when_they_come
     assert!(left.iter().all(|job| job.tries_left == 0), "with their one try");
 }
 
-/// Guards against callers that wait for one time-out after the other: of a batch with a key of a wrong type, whose calls go
-/// one by one, while the Redis stalls.
+/// Guards against callers that wait for one time-out after the other: of a batch with a key of a wrong type, whose
+/// calls go one by one, while the Redis stalls.
 #[tokio::test]
 async fn calls_that_go_one_by_one_end_with_their_connection() {
     let server = Arc::new(RedisServer::start());
@@ -299,8 +299,8 @@ async fn calls_that_go_one_by_one_end_with_their_connection() {
     assert_eq!(stored.len(), 1, "what was answered with an error is not stored: {stored:?}");
 }
 
-/// Guards against a batch that waits for a time-out of its own on the connection of the other task, which is about to time
-/// out as well.
+/// Guards against a batch that waits for a time-out of its own on the connection of the other task, which is about to
+/// time out as well.
 #[tokio::test]
 async fn a_batch_on_the_connection_of_the_other_task_ends_with_it() {
     let server = RedisServer::start();

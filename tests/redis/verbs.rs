@@ -209,8 +209,8 @@ fn set_aside(conn: &mut Connection, queue: &str) {
     let _: u64 = conn.sadd("dormouse/dropped", format!("shop/{queue}")).expect("SADD");
 }
 
-/// Guards against publishes that vanish: answered as duplicates of jobs that a destroy deletes, whose server was killed or
-/// is not done yet.
+/// Guards against publishes that vanish: answered as duplicates of jobs that a destroy deletes, whose server was killed
+/// or is not done yet.
 #[tokio::test]
 async fn what_a_destroy_has_set_aside_holds_no_key() {
     let server = RedisServer::start();
@@ -556,8 +556,8 @@ async fn a_long_dead_letter_is_listed_while_its_jobs_are_respawned_by_id() {
     assert_eq!(dead, expected, "nothing is left of jobs that were respawned from the middle");
 }
 
-/// Guards against work for one call that grows with the dead letter, and against an answer that says what nobody has looked
-/// for.
+/// Guards against work for one call that grows with the dead letter, and against an answer that says what nobody has
+/// looked for.
 #[tokio::test]
 async fn a_respawn_by_id_looks_near_the_ends_of_a_dead_letter() {
     let server = RedisServer::start();

@@ -1,4 +1,5 @@
-//! System calls on files that fail or hang, in a child process: by faults.c, a library that is loaded before the C library.
+//! System calls on files that fail or hang, in a child process: by faults.c, a library that is loaded before the C
+//! library.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

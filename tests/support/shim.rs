@@ -1,4 +1,5 @@
-//! Libraries of our own that are loaded before the C library of a child process. A test compiles them when it needs them.
+//! Libraries of our own that are loaded before the C library of a child process. A test compiles them when it needs
+//! them.
 
 use std::path::PathBuf;
 use std::process::Command;

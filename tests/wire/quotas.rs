@@ -22,7 +22,8 @@ fn used_up(answer: Response, what: &str) {
     assert_eq!((answer.status, answer.text), (507, text));
 }
 
-/// Guards against another answer than limits have, against a quota nobody meant, and against one that is shown otherwise.
+/// Guards against another answer than limits have, against a quota nobody meant, and against one that is shown
+/// otherwise.
 async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
     let server = TestServer::on(store).await;
     let ask = async |method: &str, path: &str, body: &str| {
@@ -71,7 +72,8 @@ async fn a_quota_is_made_shown_changed_and_deleted(store: Store) {
     assert_eq!(ask("PUT", "/quota/ns", "{}").await.0, 200, "a quota of nothing bounds nothing");
 }
 
-/// Guards against a route that publishes beyond a quota, and against one that is refused although it stores nothing more.
+/// Guards against a route that publishes beyond a quota, and against one that is refused although it stores nothing
+/// more.
 async fn every_publish_is_held_to_the_quota_and_nothing_else_is(store: Store) {
     let server = TestServer::on(store).await;
     let (token, other) = (server.token("ns").await, server.token("other").await);

@@ -136,8 +136,8 @@ impl Threads {
     }
 }
 
-/// Waits for the end of a thread, and answers with it. `None` after a panic, which was logged and has poisoned the store,
-/// and for a thread of a store that has failed and does not end.
+/// Waits for the end of a thread, and answers with it. `None` after a panic, which was logged and has poisoned the
+/// store, and for a thread of a store that has failed and does not end.
 fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<T> {
     let mut failed: Option<Instant> = None;
     while !thread.is_finished() {

@@ -13,14 +13,14 @@
 //!   moment as somebody pauses and at once resumes may set that pause again.
 //! - A publish that is safe to repeat is looked up in both stores. The new one remembers what was found in the old one.
 //!
-//! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two steps
-//! stand in place of one: a job of the old store that is replaced goes after the new one is stored; one that is handed
-//! out in between goes all the same. A job that runs in the old store and is replaced keeps its key there, and has it
-//! again when the new one is gone.
+//! **Keys.** A key that a job of the old store has is taken. That is looked up before the new store is asked, so two
+//! steps stand in place of one: a job of the old store that is replaced goes after the new one is stored; one that is
+//! handed out in between goes all the same. A job that runs in the old store and is replaced keeps its key there, and
+//! has it again when the new one is gone.
 //!
-//! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store has
-//! them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and if it
-//! has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
+//! **Order.** Of each queue the old store's jobs go first. Of a list, the first queue's jobs go first, whichever store
+//! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
+//! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
 //!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
@@ -43,9 +43,10 @@
 //!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
 //!   is empty, and the check, since a consumer may get an error now.
 //!
-//! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last: touch,
-//! release and the ack of one job without a receipt that is not in the new store, the cancel of a key, what changes many
-//! jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short patience.
+//! Where the new store alone can give no answer, an old store that hangs is waited for as long as its own calls last:
+//! touch, release and the ack of one job without a receipt that is not in the new store, the cancel of a key, what
+//! changes many jobs, pause, resume, the figures of the whole pool, and the check. Other acks fail after the short
+//! patience.
 
 mod consume;
 mod keys;
@@ -83,8 +84,8 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In the
-    /// current runtime.
+    /// Drains `old` by consumes, and fills `new` by publishes, once a queue that is paused in one is paused in both. In
+    /// the current runtime.
     pub async fn start(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Result<Migration> {
         let tasks = Tasks::new(Failure::default());
         let pauses = PauseCopier::start([old.clone(), new.clone()], &tasks).await?;

@@ -41,8 +41,8 @@ impl TwoStores {
         None
     }
 
-    /// Gives jobs back to the old store. One that hangs is waited for no longer than by a consume, and no consume asks it
-    /// before they are there again.
+    /// Gives jobs back to the old store. One that hangs is waited for no longer than by a consume, and no consume asks
+    /// it before they are there again.
     pub async fn give_back_old(&self, jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;

@@ -98,9 +98,9 @@ fn left(store: &dyn Engine, pause: Option<&Pause>) -> Duration {
     until.map_or(Duration::MAX, |until| Duration::from_millis(until.saturating_sub(store.now())))
 }
 
-/// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers that
-/// know one of the stores alone pause and resume there. What differs for longer stays as it is, and so does what one store
-/// refuses since too many queues are paused there.
+/// Makes each pause or resume that one of the stores has seen since the last look hold in the other one too. Servers
+/// that know one of the stores alone pause and resume there. What differs for longer stays as it is, and so does what
+/// one store refuses since too many queues are paused there.
 async fn make_alike(tasks: &Tasks, stores: &[Arc<dyn Engine>; 2], seen: &mut Seen) -> Result<()> {
     let (old, new) = tokio::try_join!(stores[0].pauses(), stores[1].pauses())?;
     let (mut now, looked) = ([old, new], Instant::now());

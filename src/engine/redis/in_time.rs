@@ -96,10 +96,10 @@ impl RedisCore {
         Ok(redis::from_redis_value(answer)?)
     }
 
-    /// The outcome of an exchange on this [`patient`] connection. When there is none within [`RESPONSE_TIMEOUT`] its caller
-    /// is told so. If `late` makes something, somebody listens on, and it deals with an answer that comes all the same. The
-    /// connection is kept open meanwhile, though others leave it. Nothing is done when it breaks before the answer comes.
-    /// On a borrowed connection its caller is told so already when the connection is given up.
+    /// The outcome of an exchange on this [`patient`] connection. When there is none within [`RESPONSE_TIMEOUT`] its
+    /// caller is told so. If `late` makes something, somebody listens on, and it deals with an answer that comes all
+    /// the same. The connection is kept open meanwhile, though others leave it. Nothing is done when it breaks before
+    /// the answer comes. On a borrowed connection its caller is told so already when the connection is given up.
     pub async fn exchange<T, S, L>(
         &self,
         connection: &Connection,

@@ -28,8 +28,8 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=ut
 
 /// Bodies of jobs up to this size become base64 in one piece.
 const PIECE: usize = 4096;
-/// An answer that is made while it is sent is sent in pieces of so many bytes: a peer must take each of them in time. After
-/// each the runtime's other tasks have their turn.
+/// An answer that is made while it is sent is sent in pieces of so many bytes: a peer must take each of them in time.
+/// After each the runtime's other tasks have their turn.
 const TURN: usize = 64 * 1024;
 
 /// A JSON answer.

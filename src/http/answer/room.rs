@@ -160,8 +160,8 @@ impl BodyRoom {
         RequestRoom { room: self, namespace, taken: None, reserve: None }
     }
 
-    /// Room for an answer with so many bytes of jobs; none for a small one. Fails if there is none for a second, or if too
-    /// many wait already.
+    /// Room for an answer with so many bytes of jobs; none for a small one. Fails if there is none for a second, or if
+    /// too many wait already.
     pub async fn for_answer(&self, namespace: &Namespace, bytes: usize) -> Result<Option<Room>, NoRoom> {
         if bytes <= LARGE_ANSWER {
             return Ok(None);
@@ -200,8 +200,8 @@ struct Reserve {
 }
 
 impl RequestRoom<'_> {
-    /// Takes room for `bytes` in all, or waits for it. Fails if there is none for long, or if it must leave the reserve to
-    /// another namespace.
+    /// Takes room for `bytes` in all, or waits for it. Fails if there is none for long, or if it must leave the reserve
+    /// to another namespace.
     pub async fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes <= SMALL {
             return Ok(());
@@ -371,8 +371,8 @@ mod tests {
         assert_eq!(room.answers.all.available_permits(), 4 * MIB / UNIT, "all is free again");
     }
 
-    /// Guards against a body of one namespace that has the reserve for as long as it likes, and against a namespace whose
-    /// many bodies stand in line for it before the only one of another.
+    /// Guards against a body of one namespace that has the reserve for as long as it likes, and against a namespace
+    /// whose many bodies stand in line for it before the only one of another.
     #[tokio::test(start_paused = true)]
     async fn the_reserve_goes_round() {
         let (room, [greedy, modest]) = (BodyRoom::new(2 * MIB, MIB), ["greedy", "modest"].map(namespace));
@@ -407,7 +407,8 @@ mod tests {
         assert!(began.elapsed() < TURN, "after {:?}", began.elapsed());
     }
 
-    /// Guards against a body that loses the reserve to another one of its namespace, whose share was forgotten meanwhile.
+    /// Guards against a body that loses the reserve to another one of its namespace, whose share was forgotten
+    /// meanwhile.
     #[tokio::test(start_paused = true)]
     async fn a_namespace_does_not_take_the_reserve_from_itself() {
         let (room, [greedy, modest]) = (of(MIB), ["greedy", "modest"].map(namespace));

@@ -1,6 +1,6 @@
-//! One line in the log for each token, limit or quota that is made or deleted, and for each change of what is pushed, and
-//! who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash tells it
-//! apart, the same as in the metrics.
+//! One line in the log for each token, limit or quota that is made or deleted, and for each change of what is pushed,
+//! and who did it; and one a minute for each address whose logins fail. The token itself is not shown: a short hash
+//! tells it apart, the same as in the metrics.
 
 use std::convert::Infallible;
 use std::net::IpAddr;

@@ -121,8 +121,8 @@ pub async fn metrics(State(state): App) -> Response {
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
 }
 
-/// The text of a scrape. With ten thousand queues it takes a tenth of a second, so it is made beside the runtime. `alone` is
-/// kept there, also when the asker leaves meanwhile.
+/// The text of a scrape. With ten thousand queues it takes a tenth of a second, so it is made beside the runtime.
+/// `alone` is kept there, also when the asker leaves meanwhile.
 async fn written(
     metrics: Arc<Metrics>,
     sizes: Vec<(PoolName, Stats)>,

@@ -105,8 +105,8 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine, where
-    /// a balancer may have all clients behind it.
+    /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine,
+    /// where a balancer may have all clients behind it.
     fn enter(&mut self, address: IpAddr) -> io::Result<Option<Arc<()>>> {
         if address.to_canonical().is_loopback() {
             return Ok(None);

@@ -24,8 +24,8 @@ const ROOM_LEAST: usize = 64 * 1024;
 const ROOM_WINDOW: Duration = Duration::from_secs(10);
 const BODY_STALLED: ApiError = ApiError::Refused(StatusCode::REQUEST_TIMEOUT, "the body stopped coming");
 
-/// Reads a whole body of at most `most` bytes, and takes `room` for what has come, if it is given. 413 if it is larger (the
-/// middleware reads the rest away), 408 if it stops coming, comes too slowly, or takes longer than [`BODY_TIME`],
+/// Reads a whole body of at most `most` bytes, and takes `room` for what has come, if it is given. 413 if it is larger
+/// (the middleware reads the rest away), 408 if it stops coming, comes too slowly, or takes longer than [`BODY_TIME`],
 /// 400 if it breaks off, 503 if there is no room.
 pub async fn read_body(
     mut body: Body,

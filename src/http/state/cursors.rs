@@ -1,5 +1,5 @@
-//! Cursors as clients see them: sealed, and good for one list. What is in a store's cursor is a place, among the timers of
-//! all namespaces too. Who could read it or make one up would learn when others' jobs are due.
+//! Cursors as clients see them: sealed, and good for one list. What is in a store's cursor is a place, among the timers
+//! of all namespaces too. Who could read it or make one up would learn when others' jobs are due.
 //!
 //! The key is the secret that the servers of one admin store share: a list goes on at another server, and after a
 //! restart.

@@ -156,8 +156,8 @@ mod tests {
         assert!(under_way.0.lock().is_empty(), "a key was left behind");
     }
 
-    /// Guards against a repeat that is refused because its plus or its colon came in another escape, and against one that
-    /// is refused because an earlier version had done the first request.
+    /// Guards against a repeat that is refused because its plus or its colon came in another escape, and against one
+    /// that is refused because an earlier version had done the first request.
     #[test]
     fn a_query_without_escapes_is_hashed_as_it_came_and_others_like_it() {
         for plain in

@@ -159,7 +159,8 @@ async fn waiters_of_different_lists_are_served_in_order_of_arrival() {
     }
 }
 
-/// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain, lists.
+/// Guards against an order of arrival that costs one list anything, or more calls than there are jobs and, in vain,
+/// lists.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_costs_one_list_nothing_and_mixed_lists_a_fetch_for_each_job() {
     for (lists, most) in [(1, 2), (2, 66), (100, 164)] {

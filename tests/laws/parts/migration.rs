@@ -390,8 +390,8 @@ async fn a_pool_that_moves_begins_with_all_pauses() {
     );
 }
 
-/// Guards against a namespace with more paused queues than one store takes: the pool would not start, and no other pause or
-/// resume would be copied.
+/// Guards against a namespace with more paused queues than one store takes: the pool would not start, and no other
+/// pause or resume would be copied.
 #[tokio::test(start_paused = true)]
 async fn pauses_that_one_store_has_no_room_for_hold_up_no_others() {
     let pools = Move::new().await;

@@ -274,7 +274,8 @@ fn answers_are_told_apart_by_length_and_by_chunks() {
     assert!(answers(bad).is_err(), "a chunk without a length is no answer of ours");
 }
 
-/// Says it all and reads what comes, and whether that ended without a reset. Errors when the server does not end the connection in time.
+/// Says it all and reads what comes, and whether that ended without a reset. Errors when the server does not end the
+/// connection in time.
 async fn talk(addr: SocketAddr, conversation: &Conversation) -> Result<(Vec<u8>, bool), String> {
     let stream = TcpStream::connect(addr).await.map_err(|e| format!("no connection: {e}"))?;
     let _ = stream.set_nodelay(true);

@@ -1,5 +1,5 @@
-//! Counts the entries of the lists, the keys and the remembered requests, on all of the machine's cores: after an unclean end nothing else knows how many
-//! there are. Reads keys and prefixes, and no record.
+//! Counts the entries of the lists, the keys and the remembered requests, on all of the machine's cores: after an
+//! unclean end nothing else knows how many there are. Reads keys and prefixes, and no record.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

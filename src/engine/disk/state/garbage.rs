@@ -33,8 +33,8 @@ pub struct Garbage {
 pub struct Upkeep {
     /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
     pub write_out: bool,
-    /// Keyspaces of which most is garbage, with about how many bytes of each live and are written anew. They are asked for
-    /// again until they are reported as compacted.
+    /// Keyspaces of which most is garbage, with about how many bytes of each live and are written anew. They are asked
+    /// for again until they are reported as compacted.
     pub compact: Vec<(Space, u64)>,
     /// Whether the store rests: then only upkeep has replaced files deleted.
     pub rests: bool,

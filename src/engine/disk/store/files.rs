@@ -34,9 +34,9 @@ impl Store {
         self.space(space).disk_space()
     }
 
-    /// The entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a block
-    /// that cannot be read is left out, although an older value can be read. For a store that nobody else uses: memory is
-    /// written out first, within `patience`.
+    /// The entries of a keyspace that can be read, whatever stands between them. One whose newest value may be in a
+    /// block that cannot be read is left out, although an older value can be read. For a store that nobody else uses:
+    /// memory is written out first, within `patience`.
     pub fn readable(&self, space: Space, patience: Duration) -> Result<Vec<(Slice, Slice)>, Fatal> {
         if !self.write_out(patience)? {
             return Err(Fatal("what is in memory could not be written out in time".into()));

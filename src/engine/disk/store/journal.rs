@@ -138,8 +138,8 @@ fn path(database: &Path, number: u64) -> PathBuf {
 }
 
 /// Writes each journal into a new file in its place, synced. After an unclean end the system may show bytes that never
-/// reached the disk: when a sync has failed, they stay in memory, and no later sync writes them. Only before the database
-/// is opened. A disk without room for it is left as it is, so that the store can be opened and drained.
+/// reached the disk: when a sync has failed, they stay in memory, and no later sync writes them. Only before the
+/// database is opened. A disk without room for it is left as it is, so that the store can be opened and drained.
 pub fn rewrite(database: &Path) -> Result<()> {
     for number in names::journals(database)? {
         let (old, new) = (path(database, number), database.join(format!("{number}.new")));

@@ -9,8 +9,8 @@ use fjall::compaction::Leveled;
 
 use super::{Fatal, Space, Store, describe, is_unreadable};
 
-/// A merge asks for room for so many bytes at most. Its tables may be larger, but on a disk that fills up most of them is
-/// deleted already, and merging is what gives that back.
+/// A merge asks for room for so many bytes at most. Its tables may be larger, but on a disk that fills up most of them
+/// is deleted already, and merging is what gives that back.
 const LARGE: u64 = 64 << 20;
 /// fjall slows writers down at 20 unmerged runs and stops them at 30. From so many on a merge is done without room,
 const PRESSING: usize = 16;

@@ -1,5 +1,5 @@
-//! The fjall database and its keyspaces. Only this folder knows fjall. This file knows keys and values as bytes; what they
-//! mean is known to codec. [`txn`] is the transaction through which the writer thread reads and writes.
+//! The fjall database and its keyspaces. Only this folder knows fjall. This file knows keys and values as bytes; what
+//! they mean is known to codec. [`txn`] is the transaction through which the writer thread reads and writes.
 
 pub mod codec;
 mod files;
@@ -210,7 +210,8 @@ impl Store {
                     }
                     _ => FilterPolicyEntry::None,
                 };
-                // The engine merges (`merge.rs`), and fjall's threads never. It is kept in the database with the keyspace.
+                // The engine merges (`merge.rs`), and fjall's threads never. It is kept in the database with the
+                // keyspace.
                 let never = Leveled::default().with_l0_threshold(u8::MAX).with_table_target_size(1 << 40);
                 KeyspaceCreateOptions::default()
                     .compaction_strategy(Arc::new(never))
@@ -235,8 +236,8 @@ impl Store {
         Ok(self.db.persist(PersistMode::Buffer)?)
     }
 
-    /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it has
-    /// failed it must not be tried again: the system may have forgotten what it did not write.
+    /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it
+    /// has failed it must not be tried again: the system may have forgotten what it did not write.
     pub fn sync(&self, journal: &mut Option<Journal>) -> Result<(), Fatal> {
         let last = self.groups.last();
         self.to_system()?;

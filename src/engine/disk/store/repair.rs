@@ -1,4 +1,5 @@
-//! Says what is damaged in the files of a pool's directory, and on request sets that aside, so that the rest opens. For a directory that no server has open. Deletes nothing.
+//! Says what is damaged in the files of a pool's directory, and on request sets that aside, so that the rest opens. For
+//! a directory that no server has open. Deletes nothing.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};

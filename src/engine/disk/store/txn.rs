@@ -158,8 +158,8 @@ impl Txn {
         self.rows.insert((space, key), None);
     }
 
-    /// Writes a row of `quotas`, whose value may change again before the batch is committed. Only together with something
-    /// else that is written.
+    /// Writes a row of `quotas`, whose value may change again before the batch is committed. Only together with
+    /// something else that is written.
     pub fn put_late(&mut self, key: &[u8], value: [u8; 16]) {
         match self.late.get_mut(key) {
             Some(late) => *late = value,

@@ -1,5 +1,5 @@
-//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, and frees
-//! memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
+//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, and
+//! frees memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
 
 pub mod quarantine;
 pub mod rebuild;
@@ -41,8 +41,8 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 const COMPACTION_REST: u32 = 19;
 
 /// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
-/// when it comes to it, and may wait for it for ever; sees to the second names of journals; looks at the room on the disk;
-/// and frees memory that fjall has let go of.
+/// when it comes to it, and may wait for it for ever; sees to the second names of journals; looks at the room on the
+/// disk; and frees memory that fjall has let go of.
 pub fn each_second(
     store: &Store,
     sync: bool,

@@ -23,9 +23,9 @@ const WRITE_OUT: Duration = Duration::from_secs(60);
 const TRIES: u16 = 1;
 
 /// Rebuilds those lists of the pool in `path` that cannot be read, and keeps of settings what can be read. Each job of
-/// such a list goes where its record says: it is delayed, ready or dead. One that was handed out is ready. It has one try
-/// left. Answers how many jobs were put into a list; nothing is changed where every list and every setting can be read.
-/// Fails where the jobs themselves cannot be read.
+/// such a list goes where its record says: it is delayed, ready or dead. One that was handed out is ready. It has one
+/// try left. Answers how many jobs were put into a list; nothing is changed where every list and every setting can be
+/// read. Fails where the jobs themselves cannot be read.
 pub fn rebuild_lists(path: &Path) -> Result<u64, OpenError> {
     let (store, _mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
     rebuild(&store, false).map_err(|Fatal(reason)| OpenError::Damaged(path.to_owned(), reason))
@@ -38,8 +38,8 @@ pub fn unreadable(store: &Store) -> Vec<Space> {
     lists.chain(rows.filter(|rows| store.all(*rows).any(|row| row.is_err()))).collect()
 }
 
-/// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none is
-/// put into one.
+/// As [`rebuild_lists`]. With `gaps` also a list that can be read may have lost entries: every job that stands in none
+/// is put into one.
 pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     let damaged = unreadable(store);
     if damaged.is_empty() && !gaps {

@@ -9,8 +9,8 @@ use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, StoreLimits};
 
-/// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it opens
-/// the database, as a server does, and looks at the lists, at the settings and at the quarantine.
+/// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it
+/// opens the database, as a server does, and looks at the lists, at the settings and at the quarantine.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {
@@ -129,7 +129,8 @@ mod tests {
         Ok(tables.rows(table).keys().map(|key| key.to_vec()).collect())
     }
 
-    /// Guards against a pool that a repair can never make start, and against a repair that drops settings that it can read.
+    /// Guards against a pool that a repair can never make start, and against a repair that drops settings that it can
+    /// read.
     #[tokio::test]
     async fn settings_that_can_be_read_outlive_a_bad_block() {
         let kinds: [&[&[u8]]; 2] = [&[QUOTA, b"u"], &[b"l", b"r", b"s"]];

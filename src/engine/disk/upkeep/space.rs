@@ -14,7 +14,8 @@ const COPIES: u64 = 2;
 const JOB: u64 = 400;
 
 /// The room on one disk. Below `least` free bytes publishes are refused, below a half of it whatever else stores a body
-/// again (republish, respawn, bury, a release with a delay or a reason), and below a quarter compactions that have something to rewrite.
+/// again (republish, respawn, bury, a release with a delay or a reason), and below a quarter compactions that have
+/// something to rewrite.
 #[derive(Debug)]
 pub struct Room {
     path: PathBuf,

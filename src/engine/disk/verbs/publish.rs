@@ -129,8 +129,8 @@ impl WriterState {
         })
     }
 
-    /// What is to be done about a job whose key another one has; `None` if nobody has it. Commits what was written before
-    /// it: not for the middle of a step.
+    /// What is to be done about a job whose key another one has; `None` if nobody has it. Commits what was written
+    /// before it: not for the middle of a step.
     fn plan(
         &mut self,
         queue: &Queue,

@@ -15,7 +15,8 @@ use crate::name::Queue;
 /// How long a pump says to wait when nothing is due at all.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Moves up to so many due jobs, fewer when many large ones die: [`DiskOptions::pump`](crate::engine::disk::DiskOptions::pump).
+/// Moves up to so many due jobs, fewer when many large ones die:
+/// [`DiskOptions::pump`](crate::engine::disk::DiskOptions::pump).
 pub struct Pump(pub usize);
 
 impl Step for Pump {

@@ -1,7 +1,7 @@
 //! Quotas of namespaces. Of each namespace whose jobs or bytes are bounded the writer keeps how many there are: every
-//! step that stores or deletes a record changes the figures in memory, and a row of `quotas` in the same commit. So they are
-//! exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its jobs are
-//! counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
+//! step that stores or deletes a record changes the figures in memory, and a row of `quotas` in the same commit. So
+//! they are exact over a restart and a crash, and a namespace without a quota costs nothing. When a quota is new, its
+//! jobs are counted beside the writer, from a snapshot; meanwhile what changes after that snapshot is kept, and added.
 
 use std::sync::Arc;
 use std::time::Duration;

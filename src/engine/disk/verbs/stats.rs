@@ -31,7 +31,8 @@ impl Step for ReadSize {
     }
 }
 
-/// The sizes of some of the queues that a job was published to and that were not forgotten, sorted: those behind `after`.
+/// The sizes of some of the queues that a job was published to and that were not forgotten, sorted: those behind
+/// `after`.
 pub struct ReadSizes {
     pub after: Option<Queue>,
 }

@@ -1,5 +1,5 @@
-//! Stays connected: makes a connection, has it used until it breaks, and makes it again after a pause. Knows neither what
-//! the connection is for nor how it is made.
+//! Stays connected: makes a connection, has it used until it breaks, and makes it again after a pause. Knows neither
+//! what the connection is for nor how it is made.
 
 use std::convert::Infallible;
 use std::time::Duration;

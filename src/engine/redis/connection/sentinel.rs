@@ -1,8 +1,8 @@
 //! Follows the master that the Sentinels name, and ends every connection to a Redis that is no longer it.
 //!
 //! One task for each Sentinel that is listed holds a connection to it, listens to its events, and asks it every
-//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`MasterChoice`] decides from the last
-//! answers of all of them.
+//! second and after each event. So a Sentinel that is dead or hangs delays nobody. [`MasterChoice`] decides from the
+//! last answers of all of them.
 //!
 //! A failover may leave the old master alive, and it goes on taking writes that will be thrown away: until it is
 //! told to follow the new one, some ten seconds later. So when the master changes, calls under way to the old

@@ -190,7 +190,8 @@ mod tests {
     use super::super::connector::{Connector, RedisAddress};
     use super::*;
 
-    /// Guards against batches that wait a second each, one behind the other, while a connection hangs that is being made.
+    /// Guards against batches that wait a second each, one behind the other, while a connection hangs that is being
+    /// made.
     #[tokio::test(start_paused = true)]
     async fn calls_wait_for_the_first_attempt_all_together() {
         let address = RedisAddress { addrs: vec!["127.0.0.1:1".into()], ..RedisAddress::default() };

@@ -1,5 +1,5 @@
-//! An argument with named fields: a table in MessagePack, which a script reads with `cmsgpack.unpack`. A Redis's cmsgpack
-//! knows no bytes, so they go as texts; and only what it has always read is written. Knows no script.
+//! An argument with named fields: a table in MessagePack, which a script reads with `cmsgpack.unpack`. A Redis's
+//! cmsgpack knows no bytes, so they go as texts; and only what it has always read is written. Knows no script.
 
 /// A table. A field that is not there is nil to the script.
 #[derive(Clone, Debug, Default)]

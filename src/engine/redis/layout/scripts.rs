@@ -76,7 +76,8 @@ macro_rules! with_clock {
     };
 }
 
-/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around it.
+/// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around
+/// it.
 macro_rules! counted {
     ($($name:literal),+) => {
         Script::new(concat!(

@@ -1,5 +1,5 @@
-//! Lists of jobs. Ready and dead ones stand in lists of their queue; delayed and running ones are among all timers of the
-//! pool, so that a piece of that list may hold few jobs of the queue, or none. Changes nothing.
+//! Lists of jobs. Ready and dead ones stand in lists of their queue; delayed and running ones are among all timers of
+//! the pool, so that a piece of that list may hold few jobs of the queue, or none. Changes nothing.
 //!
 //! A cursor says where to go on although others change what is listed meanwhile:
 //!

@@ -1,7 +1,7 @@
 //! Lists of a namespace's queues, with their figures. lmstfy's hash of queues has no order, in which a list could go on:
-//! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both; what
-//! only others have written into the hash is copied when a list begins. One task copies, whoever waits for it: it goes on
-//! when they have left.
+//! an index beside it has one. The first list makes it. From then on our servers write a new queue's name into both;
+//! what only others have written into the hash is copied when a list begins. One task copies, whoever waits for it: it
+//! goes on when they have left.
 
 use std::sync::Arc;
 use std::time::Duration;

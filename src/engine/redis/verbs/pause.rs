@@ -1,10 +1,12 @@
 //! Pauses. They stand in one hash of the Redis; each server remembers what is in it, and asks several times a second
 //! whether it has changed. A consume leaves out the queues that are paused, so that it costs the Redis nothing. What is
 //! remembered is believed for [`BELIEVED`](crate::engine::redis::pauses::BELIEVED): when it is older, since the Redis
-//! hangs or the task is late, a consume asks for its own queues. Both ask on the connection of consumes, so that what holds up others holds up no consume.
+//! hangs or the task is late, a consume asks for its own queues. Both ask on the connection of consumes, so that what
+//! holds up others holds up no consume.
 //!
 //! What this process has changed it applies itself. An answer says which version the hash had before the change and
-//! after it. While these versions follow on each other nothing is read again; what others have changed is read as a whole.
+//! after it. While these versions follow on each other nothing is read again; what others have changed is read as a
+//! whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Quotas. The scripts that store and delete jobs count them, in the same step, as long as a namespace of the pool has a
-//! quota; where none has, they are other scripts, which know nothing of it (lua/quotas.lua). What no script of ours does,
-//! they do not see: the end of a ttl, and what lmstfy's servers store and delete. So one server at a time counts all keys
-//! again, in parts, and corrects the figures by what it has found.
+//! quota; where none has, they are other scripts, which know nothing of it (lua/quotas.lua). What no script of ours
+//! does, they do not see: the end of a ttl, and what lmstfy's servers store and delete. So one server at a time counts
+//! all keys again, in parts, and corrects the figures by what it has found.
 //!
 //! While a count goes on others store and delete. A change of a key that the count has passed must be added to what it
 //! found; one of a key that it comes to must not. Keys lie in a random order: a change is added by the share of all
@@ -89,7 +89,8 @@ impl RedisCore {
         Ok(names)
     }
 
-    /// Counts all keys once for [`CHUNK`] namespaces at most, and corrects what is written down. `false`: it is another server's turn.
+    /// Counts all keys once for [`CHUNK`] namespaces at most, and corrects what is written down. `false`: it is another
+    /// server's turn.
     async fn recount(&self, namespaces: &[Namespace]) -> Outcome<bool> {
         let (mut cursor, mut counted) = (0_u64, 0.0);
         // Per namespace: what was found and is to be added to it, and what is written down.

@@ -18,8 +18,8 @@ use crate::name::Queue;
 
 /// How far from either end of the dead letter a job is looked for: 0.3 ms of the Redis for one that is not there.
 const REACH: u64 = 10_000;
-/// And at least, when the same call has looked for others in vain: 100 of them take 4 ms. One that is not found so near is
-/// looked for far away.
+/// And at least, when the same call has looked for others in vain: 100 of them take 4 ms. One that is not found so near
+/// is looked for far away.
 const LEAST_REACH: u64 = 1000;
 /// How far from either end it is looked for where that was not enough: up to 3 ms of the Redis. There is
 /// one such look at a time, and then a rest that is nine times as long, so that all of them take a tenth of it.

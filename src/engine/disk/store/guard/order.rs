@@ -1,5 +1,5 @@
-//! Reads the batches of journals in their order, and notes what is wrong with it. Decides nothing: whether it is damage is
-//! for who judges the directory.
+//! Reads the batches of journals in their order, and notes what is wrong with it. Decides nothing: whether it is damage
+//! is for who judges the directory.
 
 use std::io::Result;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! Publish: one entry for every publication, and one way to its script. What has neither keys nor instants and is not to
-//! be repeated shares a script call with what others publish meanwhile (lua/publish.lua); any other publication is a call by
-//! itself, on the connection of calls off the hot path (lua/publish_with.lua). A publication with more values than one
-//! script call may carry stores them in steps first, where nobody sees them, and becomes visible as a whole in the last call.
+//! be repeated shares a script call with what others publish meanwhile (lua/publish.lua); any other publication is a
+//! call by itself, on the connection of calls off the hot path (lua/publish_with.lua). A publication with more values
+//! than one script call may carry stores them in steps first, where nobody sees them, and becomes visible as a whole in
+//! the last call.
 
 mod script;
 

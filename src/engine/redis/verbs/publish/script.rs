@@ -253,8 +253,8 @@ pub fn read_plain(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
     Ok(answer)
 }
 
-/// What became of a job of a plain call, which lua/publish.lua does not say. Takes the delay of a delayed one, which is due
-/// at an even microsecond.
+/// What became of a job of a plain call, which lua/publish.lua does not say. Takes the delay of a delayed one, which is
+/// due at an even microsecond.
 pub fn placed_plain(job: &NewJob, delays: &mut impl Iterator<Item = Micros>, now: Micros) -> Stored {
     let delay = if job.delay.is_zero() { None } else { delays.next() };
     let due = delay.map_or(now, |delay| (now + delay).next_multiple_of(2));
