@@ -14,6 +14,7 @@ use ulid::Ulid;
 
 use crate::clock::Millis;
 use crate::name::{JobKey, Queue};
+use crate::random;
 
 /// Headers that travel with a job: lower-case name to value.
 pub type Attributes = BTreeMap<String, String>;
@@ -133,7 +134,7 @@ impl JobIds {
         let mut last = self.last.lock();
         if now > last.0 || last.0 - now > MOST_BEHIND {
             // 47 random bits: the top bit is free, so that counting up cannot overflow within a millisecond.
-            let random = Ulid::r#gen().random() as u64 & ((1 << 47) - 1);
+            let random = u64::from_le_bytes(random::bytes()) & ((1 << 47) - 1);
             *last = (now, random);
         } else {
             last.1 += 1;

@@ -19,4 +19,5 @@ pub mod outage;
 pub mod process;
 pub mod pump;
 pub mod push;
+pub mod random;
 pub mod server;

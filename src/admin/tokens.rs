@@ -4,12 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ulid::Ulid;
-
 use super::cache::TokenCache;
 use super::{AdminStore, Scope, TokenKey, TokenRecord};
 use crate::error::{Error, Result};
 use crate::name::{DEFAULT_POOL, Token};
+use crate::random;
 
 /// The shortest token that an operator may choose, in bytes.
 pub const MIN_CHOSEN: usize = 20;
@@ -66,7 +65,7 @@ impl TokenManager {
         let token = match chosen {
             Some(token) if token.reveal().len() < MIN_CHOSEN => return Err(CreateError::TooShort),
             Some(token) => token,
-            None => Token::new(&Ulid::r#gen().to_string()).expect("a ULID has 26 characters"),
+            None => Token::new(&random::ulid().to_string()).expect("a ULID has 26 characters"),
         };
         let key = TokenKey { scope: scope.clone(), token };
         let added = self.store.add_token(&key, description).await;

@@ -20,11 +20,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Map, Value};
 
 use super::store::{Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
 use crate::error::{Error, Result};
+use crate::random;
 
 /// The field of a record that holds what is encrypted.
 const ENCRYPTED: &str = "encrypted";
@@ -82,11 +82,9 @@ impl SecretKeys {
     /// Encrypts with the first key, if there is one.
     fn seal(&self, bound_to: &str, mut text: Vec<u8>) -> Result<Option<String>> {
         let Some(key) = self.0.first() else { return Ok(None) };
-        let failed = |_| Error::refused("a secret could not be encrypted");
-        let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut nonce).map_err(failed)?;
-        let aad = Aad::from(bound_to);
-        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), aad, &mut text).map_err(failed)?;
+        let nonce = random::bytes::<NONCE_LEN>();
+        key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(bound_to), &mut text)
+            .map_err(|_| Error::refused("a secret could not be encrypted"))?;
         Ok(Some(STANDARD.encode([&nonce[..], &text].concat())))
     }
 

@@ -46,6 +46,7 @@ use self::sign::Secret;
 use self::store::{PushKey, PushRecords, Version};
 use crate::error::{Error, LOCKED};
 use crate::name::{PoolName, QueueName};
+use crate::random;
 
 /// How often the store is asked for changes: every server knows of one within a second.
 const LOOK: Duration = Duration::from_millis(500);
@@ -233,7 +234,7 @@ impl Push {
             return Err(PushError::Bad(why));
         }
         let now = self.server.now();
-        let secret = Secret::random()?;
+        let secret = Secret::random();
         let mut new = true;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             // One that cannot be read is replaced, with its secret.
@@ -341,7 +342,7 @@ impl Push {
 
     /// Makes a new secret. The one before signs too, for a day.
     pub async fn new_secret(&self, key: &PushKey) -> Result<Value> {
-        let (now, secret) = (self.server.now(), Secret::random()?);
+        let (now, secret) = (self.server.now(), Secret::random());
         let until = now + BOTH_SIGN.as_millis() as u64;
         let change = |old: Read| -> Result<Option<PushRecord>> {
             let old = old?.ok_or(PushError::NotFound)?;
@@ -359,7 +360,7 @@ impl Push {
         let corrupt = |why: String| Error::corrupt(format!("{key}: {why}"));
         let plan = Plan::new(&key.queue, &record).map_err(corrupt)?;
         let now = self.server.now();
-        let request = plan.test_request(&format!("test_{}", ulid::Ulid::r#gen()), now);
+        let request = plan.test_request(&format!("test_{}", random::ulid()), now);
         let body_counts = plan.setting.ok_when.is_some();
         let began = Instant::now();
         let answer = self.server.client.send(request, plan.setting.timeout, body_counts).await;

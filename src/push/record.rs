@@ -100,10 +100,10 @@ mod tests {
         let queue = QueueName::parse("mail").expect("a literal");
         let setting =
             Setting::parse(&json!({"url": "http://a/", "headers": {"a": "b"}}), &queue).expect("a setting");
-        let secret = Secret::random().expect("random");
+        let secret = Secret::random();
         let record = PushRecord {
             setting,
-            old_secret: Some((Secret::random().expect("random"), 9)),
+            old_secret: Some((Secret::random(), 9)),
             secret,
             switch: Switch::Off,
             since: 7,

@@ -23,6 +23,7 @@ use crate::metrics::{PoolMetrics, PushSeries};
 use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
+use crate::random;
 
 /// The pause before what has failed is tried again.
 pub const AGAIN: Duration = Duration::from_millis(250);
@@ -115,7 +116,7 @@ impl PushedQueue {
     /// Of a new worker.
     pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
         PushedQueue {
-            name: format!("{}-{}", server.name, ulid::Ulid::r#gen()).into(),
+            name: format!("{}-{}", server.name, random::ulid()).into(),
             metrics: pool.metrics.pushed(&key.queue),
             report: Mutex::default(),
             failed: AtomicU64::new(0),

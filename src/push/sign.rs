@@ -5,11 +5,10 @@ use std::fmt::{self, Write as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::hmac;
-use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Millis;
-use crate::error::{Error, Result};
+use crate::random;
 
 /// What the text of a secret begins with.
 const PREFIX: &str = "whsec_";
@@ -22,11 +21,9 @@ const BYTES: usize = 32;
 pub struct Secret(String);
 
 impl Secret {
-    /// A new one. Fails only when the machine has no random bytes.
-    pub fn random() -> Result<Secret> {
-        let mut bytes = [0; BYTES];
-        SystemRandom::new().fill(&mut bytes).map_err(|_| Error::refused("no random bytes for a secret"))?;
-        Ok(Secret(format!("{PREFIX}{}", STANDARD.encode(bytes))))
+    /// A new one.
+    pub fn random() -> Secret {
+        Secret(format!("{PREFIX}{}", STANDARD.encode(random::bytes::<BYTES>())))
     }
 
     /// The text: for the store and for its owner, once.
@@ -96,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_32_random_bytes_and_not_shown() {
-        let (one, other) = (Secret::random().expect("random"), Secret::random().expect("random"));
+        let (one, other) = (Secret::random(), Secret::random());
         assert_ne!(one, other, "each is another one");
         assert_eq!(one.reveal().len(), PREFIX.len() + 44, "{one:?}: 32 bytes in base64");
         assert!(!format!("{one:?}").contains(&one.reveal()[7..]), "Debug shows it");

@@ -46,6 +46,7 @@ use crate::push::limits::PushShares;
 use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::push::store::PushStore;
+use crate::random;
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -371,7 +372,7 @@ fn app_state(
         outage: outage.clone(),
         client: Arc::new(client),
         clock,
-        name: ulid::Ulid::r#gen().to_string(),
+        name: random::ulid().to_string(),
         tasks: Tasks::new(tasks.failure().clone()),
         cut: CancellationToken::new(),
         connections,

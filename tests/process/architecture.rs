@@ -172,10 +172,11 @@ fn keys_of_redis_are_made_in_one_file_per_store() {
 /// the longest name here that begins its path.
 const PARTS: &[(&str, &[&str])] = &[
     ("clock", &[]),
+    ("random", &["clock"]),
     ("error", &[]),
     ("outage", &["error"]),
     ("name", &[]),
-    ("job", &["clock", "name"]),
+    ("job", &["clock", "name", "random"]),
     ("config", &["name"]),
     ("process", &["config"]),
     ("process::tasks", &[]),
@@ -184,8 +185,8 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
     ("engine::migration", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
-    ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks"]),
-    ("admin", &["clock", "engine", "error", "name", "outage", "process::tasks"]),
+    ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks", "random"]),
+    ("admin", &["clock", "engine", "error", "name", "outage", "process::tasks", "random"]),
     ("admin::disk", &["admin", "clock", "engine", "error", "name", "engine::disk"]),
     (
         "admin::redis",
@@ -205,6 +206,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "outage",
             "process::tasks",
+            "random",
         ],
     ),
     ("push::store", &["clock", "error", "name"]),
@@ -231,6 +233,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
             "process::tasks",
             "push",
+            "random",
         ],
     ),
     (
@@ -290,6 +293,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "process",
             "process::tasks",
+            "random",
         ],
     ),
     (
@@ -319,6 +323,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "name",
             "outage",
+            "random",
         ],
     ),
     ("main", &["cli", "server", "config", "process"]),

@@ -89,7 +89,7 @@ struct Raw {
 
 async fn play(server: &TestServer, scenario: &Value, number: usize) -> Vec<String> {
     let name = scenario["name"].as_str().unwrap_or_default();
-    let tag = format!("{number}x{:x}", ulid::Ulid::r#gen().random() as u32);
+    let tag = format!("{number}x{:x}", dormouse::random::ulid().random() as u32);
     let mut player = Player { server, vars: HashMap::new(), ids: Vec::new(), background: HashMap::new() };
     for (key, value) in [("ns", format!("ns{tag}")), ("q", format!("q{tag}")), ("tag", tag)] {
         player.vars.insert(key.into(), value);

@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::name::Namespace;
+use crate::random;
 
 /// What this server knows of quotas.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ impl Default for Counting {
             asked: watch::channel(0).0,
             done: watch::channel(0).0,
             setting: tokio::sync::Mutex::default(),
-            server: ulid::Ulid::r#gen().to_string(),
+            server: random::ulid().to_string(),
         }
     }
 }

@@ -17,7 +17,6 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tower::{Layer, Service};
-use ulid::Ulid;
 
 use crate::http::answer::error::StoreFailure;
 use crate::http::answer::reply;
@@ -26,6 +25,7 @@ use crate::http::request::origin::OriginCheck;
 use crate::http::request::peer::Peer;
 use crate::http::state::AppState;
 use crate::metrics::RouteMetrics;
+use crate::random;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
@@ -213,7 +213,7 @@ impl<F> Observation<F> {
             counts.request(labels.accepted(), method_label(method), status.as_u16(), took);
         }
         let mut id = [0; ulid::ULID_LEN];
-        let id = Ulid::r#gen().array_to_str(&mut id);
+        let id = random::ulid().array_to_str(&mut id);
         if let Some((ip, path)) = self.log.as_deref() {
             tracing::info!(
                 target: crate::process::log::ACCESS,

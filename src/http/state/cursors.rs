@@ -11,13 +11,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use ring::rand::{SecureRandom, SystemRandom};
 use tokio::time::Instant;
 
 use crate::admin::AdminStore;
 use crate::engine::Cursor;
 use crate::error::{Error, Result};
 use crate::http::answer::error::ApiError;
+use crate::random;
 
 /// What is sealed is filled up to a multiple of so many bytes: its length says nothing of a place among timers.
 const BLOCK: usize = 128;
@@ -46,7 +46,7 @@ impl Cursors {
         {
             return Ok(key.clone());
         }
-        let secret = self.store.secret(&random::<KEY>()?).await?;
+        let secret = self.store.secret(&random::bytes::<KEY>()).await?;
         let key = UnboundKey::new(&AES_256_GCM, &secret)
             .map_err(|_| Error::corrupt("the secret of cursors cannot be read"))?;
         let key = Arc::new(LessSafeKey::new(key));
@@ -60,7 +60,7 @@ impl Cursors {
         let key = self.key(Duration::MAX).await?;
         let mut bytes = cursor.into_bytes();
         bytes.resize(bytes.len().next_multiple_of(BLOCK), b' ');
-        let nonce = random::<NONCE_LEN>()?;
+        let nonce = random::bytes::<NONCE_LEN>();
         key.seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(list), &mut bytes)
             .map_err(|_| Error::refused("a cursor cannot be sealed"))?;
         bytes.splice(..0, nonce);
@@ -86,10 +86,4 @@ fn open(key: &LessSafeKey, list: &str, bytes: &[u8]) -> Option<Cursor> {
     let nonce = Nonce::assume_unique_for_key(*nonce);
     let opened = key.open_in_place(nonce, Aad::from(list), &mut sealed).ok()?;
     Some(Cursor(std::str::from_utf8(opened).ok()?.trim_end().to_owned()))
-}
-
-fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| Error::refused("no random bytes for a cursor"))?;
-    Ok(bytes)
 }
