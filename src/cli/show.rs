@@ -1,16 +1,19 @@
 //! Answers as tables. What jobs contain is shown without control characters, which could drive the terminal.
 
+use std::ops::Range;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use comfy_table::{CellAlignment, Table, presets};
 use serde_json::Value;
+use unicode_width::UnicodeWidthStr;
 
 /// How much of a body or a reason is shown, in characters.
 const MOST: usize = 60;
 
 /// The queues of a namespace.
 pub fn queues(queues: &[Value]) -> String {
-    let mut table = table(&["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"]);
+    let heads = ["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for queue in queues {
         let paused = match (&queue["paused"], queue["paused_until"].as_str()) {
             (Value::Bool(true), Some(until)) => format!("until {until}"),
@@ -20,39 +23,33 @@ pub fn queues(queues: &[Value]) -> String {
         let age = queue["oldest_ready_age"].as_f64().map_or("-".to_owned(), |age| format!("{age} s"));
         let [name, ready, delayed, running, dead] =
             ["queue", "ready", "delayed", "running", "dead"].map(|field| cell(&queue[field]));
-        table.add_row([name, ready, delayed, running, dead, age, paused]);
+        rows.push(vec![name, ready, delayed, running, dead, age, paused]);
     }
-    for column in 1..=5 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    finished(&table)
+    table(&rows, 1..6)
 }
 
 /// The jobs of a queue.
 pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     let mut heads = vec!["JOB", "STATE", "DUE", "TRIES", "TTL", "SIZE", "KEY", "REASON"];
     heads.extend(bodies.then_some("DATA"));
-    let mut table = table(&heads);
+    let mut rows = vec![heads.into_iter().map(str::to_owned).collect()];
     for job in jobs {
         let fields = ["job_id", "state", "due_at", "remain_tries", "ttl", "size", "key", "reason"];
         let mut row: Vec<String> = fields.iter().map(|field| cell(&job[*field])).collect();
         row.extend(bodies.then(|| body(&job["data"])));
-        table.add_row(row);
+        rows.push(row);
     }
-    finished(&table)
+    table(&rows, 0..0)
 }
 
 /// An answer that is one object: a field on each line.
 pub fn fields(object: &Value) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    for (name, value) in object.as_object().into_iter().flatten() {
+    let shown = |(name, value): (&String, _)| {
         let value = if name == "data" { body(value) } else { cell(value) };
-        table.add_row([name.clone(), value]);
-    }
-    finished(&table)
+        vec![name.clone(), value]
+    };
+    let rows: Vec<_> = object.as_object().into_iter().flatten().map(shown).collect();
+    table(&rows, 0..0)
 }
 
 /// A text on one line, without control characters, and not too long.
@@ -65,17 +62,19 @@ pub fn one_line(text: &str) -> String {
     line
 }
 
-fn table(heads: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(heads.to_vec());
-    table
-}
-
-/// Without the blanks that the library puts before each line and behind it.
-fn finished(table: &Table) -> String {
-    let lines: Vec<String> =
-        table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned()).collect();
-    lines.join("\n")
+/// A line for each row, and each column as wide as its widest cell. Those of `right` are numbers, which end together.
+fn table(rows: &[Vec<String>], right: Range<usize>) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let wide = |column: usize| rows.iter().map(|row| row[column].width()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(wide).collect();
+    let line = |row: &Vec<String>| {
+        let padded = row.iter().enumerate().map(|(column, cell)| {
+            let blanks = " ".repeat(widths[column] - cell.width());
+            if right.contains(&column) { blanks + cell } else { cell.clone() + &blanks }
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A value: `-` when it is not known, or there is none.
