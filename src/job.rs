@@ -81,13 +81,13 @@ impl JobId {
 }
 
 impl JobId {
-    /// Writes the text into `room`.
-    pub fn text(self, room: &mut [u8; 27]) -> &str {
-        room[0] = VERSION_WITH_ATTRIBUTES;
+    /// Writes the text into `buffer`.
+    pub fn text(self, buffer: &mut [u8; 27]) -> &str {
+        buffer[0] = VERSION_WITH_ATTRIBUTES;
         // A ULID takes 26 bytes, so this cannot fail.
-        Ulid(self.ulid).array_to_str((&mut room[1..]).try_into().expect("26 bytes"));
+        Ulid(self.ulid).array_to_str((&mut buffer[1..]).try_into().expect("26 bytes"));
         let from = usize::from(!self.versioned);
-        std::str::from_utf8(&room[from..]).expect("base 32 is ASCII")
+        std::str::from_utf8(&buffer[from..]).expect("base 32 is ASCII")
     }
 }
 

@@ -34,7 +34,7 @@ impl Failure {
     }
 }
 
-/// Tells a task that its group is to end. A look at it takes no lock, where a look at a [`CancellationToken`] takes one
+/// Tells a task that it is to end. A look at it takes no lock, where a look at a [`CancellationToken`] takes one
 /// that all tasks share.
 #[derive(Debug, Clone, Default)]
 pub struct StopSignal {
@@ -44,7 +44,7 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// Runs `work` to its end, or until the group is told to end. `None` then; `work` goes on where it is polled again.
+    /// Runs `work` to its end, or until the tasks are told to end. `None` then; `work` goes on where it is polled again.
     pub async fn run_until<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
         let mut cancelled = std::pin::pin!(self.token.cancelled());
         let mut registered = false;
@@ -60,7 +60,7 @@ impl StopSignal {
     }
 }
 
-/// A group of tasks that are stopped together. Clones are the same group.
+/// A set of tasks that are stopped together. Clones are the same set.
 #[derive(Debug, Clone)]
 pub struct Tasks {
     tracker: TaskTracker,
@@ -71,7 +71,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// An empty group, whose tasks run in the current runtime. The unexpected end of an essential task is
+    /// An empty set, whose tasks run in the current runtime. The unexpected end of an essential task is
     /// reported to `failure`.
     pub fn new(failure: Failure) -> Tasks {
         let runtime = Handle::current();
@@ -104,14 +104,14 @@ impl Tasks {
         &self.failure
     }
 
-    /// Tells the tasks of this group to end. Does not wait for them.
+    /// Tells these tasks to end. Does not wait for them.
     pub fn stop(&self) {
         self.stop.told.store(true, Ordering::Release);
         self.stop.token.cancel();
         self.tracker.close();
     }
 
-    /// Cancelled when the group is told to end.
+    /// Cancelled when the tasks are told to end.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stop.token
     }
@@ -121,7 +121,7 @@ impl Tasks {
         self.stop.clone()
     }
 
-    /// Returns when the group was told to end and all of its tasks have ended.
+    /// Returns when the tasks were told to end and all have ended.
     pub async fn ended(&self) {
         self.tracker.wait().await;
     }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_ends_or_is_left_when_its_group_is_told_to_end() {
+    async fn work_ends_or_is_left_when_its_tasks_are_told_to_end() {
         let tasks = Tasks::new(Failure::default());
         let mut work = Box::pin(async { 7 });
         assert_eq!(tasks.stop_signal().run_until(&mut work).await, Some(7), "work that ends");

@@ -241,7 +241,7 @@ pub fn reason(attempt: u64, why: &str) -> Option<Reason> {
 /// Which attempt the reason of a job tells of; 0 when it is none of ours.
 pub fn attempts_told(reason: Option<&Reason>) -> u64 {
     let told = reason.and_then(|reason| reason.as_str().strip_prefix(ATTEMPT)?.split_once(':'));
-    // A worker may write what it likes.
+    // Who polls the queue too may write what it likes.
     told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()
 }
 

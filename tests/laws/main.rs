@@ -143,8 +143,8 @@ macro_rules! laws {
                     peek_shows_what_consume_would_give_and_changes_nothing,
                     peek_sees_ready_jobs_only,
                     peek_skips_acked_and_expired_heads,
-                    peek_job_works_in_every_state,
-                    peek_job_knows_the_queue,
+                    inspect_finds_a_job_in_every_state,
+                    inspect_knows_the_queue,
                     size_counts_ready_jobs_only,
                 }
                 ttl {

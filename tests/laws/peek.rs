@@ -1,4 +1,4 @@
-//! Laws of reading: peek, peek by id and size show what is there and change nothing.
+//! Laws of reading: peek, inspect of what is stored, and size show what is there and change nothing.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub async fn peek_skips_acked_and_expired_heads(s: &dyn Stage) {
 }
 
 /// Guards against jobs that cannot be found while they sleep, run or are dead.
-pub async fn peek_job_works_in_every_state(s: &dyn Stage) {
+pub async fn inspect_finds_a_job_in_every_state(s: &dyn Stage) {
     for (state, new) in s.one_in_each_state().await {
         for _ in 0..2 {
             let read = s.find(&new).await.unwrap_or_else(|| panic!("a {state} job is found by its id"));
@@ -62,7 +62,7 @@ pub async fn peek_job_works_in_every_state(s: &dyn Stage) {
 }
 
 /// Guards against an id that opens any queue.
-pub async fn peek_job_knows_the_queue(s: &dyn Stage) {
+pub async fn inspect_knows_the_queue(s: &dyn Stage) {
     let new = s.put(job(&queue("q"), "job")).await;
     for elsewhere in [queue("other"), queue_in("other", "q")] {
         let name = dormouse::job::JobRef { queue: elsewhere, id: new.id };

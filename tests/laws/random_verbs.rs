@@ -175,7 +175,7 @@ impl Run<'_> {
         }
         self.log.push(format!("ack many of {q}: {ours:?}"));
         let stale = ok("ack", engine.ack(&q, &ours).await);
-        same("ack", stale, ok("ack_many", self.model.ack(&q, &models).await)).map(drop)
+        same("ack", stale, ok("ack", self.model.ack(&q, &models).await)).map(drop)
     }
 
     async fn cancel(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {

@@ -13,8 +13,8 @@ use crate::support::redis_server::RedisServer;
 use crate::support::wait::until;
 use dormouse::engine::redis::{RedisAddress, RedisEngine};
 use dormouse::engine::{
-    Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
-    Revived, Size,
+    By, Detail, Engine, Held, How, JobList, OnConflict, Once, Placed, Placing, Publication, Published,
+    Release, Revival, Revived, Size,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobId, JobRef, JobState, NewJob, Reason};
@@ -217,7 +217,7 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
     let (one, two) = (engine(&server).await, engine(&server).await);
     let conn = &mut server.connection();
     let key = |n| JobKey::parse(&format!("k{n}")).expect("a key");
-    for what in ["keep", "fail", "replace", "find", "cancel", "large"] {
+    for what in ["keep", "fail", "replace", "find", "find-stored", "cancel", "large"] {
         let q = queue(what);
         for n in 0..600 {
             place(&one, keyed(job(&q, id(n), "x"), &format!("k{n}"), OnConflict::Keep)).await;
@@ -234,6 +234,10 @@ async fn what_a_destroy_has_set_aside_holds_no_key() {
         };
         match what {
             "find" => assert_eq!(two.inspect_by_key(&q, &key(0)).await.expect("inspect_by_key"), None),
+            "find-stored" => {
+                let stored = two.inspect(&q, By::Key(&key(0)), Detail::Stored).await;
+                assert_eq!(stored.expect("inspect"), None);
+            }
             "cancel" => assert!(!two.cancel_key(&q, &key(0)).await.expect("cancel_key"), "nobody has it"),
             _ => {
                 let placed = place(&two, keyed(new, "k0", conflict)).await;

@@ -38,9 +38,9 @@ impl PauseCopier {
         let mut seen = Seen::default();
         make_alike(tasks, &stores, &mut seen).await?;
         let pauses = Arc::new(PauseCopier { stores, seen: RwLock::new(seen) });
-        let (watched, group) = (pauses.clone(), tasks.clone());
+        let (watched, stopped) = (pauses.clone(), tasks.clone());
         tasks.spawn(async move {
-            group.stopping().run_until_cancelled(watched.watch(&group)).await;
+            stopped.stopping().run_until_cancelled(watched.watch(&stopped)).await;
         });
         Ok(pauses)
     }

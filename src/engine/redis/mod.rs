@@ -214,7 +214,7 @@ impl Engine for RedisEngine {
             return Ok(Vec::new());
         }
         self.core.open()?;
-        self.core.ack_many(queue, jobs).await
+        self.core.ack(queue, jobs).await
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
@@ -235,10 +235,7 @@ impl Engine for RedisEngine {
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
         self.core.open()?;
         match (by, detail) {
-            (By::Key(key), detail) => {
-                let found = self.core.inspect_key(queue, key).await?;
-                Ok(found.map(|view| detail.of(view)))
-            }
+            (By::Key(key), detail) => self.core.inspect_key(queue, key, detail).await,
             (By::Id(id), Detail::All) => self.core.inspect(&JobRef { queue: queue.clone(), id }).await,
             (By::Id(id), Detail::Stored) => {
                 self.core.inspect_stored(&JobRef { queue: queue.clone(), id }).await

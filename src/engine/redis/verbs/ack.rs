@@ -43,14 +43,14 @@ impl RedisCore {
     }
 
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
-    pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        let call = || self.ack_many_call(queue, jobs);
+    pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let call = || self.ack_call(queue, jobs);
         let stale: Vec<usize> = self.run_made(&self.hand_overs, &self.scripts.ack_many, call).await?;
         let stale: Option<Vec<JobId>> = stale.iter().map(|n| jobs.get(*n).map(|(id, _)| *id)).collect();
         Ok(stale.ok_or_else(|| Fault::unreadable("ack_many"))?)
     }
 
-    fn ack_many_call(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Cmd {
+    fn ack_call(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Cmd {
         let mut cmd = self.scripts.ack_many.call(1 + jobs.len());
         cmd.arg(keys::TIMER_SET);
         for (id, _) in jobs {

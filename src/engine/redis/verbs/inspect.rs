@@ -4,6 +4,8 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::clock::Millis;
+use crate::engine::Detail;
+use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
@@ -23,20 +25,37 @@ impl RedisCore {
         value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(|job| Some(view(job)))
     }
 
-    /// All that is known of the job that has this key.
-    pub async fn inspect_key(&self, queue: &Queue, key: &JobKey) -> Result<Option<JobView>> {
-        let id: Option<Vec<u8>> = self.shared.query(redis::cmd("GET").arg(keys::job_key(queue, key))).await?;
+    /// The job that has this key.
+    pub async fn inspect_key(&self, queue: &Queue, key: &JobKey, detail: Detail) -> Result<Option<JobView>> {
+        let mut both = redis::pipe();
+        both.cmd("GET").arg(keys::job_key(queue, key)).cmd("EXISTS").arg(keys::set_aside(queue));
+        let (id, set_aside): (Option<Vec<u8>>, bool) = self.shared.query_all(&both).await?;
         let Some(id) = id.and_then(|id| keys::job_id(&id)) else { return Ok(None) };
-        let job = JobRef { queue: queue.clone(), id };
-        let mut view = self.inspect(&job).await?;
         // It may be among those that a destroy has set aside.
-        if view.as_ref().is_some_and(|view| view.state.is_none())
-            && self.shared.query(redis::cmd("EXISTS").arg(keys::set_aside(queue))).await?
-        {
+        if set_aside {
             self.finish_set_aside(queue).await?;
-            view = self.inspect(&job).await?;
         }
-        Ok(view.filter(|view| view.key.as_ref() == Some(key)))
+        let job = JobRef { queue: queue.clone(), id };
+        match detail {
+            Detail::All => Ok(self.inspect(&job).await?.filter(|view| view.key.as_ref() == Some(key))),
+            Detail::Stored => self.stored_with_key(&job, key).await,
+        }
+    }
+
+    /// A job as it is stored, if it has this key. Does not look for its place.
+    async fn stored_with_key(&self, job: &JobRef, key: &JobKey) -> Result<Option<JobView>> {
+        let mut cmd = self.scripts.describe.call(2);
+        cmd.arg(keys::job(&job.queue, &job.id)).arg(keys::details(&job.queue, &job.id)).arg(1);
+        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.describe, cmd).await?;
+        let [now, ttl, _, has, _, stored] = reply.as_slice() else {
+            return Err(Fault::unreadable("describe").into());
+        };
+        match read::<Option<Bytes>>(stored)? {
+            Some(stored) if key_of(has)?.as_ref() == Some(key) => {
+                value::job(&job.queue, job.id, stored, read(ttl)?, read(now)?).map(|job| Some(view(job)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// All that is known of a job, with its body. The state is not known of a ready or dead job that stands far from
