@@ -59,7 +59,6 @@ impl JobId {
         self.ulid.to_be_bytes()
     }
 
-    /// From the 16 bytes and the version.
     pub fn from_bytes(bytes: [u8; 16], versioned: bool) -> JobId {
         JobId { ulid: u128::from_be_bytes(bytes), versioned }
     }
@@ -81,7 +80,6 @@ impl JobId {
 }
 
 impl JobId {
-    /// Writes the text into `buffer`.
     pub fn text(self, buffer: &mut [u8; 27]) -> &str {
         buffer[0] = VERSION_WITH_ATTRIBUTES;
         // A ULID takes 26 bytes, so this cannot fail.
@@ -143,7 +141,6 @@ impl JobIds {
     }
 }
 
-/// A job to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewJob {
     pub queue: Queue,
@@ -242,10 +239,8 @@ pub enum JobState {
 }
 
 impl JobState {
-    /// Every state.
     pub const ALL: [JobState; 4] = [JobState::Delayed, JobState::Ready, JobState::Running, JobState::Dead];
 
-    /// Its name.
     pub fn as_str(self) -> &'static str {
         match self {
             JobState::Delayed => "delayed",
@@ -255,7 +250,6 @@ impl JobState {
         }
     }
 
-    /// The state of this name.
     pub fn parse(s: &str) -> Option<JobState> {
         JobState::ALL.into_iter().find(|state| state.as_str() == s)
     }
@@ -274,7 +268,6 @@ impl Reason {
         (1..=Reason::MOST).contains(&s.len()).then(|| Reason(s.into()))
     }
 
-    /// The words.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -298,7 +291,6 @@ pub struct JobView {
     pub key: Option<JobKey>,
     /// The last that was given.
     pub reason: Option<Reason>,
-    /// Bytes of the body.
     pub size: u64,
     /// `None` when it was not asked for.
     pub body: Option<Bytes>,

@@ -39,7 +39,6 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -110,7 +109,6 @@ impl JobKey {
         fits.then(|| JobKey(s.into()))
     }
 
-    /// The key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -132,7 +130,6 @@ impl IdempotencyKey {
         (1..=MAX_NAME).contains(&bytes.len()).then(|| IdempotencyKey(bytes.into()))
     }
 
-    /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -99,7 +99,6 @@ fn key_of(key: &TokenKey) -> Bytes {
     out.into()
 }
 
-/// The key of a quota.
 fn quota_key(scope: &Scope) -> Bytes {
     [QUOTA, &scope_key(scope)].concat().into()
 }

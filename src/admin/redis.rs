@@ -98,7 +98,6 @@ impl RedisAdmin {
         self.shared.clone()
     }
 
-    /// Runs a script on the shared connection.
     async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
         Ok(self.shared.run(script, call).await?)
     }
@@ -133,7 +132,6 @@ fn parse_limit_field(field: &str) -> Option<TokenKey> {
     Some(TokenKey { scope, token: Token::new(token)? })
 }
 
-/// Reads `pool/ns`.
 fn parse_scope(field: &[u8]) -> Option<Scope> {
     let (pool, namespace) = std::str::from_utf8(field).ok()?.split_once('/')?;
     Some(Scope { pool: PoolName::parse(pool).ok()?, namespace: Namespace::parse(namespace).ok()? })

@@ -47,7 +47,6 @@ impl HttpCall {
         self
     }
 
-    /// A POST of this body.
     pub fn post(self, body: impl Into<Vec<u8>>) -> HttpCall {
         HttpCall { method: Method::POST, body: body.into(), ..self }
     }
@@ -57,12 +56,10 @@ impl HttpCall {
         HttpCall { method: Method::PUT, ..self }
     }
 
-    /// A PUT of this body.
     pub fn put_body(self, body: impl Into<Vec<u8>>) -> HttpCall {
         HttpCall { body: body.into(), ..self.put() }
     }
 
-    /// A DELETE.
     pub fn delete(self) -> HttpCall {
         HttpCall { method: Method::DELETE, ..self }
     }
@@ -93,7 +90,6 @@ pub struct ApiClient {
 /// A header's name, and its value, which is secret.
 pub type Header = (&'static str, String);
 
-/// A header for basic auth.
 pub fn basic_auth(account: &str) -> Header {
     ("Authorization", format!("Basic {}", STANDARD.encode(account)))
 }

@@ -10,7 +10,6 @@ use unicode_width::UnicodeWidthStr;
 /// How much of a body or a reason is shown, in characters.
 const MOST: usize = 60;
 
-/// The queues of a namespace.
 pub fn queues(queues: &[Value]) -> String {
     let heads = ["QUEUE", "READY", "DELAYED", "RUNNING", "DEAD", "OLDEST", "PAUSED"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
@@ -28,7 +27,6 @@ pub fn queues(queues: &[Value]) -> String {
     table(&rows, 1..6)
 }
 
-/// The jobs of a queue.
 pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     let mut heads = vec!["JOB", "STATE", "DUE", "TRIES", "TTL", "SIZE", "KEY", "REASON"];
     heads.extend(bodies.then_some("DATA"));

@@ -385,7 +385,6 @@ impl Dispatcher {
         self.tasks.spawn(retry);
     }
 
-    /// Takes an empty list away.
     fn remove(&self, lists: &mut WaitLists, queues: &Wanted) {
         lists.remove(queues);
         self.waited_for.store(lists.queue_count(), Ordering::SeqCst);
@@ -417,7 +416,6 @@ impl Notifier for Dispatcher {
     }
 }
 
-/// A call of the engine.
 type StoreCall<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Lists that are to fetch after another one. Dropped when that one has asked the store, or need not, or has panicked.

@@ -27,7 +27,6 @@ impl ParkedPolls {
         ParkedPolls { most, most_of_namespace, count: Mutex::default() }
     }
 
-    /// How many are parked.
     pub fn count(&self) -> usize {
         self.count.lock().all
     }

@@ -16,7 +16,6 @@ pub enum ConsumeError {
     /// As many consumers of its namespace are parked as may be.
     #[error("too many consumers of the namespace are waiting (at most {0})")]
     TooManyInNamespace(usize),
-    /// The store failed.
     #[error("{0}")]
     Store(Error),
 }
@@ -45,7 +44,6 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// The queues.
     pub fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
         self.queues.queues()
     }
@@ -56,7 +54,6 @@ impl Wanted {
 pub struct Weights(Arc<Vec<u16>>);
 
 impl Weights {
-    /// These.
     pub fn new(weights: Vec<u16>) -> Weights {
         Weights(Arc::new(weights))
     }

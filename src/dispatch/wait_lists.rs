@@ -126,7 +126,6 @@ impl WaitList {
         self.unasked().or_else(|| self.waiters.keys().next().copied())
     }
 
-    /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
@@ -158,7 +157,6 @@ impl WaitList {
 }
 
 impl WaitLists {
-    /// The wait list of these queues.
     pub fn get(&mut self, queues: &Wanted) -> Option<&mut WaitList> {
         self.by_list.get_mut(queues)
     }
@@ -168,7 +166,6 @@ impl WaitLists {
         self.by_list.entry(queues.clone()).or_default()
     }
 
-    /// Every wait list.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Wanted, &mut WaitList)> {
         self.by_list.iter_mut()
     }
@@ -216,7 +213,6 @@ impl WaitLists {
         }
     }
 
-    /// Takes a list away.
     pub fn remove(&mut self, queues: &Wanted) {
         let Some(arrival) = self.by_list.remove(queues).and_then(|list| list.registered) else { return };
         for queue in queues.queues() {
@@ -239,7 +235,6 @@ impl WaitLists {
         self.by_queue.len()
     }
 
-    /// Every queue that is waited for.
     pub fn waited_for(&self) -> Vec<Queue> {
         self.by_queue.keys().cloned().collect()
     }

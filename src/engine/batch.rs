@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 pub struct BatchLimit {
     /// Jobs (or what else [`BatchSize::items`] counts).
     pub items: usize,
-    /// Bytes.
     pub bytes: usize,
 }
 

@@ -23,7 +23,6 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Whether jobs have to be counted.
     pub fn counts_jobs(&self) -> bool {
         self.jobs > 0 || self.bytes > 0
     }
@@ -80,7 +79,6 @@ pub enum Detail {
     /// What it was stored with: body, attributes, ttl. State, `due_at`, `tries_left`, key and reason are `None`. Of a
     /// job by its id it costs the least.
     Stored,
-    /// All that is known.
     All,
 }
 
@@ -229,7 +227,6 @@ pub enum Held<T> {
     NotFound,
 }
 
-/// What a touch answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// Takes the place of the receipt that was shown.
@@ -267,7 +264,6 @@ impl Release {
     }
 }
 
-/// What a release answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
     /// The job is ready or delayed again.
@@ -322,7 +318,6 @@ pub enum Revived {
     NotDead,
     /// It is alive, or too far from both ends of a long dead letter. Nothing has changed.
     OutOfReach,
-    /// There is no such job.
     NotFound,
 }
 
@@ -361,7 +356,6 @@ pub struct JobList {
     pub limit: usize,
     /// `None` begins.
     pub cursor: Option<Cursor>,
-    /// Whether to show bodies.
     pub bodies: bool,
 }
 

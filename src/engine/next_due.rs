@@ -15,7 +15,6 @@ pub struct NextDue {
 
 #[derive(Debug)]
 struct Dues {
-    /// What the last pump said.
     said: Micros,
     /// The earliest that this process has stored since the last pump began. The pump may not have seen it,
     /// whichever of the two replies is read first.
@@ -44,7 +43,6 @@ impl NextDue {
         }
     }
 
-    /// A pump begins.
     pub fn pump_begins(&self) {
         let mut state = self.state.lock();
         state.stored = Micros::MAX;

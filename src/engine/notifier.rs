@@ -39,12 +39,10 @@ impl Notifiers {
         self.all.write().push(notifier);
     }
 
-    /// Notifies each.
     pub fn notify(&self, queue: &Queue) {
         self.each(|notifier| notifier.notify(queue));
     }
 
-    /// Notifies each of every queue.
     pub fn notify_all(&self) {
         self.each(|notifier| notifier.notify_all());
     }

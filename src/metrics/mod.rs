@@ -56,7 +56,6 @@ impl Metrics {
         self.http.rate_limit.with_label_values(&[pool.as_str(), namespace.as_str(), &token, action]).inc();
     }
 
-    /// How many consumers wait now.
     pub fn parked(&self, polls: usize) {
         self.http.parked_polls.set(polls as i64);
     }

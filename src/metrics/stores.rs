@@ -36,7 +36,6 @@ pub struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    /// One pool's metrics.
     pub fn pool(&self, pool: &PoolName) -> PoolMetrics {
         PoolMetrics {
             counters: self.pools.of(pool),

@@ -104,7 +104,6 @@ fn as_level(level: LogLevel) -> Level {
     }
 }
 
-/// Where lines are written.
 #[derive(Debug, Clone)]
 enum Sink {
     Stderr,

@@ -131,7 +131,6 @@ impl Tasks {
         self.tracker.len()
     }
 
-    /// Whether all tasks have ended.
     pub fn is_empty(&self) -> bool {
         self.tracker.is_empty()
     }

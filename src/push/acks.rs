@@ -27,7 +27,6 @@ pub struct Acks {
 }
 
 impl Acks {
-    /// Starts the task.
     pub fn start(queue: &Arc<PushedQueue>) -> Acks {
         let (to_ack, delivered) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));

@@ -83,7 +83,6 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Sends it.
     pub async fn run(self, slot: Slot, acks: Acks) {
         let server = &self.queue.server;
         let attempt = self.number().await;

@@ -19,7 +19,6 @@ const SLOW_FOR: Duration = Duration::from_secs(60);
 /// What an attempt says of the endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sign {
-    /// Nothing.
     #[default]
     None,
     /// It answers, whatever it thinks of the job.
@@ -93,7 +92,6 @@ impl Breaker {
         }
     }
 
-    /// A probe is sent.
     pub fn probing(&mut self) {
         if let Some(open) = &mut self.open {
             open.probing = true;

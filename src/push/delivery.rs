@@ -245,7 +245,6 @@ pub fn attempts_told(reason: Option<&Reason>) -> u64 {
     told.and_then(|(number, _)| number.parse::<u32>().ok()).unwrap_or(0).into()
 }
 
-/// What is shown of an answer.
 pub fn shown(answer: &Result<EndpointAnswer, Fault>) -> String {
     match answer {
         Ok(answer) => String::from_utf8_lossy(&answer.body[..answer.body.len().min(KEPT)]).into_owned(),

@@ -83,7 +83,6 @@ impl Drop for TakenShare {
 pub struct Window(VecDeque<Instant>);
 
 impl Window {
-    /// A request begins.
     pub fn begun(&mut self, now: Instant) {
         self.0.push_back(now);
     }

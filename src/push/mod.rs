@@ -56,7 +56,6 @@ const MAX_ON_DEAD: usize = 16;
 /// Why an operator's request was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// What is wrong with it.
     #[error("{0}")]
     Bad(String),
     #[error("the queue is not pushed")]

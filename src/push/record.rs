@@ -51,7 +51,6 @@ impl<S> PushRecord<S> {
 }
 
 impl PushRecord {
-    /// The bytes that are stored.
     pub fn to_bytes(&self) -> Vec<u8> {
         let stored = self.clone().with_setting(self.setting.to_json(true));
         // Texts and numbers become JSON without fail.

@@ -51,7 +51,6 @@ pub struct PushServer {
 }
 
 impl PushServer {
-    /// The time of day.
     pub fn now(&self) -> Millis {
         self.clock.wall_micros() / 1000
     }
@@ -78,7 +77,6 @@ impl PushServer {
     }
 }
 
-/// A pool whose queues are pushed.
 #[derive(Debug)]
 pub struct PushedPool {
     pub name: PoolName,
@@ -113,7 +111,6 @@ pub struct PushedQueue {
 }
 
 impl PushedQueue {
-    /// Of a new worker.
     pub fn new(server: Arc<PushServer>, pool: Arc<PushedPool>, key: PushKey) -> PushedQueue {
         PushedQueue {
             name: format!("{}-{}", server.name, random::ulid()).into(),

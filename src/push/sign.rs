@@ -12,7 +12,6 @@ use crate::random;
 
 /// What the text of a secret begins with.
 const PREFIX: &str = "whsec_";
-/// Bytes of a new secret.
 const BYTES: usize = 32;
 
 /// A secret as its owner sees it. Its `Debug` does not show it.
@@ -21,7 +20,6 @@ const BYTES: usize = 32;
 pub struct Secret(String);
 
 impl Secret {
-    /// A new one.
     pub fn random() -> Secret {
         Secret(format!("{PREFIX}{}", STANDARD.encode(random::bytes::<BYTES>())))
     }

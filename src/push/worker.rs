@@ -48,7 +48,6 @@ struct Consuming {
 
 type Consumed = std::result::Result<Delivery, ConsumeError>;
 
-/// The loop's state.
 struct Worker {
     queue: Arc<PushedQueue>,
     plan: Arc<Plan>,

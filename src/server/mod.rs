@@ -45,7 +45,6 @@ use crate::push::encrypted::{Encrypted, SecretKeys};
 use crate::push::limits::PushShares;
 use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
-use crate::push::store::PushStore;
 use crate::random;
 
 /// How many connections the admin port takes.
@@ -90,7 +89,6 @@ pub async fn run(
     server.run(stop).await
 }
 
-/// A server that runs.
 #[derive(Debug)]
 pub struct Server {
     /// Where the public port is.
@@ -104,7 +102,6 @@ pub struct Server {
     api_tasks: Tasks,
     /// The admin port and its connections. They end later: until then `/ready` says that the server stops.
     admin_tasks: Tasks,
-    /// All other tasks.
     tasks: Tasks,
     /// Reported by a part that cannot go on.
     failure: Failure,
@@ -134,27 +131,22 @@ impl Server {
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let mut stores = Stores::default();
         let outage = Outage::new("tokens and limits");
-        let opened = match open_stores(&config, files.tables, &metrics, &mut stores).await {
-            Ok(()) => admin_store(&config, &mut stores, &outage, &tasks).await,
-            Err(error) => Err(error),
+        let opened = async {
+            open_stores(&config, files.tables, &metrics, &mut stores).await?;
+            let store = admin_store(&config, &mut stores, &outage, &tasks).await?;
+            Ok((store, served(&config, &stores).await?))
         };
-        let opened = match opened {
-            Ok(store) => served(&config, &stores).await.map(|served| (store, served)),
-            Err(error) => Err(error),
-        };
-        let (store, served) = match opened {
-            Ok(((tokens, push), served)) => {
-                let push: Arc<dyn PushStore> = Arc::new(Encrypted::new(push, keys.unwrap_or_default()));
-                ((tokens, push), served)
-            }
+        let ((tokens, push_store), served) = match opened.await {
+            Ok(opened) => opened,
             Err(error) => {
                 tasks.stop();
                 close(stores.engines.into_values(), STOP).await;
                 return Err(error);
             }
         };
+        let push_store = Arc::new(Encrypted::new(push_store, keys.unwrap_or_default()));
 
-        let (asked, failing, stop) = (store.0.clone(), outage.clone(), tasks.stopping().clone());
+        let (asked, failing, stop) = (tokens.clone(), outage.clone(), tasks.stopping().clone());
         tasks.spawn_essential("the question whether an outage of the tokens is over", async move {
             let ask = || {
                 let store = asked.clone();
@@ -163,6 +155,7 @@ impl Server {
             stop.run_until_cancelled(failing.ask_until_it_works(ask)).await;
         });
         let readiness = Readiness::new(failure.clone());
+        let store: AdminStores = (tokens, push_store);
         let admin_state = (store, outage);
         let state = app_state(
             &config,

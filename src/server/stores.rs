@@ -41,7 +41,6 @@ pub enum StoreFailure {
     WithServer(Failed),
 }
 
-/// The stores of the pools.
 #[derive(Default)]
 pub struct Stores {
     /// Each store under its pool's name, metered.

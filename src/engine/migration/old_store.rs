@@ -115,7 +115,6 @@ impl Drop for Late {
     }
 }
 
-/// Gives jobs back to the old store.
 async fn give_back(old: &dyn Engine, jobs: Vec<Job>) {
     let count = jobs.len();
     if count > 0

@@ -58,12 +58,10 @@ impl RedisClock {
         }
     }
 
-    /// Now, in microseconds.
     pub fn now_micros(&self) -> Micros {
         self.at(self.base.elapsed())
     }
 
-    /// Now, in milliseconds.
     pub fn now(&self) -> Millis {
         self.now_micros() / 1000
     }

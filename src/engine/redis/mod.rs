@@ -175,6 +175,11 @@ impl RedisEngine {
         let failure = self.core.tasks.failure().clone();
         async move { failure.reported().await.to_owned() }
     }
+
+    /// What does the work, unless the engine is closing.
+    fn open(&self) -> Result<&Arc<RedisCore>> {
+        self.core.open().map(|()| &self.core)
+    }
 }
 
 #[async_trait]
@@ -184,28 +189,23 @@ impl Engine for RedisEngine {
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
-        self.core.open()?;
-        self.core.publish(publication).await
+        self.open()?.publish(publication).await
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        self.core.open()?;
-        self.core.recall(queue, once).await
+        self.open()?.recall(queue, once).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
-        self.core.open()?;
-        self.core.cancel_key(queue, key).await
+        self.open()?.cancel_key(queue, key).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.core.open()?;
-        self.core.consume(queues, ttrs).await
+        self.open()?.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
-        self.core.open()?;
-        self.core.give_back(jobs).await
+        self.open()?.give_back(jobs).await
     }
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
@@ -213,82 +213,67 @@ impl Engine for RedisEngine {
             self.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
             return Ok(Vec::new());
         }
-        self.core.open()?;
-        self.core.ack(queue, jobs).await
+        self.open()?.ack(queue, jobs).await
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        self.core.open()?;
-        self.core.touch(job, receipt, ttr).await
+        self.open()?.touch(job, receipt, ttr).await
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        self.core.open()?;
-        self.core.release(job, receipt, release).await
+        self.open()?.release(job, receipt, release).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        self.core.open()?;
-        self.core.peek(queue).await
+        self.open()?.peek(queue).await
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        self.core.open()?;
+        let core = self.open()?;
         match (by, detail) {
-            (By::Key(key), detail) => self.core.inspect_key(queue, key, detail).await,
-            (By::Id(id), Detail::All) => self.core.inspect(&JobRef { queue: queue.clone(), id }).await,
-            (By::Id(id), Detail::Stored) => {
-                self.core.inspect_stored(&JobRef { queue: queue.clone(), id }).await
-            }
+            (By::Key(key), detail) => core.inspect_key(queue, key, detail).await,
+            (By::Id(id), Detail::All) => core.inspect(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), Detail::Stored) => core.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
         }
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        self.core.open()?;
-        self.core.list_jobs(queue, list).await
+        self.open()?.list_jobs(queue, list).await
     }
 
     async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
-        self.core.open()?;
-        self.core.size(queue, of).await
+        self.open()?.size(queue, of).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.core.open()?;
-        self.core.destroy(queue).await
+        self.open()?.destroy(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
-        self.core.open()?;
+        let core = self.open()?;
         match which {
             Respawn::Oldest { limit, ttl } => {
-                let count = self.core.respawn_oldest(queue, limit, ttl).await?;
+                let count = core.respawn_oldest(queue, limit, ttl).await?;
                 Ok(Respawned { count, each: Vec::new() })
             }
-            Respawn::Jobs(jobs, revival) => {
-                Ok(Respawned::of(self.core.respawn_jobs(queue, jobs, revival).await?))
-            }
+            Respawn::Jobs(jobs, revival) => Ok(Respawned::of(core.respawn_jobs(queue, jobs, revival).await?)),
         }
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
-        self.core.open()?;
-        self.core.delete_dead(queue, limit).await
+        self.open()?.delete_dead(queue, limit).await
     }
 
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.core.open()?;
-        self.core.pause(queue, pausing).await
+        self.open()?.pause(queue, pausing).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.core.open()?;
-        self.core.all_paused().await
+        self.open()?.all_paused().await
     }
 
     async fn pump(&self) -> Result<Pumped> {
-        self.core.open()?;
-        self.core.pump().await
+        self.open()?.pump().await
     }
 
     async fn due_earlier(&self) {
@@ -301,18 +286,15 @@ impl Engine for RedisEngine {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        self.core.open()?;
-        self.core.list_queues(namespace, after, limit).await
+        self.open()?.list_queues(namespace, after, limit).await
     }
 
     async fn stats(&self) -> Result<Stats> {
-        self.core.open()?;
-        self.core.stats().await
+        self.open()?.stats().await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        self.core.open()?;
-        self.core.set_quotas(quotas).await
+        self.open()?.set_quotas(quotas).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -324,8 +306,7 @@ impl Engine for RedisEngine {
     }
 
     async fn check(&self) -> Result<()> {
-        self.core.open()?;
-        self.core.check().await
+        self.open()?.check().await
     }
 
     async fn close(&self) {

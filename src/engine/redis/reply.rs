@@ -12,7 +12,6 @@ pub fn read<T: FromRedisValue>(value: &Value) -> Outcome<T> {
     Ok(redis::from_redis_value_ref(value)?)
 }
 
-/// The key of a job.
 pub fn key_of(key: &Value) -> Outcome<Option<JobKey>> {
     Ok(read::<Option<String>>(key)?.and_then(|key| JobKey::parse(&key)))
 }

@@ -56,7 +56,6 @@ pub struct Details {
 pub enum NameIn {
     /// The namespace of a queue.
     Namespace,
-    /// The queue.
     Queue,
     /// The namespace of a token, on the admin port.
     TokenPath,
@@ -80,10 +79,7 @@ impl ApiError {
     /// The same error, said of one element of the request's list.
     pub fn at(self, index: usize) -> ApiError {
         match self {
-            ApiError::Refused(status, text) => ApiError::Detailed(
-                status,
-                Box::new(Details { error: text.into(), index: Some(index), job_id: None }),
-            ),
+            ApiError::Refused(status, text) => ApiError::detailed(status, text).at(index),
             ApiError::Detailed(status, details) => {
                 ApiError::Detailed(status, Box::new(Details { index: Some(index), ..*details }))
             }
@@ -113,6 +109,16 @@ impl ApiError {
         })
     }
 
+    /// With a text that is made for this request.
+    pub fn detailed(status: StatusCode, text: impl Into<Cow<'static, str>>) -> ApiError {
+        ApiError::Detailed(status, Box::new(Details { error: text.into(), index: None, job_id: None }))
+    }
+
+    /// 503, and no fault of the store.
+    const fn unavailable(text: &'static str) -> ApiError {
+        ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
+    }
+
     /// 400.
     pub const fn bad(text: &'static str) -> ApiError {
         ApiError::Refused(StatusCode::BAD_REQUEST, text)
@@ -135,26 +141,15 @@ impl ApiError {
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
         match error {
-            Error::Overloaded => {
-                ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "too many requests wait for the store", None)
-            }
-            Error::Closed => {
-                ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down", None)
-            }
+            Error::Overloaded => ApiError::unavailable("too many requests wait for the store"),
+            Error::Closed => ApiError::unavailable("the server is shutting down"),
             Error::Full { .. } => ApiError::Ours(
                 StatusCode::INSUFFICIENT_STORAGE,
                 "the disk is almost full: nothing new is stored until there is room",
                 None,
             ),
             Error::Locked => ApiError::Refused(StatusCode::CONFLICT, LOCKED),
-            Error::OverQuota(what) => ApiError::Detailed(
-                StatusCode::INSUFFICIENT_STORAGE,
-                Box::new(Details {
-                    error: Error::OverQuota(what).to_string().into(),
-                    index: None,
-                    job_id: None,
-                }),
-            ),
+            Error::OverQuota(_) => ApiError::detailed(StatusCode::INSUFFICIENT_STORAGE, error.to_string()),
             Error::TooManyPaused(_) => {
                 ApiError::Refused(StatusCode::CONFLICT, "too many queues of this namespace are paused")
             }
@@ -176,24 +171,19 @@ impl From<Error> for ApiError {
 
 impl From<NoRoom> for ApiError {
     fn from(NoRoom: NoRoom) -> ApiError {
-        let text = "too many large bodies are in memory, please retry later";
-        ApiError::Ours(StatusCode::SERVICE_UNAVAILABLE, text, None)
+        ApiError::unavailable("too many large bodies are in memory, please retry later")
     }
 }
 
 impl From<ConsumeError> for ApiError {
     fn from(error: ConsumeError) -> ApiError {
         match error {
-            ConsumeError::TooMany(_) => ApiError::Ours(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many consumers are waiting, please retry later",
-                None,
-            ),
-            ConsumeError::TooManyInNamespace(_) => ApiError::Ours(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many consumers of this namespace are waiting, please retry later",
-                None,
-            ),
+            ConsumeError::TooMany(_) => {
+                ApiError::unavailable("too many consumers are waiting, please retry later")
+            }
+            ConsumeError::TooManyInNamespace(_) => {
+                ApiError::unavailable("too many consumers of this namespace are waiting, please retry later")
+            }
             ConsumeError::Store(error) => error.into(),
         }
     }
@@ -202,10 +192,7 @@ impl From<ConsumeError> for ApiError {
 impl From<PushError> for ApiError {
     fn from(error: PushError) -> ApiError {
         match error {
-            PushError::Bad(text) => {
-                let details = Details { error: text.into(), index: None, job_id: None };
-                ApiError::Detailed(StatusCode::BAD_REQUEST, Box::new(details))
-            }
+            PushError::Bad(text) => ApiError::detailed(StatusCode::BAD_REQUEST, text),
             PushError::NotFound => ApiError::Refused(StatusCode::NOT_FOUND, "the queue is not pushed"),
             PushError::Store(error) => error.into(),
         }

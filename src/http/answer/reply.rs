@@ -22,7 +22,6 @@ use crate::name::Queue;
 
 /// What an answer to a publish says.
 pub const PUBLISHED: &str = "published";
-/// The type of plain text.
 pub const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
 
@@ -32,7 +31,6 @@ const PIECE: usize = 4096;
 /// After each the runtime's other tasks have their turn.
 const TURN: usize = 64 * 1024;
 
-/// A JSON answer.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
     json_in(None, status, value)
 }
@@ -48,7 +46,6 @@ pub fn indented(status: StatusCode, value: &impl Serialize) -> Response {
     raw_json(status, indented_text(value).into())
 }
 
-/// JSON text indented by four spaces.
 pub fn indented_text(value: &impl Serialize) -> Vec<u8> {
     let mut text = Vec::new();
     let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
@@ -274,7 +271,6 @@ fn value(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
     let _ = serde_json::to_writer(out, value);
 }
 
-/// Appends the base64 of `data`.
 fn base64(out: &mut Vec<u8>, data: &[u8]) {
     let at = out.len();
     out.resize(at + data.len().div_ceil(3) * 4, 0);
@@ -289,7 +285,6 @@ pub fn job(room: Option<Room>, job: &JobReply<'_>) -> Response {
     raw_json(StatusCode::OK, kept(text, room.map(Arc::new)))
 }
 
-/// An array of jobs.
 pub fn jobs<'a>(jobs: impl Iterator<Item = JobReply<'a>>) -> Response {
     let mut text = vec![b'['];
     for job in jobs {

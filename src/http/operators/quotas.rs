@@ -20,10 +20,8 @@ const HAS_QUOTA: ApiError = ApiError::Refused(StatusCode::CONFLICT, "the namespa
 const BAD: ApiError = ApiError::bad(
     "the quota should be {\"jobs\":..,\"bytes\":..,\"queues\":..}, whole numbers, 0 for no bound",
 );
-/// The largest body.
 const MAX_BODY: usize = 64 * 1024;
 
-/// The quota in the body.
 pub struct ValidQuota(Quota);
 
 impl FromRequest<Arc<AppState>> for ValidQuota {

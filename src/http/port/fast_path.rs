@@ -70,7 +70,6 @@ impl Routes for Api {
     }
 }
 
-/// A handler at work.
 type Handling = Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 
 /// What a request asks for. `None` if the router should say.
@@ -91,7 +90,6 @@ fn find(method: &Method, path: &str) -> Option<Asked> {
     })
 }
 
-/// Has the handler answer.
 fn handle(
     asked: Asked,
     request: Request,

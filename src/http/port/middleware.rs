@@ -253,7 +253,7 @@ fn poll_and_catch(
 fn loggable(route: Option<&str>, path: &str) -> String {
     match route {
         Some(route) if route.starts_with("/api/") => path.to_owned(),
-        Some(route) => route.replace('{', ":").replace('}', ""),
+        Some(route) => crate::metrics::pattern(route),
         None => "(no route)".to_owned(),
     }
 }

@@ -17,7 +17,7 @@ use super::attributes;
 use super::params::{Given, Placement};
 use crate::clock::Millis;
 use crate::engine::MAX_PUBLISH;
-use crate::http::answer::error::{ApiError, Details};
+use crate::http::answer::error::ApiError;
 use crate::http::state::{Defaults, MAX_JOB};
 use crate::job::Attributes;
 use crate::process::tasks::beside_the_runtime;
@@ -47,7 +47,6 @@ pub fn split_bulk(body: &Bytes) -> Result<Vec<Bytes>, ApiError> {
     Ok(jobs.iter().map(|job| body.slice_ref(job.get().as_bytes())).collect())
 }
 
-/// One job of a batch.
 #[derive(Debug)]
 pub struct BatchJob {
     pub body: Bytes,
@@ -103,8 +102,8 @@ fn read_job(job: &RawValue, all: &Bytes, now: Millis, defaults: &Defaults) -> Re
     let element: Element<'_> = serde_json::from_str(job.get()).map_err(|error| {
         let text = error.to_string();
         let text = &text[..text.floor_char_boundary(MAX_COMPLAINT)];
-        let error = Cow::from(format!("a job should be an object with data or text: {text}"));
-        ApiError::Detailed(StatusCode::BAD_REQUEST, Box::new(Details { error, index: None, job_id: None }))
+        let error = format!("a job should be an object with data or text: {text}");
+        ApiError::detailed(StatusCode::BAD_REQUEST, error)
     })?;
     // What is no JSON number is no digits either.
     let number = |raw: Option<&'_ RawValue>| raw.map(|raw| Cow::Owned(raw.get().to_owned()));

@@ -16,7 +16,6 @@ use crate::http::state::Defaults;
 use crate::job::Receipt;
 use crate::name::{JobKey, QueueList};
 
-/// A request's query.
 #[derive(Debug, Clone, Copy)]
 pub struct Query<'a>(pub &'a str);
 
@@ -114,7 +113,6 @@ pub struct Placement {
 }
 
 impl<'a> Given<'a> {
-    /// What a query gives.
     pub fn from_query(query: Query<'a>) -> Given<'a> {
         Given {
             delay: query.get("delay"),

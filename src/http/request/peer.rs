@@ -12,13 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// A connection's socket.
 #[derive(Debug)]
 pub struct Socket {
     pub stream: TcpStream,
     /// The runtime may not know of bytes that the kernel has: the next read asks the kernel itself.
     pub ask_kernel: AtomicBool,
-    /// Something was read.
     pub was_read: AtomicBool,
 }
 

@@ -21,7 +21,6 @@ use crate::random;
 
 /// What is sealed is filled up to a multiple of so many bytes: its length says nothing of a place among timers.
 const BLOCK: usize = 128;
-/// The bytes of a key.
 const KEY: usize = 32;
 /// A cursor that does not open has the key asked for anew, if it was not a moment ago.
 const KEY_TRUSTED: Duration = Duration::from_secs(1);

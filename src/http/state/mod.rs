@@ -82,7 +82,6 @@ impl Readiness {
         self.draining.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the server stops.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -97,7 +96,6 @@ impl Readiness {
     }
 }
 
-/// What every handler may use.
 #[derive(Debug)]
 pub struct AppState {
     pub pools: BTreeMap<PoolName, Arc<PoolState>>,
@@ -126,7 +124,6 @@ pub struct AppState {
     pub under_way: Arc<UnderWay>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
-    /// Whether requests are logged.
     pub access_log: AtomicBool,
     /// Where handlers start tasks that outlive their request.
     pub tasks: Tasks,

@@ -96,7 +96,6 @@ impl Proxy {
     }
 }
 
-/// Opens connections.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub guard: Arc<AddressGuard>,

@@ -103,7 +103,6 @@ impl Places {
     }
 }
 
-/// A connection's place.
 pub(super) struct ConnectionPlace {
     places: Arc<Places>,
     number: u64,

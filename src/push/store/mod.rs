@@ -22,7 +22,6 @@ use crate::name::{PoolName, Queue};
 /// How many attempts are remembered of a queue, over all servers.
 pub const ATTEMPTS_KEPT: usize = 20;
 
-/// A pushed queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PushKey {
     pub pool: PoolName,
@@ -108,7 +107,6 @@ pub struct Attempt {
 #[serde(default)]
 pub struct PushReport {
     pub delivered: u64,
-    /// Attempts that failed.
     pub failed: u64,
     /// Jobs that died by a failed attempt.
     pub dead: u64,

@@ -54,7 +54,6 @@ enum Route {
     Sentinel(Sentinels),
 }
 
-/// Makes connections.
 #[derive(Debug)]
 pub struct Connector {
     route: Route,
@@ -117,7 +116,6 @@ impl Connector {
         self.tasks.stop();
     }
 
-    /// A new connection.
     pub async fn connect(&self) -> Outcome<Connection> {
         self.connect_with(Arc::new(|_| ())).await
     }

@@ -87,7 +87,6 @@ pub struct Opener {
 }
 
 impl Connection {
-    /// One command.
     pub async fn query<T: FromRedisValue>(&mut self, cmd: &Cmd) -> Outcome<T> {
         Ok(cmd.query_async(&mut self.redis).await?)
     }

@@ -92,7 +92,6 @@ impl Sentinels {
 /// What the tasks of all Sentinels share.
 #[derive(Debug)]
 struct Follower {
-    /// The master's name.
     name: String,
     choice: Mutex<MasterChoice>,
     tell: watch::Sender<Lookup>,
@@ -136,7 +135,6 @@ impl Follower {
     }
 }
 
-/// One Sentinel.
 struct Sentinel {
     index: usize,
     address: HostPort,

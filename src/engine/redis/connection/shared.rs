@@ -70,7 +70,6 @@ impl SharedConnection {
         )
     }
 
-    /// One command.
     pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Outcome<T> {
         self.with(async |conn| Ok(cmd.query_async(conn).await?)).await
     }
@@ -80,7 +79,6 @@ impl SharedConnection {
         self.with(async |conn| Ok(pipeline.query_async(conn).await?)).await
     }
 
-    /// A call of a script.
     pub async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Outcome<T> {
         let reply: Value = self.with(async |conn| Ok(script.run(conn, call).await?)).await?;
         Ok(redis::from_redis_value(reply)?)

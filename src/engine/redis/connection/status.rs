@@ -89,7 +89,6 @@ impl Connections {
         }
     }
 
-    /// A new connection.
     pub async fn connect(&self) -> Outcome<Connection> {
         self.connect_with(Arc::new(|_| ())).await
     }

@@ -24,7 +24,6 @@ impl Fields {
         self
     }
 
-    /// A list of tables.
     pub fn list(&mut self, name: &str, tables: &[Fields]) -> &mut Fields {
         self.begin(name);
         write_head(&mut self.bytes, 0xdd, tables.len());

@@ -28,7 +28,6 @@ pub const WITH_DETAILS: &str = "dormouse/details";
 /// behind it.
 pub const BASES: [&str; 3] = ["j/", "dormouse/details/", "dormouse/key/"];
 
-/// A job's value.
 pub fn job(queue: &Queue, id: &JobId) -> String {
     format!("j/{}/{}/{id}", queue.namespace, queue.name)
 }

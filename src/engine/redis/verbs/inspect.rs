@@ -25,7 +25,6 @@ impl RedisCore {
         value::job(&job.queue, job.id, stored, ttl, self.clock.now_micros()).map(|job| Some(view(job)))
     }
 
-    /// The job that has this key.
     pub async fn inspect_key(&self, queue: &Queue, key: &JobKey, detail: Detail) -> Result<Option<JobView>> {
         let mut both = redis::pipe();
         both.cmd("GET").arg(keys::job_key(queue, key)).cmd("EXISTS").arg(keys::set_aside(queue));

@@ -31,7 +31,6 @@ pub struct Step {
     pub delays: Vec<Micros>,
 }
 
-/// What the script answers.
 pub enum ScriptAnswer {
     /// All but the refused calls are stored. A plain one says no more.
     Stored { refused: HashMap<usize, Error>, placed: Option<Vec<Stored>> },
