@@ -7,7 +7,7 @@ use ulid::Ulid;
 
 use crate::clock::system_now;
 
-/// How many bytes a thread asks the operating system for at once: one call of it serves 64 requests.
+/// How many bytes a thread asks the operating system for at once: one call of it serves a hundred requests.
 const AHEAD: usize = 1024;
 
 thread_local! {
@@ -20,18 +20,23 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= AHEAD) };
     ASKED.with_borrow_mut(|(asked, left)| {
         if *left < N {
-            // Linux has them from its start on, and then never fails to give them.
+            // Linux waits until it has some, at its start, and never fails to give them from then on.
             SystemRandom::new().fill(asked).expect("the operating system has random bytes");
             *left = AHEAD;
         }
         *left -= N;
-        std::array::from_fn(|nth| std::mem::take(&mut asked[*left + nth]))
+        // Wiped here: nobody else is given them.
+        let mut bytes = [0; N];
+        bytes.swap_with_slice(&mut asked[*left..*left + N]);
+        bytes
     })
 }
 
 /// A new ULID: the time of day, and 80 random bits.
 pub fn ulid() -> Ulid {
-    Ulid::from_parts(system_now(), u128::from_le_bytes(bytes()))
+    let mut random = [0; 16];
+    random[6..].copy_from_slice(&bytes::<10>());
+    Ulid::from_parts(system_now(), u128::from_be_bytes(random))
 }
 
 #[cfg(test)]
