@@ -157,6 +157,7 @@ impl WaitList {
 }
 
 impl WaitLists {
+    /// The wait list of these queues.
     pub fn get(&mut self, queues: &Wanted) -> Option<&mut WaitList> {
         self.by_list.get_mut(queues)
     }
