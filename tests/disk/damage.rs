@@ -31,9 +31,9 @@ struct Account {
 }
 
 /// The tables of the keyspace that holds the jobs.
-const JOBS: &str = "db/keyspaces/2/tables";
+const JOBS: &str = "trees/jobs/tables";
 /// Begins with the number of the list of these tables.
-const JOBS_LIST: &str = "db/keyspaces/2/current";
+const JOBS_LIST: &str = "trees/jobs/current";
 
 /// A number from the environment.
 fn number(name: &str, default: u64) -> u64 {
@@ -70,8 +70,8 @@ enum End {
     Killed,
 }
 
-/// Makes a store of this kind in `dir`: jobs of many groups, ready, delayed and acked, in journals and in tables.
-/// `large` fills a journal.
+/// Makes a store of this kind in `dir`: jobs of many groups, ready, delayed and acked, in the log and in tables.
+/// `large` fills several files of the log.
 async fn make(dir: &Path, end: End, large: bool) -> Account {
     let clock = clock();
     let mut account =
@@ -119,10 +119,10 @@ async fn make(dir: &Path, end: End, large: bool) -> Account {
     publish(&mut account, 30, 10).await;
     if end == End::Closed {
         engine.close().await;
-        copy_linked(home.path(), dir);
+        copy_store(home.path(), dir);
     } else {
         // The files as the system has them at this moment: what `kill -9` leaves.
-        copy_linked(home.path(), dir);
+        copy_store(home.path(), dir);
         engine.close().await;
     }
     account
@@ -137,8 +137,10 @@ fn is_table(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tables")
 }
 
-fn is_journal(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "jnl")
+/// Whether this is a file of the log that holds groups.
+fn is_log(path: &Path) -> bool {
+    let is_numbered = path.file_name().is_some_and(|name| name.to_string_lossy().parse::<u32>().is_ok());
+    is_numbered && path.parent().is_some_and(|dir| dir.ends_with("log"))
 }
 
 fn files(path: &Path) -> Vec<PathBuf> {
@@ -150,7 +152,7 @@ fn files(path: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The bytes of a file up to the last that were written: a new journal is mostly a hole.
+/// The bytes of a file up to the last that were written: files of the log are made ahead.
 fn used(path: &Path) -> std::io::Result<Vec<u8>> {
     let file = std::fs::File::open(path)?;
     let (mut bytes, mut at) = (Vec::new(), 0);
@@ -165,21 +167,16 @@ fn used(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Copies a directory. Holes stay holes, and a journal's two names are one file.
-fn copy_linked(from: &Path, to: &Path) {
-    copy_as_is(from, to, copy_files_linked);
+/// Copies a directory. What is zeros at the end of a file becomes a hole.
+fn copy_store(from: &Path, to: &Path) {
+    copy_as_is(from, to, copy_files);
 }
 
-fn copy_files_linked(from: &Path, to: &Path) -> std::io::Result<()> {
+fn copy_files(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(to)?;
     for file in files(from) {
         let target = to.join(file.strip_prefix(from).expect("below it"));
         std::fs::create_dir_all(target.parent().expect("it has one"))?;
-        let first = to.join("db").join(file.file_name().expect("it has a name"));
-        if target.starts_with(to.join("journals")) && first.exists() {
-            std::fs::hard_link(first, target)?;
-            continue;
-        }
         let len = std::fs::metadata(&file)?.len();
         std::fs::write(&target, used(&file)?)?;
         std::fs::OpenOptions::new().write(true).open(&target)?.set_len(len)?;
@@ -202,7 +199,7 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// Opens a damaged store and takes everything out. Fails if something is lost, wrong or back without a word.
 async fn judge(dir: &Path, account: &Account, what: &str) -> Outcome {
-    // A damaged file of fjall's may make it panic: that is a refusal, if an ugly one.
+    // A damaged file may make lsm-tree panic: that is a refusal, if an ugly one.
     let opened =
         std::panic::catch_unwind(AssertUnwindSafe(|| DiskEngine::open(options(dir, &account.clock))));
     let engine = match opened {
@@ -250,23 +247,23 @@ async fn account_for(engine: &DiskEngine, account: &Account, what: &str) -> Outc
     if unread.is_empty() { Outcome::NoEffect } else { Outcome::FoundLater }
 }
 
-/// Flips 16 bytes at random places of a store's journals and tables, one place at a time.
+/// Flips 16 bytes at random places of a store's log and tables, one place at a time.
 async fn flips(end: End, large: bool, count: u64) {
     let original = tempfile::tempdir().expect("a directory");
     let account = make(original.path(), end, large).await;
-    let candidates: Vec<(PathBuf, usize)> = files(&original.path().join("db"))
+    let candidates: Vec<(PathBuf, usize)> = files(original.path())
         .into_iter()
         .map(|path| (path.clone(), used(&path).expect("it can be read").len()))
-        .filter(|(path, used)| *used > 0 && (is_table(path) || is_journal(path)))
+        .filter(|(path, used)| *used > 0 && (is_table(path) || is_log(path)))
         .collect();
-    let journals = candidates.iter().filter(|(path, _)| is_journal(path)).count();
-    assert!(journals > 0 && journals < candidates.len(), "journals and tables: {candidates:?}");
+    let logs = candidates.iter().filter(|(path, _)| is_log(path)).count();
+    assert!(logs > 0 && logs < candidates.len(), "the log and tables: {candidates:?}");
     let mut rng = Rng(number("DISK_FLIPS_SEED", 1));
     let mut outcomes: BTreeMap<(bool, Outcome), usize> = BTreeMap::new();
     for n in 0..count {
-        // Half of them in journals, however much larger the tables are.
+        // Half of them in the log, however much larger the tables are.
         let of_kind: Vec<_> =
-            candidates.iter().filter(|(path, _)| is_journal(path) == n.is_multiple_of(2)).collect();
+            candidates.iter().filter(|(path, _)| is_log(path) == n.is_multiple_of(2)).collect();
         let sum: usize = of_kind.iter().map(|(_, used)| used).sum();
         let mut at = rng.below(sum);
         let (path, _) = of_kind
@@ -278,22 +275,20 @@ async fn flips(end: End, large: bool, count: u64) {
             })
             .expect("within the sum");
         let dir = tempfile::tempdir().expect("a directory");
-        copy_linked(original.path(), dir.path());
+        copy_store(original.path(), dir.path());
         let below = path.strip_prefix(original.path()).expect("below it");
         flip(&dir.path().join(below), at);
         let before = contents(dir.path());
         let what = format!("{end:?}, 16 bytes at {at} of {}", below.display());
         let outcome = judge(dir.path(), &account, &what).await;
-        if outcome == Outcome::Refused && is_journal(path) {
+        if outcome == Outcome::Refused && is_log(path) {
             assert!(contents(dir.path()) == before, "{what}: refused, and files were changed before");
         }
-        *outcomes.entry((is_journal(path), outcome)).or_default() += 1;
+        *outcomes.entry((is_log(path), outcome)).or_default() += 1;
     }
-    println!(
-        "{end:?}, {count} flips of 16 bytes; (in a journal, outcome) and how many: {outcomes:?}; lost 0"
-    );
+    println!("{end:?}, {count} flips of 16 bytes; (in the log, outcome) and how many: {outcomes:?}; lost 0");
     let refused = outcomes.get(&(true, Outcome::Refused)).copied().unwrap_or(0);
-    assert!(refused > 0, "a damaged journal is refused: {outcomes:?}");
+    assert!(refused > 0, "a damaged log is refused: {outcomes:?}");
 }
 
 fn flip(path: &Path, at: usize) {
@@ -315,8 +310,9 @@ async fn flipped_bytes_after_kill_9_lose_nothing_in_silence() {
 }
 
 #[tokio::test]
-async fn flipped_bytes_of_a_full_journal_lose_nothing_in_silence() {
-    flips(End::Killed, true, number("DISK_FLIPS", 8) / 2).await;
+async fn flipped_bytes_of_a_long_log_lose_nothing_in_silence() {
+    // Most bytes of its files are needed no more.
+    flips(End::Killed, true, number("DISK_FLIPS", 16)).await;
 }
 
 /// Removes each file and each directory of a store, one at a time.
@@ -328,14 +324,14 @@ async fn removals(end: End, large: bool) {
     let dirs: BTreeSet<PathBuf> =
         all.iter().flat_map(|path| path.ancestors().skip(1)).map(Path::to_owned).collect();
     let dirs = dirs.into_iter().filter(|dir| dir.starts_with(original.path()) && *dir != original.path());
-    // Beside a full journal the journals are what is new; the long form removes all.
+    // Of a long log its files are what is new; the long form removes all.
     let is_long = std::env::var_os("DISK_FLIPS").is_some();
     let chosen =
-        all.iter().cloned().chain(dirs).filter(|path| !large || is_long || path.is_dir() || is_journal(path));
+        all.iter().cloned().chain(dirs).filter(|path| !large || is_long || path.is_dir() || is_log(path));
     for path in chosen {
         let below = path.strip_prefix(original.path()).expect("below it");
         let dir = tempfile::tempdir().expect("a directory");
-        copy_linked(original.path(), dir.path());
+        copy_store(original.path(), dir.path());
         let gone = dir.path().join(below);
         if gone.is_dir() { std::fs::remove_dir_all(&gone) } else { std::fs::remove_file(&gone) }
             .expect("removed");
@@ -370,7 +366,7 @@ async fn no_file_that_is_missing_after_kill_9_loses_a_job_in_silence() {
 }
 
 #[tokio::test]
-async fn no_file_that_is_missing_beside_a_full_journal_loses_a_job_in_silence() {
+async fn no_file_that_is_missing_of_a_long_log_loses_a_job_in_silence() {
     removals(End::Killed, true).await;
 }
 
@@ -379,17 +375,17 @@ async fn no_file_that_is_missing_beside_a_full_journal_loses_a_job_in_silence() 
 async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
     let original = tempfile::tempdir().expect("a directory");
     let account = make(original.path(), End::Killed, false).await;
-    let journal = files(&original.path().join("db")).into_iter().find(|path| is_journal(path)).expect("one");
-    let middle = used(&journal).expect("it can be read").len() / 2;
+    let file = files(original.path()).into_iter().find(|path| is_log(path)).expect("one");
+    let middle = used(&file).expect("it can be read").len() / 2;
     let below = |path: &Path| path.strip_prefix(original.path()).expect("below it").to_owned();
     type Harm = Box<dyn Fn(&Path)>;
     let remove = |name: PathBuf| -> Harm {
         Box::new(move |dir| std::fs::remove_file(dir.join(&name)).expect("removed"))
     };
-    let (journal_name, flipped) = (below(&journal), below(&journal));
-    let harms: [(&str, Harm, &str); 6] = [
-        ("a flip in the journal", Box::new(move |dir| flip(&dir.join(&flipped), middle)), "cannot be read"),
-        ("no current", remove(PathBuf::from("db/keyspaces/2/current")), "the file current is missing"),
+    let (name, flipped) = (below(&file), below(&file));
+    let harms: [(&str, Harm, &str); 5] = [
+        ("a flip in the log", Box::new(move |dir| flip(&dir.join(&flipped), middle)), "cannot be read"),
+        ("no current", remove(PathBuf::from("trees/jobs/current")), "the file current is missing"),
         (
             "no table",
             Box::new(|dir| {
@@ -397,21 +393,20 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
             }),
             "is missing",
         ),
-        ("no version", remove(PathBuf::from("db/version")), "db/version is missing"),
-        ("no groups", remove(PathBuf::from("groups")), "the file groups is missing"),
+        ("no manifest", remove(PathBuf::from("log/manifest")), "log/manifest is missing"),
         (
-            "no journal",
+            "no log",
             Box::new(|dir| {
-                for path in files(dir).into_iter().filter(|path| is_journal(path)) {
+                for path in files(dir).into_iter().filter(|path| is_log(path)) {
                     std::fs::remove_file(path).expect("removed");
                 }
             }),
-            "the journal is missing",
+            "log/0 is missing",
         ),
     ];
     for (what, harm, says) in harms {
         let dir = tempfile::tempdir().expect("a directory");
-        copy_linked(original.path(), dir.path());
+        copy_store(original.path(), dir.path());
         harm(dir.path());
         let before = contents(dir.path());
         let refused = DiskEngine::open(options(dir.path(), &account.clock));
@@ -421,10 +416,10 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
         assert!(contents(dir.path()) == before, "{what}: a repair that accepts no loss changed something");
         let report = repair(dir.path(), true).expect("it can be repaired");
         assert!(report.opens(), "{what}: {report}");
-        if what == "a flip in the journal" {
+        if what == "a flip in the log" {
             let aside = contents(&dir.path().join("aside"));
-            let is_there = aside.values().any(|bytes| *bytes == before[&dir.path().join(&journal_name)]);
-            assert!(is_there, "{what}: the journal as it was is set aside");
+            let is_there = aside.values().any(|bytes| *bytes == before[&dir.path().join(&name)]);
+            assert!(is_there, "{what}: the log as it was is set aside");
         }
         let again = repair(dir.path(), false).expect("it can be judged");
         assert!(again.damage.is_empty(), "{what}: damaged after the repair: {again}");
@@ -439,8 +434,8 @@ async fn a_repair_gives_up_what_is_damaged_and_nothing_else() {
         }
         println!("{what}: {there} of {} jobs are left\n{report}", account.stored.len());
         let least = match what {
-            "a flip in the journal" => account.stored.len() - 2,
-            "no current" | "no version" | "no groups" => account.stored.len(),
+            "a flip in the log" => account.stored.len() - 2,
+            "no current" | "no manifest" => account.stored.len(),
             _ => 0,
         };
         assert!(there >= least, "{what}: {there} jobs are left, at least {least} were expected");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
-use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, RawStore, Sync};
 use dormouse::engine::{
     Engine, Held, How, OnConflict, Pausing, Placing, Publication, Published, Release, Revival, Tries,
 };
@@ -363,12 +363,12 @@ async fn poisoned_by(call: &str, errno: i32, part: &str) {
 
 #[tokio::test]
 async fn child_sync_eio() {
-    poisoned_by("sync", EIO, ".jnl").await;
+    poisoned_by("sync", EIO, "/log/").await;
 }
 
 #[tokio::test]
 async fn child_write_eio() {
-    poisoned_by("write", EIO, ".jnl").await;
+    poisoned_by("write", EIO, "/log/").await;
 }
 
 #[tokio::test]
@@ -407,7 +407,7 @@ async fn child_hangs() {
         publish(engine, &q, 0..1, 100).await;
     }
     for (engine, part) in [(&hangs, "hangs"), (&lazy, "lazy")] {
-        fail(&dir, "sync", HANGS, &format!("{part}/db"), None);
+        fail(&dir, "sync", HANGS, &format!("{part}/log"), None);
         // In the group that hangs, and behind it.
         let (first, second) =
             (engine.publish(vec![job(&q, 1)].into()), engine.publish(vec![job(&q, 2)].into()));
@@ -440,7 +440,7 @@ fn a_disk_that_hangs_is_noticed_and_stops_no_other_pool() {
     with_faults("child_hangs");
 }
 
-/// fjall's own thread fails while it writes a table out: nobody will write out any more.
+/// The thread that writes tables out fails: nobody will write out any more.
 #[tokio::test]
 async fn child_flush() {
     let Some(dir) = child() else { return };
@@ -466,18 +466,14 @@ async fn child_flush() {
 }
 
 #[test]
-fn a_thread_of_the_database_that_fails_poisons_the_store() {
+fn a_thread_that_writes_out_and_fails_poisons_the_store() {
     with_faults("child_flush");
 }
 
 /// Ten bytes in the middle of a table of this keyspace are another's.
 fn damage(path: &Path, keyspace: &str) {
-    let dir = {
-        let db = fjall::Database::builder(path.join("db")).open().expect("it was closed");
-        let space = db.keyspace(keyspace, Default::default).expect("it exists");
-        space.rotate_memtable_and_wait().expect("written out");
-        space.path().to_owned()
-    };
+    RawStore::open(path).expect("it was closed").write_out().expect("written out");
+    let dir = path.join("trees").join(keyspace);
     let table = std::fs::read_dir(dir.join("tables")).expect("listed").flatten().map(|entry| entry.path());
     let table = table.max_by_key(|path| path.metadata().expect("it is there").len()).expect("a table");
     let mut bytes = std::fs::read(&table).expect("read");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::*;
 use dormouse::clock::{Clock, ManualClock};
 use dormouse::engine::Engine;
-use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore};
 use dormouse::error::Error;
 use dormouse::job::NewJob;
 
@@ -62,8 +62,8 @@ fn another_format_is_refused_and_left_as_it_is() {
         assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
         opened
     };
-    let newer = open(5);
-    assert!(matches!(newer, Err(OpenError::Newer(_, 5))), "expected Newer(5): {newer:?}");
+    let newer = open(6);
+    assert!(matches!(newer, Err(OpenError::Newer(_, 6))), "expected Newer(6): {newer:?}");
     // Counted in milliseconds: read as microseconds every job would be due.
     let older = open(1);
     assert!(matches!(older, Err(OpenError::Older(_, 1))), "expected Older(1): {older:?}");
@@ -72,29 +72,30 @@ fn another_format_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn a_first_start_that_was_cut_off_does_not_stand_in_the_way() {
     let clock = clock();
-    let mark = "dormouse disk pool, format 4\n";
-    // What the mark holds, and the file `version` that ends the making of the database. A power cut may leave a
+    let mark = "dormouse disk pool, format 5\n";
+    // What the mark holds, and the manifest of the log, which ends the making of the store. A power cut may leave a
     // length without the bytes.
-    for (cut, version) in [
+    for (cut, manifest) in [
         ("", None),
         ("\0\0\0", None),
         (mark, None),
         (mark, Some("")),
-        (mark, Some("FJL")),
+        (mark, Some("dormman1")),
         (mark, Some("\0\0\0\0")),
-        // The line that says that the database is whole was begun.
-        ("dormouse disk pool, format 4\nma", Some("FJL\x03")),
-        ("dormouse disk pool, format 4\n\0\0\0\0\0", Some("FJL\x03")),
+        // The line that says that the store is whole was begun.
+        ("dormouse disk pool, format 5\nma", Some("x")),
+        ("dormouse disk pool, format 5\n\0\0\0\0\0", Some("x")),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("dormouse"), cut).expect("written");
         if cut.starts_with(mark) {
-            std::fs::create_dir_all(dir.path().join("db/keyspaces")).expect("made");
-            std::fs::write(dir.path().join("db/0.jnl"), "").expect("written");
-            std::fs::write(dir.path().join("groups"), "").expect("written");
+            std::fs::create_dir_all(dir.path().join("trees/meta/tables")).expect("made");
+            std::fs::create_dir(dir.path().join("log")).expect("made");
+            std::fs::write(dir.path().join("log/0"), "").expect("written");
         }
-        if let Some(version) = version {
-            std::fs::write(dir.path().join("db/version"), version).expect("written");
+        if let Some(manifest) = manifest {
+            std::fs::create_dir_all(dir.path().join("log")).expect("made");
+            std::fs::write(dir.path().join("log/manifest"), manifest).expect("written");
         }
         open(dir.path(), &clock).check().await.expect("a directory without data opens anew");
     }
@@ -115,12 +116,9 @@ async fn only_an_unclean_end_is_counted_anew() {
     assert_eq!(take(&engine, &q, 2, Duration::from_secs(60)).await.len(), 2, "two run");
     engine.close().await;
     {
-        let db = fjall::Database::builder(dir.path().join("db")).open().expect("it was closed");
-        let ready = db.keyspace("ready", Default::default).expect("it exists");
-        let last = ready.last_key_value().expect("eight are ready").key().expect("a key");
-        ready.remove(last).expect("removed");
-        // Into a table: what stands behind the last group of a journal is no group of ours, and is set aside.
-        ready.rotate_memtable_and_wait().expect("written out");
+        let store = RawStore::open(dir.path()).expect("it was closed");
+        let last = store.keys("ready").expect("they read").pop().expect("eight are ready");
+        store.delete("ready", &last).expect("deleted");
     }
     let sizes = async |engine: &DiskEngine| {
         let stats = engine.stats().await.expect("figures");

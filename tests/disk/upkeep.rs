@@ -7,19 +7,16 @@ use std::time::Duration;
 use crate::common::*;
 use dormouse::clock::ManualClock;
 use dormouse::engine::Engine;
-use dormouse::engine::disk::DiskEngine;
+use dormouse::engine::disk::{DiskEngine, RawStore};
 use dormouse::job::NewJob;
 use dormouse::name::Queue;
 
 /// Keys left in a closed store, by keyspace; `meta` always has some.
 fn keys(path: &Path) -> Vec<(&'static str, usize)> {
-    let db = fjall::Database::builder(path.join("db")).open().expect("it was closed");
+    let store = RawStore::open(path).expect("it was closed");
     ["jobs", "delayed", "running", "ready", "dead", "queues"]
         .into_iter()
-        .map(|name| {
-            let space = db.keyspace(name, Default::default).expect("it exists");
-            (name, space.iter().count())
-        })
+        .map(|name| (name, store.keys(name).expect("they read").len()))
         .filter(|(_, count)| *count > 0)
         .collect()
 }
@@ -90,7 +87,7 @@ async fn jobs_acked_in_their_queue_are_passed_over_and_swept() {
     assert!(left.is_empty() || left == [("queues", 1)], "keys are left: {left:?}");
 }
 
-/// MiB that a directory takes on disk: journals are allocated ahead and mostly holes.
+/// MiB that a directory takes on disk.
 fn mib(path: &Path) -> u64 {
     fn bytes(path: &Path) -> u64 {
         use std::os::unix::fs::MetadataExt;
@@ -105,11 +102,9 @@ fn mib(path: &Path) -> u64 {
     bytes(path) >> 20
 }
 
-/// MiB that the tables take: all but the journals.
+/// MiB that the tables take: all but the log.
 fn tables(path: &Path) -> u64 {
-    let tables = path.join("db/keyspaces");
-    assert!(tables.is_dir(), "fjall keeps its keyspaces in {} no more", tables.display());
-    mib(&tables)
+    mib(&path.join("trees"))
 }
 
 /// Waits for upkeep until what `size` tells is at most `most` MiB.

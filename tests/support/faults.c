@@ -52,6 +52,11 @@ ssize_t write(int fd, const void *from, size_t len) {
     return syscall(SYS_write, fd, from, len);
 }
 
+ssize_t pwrite64(int fd, const void *from, size_t len, off64_t at) {
+    if (fails("write", fd, at, len)) return -1;
+    return syscall(SYS_pwrite64, fd, from, len, at);
+}
+
 int fsync(int fd) {
     if (fails("sync", fd, 0, 0)) return -1;
     return syscall(SYS_fsync, fd);

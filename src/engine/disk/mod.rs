@@ -15,6 +15,7 @@
 //! Imports point one way: `upkeep → verbs → writer → step → state → store`.
 
 mod options;
+mod raw;
 mod records;
 mod state;
 mod step;
@@ -33,6 +34,8 @@ use parking_lot::Mutex;
 use tokio::time::timeout;
 
 pub use self::options::{DiskOptions, Sync};
+#[doc(hidden)]
+pub use self::raw::RawStore;
 use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
@@ -206,6 +209,9 @@ impl DiskEngine {
             let sync = options.sync == Sync::EverySecond;
             let second = move || upkeep::each_second(&of, sync, &on, &syncing, &told, &fails);
             threads.upkeep.push(threads::spawn("disk-second", &stop, &poison, second)?);
+            let (of, told, fails) = (store.clone(), stop.clone(), poison.clone());
+            let tend = move || upkeep::tend(&of, &told, &fails);
+            threads.upkeep.push(threads::spawn("disk-tend", &stop, &poison, tend)?);
             let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
             let merge = move || upkeep::merge(&of, &on, &told, &fails);
             threads.upkeep.push(threads::spawn("disk-merge", &stop, &poison, merge)?);

@@ -10,8 +10,8 @@ const GARBAGE_AT_REST: u64 = 2 << 20;
 /// The store rests when fewer bytes than this were written since upkeep was last asked for. Not none, because
 /// the clock is written all the time.
 const REST: u64 = 64 << 10;
-/// More journals than this are too many: each takes up to 64 MB, and is read at the start.
-const JOURNALS: usize = 4;
+/// More files of the log than this are too many: each is read at the start.
+const LOG_FILES: usize = 12;
 /// Once so many bytes were written since memory was last written out, it is written out at the next rest.
 const WRITE_OUT: u64 = 4 << 20;
 
@@ -31,7 +31,7 @@ pub struct Garbage {
 /// Work on the files, beside the writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Upkeep {
-    /// Whether to write out what is in memory: before a compaction, and to be rid of journals at rest.
+    /// Whether to write out what is in memory: before a compaction, and to be rid of files of the log at rest.
     pub write_out: bool,
     /// Keyspaces of which most is garbage, with about how many bytes of each live and are written anew. They are asked
     /// for again until they are reported as compacted.
@@ -84,8 +84,7 @@ impl Garbage {
                 compact.push((space, (bytes * (1.0 - share)) as u64));
             }
         }
-        // fjall asks once, when a journal is full, and not for a keyspace that was emptied.
-        let piled_up = txn.store().journals() > JOURNALS;
+        let piled_up = txn.store().log_files() > LOG_FILES;
         let write_out = !compact.is_empty() || piled_up || (rests && self.should_write_out(txn));
         if write_out {
             self.written_out_at = written;
@@ -93,8 +92,8 @@ impl Garbage {
         Upkeep { write_out, compact, rests }
     }
 
-    /// Whether much was written since memory was last written out, or an older journal is left.
+    /// Whether much was written since memory was last written out, or an older file of the log is left.
     pub fn should_write_out(&self, txn: &Txn) -> bool {
-        txn.written() - self.written_out_at >= WRITE_OUT || txn.store().journals() > 1
+        txn.written() - self.written_out_at >= WRITE_OUT || txn.store().log_files() > 1
     }
 }

@@ -1,31 +1,41 @@
-//! The fjall database and its keyspaces. Only this folder knows fjall. This file knows keys and values as bytes; what
-//! they mean is known to codec. [`txn`] is the transaction through which the writer thread reads and writes.
+//! The store: trees of lsm-tree that hold the keyspaces, and a log of what was committed until the trees have written it
+//! out. Only this folder knows lsm-tree and the files. This file knows keys and values as bytes; what they mean is
+//! known to codec.
+//!
+//! - [`txn`] is the transaction through which the writer thread reads and writes.
+//! - [`log`] keeps what is committed, [`trees`] holds it in memory and writes it out; [`tend`] is what a thread beside
+//!   the writer does for both, [`merge`] what another one does for the tables.
+//! - [`open`] finds out whose directory it is and opens it, when [`tables`] and [`log::judge`] say that nothing in there
+//!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
+//! - [`copy`] makes a consistent copy while the store is open.
 
+pub mod aside;
 pub mod codec;
+pub mod copy;
 mod files;
-pub mod guard;
-pub mod journal;
-pub mod memtables;
+pub mod log;
 pub mod merge;
 pub mod open;
 pub mod repair;
+pub mod tables;
+pub mod tend;
+pub mod trees;
 pub mod txn;
 
 use std::io::ErrorKind;
+use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use fjall::Slice;
-use fjall::compaction::Leveled;
-use fjall::config::{BlockSizePolicy, BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
-use parking_lot::Mutex;
+pub use lsm_tree::Slice;
+use lsm_tree::{AbstractTree, Guard};
+use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use self::codec::{Malformed, Record};
-use self::guard::DATABASE;
-use self::guard::groups::Groups;
-use self::journal::Journal;
+use self::log::Log;
+use self::tend::Tending;
+use self::trees::{Read, Trees};
 
 /// A keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,13 +64,10 @@ pub type PerSpace = [u64; SPACES];
 impl Space {
     /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
     /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
-    /// live for seconds mostly die before they are written out, and that this happens seldom: whenever a table
-    /// is added fjall syncs its list under a lock, and the writer waits for 5 to 10 ms. With 16 MiB for delayed
-    /// and ready a million due jobs made the slowest publishes of other queues take 50 ms, with 32 MiB 30 ms, when
-    /// memory was still freed under that lock too. Each batch writes the newest group into `meta`, which takes about
-    /// 100 bytes in memory, and of which one is left when it is written out; where there are quotas, into `quotas` too.
+    /// live for seconds mostly die before they are written out, and that this happens seldom. Where there are quotas
+    /// each group writes into `quotas`, of which one entry for each quota is left when it is written out.
     pub const ALL: [(Space, &'static str, u64); SPACES] = [
-        (Space::Meta, "meta", 16 * MIB),
+        (Space::Meta, "meta", 4 * MIB),
         (Space::Jobs, "jobs", 32 * MIB),
         (Space::Delayed, "delayed", 32 * MIB),
         (Space::Running, "running", 16 * MIB),
@@ -75,6 +82,16 @@ impl Space {
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
     ];
+
+    /// Its name on disk.
+    fn name(self) -> &'static str {
+        Space::ALL[self as usize].1
+    }
+
+    /// How large its part in memory may grow.
+    fn memtable(self) -> u64 {
+        Space::ALL[self as usize].2
+    }
 }
 
 const MIB: u64 = 1 << 20;
@@ -83,9 +100,15 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Fatal(pub String);
 
-impl From<fjall::Error> for Fatal {
-    fn from(e: fjall::Error) -> Fatal {
+impl From<lsm_tree::Error> for Fatal {
+    fn from(e: lsm_tree::Error) -> Fatal {
         Fatal(describe(&e))
+    }
+}
+
+impl From<std::io::Error> for Fatal {
+    fn from(e: std::io::Error) -> Fatal {
+        Fatal(e.to_string())
     }
 }
 
@@ -95,27 +118,30 @@ impl From<Malformed> for Fatal {
     }
 }
 
-/// One line about a fjall error; its own `Display` is its `Debug`.
-pub fn describe(e: &fjall::Error) -> String {
+/// One line about an error of lsm-tree's; its own `Display` is its `Debug`.
+pub fn describe(e: &lsm_tree::Error) -> String {
     match e {
-        fjall::Error::Io(e) => e.to_string(),
-        fjall::Error::Storage(fjall::LsmError::Io(e)) => e.to_string(),
+        lsm_tree::Error::Io(e) => e.to_string(),
         other => other.to_string(),
     }
 }
 
 /// Whether an error says that bytes on the disk cannot be read or are not what was written. That harms whatever lies in
 /// the same block. Any other error says something of the whole store.
-pub fn is_unreadable(e: &fjall::Error) -> bool {
+pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
     const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
     match e {
-        fjall::Error::Storage(fjall::LsmError::Io(e)) => {
+        lsm_tree::Error::Io(e) => {
             e.kind() == ErrorKind::UnexpectedEof
                 || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
         }
-        fjall::Error::Storage(_) => true,
-        _ => false,
+        _ => true,
     }
+}
+
+/// Whether there was no room for what was to be written.
+pub fn is_full(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 /// What a point read found.
@@ -127,16 +153,16 @@ pub enum Found {
     Corrupt(String),
 }
 
-/// The open database. Clones share it; it closes with the last clone.
+/// The open store. Clones share it; it closes with the last clone.
 #[derive(Clone)]
 pub struct Store {
-    db: Database,
-    spaces: [Keyspace; SPACES],
-    groups: Arc<Groups>,
+    trees: Arc<Trees>,
+    log: Arc<Log>,
+    tending: Arc<Tending>,
+    /// Read-locked while tables are made and replaced, or files of the log used again.
+    files: Arc<RwLock<()>>,
     /// The pool's directory.
     pool: PathBuf,
-    /// Held while the second names of journals are seen to.
-    keeping: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -144,9 +170,6 @@ impl std::fmt::Debug for Store {
         f.write_str("Store(..)")
     }
 }
-
-/// fjall takes no fewer.
-const FEWEST_OPEN_TABLES: usize = 10;
 
 impl StoreLimits {
     /// For a tool that opens a store, does one thing and ends.
@@ -159,7 +182,7 @@ impl Found {
     }
 
     /// What a read of a job's record says.
-    fn read(key: &[u8], value: fjall::Result<Option<Slice>>) -> Result<Found, Fatal> {
+    fn read(key: &[u8], value: lsm_tree::Result<Option<Slice>>) -> Result<Found, Fatal> {
         match value {
             Ok(Some(value)) => Ok(Found::of(key, &value)),
             Ok(None) => Ok(Found::Nothing),
@@ -180,97 +203,36 @@ pub struct StoreLimits {
 }
 
 impl Store {
-    /// Opens or creates the database of a pool. open.rs calls it, when it knows that nothing in there is damaged.
-    /// `groups` is made when the database is open, from `meta`.
-    fn open(
-        pool: &Path,
-        limits: StoreLimits,
-        groups: impl FnOnce(&Keyspace) -> fjall::Result<Groups>,
-    ) -> fjall::Result<Store> {
-        let db = Database::builder(pool.join(DATABASE))
-            .max_cached_files(Some(limits.open_tables.max(FEWEST_OPEN_TABLES)))
-            // The writer decides when bytes go to the machine and to the disk.
-            .manual_journal_persist(true)
-            // They only write memtables out: `merge.rs` merges. Fewer could wait for each other: one that seals a
-            // memtable waits for room in a queue that only they empty, and the first of several gives most of
-            // what it takes to the others.
-            .worker_threads(3)
-            .cache_size(limits.cache)
-            // The least that fjall takes: when a journal is full, whatever still needs an older one is written
-            // out, so that there are two, seldom three.
-            .max_journaling_size(64 * MIB)
-            .open()?;
-        let mut spaces = Vec::with_capacity(Space::ALL.len());
-        for (space, name, memtable) in Space::ALL {
-            spaces.push(db.keyspace(name, || {
-                // Only these are looked up by key; everywhere else a filter would never be asked.
-                let filter = match space {
-                    Space::Jobs | Space::Keys | Space::Once => {
-                        FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0))
-                    }
-                    _ => FilterPolicyEntry::None,
-                };
-                // The engine merges (`merge.rs`), and fjall's threads never. It is kept in the database with the
-                // keyspace.
-                let never = Leveled::default().with_l0_threshold(u8::MAX).with_table_target_size(1 << 40);
-                KeyspaceCreateOptions::default()
-                    .compaction_strategy(Arc::new(never))
-                    .manual_journal_persist(true)
-                    .max_memtable_size(memtable)
-                    .filter_policy(FilterPolicy::all(filter))
-                    .data_block_size_policy(BlockSizePolicy::all(4096))
-            })?);
-        }
-        let spaces: [Keyspace; SPACES] = spaces.try_into().map_err(|_| fjall::Error::Unrecoverable)?;
-        let groups = Arc::new(groups(&spaces[Space::Meta as usize])?);
-        Ok(Store { db, spaces, groups, pool: pool.to_owned(), keeping: Arc::default() })
+    fn new(pool: &Path, trees: Trees, log: Log) -> Store {
+        let (trees, log) = (Arc::new(trees), Arc::new(log));
+        Store { trees, log, tending: Arc::default(), files: Arc::default(), pool: pool.to_owned() }
     }
 
-    fn space(&self, space: Space) -> &Keyspace {
-        // ALL lists the spaces in the order of the enum, which `store_order` in the tests holds.
-        &self.spaces[space as usize]
+    /// Makes everything committed so far survive the machine. Once it has failed it must not be tried again: the system
+    /// may have forgotten what it did not write.
+    pub fn sync(&self) -> Result<(), Fatal> {
+        self.log.sync().map_err(|e| Fatal(format!("a sync failed: {e}")))
     }
 
-    /// Makes everything committed so far survive the process. Fails once a thread of fjall's has failed.
-    pub fn to_system(&self) -> Result<(), Fatal> {
-        Ok(self.db.persist(PersistMode::Buffer)?)
-    }
-
-    /// Makes everything committed so far survive the machine. Who syncs keeps the journal, for the next time. Once it
-    /// has failed it must not be tried again: the system may have forgotten what it did not write.
-    pub fn sync(&self, journal: &mut Option<Journal>) -> Result<(), Fatal> {
-        let last = self.groups.last();
-        self.to_system()?;
-        let failed = |e: std::io::Error| Fatal(format!("a sync failed: {e}"));
-        let mut current = match journal.take() {
-            Some(current) => current,
-            None => Journal::of(&self.pool.join(DATABASE)).map_err(failed)?,
-        };
-        current.sync().map_err(failed)?;
-        *journal = Some(current);
-        self.groups.synced(last, self.db.seqno()).map_err(failed)
-    }
-
-    /// Sees to the second names of journals, unless somebody does so now.
-    pub fn keep_journals(&self) -> Result<(), Fatal> {
-        let Some(_held) = self.keeping.try_lock() else { return Ok(()) };
-        guard::names::link_journals(&self.pool, &self.pool.join(DATABASE), &self.groups)
-            .map_err(|e| Fatal(format!("the journals cannot be given second names: {e}")))
+    /// Lets the log say that what it holds is synced, once nothing was committed for a while.
+    pub fn attest(&self) -> Result<(), Fatal> {
+        self.log.attest().map_err(|e| Fatal(format!("a sync failed: {e}")))
     }
 
     /// The store as it is now.
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { store: self.clone(), snapshot: self.db.snapshot() }
+        Snapshot(self.trees.read())
     }
 
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
-        Ok(self.space(space).get(key)?)
+        let read = self.trees.read();
+        Ok(self.trees.of(space).get(key, read.seqno)?)
     }
 
     /// Reads a job's committed record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        Found::read(key, self.space(Space::Jobs).get(key))
+        self.snapshot().job(key)
     }
 
     /// Reads a number of `meta`.
@@ -279,59 +241,71 @@ impl Store {
     }
 
     /// Walks a range of committed keys.
-    pub fn range<K: AsRef<[u8]>>(
+    pub fn range<K: AsRef<[u8]>, R: RangeBounds<K>>(
         &self,
         space: Space,
-        range: impl std::ops::RangeBounds<K>,
-    ) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> {
-        self.space(space).range(range).map(|guard| guard.into_inner().map_err(Fatal::from))
+        range: R,
+    ) -> impl DoubleEndedIterator<Item = Result<(Slice, Slice), Fatal>> + use<K, R> {
+        walk(self.trees.read(), space, range)
     }
 
     /// Walks all committed keys.
-    pub fn all(&self, space: Space) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> + use<> {
-        self.space(space).iter().map(|guard| guard.into_inner().map_err(Fatal::from))
+    pub fn all(
+        &self,
+        space: Space,
+    ) -> impl DoubleEndedIterator<Item = Result<(Slice, Slice), Fatal>> + use<> {
+        self.range::<&[u8], _>(space, ..)
     }
 
     /// The first and the last committed key.
     pub fn ends(&self, space: Space) -> Result<Option<(Slice, Slice)>, Fatal> {
-        let space = self.space(space);
-        let (Some(first), Some(last)) = (space.first_key_value(), space.last_key_value()) else {
-            return Ok(None);
-        };
-        Ok(Some((first.key()?, last.key()?)))
+        let mut all = self.all(space);
+        let Some(first) = all.next().transpose()? else { return Ok(None) };
+        let last = all.next_back().transpose()?.map_or(first.0.clone(), |(key, _)| key);
+        Ok(Some((first.0, last)))
     }
 
     /// Walks a range of committed keys, without their values.
-    pub fn keys_in<K: AsRef<[u8]>>(
+    pub fn keys_in<K: AsRef<[u8]>, R: RangeBounds<K>>(
         &self,
         space: Space,
-        range: impl std::ops::RangeBounds<K>,
-    ) -> impl Iterator<Item = Result<Slice, Fatal>> {
-        self.space(space).range(range).map(|guard| guard.key().map_err(Fatal::from))
+        range: R,
+    ) -> impl Iterator<Item = Result<Slice, Fatal>> + use<K, R> {
+        self.range(space, range).map(|entry| entry.map(|(key, _)| key))
     }
 }
 
 /// The store as it was at one moment. Reads what was committed by then, for who reads beside the writer.
-pub struct Snapshot {
-    store: Store,
-    snapshot: fjall::Snapshot,
-}
+pub struct Snapshot(Read);
 
 impl Snapshot {
     /// Walks a range of keys.
     pub fn range(
         &self,
         space: Space,
-        range: impl std::ops::RangeBounds<Vec<u8>>,
+        range: impl RangeBounds<Vec<u8>>,
     ) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> {
-        let walk = self.snapshot.range(self.store.space(space), range);
-        walk.map(|guard| guard.into_inner().map_err(Fatal::from))
+        walk(self.0.clone(), space, range)
     }
 
     /// Reads a job's record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        Found::read(key, self.snapshot.get(self.store.space(Space::Jobs), key))
+        Found::read(key, self.0.trees.of(Space::Jobs).get(key, self.0.seqno))
     }
+}
+
+/// Walks a range of keys, as `read` sees them.
+fn walk<K: AsRef<[u8]>, R: RangeBounds<K>>(
+    read: Read,
+    space: Space,
+    range: R,
+) -> impl DoubleEndedIterator<Item = Result<(Slice, Slice), Fatal>> + use<K, R> {
+    let walk = read.trees.of(space).range(range, read.seqno, None);
+    walk.map(move |entry| {
+        // Lives as long as the walk.
+        let _ = &read;
+        entry.into_inner().map_err(Fatal::from)
+    })
 }
 
 #[cfg(test)]

@@ -5,17 +5,19 @@ use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::codec::{META_CLOSED, META_GROUP};
-use super::guard::groups::{GroupRecord, GroupState, Groups, RECORD_LEN};
-use super::guard::keyspaces::{self, KEYSPACES};
-use super::guard::names::{self, Aside};
-use super::guard::{self, DATABASE, Findings};
-use super::{Fatal, Store, StoreLimits, describe, journal};
+use super::aside::{Aside, sync};
+use super::codec::META_CLOSED;
+use super::log::group::{self, Item};
+use super::log::judge::{self, Findings, LogDamage};
+use super::log::manifest::Manifest;
+use super::log::{self, Log};
+use super::trees::{self, Trees};
+use super::{Fatal, Slice, Space, Store, StoreLimits, describe, is_full, tables};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 /// The line of the mark that stands there once the database is whole.
 const MADE: &str = "made\n";
 
@@ -52,6 +54,11 @@ pub struct Mark {
 }
 
 impl Mark {
+    /// Whether the store was whole once.
+    pub fn is_made(&self) -> bool {
+        self.made
+    }
+
     /// The number of the last commit before this open, if the store was closed in order.
     pub fn was_closed(&self) -> Option<u64> {
         self.was_closed
@@ -81,6 +88,13 @@ impl Mark {
     }
 }
 
+/// Writes the mark of a copy, which was whole at an end that was not in order.
+pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
+    Mark { file, made: false, closed: None, was_closed: None }.write_made(true)?;
+    sync(path)
+}
+
 /// Makes the directory, and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
@@ -98,19 +112,60 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     read_mark(path)
 }
 
-/// What is known of the groups; `None` if the database was never whole, so that it holds nothing.
-pub fn state(path: &Path, mark: &Mark) -> Result<Option<GroupState>, OpenError> {
-    match GroupState::read(path) {
-        Ok(Some(state)) => Ok(Some(state)),
-        Ok(None) if mark.made => {
-            Err(OpenError::Damaged(path.to_owned(), "the file groups is missing".to_owned()))
+/// What is wrong with the files of a pool, and what its log holds.
+#[derive(Debug)]
+pub struct Judged {
+    /// What is damaged, each in a line.
+    pub damage: Vec<String>,
+    /// Damaged keyspaces.
+    pub trees: Vec<Space>,
+    /// The log, if its manifest can be read.
+    pub log: Option<(Manifest, Findings)>,
+}
+
+impl Judged {
+    /// What is damaged, in a line.
+    fn summary(&self) -> String {
+        const MOST: usize = 4;
+        let mut all: Vec<String> = self.damage.iter().take(MOST).cloned().collect();
+        if self.damage.len() > MOST {
+            all.push(format!("and {} more, which `dormouse repair` lists", self.damage.len() - MOST));
         }
-        Err(e) if e.kind() == ErrorKind::InvalidData && mark.made => {
-            Err(OpenError::Damaged(path.to_owned(), e.to_string()))
-        }
-        Err(e) if e.kind() != ErrorKind::InvalidData => Err(OpenError::Io(path.to_owned(), e)),
-        _ => Ok(None),
+        all.join("; ")
     }
+}
+
+/// Judges the files of a pool that was whole once. Changes nothing.
+pub fn judge(pool: &Path) -> std::io::Result<Judged> {
+    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None };
+    for dir in [trees::DIR, log::DIR] {
+        if !pool.join(dir).is_dir() {
+            judged.damage.push(format!("the directory {dir} is missing"));
+        }
+    }
+    for (space, name, _) in Space::ALL {
+        if let Some(what) = tables::damage(&pool.join(trees::DIR).join(name))? {
+            judged.damage.push(format!("keyspace {name}: {what}"));
+            judged.trees.push(space);
+        }
+    }
+    let dir = pool.join(log::DIR);
+    match Manifest::read(&dir) {
+        Ok(manifest) => {
+            let findings = judge::judge(&dir, &manifest)?;
+            judged.damage.extend(findings.damage.iter().map(LogDamage::to_string));
+            judged.log = Some((manifest, findings));
+        }
+        Err(e) => {
+            let what = match e.kind() {
+                ErrorKind::NotFound => "is missing",
+                ErrorKind::InvalidData => "is not what was written",
+                _ => return Err(e),
+            };
+            judged.damage.push(LogDamage::Manifest { what }.to_string());
+        }
+    }
+    Ok(judged)
 }
 
 /// Opens `path`, made if it is not there.
@@ -118,28 +173,11 @@ pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError
     let io = |e| OpenError::Io(path.to_owned(), e);
     let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
     let mut mark = lock(path)?;
-    let database = path.join(DATABASE);
-    let (state, findings) = match state(path, &mark)? {
-        Some(state) => {
-            let findings = guard::judge(path, &state).map_err(io)?;
-            if !findings.damage.is_empty() {
-                return Err(damaged(findings.summary()));
-            }
-            Aside::new(path).and_then(|mut aside| findings.prepare(path, &mut aside)).map_err(io)?;
-            if mark.closed.is_none() {
-                journal::rewrite(&database).map_err(io)?;
-            }
-            (state, findings)
-        }
-        None => {
-            if database.exists() {
-                // Nobody was ever answered for what is in it.
-                Aside::new(path).and_then(|mut aside| aside.take(&database)).map_err(io)?;
-            }
-            (GroupState::new(), Findings::default())
-        }
-    };
-    let store = open_whole(path, limits, state, &findings)?;
+    if !mark.made {
+        // Nobody was ever answered for what is in there.
+        make(path, limits).map_err(io)?;
+    }
+    let store = open_whole(path, limits, mark.closed.is_some())?;
     mark.was_closed = mark.closed;
     if !mark.made || mark.closed.is_some() {
         if let Some(number) = mark.closed {
@@ -153,64 +191,89 @@ pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError
     Ok((store, mark))
 }
 
-/// Opens the database in a directory that was found undamaged.
-pub fn open_whole(
-    path: &Path,
-    limits: StoreLimits,
-    mut state: GroupState,
-    findings: &Findings,
-) -> Result<Store, OpenError> {
-    let io = |e| OpenError::Io(path.to_owned(), e);
-    let database = path.join(DATABASE);
-    let store = Store::open(path, limits, |meta| {
-        let stored = match meta.get(META_GROUP)? {
-            Some(value) => {
-                let value: Result<[u8; RECORD_LEN], _> = value.as_ref().try_into();
-                value.map(|value| GroupRecord::read(&value)).map_err(|_| fjall::Error::Unrecoverable)?
-            }
-            None => GroupRecord::default(),
-        };
-        if state.base == GroupState::BEHIND_ALL {
-            state.base = stored.number.saturating_add(2);
-            state.first = state.base;
+/// Opens a store that was whole once, if nothing in it is damaged. `closed` is whether its end was in order.
+pub fn open_whole(path: &Path, limits: StoreLimits, closed: bool) -> Result<Store, OpenError> {
+    let io = |e: std::io::Error| match e.kind() {
+        ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
+        _ => OpenError::Io(path.to_owned(), e),
+    };
+    let judged = judge(path).map_err(io)?;
+    let (manifest, mut findings) = match judged.log {
+        Some(log) if judged.damage.is_empty() => log,
+        _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
+    };
+    let dir = path.join(log::DIR);
+    if let Some(torn) = findings.torn.take() {
+        set_torn_aside(path, &manifest, &torn).map_err(io)?;
+    }
+    if !closed {
+        log::rewrite(&dir, &manifest, &findings).map_err(io)?;
+    }
+    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;
+    log::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
+    trees.commit(findings.last.number, []);
+    let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
+    sync_names(path).map_err(io)?;
+    Ok(Store::new(path, trees, log))
+}
+
+/// Makes a store that holds nothing. What a start that was cut off has left is set aside.
+fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
+    let mut aside = Aside::new(path)?;
+    for name in [trees::DIR, log::DIR] {
+        if path.join(name).exists() {
+            aside.take(&path.join(name))?;
         }
-        // The batches before a repair have the numbers below.
-        let base = GroupRecord { number: state.base - 1, ..GroupRecord::default() };
-        let last = if stored.number < base.number { base } else { stored };
-        Ok(Groups::open(path, state, last)?)
-    })
-    .map_err(|e| match e {
-        fjall::Error::Locked => OpenError::Locked(path.to_owned()),
-        fjall::Error::Io(e) => OpenError::Io(path.to_owned(), e),
-        other => OpenError::Damaged(path.to_owned(), describe(&other)),
+    }
+    Trees::open(path, limits).map_err(|e| std::io::Error::other(describe(&e)))?;
+    DirBuilder::new().mode(0o700).create(path.join(log::DIR))?;
+    Log::create(&path.join(log::DIR), 1, 1)?;
+    sync_names(path)
+}
+
+/// What an error of lsm-tree's at an open means.
+pub fn not_opened(path: &Path, e: lsm_tree::Error) -> OpenError {
+    match e {
+        lsm_tree::Error::Io(e) => OpenError::Io(path.to_owned(), e),
+        e => OpenError::Damaged(path.to_owned(), describe(&e)),
+    }
+}
+
+/// Puts the entries of a group of the log into memory, but for those that a table has.
+pub fn fill(trees: &Trees, number: u64, group: &[u8]) -> std::io::Result<()> {
+    let items: Option<Vec<Item<'_>>> = group::items(group).collect();
+    let items = items.ok_or_else(|| {
+        std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
     })?;
-    let last = store.groups.last();
-    let expected = findings.last.map_or(findings.synced, |last| last.number);
-    if last < expected || (findings.last.is_some() && last != expected) {
-        let reason = format!("it ends with group {last} of requests, not with {expected}");
-        return Err(OpenError::Damaged(path.to_owned(), reason));
+    let new = items.into_iter().filter(|(space, ..)| !trees.had(*space, number));
+    trees.commit(number, new.map(|(space, key, value)| (space, Slice::from(key), value.map(Slice::from))));
+    Ok(())
+}
+
+/// Keeps a copy of the torn end of a log, and clears it.
+fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::io::Result<()> {
+    let dir = path.join(log::DIR);
+    let mut aside = Aside::new(path)?;
+    let mut total = 0;
+    for (slot, _, bytes) in log::torn_bytes(&dir, manifest, torn)? {
+        let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        total += end;
+        match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
+            // Whoever has no room must be able to open the store and drain it.
+            Err(e) if is_full(&e) => tracing::warn!(error = %e, "no room to set the log's torn end aside"),
+            done => done?,
+        }
     }
-    sync_names(path, &database).map_err(io)?;
-    let keyspaces = keyspaces::list(&database).map_err(io)?.0.into_iter().collect();
-    let seqno = store.db.seqno();
-    // fjall has synced the journals.
-    let now =
-        |state: &mut GroupState| (state.keyspaces, state.synced, state.seqno) = (keyspaces, last, seqno);
-    store.groups.change(now).map_err(io)?;
-    names::sync(path).map_err(io)?;
-    names::link_journals(path, &database, &store.groups).map_err(io)?;
-    // Also those that a process gave them which was killed before it synced.
-    if path.join(names::SECOND).exists() {
-        names::sync(&path.join(names::SECOND)).map_err(io)?;
-    }
-    Ok(store)
+    log::clear_torn(&dir, manifest, torn)?;
+    let path = path.display().to_string();
+    tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
+    Ok(())
 }
 
 /// Makes the names last that the store relies on, whoever made them and when: a power cut may take a file whose
-/// name was never synced, with all that was synced in it. fjall does not sync the names of its keyspaces.
-fn sync_names(path: &Path, database: &Path) -> std::io::Result<()> {
-    let sync = |dir: &Path| File::open(dir).and_then(|dir| dir.sync_all());
-    for dir in [&database.join(KEYSPACES), database, path] {
+/// name was never synced, with all that was synced in it.
+fn sync_names(path: &Path) -> std::io::Result<()> {
+    for dir in [&path.join(trees::DIR), &path.join(log::DIR), path] {
         sync(dir)?;
     }
     // `path` may have been made with some of these. One that this process may not read was there before.

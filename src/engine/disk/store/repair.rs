@@ -2,21 +2,17 @@
 //! a directory that no server has open. Deletes nothing.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use super::aside::Aside;
 use super::codec::{FIRST_SEQ, META_SEQ};
-use super::guard::groups::{self, GroupState};
-use super::guard::journal;
-use super::guard::keyspaces::{self, KEYSPACES};
-use super::guard::names::{self, Aside};
-use super::guard::{self, DATABASE, Damage, Findings};
-use super::open::{self, Mark, OpenError};
+use super::log::group::{self, FILE_HEAD, FileHead};
+use super::log::{self, Log};
+use super::open::{self, Judged, Mark, OpenError};
+use super::trees::{self, Trees};
 use super::txn::Txn;
-use super::{Fatal, Space, StoreLimits};
+use super::{Fatal, Space, StoreLimits, describe, tables};
 
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]
@@ -65,9 +61,8 @@ impl fmt::Display for RepairReport {
 
 /// What was lost may have reserved numbers (state/mod.rs), not more than this. There are 2^23 times as many.
 const SEQS_LOST: u64 = 1 << 40;
-/// How often memory is written out until no older journal is left, and how long that may take each time.
-const WRITE_OUTS: u32 = 40;
-const WRITE_OUT: Duration = Duration::from_secs(3);
+/// How many groups may have been lost, likewise.
+const NUMBERS_LOST: u64 = 1 << 31;
 
 /// Judges the files of the directory, and changes nothing but for `accept_loss`.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
@@ -77,123 +72,108 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let io = |e| OpenError::Io(path.to_owned(), e);
     let mut mark = open::lock(path)?;
     let mut report = RepairReport::default();
-    let state = match open::state(path, &mark) {
-        Ok(Some(state)) => state,
-        Ok(None) => {
-            report.is_new = true;
-            report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
-            return Ok(report);
-        }
-        Err(OpenError::Damaged(_, what)) => {
-            report.damage.push(what);
-            match keyspaces::list(&path.join(DATABASE)) {
-                Ok((ids, _)) => GroupState::behind_all(ids),
-                Err(e) if e.kind() == ErrorKind::NotFound => GroupState::new(),
-                Err(e) => return Err(io(e)),
-            }
-        }
-        Err(e) => return Err(e),
-    };
-    let findings = guard::judge(path, &state).map_err(io)?;
-    report.damage.extend(findings.damage.iter().map(Damage::to_string));
-    report.notes.extend(findings.notes());
+    if !mark.is_made() {
+        report.is_new = true;
+        report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
+        return Ok(report);
+    }
+    let judged = open::judge(path).map_err(io)?;
+    report.damage.clone_from(&judged.damage);
+    if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
+        report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
+    }
     if accept_loss && !report.damage.is_empty() {
-        let aside = accept(path, &mut mark, state, &findings)?;
+        let aside = accept(path, &mut mark, &judged)?;
         report.aside = aside.moved().map(|(from, to)| (from.to_owned(), to.to_owned())).collect();
         report.accepted = true;
     }
     Ok(report)
 }
 
-/// Sets aside what is damaged, and opens the rest once, so that it can be judged again.
-fn accept(
-    path: &Path,
-    mark: &mut Mark,
-    mut state: GroupState,
-    findings: &Findings,
-) -> Result<Aside, OpenError> {
+/// Sets aside what is damaged, and makes a store of the rest. Killed at any moment, it leaves a store that is damaged as
+/// before, and can be repaired.
+fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let fatal = |Fatal(e)| OpenError::Damaged(path.to_owned(), e);
-    let database = path.join(DATABASE);
     let mut aside = Aside::new(path).map_err(io)?;
-    let names_lost = |damage: &Damage| matches!(damage, Damage::Keyspace { id: 0, .. });
-    if !database.join(KEYSPACES).is_dir() || findings.damage.iter().any(names_lost) {
-        // No keyspace can be found any more.
-        for name in [DATABASE, groups::FILE, names::SECOND] {
-            if path.join(name).exists() {
-                aside.take(&path.join(name)).map_err(io)?;
-            }
+    for space in &judged.trees {
+        tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
+    }
+    // Every group that is whole is put into tables, and the log begins anew.
+    let old = path.join(log::DIR);
+    if judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty()) {
+        let groups = whole_groups(&old, judged).map_err(io)?;
+        let trees = Trees::open(path, StoreLimits::OF_A_TOOL).map_err(|e| open::not_opened(path, e))?;
+        for (number, group) in &groups.whole {
+            open::fill(&trees, *number, group).map_err(io)?;
         }
-        mark.write_made(false).map_err(io)?;
-        return Ok(aside);
-    }
-    findings.prepare(path, &mut aside).map_err(io)?;
-    for damage in &findings.damage {
-        match damage {
-            Damage::Version => {
-                let version = database.join(guard::VERSION);
-                if version.exists() {
-                    aside.take(&version).map_err(io)?;
-                }
-                write_new(&version, guard::VERSION_TEXT).map_err(io)?;
-                names::sync(&database).map_err(io)?;
-            }
-            Damage::Keyspace { id, .. } => keyspaces::mend(&database, *id, &mut aside).map_err(io)?,
-            _ => {}
+        for (space, _) in trees.all() {
+            trees.flush(space).map_err(|e| OpenError::Damaged(path.to_owned(), describe(&e)))?;
         }
-    }
-    if names::journals(&database).map_err(io)?.is_empty() {
-        // Without any journal fjall begins to count at 0, so that what is written then is older than what is in
-        // tables. An empty one is as good as any.
-        let id = state.oldest.map_or(0, |oldest| oldest + 1);
-        write_new(&database.join(names::name(id)), b"").map_err(io)?;
-        names::sync(&database).map_err(io)?;
-    }
-    for journal in &findings.journals {
-        if !journal.unreadable.is_empty() {
-            let path = database.join(names::name(journal.id));
-            let bytes = journal::read(&path).map_err(io)?;
-            let mut kept = Vec::with_capacity(bytes.len());
-            let mut at = 0;
-            for bad in &journal.unreadable {
-                kept.extend_from_slice(&bytes[at..bad.start]);
-                at = bad.end;
-            }
-            kept.extend_from_slice(&bytes[at..]);
-            let mended = path.with_extension("mended");
-            write_new(&mended, &kept).map_err(io)?;
-            aside.take(&path).map_err(io)?;
-            fs::rename(&mended, &path).map_err(io)?;
-            names::sync(&database).map_err(io)?;
+        let next = groups.next.max(trees.newest() + 1);
+        drop(trees);
+        if old.exists() {
+            aside.take(&old).map_err(io)?;
         }
+        fs::create_dir(&old).map_err(io)?;
+        Log::create(&old, next, groups.turn).map_err(io)?;
     }
-    if GroupState::read(path).is_err() {
-        aside.take(&path.join(groups::FILE)).map_err(io)?;
-    }
-    // All that is there counts, whatever its numbers.
-    state.base = GroupState::BEHIND_ALL;
-    state.oldest = None;
-    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, state, &Findings::default())?;
+    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, false)?;
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
     txn.settle(true).map_err(fatal)?;
-    // Journals that are not there, or have a gap, are judged at every start: none must be needed.
-    for _ in 0..WRITE_OUTS {
-        if store.journals() == 1 {
-            break;
-        }
-        store.write_out(WRITE_OUT).map_err(fatal)?;
-    }
-    store.keep_journals().map_err(fatal)?;
     drop((txn, store));
     mark.write_made(true).map_err(io)?;
     Ok(aside)
 }
 
-/// Writes a new file, and syncs it.
-fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+/// What can be read of a damaged log.
+struct Groups {
+    /// With their numbers, which grow.
+    whole: Vec<(u64, Vec<u8>)>,
+    /// The number and the turn that a new log begins with: above all that there may have been.
+    next: u64,
+    turn: u64,
+}
+
+/// The groups of a log that are whole. Where the manifest is lost the heads of the files say what belongs together; a
+/// group that is in tables already is repeated then, which changes nothing, since all that came after it is repeated
+/// too.
+fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
+    let manifest = judged.log.as_ref().map(|(manifest, _)| manifest);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten() {
+        let entry = entry?;
+        let slot = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(slot) = slot else { continue };
+        let bytes = fs::read(entry.path())?;
+        let head = FileHead::read(&bytes);
+        let listed = manifest.map(|manifest| manifest.files.iter().find(|(listed, _)| *listed == slot));
+        match (listed, head) {
+            // What belongs to it is told by the numbers, even where the head is damaged.
+            (Some(Some((_, turn))), _) => files.push((*turn, head.map_or(0, |head| head.first), bytes)),
+            (None, Some(head)) => files.push((head.turn, head.first, bytes)),
+            (Some(None), _) | (None, None) => {}
+        }
+    }
+    files.sort_by_key(|(turn, ..)| *turn);
+    let head = files.iter().find_map(|(.., bytes)| FileHead::read(bytes)).map(|head| head.pool);
+    let Some(pool) = manifest.map(|manifest| manifest.pool).or(head) else {
+        return Ok(Groups { whole: Vec::new(), next: NUMBERS_LOST, turn: NUMBERS_LOST });
+    };
+    let low = manifest.map_or(0, |manifest| manifest.first);
+    let (mut whole, mut last) = (Vec::new(), 0);
+    for (_, first, bytes) in &files {
+        let mut at = FILE_HEAD;
+        let is_ours = |number: u64| number >= low.max(*first) && number > last;
+        while let Some((from, group, end)) = group::find(bytes, at, pool, is_ours) {
+            whole.push((group.number, bytes[from..end.min(bytes.len())].to_vec()));
+            at = end;
+        }
+        last = whole.last().map_or(0, |(number, _)| *number);
+    }
+    let last = manifest.map_or(last, |manifest| last.max(manifest.synced).max(manifest.first));
+    let turn = files.last().map_or(0, |(turn, ..)| *turn);
+    Ok(Groups { whole, next: last + NUMBERS_LOST, turn: turn + 1 })
 }

@@ -4,10 +4,10 @@
 use std::cell::Cell;
 
 use ahash::HashMap;
-use fjall::{OwnedWriteBatch, Slice};
+use lsm_tree::{AbstractTree, SeqNo, Slice};
 
-use super::codec::{self, META_GROUP, Record};
-use super::journal::Journal;
+use super::codec::{self, Record};
+use super::log::group::Draft;
 use super::{Fatal, Found, PerSpace, SPACES, Space, Store};
 
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
@@ -15,7 +15,10 @@ use super::{Fatal, Found, PerSpace, SPACES, Space, Store};
 #[derive(Debug)]
 pub struct Txn {
     store: Store,
-    batch: Batch,
+    /// The batch, as the log will have it,
+    draft: Draft,
+    /// and as memory will. `None` deletes the key.
+    batch: Vec<(Space, Slice, Option<Slice>)>,
     /// Job records written or deleted lately, by this batch or those before it. What it has is what a read of
     /// the database will find once the batch is committed, since nobody else writes. A job that is consumed
     /// soon after its publish is read from here.
@@ -34,10 +37,6 @@ pub struct Txn {
     late: HashMap<Vec<u8>, [u8; 16]>,
     /// Deletions per keyspace since someone asked.
     deleted: PerSpace,
-    /// What was synced last.
-    journal: Option<Journal>,
-    /// Bytes that went into journals since then.
-    journaled: u64,
     /// Records in a row that could not be read.
     unreadable: Cell<u32>,
 }
@@ -52,26 +51,13 @@ const RECENT_BYTES: usize = 4 << 20;
 /// What a recent record is counted for beside its bytes.
 const RECENT_ENTRY: usize = 64;
 
-/// What a journal has beside the bytes of a batch and of each key and value; with the group's record, which each batch
-/// has as its last item.
-const JOURNAL_BATCH: usize = 80;
-const JOURNAL_ITEM: usize = 22;
-
-struct Batch(OwnedWriteBatch);
-
-impl std::fmt::Debug for Batch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Batch({})", self.0.len())
-    }
-}
-
 impl Txn {
     /// Nothing read or written yet.
     pub fn new(store: Store) -> Txn {
-        let batch = Batch(store.db.batch());
         Txn {
             store,
-            batch,
+            draft: Draft::default(),
+            batch: Vec::new(),
             recent: HashMap::default(),
             recent_bytes: 0,
             bytes: 0,
@@ -80,8 +66,6 @@ impl Txn {
             rows: HashMap::default(),
             late: HashMap::default(),
             deleted: [0; SPACES],
-            journal: None,
-            journaled: 0,
             unreadable: Cell::new(0),
         }
     }
@@ -93,37 +77,33 @@ impl Txn {
 
     /// Writes a key. For `jobs` use [`put_job`](Txn::put_job).
     pub fn put(&mut self, space: Space, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        self.put_slices(space, key.as_ref().into(), value.as_ref().into());
+        self.add(space, key.as_ref().into(), Some(value.as_ref().into()));
     }
 
-    fn put_slices(&mut self, space: Space, key: Slice, value: Slice) {
-        self.bytes += key.len() + value.len();
-        self.batch.0.insert(self.store.space(space), key, value);
+    fn add(&mut self, space: Space, key: Slice, value: Option<Slice>) {
+        self.bytes += key.len() + value.as_ref().map_or(0, |value| value.len());
+        self.deleted[space as usize] += u64::from(value.is_none());
+        self.draft.add(space, &key, value.as_deref());
+        self.batch.push((space, key, value));
     }
 
     /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
     pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
-        self.delete_slice(space, key.as_ref().into());
-    }
-
-    fn delete_slice(&mut self, space: Space, key: Slice) {
-        self.bytes += key.len();
-        self.deleted[space as usize] += 1;
-        self.batch.0.remove(self.store.space(space), key);
+        self.add(space, key.as_ref().into(), None);
     }
 
     /// Writes a job's record.
     pub fn put_job(&mut self, key: Vec<u8>, record: &Record) {
         let (value, key) = (Slice::from(codec::record(&key, record)), Slice::from(key));
         self.remember(key.clone(), Some(value.clone()));
-        self.put_slices(Space::Jobs, key, value);
+        self.add(Space::Jobs, key, Some(value));
     }
 
     /// Deletes a job's record.
     pub fn delete_job(&mut self, key: Vec<u8>) {
         let key = Slice::from(key);
         self.remember(key.clone(), None);
-        self.delete_slice(Space::Jobs, key);
+        self.add(Space::Jobs, key, None);
     }
 
     fn remember(&mut self, key: Slice, value: Option<Slice>) {
@@ -136,7 +116,8 @@ impl Txn {
         if let Some(written) = self.recent.get(key) {
             return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
         }
-        let found = self.store.job(key)?;
+        // Nobody else writes: what is in memory is committed.
+        let found = Found::read(key, self.store.trees.of(Space::Jobs).get(key, SeqNo::MAX))?;
         let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
         self.unreadable.set(in_a_row);
         if in_a_row >= UNREADABLE_IN_A_ROW {
@@ -148,7 +129,7 @@ impl Txn {
     /// Writes a row of `keys` or `once`.
     pub fn put_row(&mut self, space: Space, key: Vec<u8>, value: Vec<u8>) {
         let value = Slice::from(value);
-        self.put_slices(space, Slice::from(&key[..]), value.clone());
+        self.add(space, Slice::from(&key[..]), Some(value.clone()));
         self.rows.insert((space, key), Some(value));
     }
 
@@ -178,28 +159,22 @@ impl Txn {
         let key = (space, key);
         match self.rows.get(&key) {
             Some(written) => Ok(written.clone()),
-            None => self.store.get(space, &key.1),
+            None => Ok(self.store.trees.of(space).get(&key.1, SeqNo::MAX)?),
         }
     }
 
     /// Commits the batch, without a sync: ranges see it from now on. Only between steps, or before a step's
     /// first write: what is flushed apart is not atomic together.
     pub fn flush(&mut self) -> Result<(), Fatal> {
-        if self.batch.0.is_empty() {
+        if self.batch.is_empty() {
             return Ok(());
         }
         for (key, value) in std::mem::take(&mut self.late) {
             self.put(Space::Quotas, key, value);
         }
-        let bytes = std::mem::take(&mut self.bytes);
-        self.written += bytes as u64;
+        self.written += std::mem::take(&mut self.bytes) as u64;
         self.unsettled = true;
-        let mut batch = std::mem::replace(&mut self.batch.0, self.store.db.batch());
-        self.journaled += (bytes + JOURNAL_BATCH + batch.len() * JOURNAL_ITEM) as u64;
-        let record = self.store.groups.next(batch.len(), bytes);
-        batch.insert(self.store.space(Space::Meta), META_GROUP, record.to_bytes());
-        batch.commit()?;
-        self.store.groups.committed(record);
+        self.store.commit(&mut self.draft, self.batch.drain(..))?;
         self.rows.clear();
         if self.recent_bytes > RECENT_BYTES {
             self.recent.clear();
@@ -216,17 +191,7 @@ impl Txn {
     /// Commits, and makes it survive: the process always, the machine if `sync`.
     pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
         self.flush()?;
-        if std::mem::take(&mut self.unsettled) {
-            if sync {
-                self.store.sync(&mut self.journal)?;
-                if let Some(journal) = &mut self.journal {
-                    journal.prepare(std::mem::take(&mut self.journaled));
-                }
-            } else {
-                self.store.to_system()?;
-            }
-        }
-        Ok(())
+        if sync && std::mem::take(&mut self.unsettled) { self.store.sync() } else { Ok(()) }
     }
 
     /// How many bytes of keys and values were committed since the store was opened.

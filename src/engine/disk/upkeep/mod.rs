@@ -1,5 +1,5 @@
-//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk and at fjall's threads, and
-//! frees memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
+//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk, one
+//! writes out what is in memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
 
 pub mod quarantine;
 pub mod rebuild;
@@ -14,8 +14,8 @@ use self::space::Room;
 use self::sweep::{Forget, Scan, SweepPlan, UpkeepReport};
 use crate::clock::Micros;
 use crate::engine::disk::state::garbage::Upkeep;
-use crate::engine::disk::store::memtables::Memtables;
 use crate::engine::disk::store::merge::{Merged, Shape};
+use crate::engine::disk::store::tend::Tended;
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::heartbeat::Heartbeat;
@@ -40,9 +40,8 @@ const WRITE_OUT: Duration = Duration::from_secs(3);
 /// took: compactions take a twentieth of the time at most, however wrong the guess of what they give back.
 const COMPACTION_REST: u32 = 19;
 
-/// Each second: syncs, if that is asked for; notices that a thread of fjall's has failed, which a commit notices only
-/// when it comes to it, and may wait for it for ever; sees to the second names of journals; looks at the room on the
-/// disk; and frees memory that fjall has let go of.
+/// Each second: syncs, if that is asked for; has the log say that what it holds is synced, when it rests; and looks at
+/// the room on the disk.
 pub fn each_second(
     store: &Store,
     sync: bool,
@@ -51,24 +50,35 @@ pub fn each_second(
     stop: &Stop,
     poison: &Poison,
 ) {
-    let (mut journal, mut memtables) = (None, Memtables::default());
-    memtables.free_unused(store);
     let mut pause = SECOND;
     while !stop.stopped_within(pause) {
         let began = Instant::now();
         let work = heartbeat.work();
-        let done = if sync { store.sync(&mut journal) } else { store.to_system() };
-        // Not by the writer: a full journal is read, and one that nobody needs is deleted in parts, with pauses.
-        let done = done.and_then(|()| store.keep_journals());
+        let done = if sync { store.sync() } else { Ok(()) }.and_then(|()| store.attest());
         drop(work);
         if let Err(Fatal(reason)) = done {
             poison.set(reason);
             return;
         }
         room.measure();
-        memtables.free_unused(store);
         // From begin to begin: what a power cut takes is what came since the begin of the last sync.
         pause = SECOND.saturating_sub(began.elapsed());
+    }
+}
+
+/// Writes out what is in memory, and makes the files of the log ready.
+pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
+    let tender = store.tender();
+    while !stop.is_stopped() {
+        match store.tend() {
+            Ok(Tended::Done) => tender.wait(SECOND),
+            // The disk is full: soon there may be room.
+            Ok(Tended::NotDone) => drop(stop.stopped_within(SECOND)),
+            Err(Fatal(reason)) => {
+                poison.set(reason);
+                return;
+            }
+        }
     }
 }
 
@@ -243,7 +253,7 @@ impl Sweeper {
     fn work(&self, upkeep: &Upkeep, unreadable: &mut Unreadable) -> Result<Option<Vec<Space>>, Fatal> {
         let store = &self.store;
         // What is not in tables is not compacted: if the disk is slow, another time.
-        if upkeep.write_out && !store.write_out(WRITE_OUT)? {
+        if upkeep.write_out && store.write_out(WRITE_OUT)? == Tended::NotDone {
             return Ok(Some(Vec::new()));
         }
         let mut compacted = Vec::new();
@@ -258,9 +268,6 @@ impl Sweeper {
                 Merged::DiskFull => return Ok(None),
                 Merged::Unreadable(reason) => unreadable.add(*space, &reason),
             }
-        }
-        if upkeep.rests || !compacted.is_empty() {
-            store.delete_replaced()?;
         }
         Ok(Some(compacted))
     }

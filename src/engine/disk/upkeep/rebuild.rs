@@ -4,7 +4,6 @@
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::path::Path;
-use std::time::Duration;
 
 use crate::engine::disk::store::codec::{
     self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record,
@@ -17,8 +16,6 @@ use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits};
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
 /// What operators have set and what push keeps: nothing but their own rows says it.
 pub const SETTINGS: [Space; 2] = [Space::Quotas, Space::Push];
-/// How long memory may take to be written out before the rows of settings are read.
-const WRITE_OUT: Duration = Duration::from_secs(60);
 /// How many tries a job has left after its list was lost.
 const TRIES: u16 = 1;
 
@@ -67,9 +64,7 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     }
     let mut kept = Vec::new();
     for settings in SETTINGS.into_iter().filter(|settings| damaged.contains(settings)) {
-        kept.extend(
-            store.readable(settings, WRITE_OUT)?.into_iter().map(|(key, value)| (settings, key, value)),
-        );
+        kept.extend(store.readable(settings)?.into_iter().map(|(key, value)| (settings, key, value)));
     }
     // What namespaces with a quota have is counted anew.
     kept.retain(|(settings, key, _)| *settings != Space::Quotas || key.starts_with(QUOTA));

@@ -105,12 +105,12 @@ mod tests {
             txn.put(space, key, value);
         }
         txn.settle(true).unwrap(); // nothing is wrong with the disk
-        assert!(store.write_out(Duration::from_secs(60)).unwrap(), "memory is written out"); // as above
+        store.write_out(Duration::MAX).unwrap(); // as above
     }
 
     /// Flips ten bytes at a third of the largest table of a keyspace.
     fn damage(pool: &Path, space: Space) {
-        let tables = pool.join(format!("db/keyspaces/{}/tables", space as usize + 1));
+        let tables = pool.join(format!("trees/{}/tables", Space::ALL[space as usize].1));
         let tables = fs::read_dir(tables).unwrap().flatten().map(|entry| entry.path()); // it has tables
         let table = tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap(); // as above
         let mut bytes = fs::read(&table).unwrap(); // it was listed
@@ -121,7 +121,7 @@ mod tests {
 
     /// What the tables of operators hold after a start.
     fn loaded(pool: &Path, table: Table) -> Result<Vec<Vec<u8>>, Fatal> {
-        let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the journals are whole
+        let (store, _mark) = open::open(pool, StoreLimits::OF_A_TOOL).unwrap(); // the log is whole
         let windows = Windows { ready: 9, ready_budget: 9, delayed: 9, idle: Duration::ZERO };
         let state = load::load(store, Arc::new(ManualClock::new(0)), windows, None)?;
         assert!(state.quotas.is_empty(), "what namespaces have is counted anew");

@@ -78,8 +78,8 @@ impl Step for ReadFigures {
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Figures> {
         let store = state.txn.store();
         let gauges = vec![
-            ("disk_bytes", store.disk_bytes()? as f64),
-            ("disk_journals", store.journals() as f64),
+            ("disk_bytes", store.disk_bytes() as f64),
+            ("disk_journals", store.log_files() as f64),
             ("disk_quarantined_jobs", state.quarantine.len() as f64),
             ("disk_ready_in_memory", state.queues.held() as f64),
         ];

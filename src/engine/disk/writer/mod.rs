@@ -68,7 +68,6 @@ impl Writer {
         self.state.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
         self.state.write_summary(number);
         self.state.txn.settle(true)?;
-        self.state.txn.store().keep_journals()?;
         Ok(number)
     }
 

@@ -26,8 +26,6 @@ pub const META_CLOCK: &[u8] = b"clock";
 pub const META_NEWEST: &[u8] = b"newest";
 /// The name of the number in `meta` that the last orderly close took.
 pub const META_CLOSED: &[u8] = b"closed";
-/// The name in `meta` of the newest group: the last item of each batch (guard/groups.rs).
-pub const META_GROUP: &[u8] = b"group";
 /// The name of the secret in `meta` that seals cursors.
 pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.

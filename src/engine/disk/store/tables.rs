@@ -1,10 +1,10 @@
-//! fjall's keyspaces as they lie on the disk: whether each is there with the list of its tables, whether the list is
-//! what was written, and whether each table in it is there. Changes nothing. What a table holds is checked by fjall
-//! when it is read: each block has a checksum.
+//! The lists of tables that lsm-tree keeps, as they lie on the disk: whether each keyspace is there with its list,
+//! whether the list is what was written, and whether each table in it is there. lsm-tree deletes tables that stand in no
+//! list, and does not compare the list with its checksum: so it may open only what was found whole here. What a table
+//! holds is checked when it is read: each block has a checksum.
 //!
-//! A keyspace is a directory whose name is a number. `current` names the newest list, `v<number>`, with its
-//! checksum: `number:8 xxh3:16 0`, little-endian (lsm-tree 3.1.10, `version/persist.rs`). fjall does not compare that
-//! checksum, and deletes tables that stand in no list.
+//! A keyspace is a directory. `current` names its newest list, `v<number>`, with its checksum: `number:8 xxh3:16 0`,
+//! little-endian (lsm-tree 3.1.10, `version/persist.rs`). Its version is pinned for that.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,33 +13,16 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::names::{self, Aside};
+use super::aside::{Aside, sync};
 
-/// Where fjall keeps its keyspaces, in the database.
-pub const KEYSPACES: &str = "keyspaces";
 /// Where a keyspace keeps its tables.
 pub const TABLES: &str = "tables";
 /// Names the newest list of tables.
 pub const CURRENT: &str = "current";
 
-/// The numbers of the keyspaces, and the names of directories that are none.
-pub fn list(database: &Path) -> Result<(BTreeSet<u32>, Vec<String>)> {
-    let (mut ids, mut others) = (BTreeSet::new(), Vec::new());
-    for entry in fs::read_dir(database.join(KEYSPACES))? {
-        let entry = entry?;
-        let name = entry.file_name();
-        match name.to_str().and_then(|name| name.parse().ok()) {
-            Some(id) => drop(ids.insert(id)),
-            None => others.push(name.to_string_lossy().into_owned()),
-        }
-    }
-    Ok((ids, others))
-}
-
-/// What is wrong with a keyspace; `None` if nothing is.
-pub fn damage(database: &Path, id: u32) -> Result<Option<String>> {
-    let dir = database.join(KEYSPACES).join(id.to_string());
-    let wrong = |what: String| Ok(Some(format!("keyspace {id}: {what}")));
+/// What is wrong with the keyspace in `dir`; `None` if nothing is.
+pub fn damage(dir: &Path) -> Result<Option<String>> {
+    let wrong = |what: String| Ok(Some(what));
     let current = match fs::read(dir.join(CURRENT)) {
         Ok(current) => current,
         Err(e) if e.kind() == ErrorKind::NotFound => return wrong(format!("the file {CURRENT} is missing")),
@@ -70,18 +53,17 @@ pub fn damage(database: &Path, id: u32) -> Result<Option<String>> {
             Err(_) => return wrong(format!("{TABLES}/{name} is no table")),
         }
     }
-    match tables.iter().find(|table| !there.contains(&table.id)) {
-        Some(table) => return wrong(format!("table {} is missing", table.id)),
-        None if id != 0 => return Ok(None),
-        None => {}
-    }
-    // The first one holds the names of the others: fjall throws away what has none. It is small.
-    for table in tables {
-        if xxh3_128(&fs::read(dir.join(TABLES).join(table.id.to_string()))?) != table.checksum {
-            return wrong(format!("table {} is not what was written", table.id));
-        }
-    }
-    Ok(None)
+    let missing = tables.iter().find(|table| !there.contains(table));
+    missing.map_or(Ok(None), |table| wrong(format!("table {table} is missing")))
+}
+
+/// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
+pub fn files(dir: &Path) -> Result<Vec<String>> {
+    let current = read_current(&fs::read(dir.join(CURRENT))?);
+    let (version, _) = current.ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
+    let list = format!("v{version}");
+    let tables = tables(&dir.join(&list))?.into_iter().map(|table| format!("{TABLES}/{table}"));
+    Ok(tables.chain([list, CURRENT.to_owned()]).collect())
 }
 
 /// The names in a directory; none if it is not there.
@@ -102,22 +84,15 @@ fn read_current(current: &[u8]) -> Option<(u64, u128)> {
     (current.len() == 25 && current[24] == 0).then_some((version, checksum))
 }
 
-/// A table in a list.
-struct Table {
-    id: u64,
-    checksum: u128,
-}
-
 /// The bytes of a table in a list: `id:8 0 xxh3:16 seqno:8`, little-endian.
 const TABLE: usize = 33;
 
-impl Table {
-    fn read(mut bytes: &[u8]) -> Result<Table> {
-        let id = u64::from_le_bytes(read(&mut bytes)?);
-        if read::<1>(&mut bytes)? != [0] {
-            return Err(Error::new(ErrorKind::InvalidData, "an unknown kind of checksum"));
-        }
-        Ok(Table { id, checksum: u128::from_le_bytes(read(&mut bytes)?) })
+/// The number of the table that is so listed.
+fn table(mut bytes: &[u8]) -> Result<u64> {
+    let id = u64::from_le_bytes(read(&mut bytes)?);
+    match read::<1>(&mut bytes)? {
+        [0] => Ok(id),
+        _ => Err(Error::new(ErrorKind::InvalidData, "an unknown kind of checksum")),
     }
 }
 
@@ -127,7 +102,7 @@ fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
 }
 
 /// The tables in a list: levels, runs in each, tables in each.
-fn tables(list: &Path) -> Result<Vec<Table>> {
+fn tables(list: &Path) -> Result<Vec<u64>> {
     let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
     let reader = sfa::Reader::new(list).map_err(|e| invalid(e.to_string()))?;
     let section =
@@ -137,7 +112,7 @@ fn tables(list: &Path) -> Result<Vec<Table>> {
     for _ in 0..read::<1>(&mut section)?[0] {
         for _ in 0..read::<1>(&mut section)?[0] {
             for _ in 0..u32::from_le_bytes(read(&mut section)?) {
-                found.push(Table::read(&read::<TABLE>(&mut section)?)?);
+                found.push(table(&read::<TABLE>(&mut section)?)?);
             }
         }
     }
@@ -145,9 +120,8 @@ fn tables(list: &Path) -> Result<Vec<Table>> {
 }
 
 /// Makes a keyspace open again, without the tables that are not there. One that has no list of tables is set aside
-/// as a whole; fjall makes an empty one of its name.
-pub fn mend(database: &Path, id: u32, aside: &mut Aside) -> Result<()> {
-    let dir = database.join(KEYSPACES).join(id.to_string());
+/// as a whole; an empty one takes its place.
+pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     if !dir.is_dir() {
         return Ok(());
     }
@@ -156,8 +130,8 @@ pub fn mend(database: &Path, id: u32, aside: &mut Aside) -> Result<()> {
             aside.take(&dir.join(TABLES).join(name))?;
         }
     }
-    let Some((version, list)) = list_to_use(&dir)? else { return aside.take(&dir) };
-    let is_there = |table: &Table| dir.join(TABLES).join(table.id.to_string()).exists();
+    let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
+    let is_there = |table: u64| dir.join(TABLES).join(table.to_string()).exists();
     let list = without(&list, is_there)?;
     // The next number: nothing is written over.
     let version = version + 1;
@@ -171,7 +145,7 @@ pub fn mend(database: &Path, id: u32, aside: &mut Aside) -> Result<()> {
         let mut file = File::create(dir.join(&name))?;
         file.write_all(&bytes)?;
         file.sync_all()?;
-        names::sync(&dir)?;
+        sync(dir)?;
     }
     Ok(())
 }
@@ -197,7 +171,7 @@ fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
 }
 
 /// A list with those of its tables that `keep` says.
-fn without(list: &[u8], keep: impl Fn(&Table) -> bool) -> Result<Vec<u8>> {
+fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
     let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(|e| invalid(e.to_string()))?;
     let mut writer = sfa::Writer::from_writer(Cursor::new(Vec::new()));
@@ -215,7 +189,7 @@ fn without(list: &[u8], keep: impl Fn(&Table) -> bool) -> Result<Vec<u8>> {
 }
 
 /// The same of the section that names the tables. A run without tables is left out.
-fn tables_without(mut section: &[u8], keep: impl Fn(&Table) -> bool) -> Result<Vec<u8>> {
+fn tables_without(mut section: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
     let levels = read::<1>(&mut section)?[0];
     let mut kept = vec![levels];
     for _ in 0..levels {
@@ -224,7 +198,7 @@ fn tables_without(mut section: &[u8], keep: impl Fn(&Table) -> bool) -> Result<V
             let mut run = Vec::new();
             for _ in 0..u32::from_le_bytes(read(&mut section)?) {
                 let bytes: [u8; TABLE] = read(&mut section)?;
-                if keep(&Table::read(&bytes)?) {
+                if keep(table(&bytes)?) {
                     run.push(bytes);
                 }
             }

@@ -1,0 +1,260 @@
+//! The bytes of a group, and of what stands at the head of each file of the log (docs/disk-format.md draws them). Pure
+//! functions over bytes: knows no file.
+//!
+//! A group is what one commit writes: `len:4 number:8 synced:8 previous:8 items check:8`. `len` counts the bytes of the
+//! items, `previous` is the `check` of the group before, and `check` is the XXH3 of all that stands before it, seeded
+//! with the pool's number: so a group of another pool is none, and a group that was left out is noticed. An item is
+//! `keyspace:1 keylen:2 vallen:4 key value`; one that deletes a key has no value, and `vallen` is [`DELETED`]. Zeros
+//! fill a group up to a multiple of [`ALIGN`] bytes, so that who looks for one has few places to look at.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::engine::disk::store::Space;
+
+/// What stands before the items,
+pub const HEAD: usize = 28;
+/// and behind them.
+pub const CHECK: usize = 8;
+/// Where a group may begin, from the begin of its file.
+const ALIGN: usize = 8;
+/// What an item has beside its key and value.
+pub const ITEM: usize = 7;
+/// In place of the length of a value: the key is deleted.
+const DELETED: u32 = u32::MAX;
+
+/// What a group says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// Groups are numbered without a gap.
+    pub number: u64,
+    /// All up to this one were on the disk when the group was written.
+    pub synced: u64,
+    /// The `check` of the group before.
+    pub previous: u64,
+    pub check: u64,
+}
+
+/// A group that is gathered: its items are in here already, behind the room for its head.
+#[derive(Debug)]
+pub struct Draft(Vec<u8>);
+
+/// The room that a draft keeps.
+const KEPT: usize = 1 << 20;
+
+impl Default for Draft {
+    fn default() -> Draft {
+        Draft(vec![0; HEAD])
+    }
+}
+
+impl Draft {
+    /// Adds an item. `None` deletes the key.
+    pub fn add(&mut self, space: Space, key: &[u8], value: Option<&[u8]>) {
+        self.0.push(space as u8);
+        self.0.extend((key.len() as u16).to_be_bytes());
+        self.0.extend(value.map_or(DELETED, |value| value.len() as u32).to_be_bytes());
+        self.0.extend(key);
+        self.0.extend(value.unwrap_or_default());
+    }
+
+    /// The whole group, and its `check`.
+    pub fn seal(&mut self, pool: u64, number: u64, synced: u64, previous: u64) -> (&[u8], u64) {
+        let len = (self.0.len() - HEAD) as u32;
+        self.0[..4].copy_from_slice(&len.to_be_bytes());
+        self.0[4..12].copy_from_slice(&number.to_be_bytes());
+        self.0[12..20].copy_from_slice(&synced.to_be_bytes());
+        self.0[20..HEAD].copy_from_slice(&previous.to_be_bytes());
+        let check = xxh3_64_with_seed(&self.0, pool);
+        self.0.extend(check.to_be_bytes());
+        self.0.resize(self.0.len().next_multiple_of(ALIGN), 0);
+        (&self.0, check)
+    }
+
+    /// Begins the next one.
+    pub fn clear(&mut self) {
+        self.0.truncate(HEAD);
+        self.0.shrink_to(KEPT);
+    }
+}
+
+/// The 8 bytes there.
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at + 8)?;
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// Where the items of the group that may begin there end, and its number, if its head is not absurd.
+fn head(bytes: &[u8], at: usize) -> Option<(usize, u64)> {
+    let len = u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize;
+    let end = at.checked_add(HEAD + len)?;
+    (end + CHECK <= bytes.len()).then_some((end, u64_at(bytes, at + 4)?))
+}
+
+/// The group that begins there, and where the next one may begin.
+pub fn read(bytes: &[u8], at: usize, pool: u64) -> Option<(Group, usize)> {
+    let (items, number) = head(bytes, at)?;
+    let check = u64_at(bytes, items)?;
+    let group = Group { number, synced: u64_at(bytes, at + 12)?, previous: u64_at(bytes, at + 20)?, check };
+    (xxh3_64_with_seed(&bytes[at..items], pool) == check)
+        .then_some((group, (items + CHECK).next_multiple_of(ALIGN)))
+}
+
+/// Looks for a whole group with one of these numbers, from there on. `bytes` is a file, from its begin.
+pub fn find(
+    bytes: &[u8],
+    from: usize,
+    pool: u64,
+    is_wanted: impl Fn(u64) -> bool,
+) -> Option<(usize, Group, usize)> {
+    let last = bytes.len().saturating_sub(HEAD + CHECK - 1);
+    (from.next_multiple_of(ALIGN)..last).step_by(ALIGN).find_map(|at| {
+        head(bytes, at).filter(|(_, number)| is_wanted(*number))?;
+        read(bytes, at, pool).map(|(group, end)| (at, group, end))
+    })
+}
+
+/// An item: `None` deletes the key.
+pub type Item<'a> = (Space, &'a [u8], Option<&'a [u8]>);
+
+/// The items of the whole group in `bytes`. `None` in place of one that cannot be read.
+pub fn items(group: &[u8]) -> impl Iterator<Item = Option<Item<'_>>> {
+    let end = head(group, 0).map_or(0, |(end, _)| end);
+    let mut rest = group.get(HEAD..end).unwrap_or_default();
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let item = take_item(&mut rest);
+        if item.is_none() {
+            rest = &[];
+        }
+        Some(item)
+    })
+}
+
+fn take_item<'a>(rest: &mut &'a [u8]) -> Option<Item<'a>> {
+    let (fixed, behind) = rest.split_at_checked(ITEM)?;
+    let space = Space::ALL.get(usize::from(fixed[0]))?.0;
+    let key_len = usize::from(u16::from_be_bytes(fixed[1..3].try_into().ok()?));
+    let value_len = u32::from_be_bytes(fixed[3..ITEM].try_into().ok()?);
+    let (key, behind) = behind.split_at_checked(key_len)?;
+    let (value, behind) = match value_len {
+        DELETED => (None, behind),
+        len => {
+            let (value, behind) = behind.split_at_checked(len as usize)?;
+            (Some(value), behind)
+        }
+    };
+    *rest = behind;
+    Some((space, key, value))
+}
+
+/// What stands at the head of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileHead {
+    /// The number that only this pool has.
+    pub pool: u64,
+    /// The turn of the file: each use of a file takes the next number.
+    pub turn: u64,
+    /// The number of the first group in it.
+    pub first: u64,
+}
+
+/// `magic:8 pool:8 turn:8 first:8 check:8`.
+pub const FILE_HEAD: usize = 40;
+const MAGIC: &[u8; 8] = b"dormlog1";
+
+impl FileHead {
+    pub fn to_bytes(self) -> [u8; FILE_HEAD] {
+        let mut bytes = [0; FILE_HEAD];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..16].copy_from_slice(&self.pool.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.turn.to_be_bytes());
+        bytes[24..32].copy_from_slice(&self.first.to_be_bytes());
+        let check = xxh3_64_with_seed(&bytes[..32], self.pool);
+        bytes[32..].copy_from_slice(&check.to_be_bytes());
+        bytes
+    }
+
+    pub fn read(bytes: &[u8]) -> Option<FileHead> {
+        let head = FileHead { pool: u64_at(bytes, 8)?, turn: u64_at(bytes, 16)?, first: u64_at(bytes, 24)? };
+        (bytes.get(..FILE_HEAD)? == head.to_bytes()).then_some(head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const POOL: u64 = 7;
+
+    type Owned = (usize, Vec<u8>, Option<Vec<u8>>);
+
+    fn items_of(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Owned>> {
+        let value = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..99));
+        let item = (0..Space::ALL.len(), proptest::collection::vec(any::<u8>(), 0..99), value);
+        proptest::collection::vec(item, count)
+    }
+
+    fn sealed(items: &[Owned], number: u64, previous: u64) -> (Vec<u8>, u64) {
+        let mut draft = Draft::default();
+        for (space, key, value) in items {
+            draft.add(Space::ALL[*space].0, key, value.as_deref());
+        }
+        let (bytes, check) = draft.seal(POOL, number, number - 1, previous);
+        (bytes.to_vec(), check)
+    }
+
+    proptest! {
+        #[test]
+        fn groups_survive_and_are_found(
+            one in items_of(0..9), other in items_of(0..9), number in 1u64..u64::MAX - 1, mut noise: Vec<u8>,
+        ) {
+            noise.resize(noise.len().next_multiple_of(ALIGN), 0);
+            let (first, check) = sealed(&one, number, 5);
+            let (second, last) = sealed(&other, number + 1, check);
+            let bytes = [&noise[..], &first[..], &second[..]].concat();
+            let (group, end) = read(&bytes, noise.len(), POOL).expect("the first is there");
+            prop_assert_eq!(group, Group { number, synced: number - 1, previous: 5, check });
+            prop_assert_eq!(end, noise.len() + first.len());
+            let found = find(&bytes, noise.len() + 1, POOL, |n| n == number + 1).expect("the second is found");
+            prop_assert_eq!((found.0, found.1.check, found.2), (end, last, bytes.len()));
+            prop_assert!(read(&bytes, end, POOL + 1).is_none(), "a group of another pool");
+            let read: Option<Vec<_>> = items(&first).collect();
+            let read = read.expect("each item reads");
+            let owned: Vec<Owned> = read
+                .into_iter()
+                .map(|(space, key, value)| (space as usize, key.to_vec(), value.map(<[u8]>::to_vec)))
+                .collect();
+            prop_assert_eq!(owned, one);
+        }
+
+        #[test]
+        fn a_flipped_byte_makes_no_group(items in items_of(0..9), at: prop::sample::Index, bits in 1u8..) {
+            let (mut bytes, _) = sealed(&items, 9, 5);
+            let (end, _) = head(&bytes, 0).expect("a whole group");
+            let at = at.index(end + CHECK);
+            bytes[at] ^= bits;
+            prop_assert_eq!(read(&bytes, 0, POOL), None);
+        }
+
+        #[test]
+        fn no_bytes_are_read_as_a_group_or_make_it_panic(bytes: Vec<u8>) {
+            prop_assert_eq!(read(&bytes, 0, POOL), None);
+            prop_assert!(find(&bytes, 0, POOL, |_| true).is_none());
+            prop_assert_eq!(FileHead::read(&bytes), None);
+            let _ = items(&bytes).count();
+        }
+
+        #[test]
+        fn the_head_of_a_file_survives(pool: u64, turn: u64, first: u64, at in 0..FILE_HEAD, bits in 1u8..) {
+            let head = FileHead { pool, turn, first };
+            let mut bytes = head.to_bytes();
+            prop_assert_eq!(FileHead::read(&bytes), Some(head));
+            bytes[at] ^= bits;
+            prop_assert_eq!(FileHead::read(&bytes), None);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Reads the files of a log, and says what is damaged, and what is a torn end that a power cut left. What was synced is
+//! whole unless it was damaged; what was written later may be missing, at several places, and nobody was answered for
+//! it. Changes nothing.
+
+use std::fmt;
+use std::io::{ErrorKind, Result};
+use std::ops::Range;
+use std::path::Path;
+
+use super::group::{self, FILE_HEAD, FileHead, Group};
+use super::manifest::Manifest;
+use super::name;
+
+/// One thing that is not as it was written, and cannot be the work of a power cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogDamage {
+    /// Bytes that are no group. `groups` were lost by it.
+    Unreadable { slot: u32, bytes: Range<usize>, groups: Range<u64> },
+    /// A file is not there.
+    NoFile { slot: u32 },
+    /// The manifest is not there, or not what was written.
+    Manifest { what: &'static str },
+}
+
+impl fmt::Display for LogDamage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LogDamage::Unreadable { slot, bytes, groups } => {
+                let lost = groups.end.saturating_sub(groups.start);
+                write!(f, "{}: what stands from byte {} on cannot be read; ", name(*slot), bytes.start)?;
+                match lost {
+                    0 => write!(f, "no group of requests is known to be in it"),
+                    1 => write!(f, "group {} of requests is in it, which was on the disk", groups.start),
+                    n => {
+                        write!(f, "{n} groups of requests are in it, {} to {}", groups.start, groups.end - 1)
+                    }
+                }
+            }
+            LogDamage::NoFile { slot } => write!(f, "{} is missing", name(*slot)),
+            LogDamage::Manifest { what } => write!(f, "log/manifest {what}"),
+        }
+    }
+}
+
+/// The end of the log that a power cut or a kill tore: a file by its place in the manifest, and its bytes. Whatever
+/// stands in the files behind it is torn too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Torn {
+    pub file: usize,
+    pub bytes: Range<usize>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    pub damage: Vec<LogDamage>,
+    pub torn: Option<Torn>,
+    /// The last group that counts.
+    pub last: Group,
+    /// Where that ends: a file, by its place in the manifest, and the byte in it.
+    pub end: (usize, usize),
+    /// All up to this were synced.
+    pub synced: u64,
+}
+
+/// A stretch that is no group.
+struct Problem {
+    file: usize,
+    bytes: Range<usize>,
+    /// The number that was expected there, and, once a later group was found, that one's.
+    groups: Range<u64>,
+    /// The last group before it, and where that ends.
+    before: Group,
+    end: (usize, usize),
+}
+
+/// Numbers that may follow a group, behind a gap. A group behind more than these was written by nobody.
+const AHEAD: u64 = 1 << 40;
+
+/// Judges the log in `dir`.
+pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
+    let mut reader = Reader {
+        pool: manifest.pool,
+        // What stands before the first file is in tables.
+        last: Group { number: manifest.first - 1, ..Group::default() },
+        is_first: true,
+        open: false,
+        problems: Vec::new(),
+        synced: manifest.synced,
+        end: (0, FILE_HEAD),
+    };
+    let mut findings = Findings::default();
+    for (n, (slot, turn)) in manifest.files.iter().enumerate() {
+        match std::fs::read(dir.join(slot.to_string())) {
+            Ok(bytes) => reader.read(n, &bytes, *turn),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                findings.damage.push(LogDamage::NoFile { slot: *slot });
+                reader.read(n, &[], *turn);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    reader.judge(manifest, &mut findings);
+    Ok(findings)
+}
+
+struct Reader {
+    pool: u64,
+    /// The last group that was read. Its `check` is 0 while it is not known.
+    last: Group,
+    /// Whether no group was read yet.
+    is_first: bool,
+    /// Whether the last problem has not ended yet.
+    open: bool,
+    problems: Vec<Problem>,
+    synced: u64,
+    /// Behind the last group.
+    end: (usize, usize),
+}
+
+impl Reader {
+    /// Reads the next file.
+    fn read(&mut self, file: usize, bytes: &[u8], turn: u64) {
+        let head = FileHead::read(bytes).filter(|head| (head.pool, head.turn) == (self.pool, turn));
+        let mut at = 0;
+        match head {
+            Some(head) if self.is_first || head.first == self.last.number + 1 => {
+                at = FILE_HEAD;
+                if self.is_first {
+                    self.last.number = head.first - 1;
+                }
+                // The rest of the file before had no room for the group.
+                if std::mem::take(&mut self.open) {
+                    self.problems.pop();
+                }
+                self.end = (file, at);
+            }
+            _ if !self.open => self.problem(file, at),
+            _ => {}
+        }
+        self.is_first = false;
+        loop {
+            if !self.open {
+                match group::read(bytes, at, self.pool).filter(|(group, _)| self.follows(group)) {
+                    Some((group, end)) => {
+                        self.take(file, group, end);
+                        at = end;
+                    }
+                    None => self.problem(file, at),
+                }
+                continue;
+            }
+            let low = self.last.number + 1;
+            let found = group::find(bytes, at, self.pool, |n| (low..low.saturating_add(AHEAD)).contains(&n));
+            let end = found.map_or(bytes.len(), |(at, ..)| at);
+            if let Some(problem) = self.problems.last_mut() {
+                if problem.file == file {
+                    problem.bytes.end = end.max(problem.bytes.start);
+                }
+                if let Some((_, group, _)) = found {
+                    problem.groups.end = group.number;
+                }
+            }
+            let Some((_, group, end)) = found else { return };
+            self.open = false;
+            self.take(file, group, end);
+            at = end;
+        }
+    }
+
+    fn follows(&self, group: &Group) -> bool {
+        group.number == self.last.number + 1 && (self.last.check == 0 || group.previous == self.last.check)
+    }
+
+    fn take(&mut self, file: usize, group: Group, end: usize) {
+        self.synced = self.synced.max(group.synced);
+        (self.last, self.end) = (group, (file, end));
+    }
+
+    fn problem(&mut self, file: usize, at: usize) {
+        let groups = self.last.number + 1..u64::MAX;
+        self.problems.push(Problem { file, bytes: at..at, groups, before: self.last, end: self.end });
+        self.open = true;
+    }
+
+    /// What the problems mean.
+    fn judge(self, manifest: &Manifest, findings: &mut Findings) {
+        findings.synced = self.synced;
+        (findings.last, findings.end) = (self.last, self.end);
+        // The one that no group follows is the end of the log.
+        let torn = |problem: &Problem| problem.groups.start > self.synced;
+        if let Some(first) = self.problems.first()
+            && first.groups.end != u64::MAX
+            && torn(first)
+        {
+            findings.torn = Some(Torn { file: first.file, bytes: first.bytes.clone() });
+            (findings.last, findings.end) = (first.before, first.end);
+            return;
+        }
+        for problem in self.problems.iter().filter(|problem| problem.groups.end != u64::MAX || !torn(problem))
+        {
+            let end = problem.groups.end.min(self.synced + 1).max(problem.groups.start);
+            findings.damage.push(LogDamage::Unreadable {
+                slot: manifest.files[problem.file].0, // the place comes from this list
+                bytes: problem.bytes.clone(),
+                groups: problem.groups.start..end,
+            });
+        }
+    }
+}

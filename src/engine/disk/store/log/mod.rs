@@ -1,0 +1,524 @@
+//! The log: what was committed, in the order in which it was, until tables have it. Knows groups as bytes, and nothing
+//! of keys, tables or jobs.
+//!
+//! - [`group`] are the bytes of one commit, [`manifest`] says which files there are, [`judge`] what is damaged.
+//! - The writer [`append`](Log::append)s; nobody else does. What was appended has survived the process; what was
+//!   appended before a [`sync`](Log::sync) began has survived the machine when it ends.
+//! - [`tend`](Log::tend) is for a thread beside the writer. It makes files ahead, with their blocks written, so that a
+//!   sync has nothing to write but the groups; and uses those again that are needed no more.
+//!
+//! All files have one size. Each has a number of its own, its slot, and is written in turns: a turn begins with a head,
+//! and what is left of an earlier turn behind the last group has lower numbers than that.
+
+pub mod group;
+pub mod judge;
+pub mod manifest;
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Result};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::group::{Draft, FILE_HEAD, FileHead, Group};
+use self::judge::{Findings, Torn};
+use self::manifest::Manifest;
+
+/// The directory, in the pool's.
+pub const DIR: &str = "log";
+/// How large a file is. A group that is larger stands in a file alone.
+pub const FILE: u64 = 16 << 20;
+/// So many bytes get their blocks at a time, and so many a new file has.
+const AHEAD: u64 = 256 << 10;
+
+/// How messages call a file.
+pub fn name(slot: u32) -> String {
+    format!("{DIR}/{slot}")
+}
+
+/// The log of an open store.
+#[derive(Debug)]
+pub struct Log {
+    dir: PathBuf,
+    pool: u64,
+    tail: Mutex<Tail>,
+    /// Files with groups that may not be synced, the current one last. They stay open until they are, so that no
+    /// failed write goes unnoticed: the system tells each open file of it once.
+    dirty: Mutex<Vec<Arc<File>>>,
+    /// The last group that is synced.
+    synced: AtomicU64,
+    /// Where the next group goes in the current file, for who makes it ready.
+    at: AtomicU64,
+    files: Mutex<Files>,
+    /// Held while the manifest is written.
+    writing: Mutex<()>,
+}
+
+/// Where the next group goes.
+#[derive(Debug)]
+struct Tail {
+    file: Arc<File>,
+    at: u64,
+    /// The file is ready at least up to here.
+    ready: u64,
+    last: Group,
+    /// Whether the last group only says that those before it are synced.
+    is_attest: bool,
+}
+
+/// The files.
+#[derive(Debug)]
+struct Files {
+    used: VecDeque<Used>,
+    /// The current file, with blocks up to `ready`.
+    current: Spare,
+    /// Stands in the manifest already, behind those that are used.
+    next: Option<Spare>,
+    spare: Vec<Spare>,
+    /// The first slot that no file has.
+    free: u32,
+    /// What stands before this group is needed no more.
+    first: u64,
+}
+
+/// A file with groups.
+#[derive(Debug)]
+struct Used {
+    slot: u32,
+    turn: u64,
+    /// The first group in it.
+    first: u64,
+}
+
+/// A file that is open, with blocks up to `ready`.
+#[derive(Clone, Debug)]
+struct Spare {
+    slot: u32,
+    file: Arc<File>,
+    ready: u64,
+}
+
+impl Files {
+    fn listed(&self) -> Vec<(u32, u64)> {
+        let used = self.used.iter().map(|used| (used.slot, used.turn));
+        used.chain(self.next.iter().map(|next| (next.slot, self.turn() + 1))).collect()
+    }
+
+    /// The turn of the current file.
+    fn turn(&self) -> u64 {
+        self.used.back().map_or(0, |used| used.turn)
+    }
+}
+
+fn open_file(dir: &Path, slot: u32) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.open(dir.join(slot.to_string()))
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Makes a file whose first bytes have their blocks. The name is not synced.
+fn new_file(dir: &Path, slot: u32) -> Result<Spare> {
+    let file = open_file(dir, slot)?;
+    file.set_len(0)?;
+    file.write_all_at(&zeros(), 0)?;
+    file.sync_all()?;
+    Ok(Spare { slot, file: Arc::new(file), ready: AHEAD })
+}
+
+fn zeros() -> Vec<u8> {
+    vec![0; AHEAD as usize]
+}
+
+impl Log {
+    /// Makes a log without groups in `dir`, which must be there and hold none. Its first group has the number `first`,
+    /// and its files begin with this turn.
+    pub fn create(dir: &Path, first: u64, turn: u64) -> Result<()> {
+        let pool = std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), DIR);
+        let file = new_file(dir, 0)?.file;
+        file.write_all_at(&FileHead { pool, turn, first }.to_bytes(), 0)?;
+        file.sync_all()?;
+        sync_dir(dir)?;
+        Manifest { pool, first, synced: first - 1, files: vec![(0, turn)] }.write(dir)
+    }
+
+    /// Opens a log in which nothing is damaged, to go on behind its last group. All that it holds must be synced.
+    pub fn open(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<Log> {
+        let (current, at) = findings.end;
+        let open = |slot: u32| -> Result<Spare> {
+            let file = open_file(dir, slot)?;
+            let ready = file.metadata()?.len();
+            Ok(Spare { slot, file: Arc::new(file), ready })
+        };
+        let (mut used, mut last) = (VecDeque::new(), None);
+        for (slot, turn) in &manifest.files[..=current] {
+            let spare = last.insert(open(*slot)?);
+            let mut head = [0; FILE_HEAD];
+            spare.file.read_at(&mut head, 0)?;
+            let head = FileHead::read(&head).filter(|head| (head.pool, head.turn) == (manifest.pool, *turn));
+            let first = head.map_or(findings.last.number + 1, |head| head.first);
+            if head.is_none() {
+                // A power cut has torn the begin of the only file: what stood before it is in tables.
+                spare
+                    .file
+                    .write_all_at(&FileHead { pool: manifest.pool, turn: *turn, first }.to_bytes(), 0)?;
+                spare.file.sync_data()?;
+            }
+            used.push_back(Used { slot: *slot, turn: *turn, first });
+        }
+        let current = last.ok_or(ErrorKind::NotFound)?;
+        let (mut spare, mut free) = (Vec::new(), 0);
+        for entry in fs::read_dir(dir)? {
+            let slot = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+            let Some(slot) = slot else { continue };
+            free = free.max(slot + 1);
+            if used.iter().all(|used| used.slot != slot) {
+                spare.push(open(slot)?);
+            }
+        }
+        let (file, ready, at) = (current.file.clone(), current.ready, at as u64);
+        let log = Log {
+            dir: dir.to_owned(),
+            pool: manifest.pool,
+            at: AtomicU64::new(at),
+            dirty: Mutex::new(vec![file.clone()]),
+            tail: Mutex::new(Tail { file, at, ready, last: findings.last, is_attest: true }),
+            synced: AtomicU64::new(findings.last.number),
+            files: Mutex::new(Files { used, current, next: None, spare, free, first: manifest.first }),
+            writing: Mutex::default(),
+        };
+        log.provide_next()?;
+        Ok(log)
+    }
+
+    /// The number of the last group.
+    pub fn last(&self) -> u64 {
+        self.tail.lock().last.number
+    }
+
+    /// How many files hold groups that may be needed.
+    pub fn used(&self) -> usize {
+        self.files.lock().used.len()
+    }
+
+    /// The first group of the newer half of the files that hold groups, where there are more than `most`.
+    pub fn too_old(&self, most: usize) -> Option<u64> {
+        let files = self.files.lock();
+        (files.used.len() > most)
+            .then(|| files.used.get(files.used.len() / 2).map(|used| used.first))
+            .flatten()
+    }
+
+    /// Bytes on disk, those of files ahead included.
+    pub fn disk_bytes(&self) -> u64 {
+        let files = self.files.lock();
+        let ahead = files.spare.iter().chain(&files.next).map(|spare| spare.ready);
+        (files.used.len() as u64 - 1) * FILE + files.current.ready + ahead.sum::<u64>()
+    }
+
+    /// Appends a group, and answers its number. It has survived the process then. After an error nothing may be
+    /// appended any more.
+    pub fn append(&self, draft: &mut Draft) -> Result<u64> {
+        let mut tail = self.tail.lock();
+        self.append_to(&mut tail, draft, false)
+    }
+
+    fn append_to(&self, tail: &mut Tail, draft: &mut Draft, is_attest: bool) -> Result<u64> {
+        let number = tail.last.number + 1;
+        let (synced, previous) = (self.synced.load(Ordering::Acquire), tail.last.check);
+        let (bytes, check) = draft.seal(self.pool, number, synced, previous);
+        let end = tail.at + bytes.len() as u64;
+        if end > FILE && tail.at > FILE_HEAD as u64 {
+            let head = self.turn_over(tail, number)?;
+            tail.file.write_all_at(&[&head, bytes].concat(), 0)?;
+            tail.at = (FILE_HEAD + bytes.len()) as u64;
+            self.taken(tail, tail.at);
+        } else {
+            self.taken(tail, end);
+            tail.file.write_all_at(bytes, tail.at)?;
+            tail.at = end;
+        }
+        self.at.store(tail.at, Ordering::Relaxed);
+        (tail.last, tail.is_attest) = (Group { number, synced, previous, check }, is_attest);
+        draft.clear();
+        Ok(number)
+    }
+
+    /// Says that the current file is written up to `end`: nobody else writes there.
+    fn taken(&self, tail: &mut Tail, end: u64) {
+        if end > tail.ready {
+            let mut files = self.files.lock();
+            files.current.ready = files.current.ready.max(end);
+            tail.ready = files.current.ready;
+        }
+    }
+
+    /// Begins the next file. Answers its head, which goes with its first group.
+    fn turn_over(&self, tail: &mut Tail, first: u64) -> Result<[u8; FILE_HEAD]> {
+        loop {
+            let mut files = self.files.lock();
+            let Some(next) = files.next.take() else {
+                drop(files);
+                self.provide_next()?;
+                continue;
+            };
+            let turn = files.turn() + 1;
+            files.used.push_back(Used { slot: next.slot, turn, first });
+            (tail.file, tail.ready) = (next.file.clone(), next.ready);
+            self.dirty.lock().push(next.file.clone());
+            files.current = next;
+            return Ok(FileHead { pool: self.pool, turn, first }.to_bytes());
+        }
+    }
+
+    /// Makes everything appended so far survive the machine. Once it has failed it must not be tried again: the system
+    /// may have forgotten what it did not write.
+    pub fn sync(&self) -> Result<()> {
+        let last = self.last();
+        let files = self.dirty.lock().clone();
+        for file in &files {
+            file.sync_data()?;
+        }
+        if let [older @ .., _] = &files[..]
+            && !older.is_empty()
+        {
+            self.dirty.lock().retain(|file| !older.iter().any(|older| Arc::ptr_eq(older, file)));
+        }
+        self.synced.fetch_max(last, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Says, in a group without items, that the last group is synced, if no other group says so. Until then damage to
+    /// that one looks like an end that a power cut tore.
+    pub fn attest(&self) -> Result<()> {
+        let mut tail = self.tail.lock();
+        let is_synced = self.synced.load(Ordering::Acquire) == tail.last.number;
+        if !is_synced || tail.is_attest {
+            return Ok(());
+        }
+        self.append_to(&mut tail, &mut Draft::default(), true)?;
+        drop(tail);
+        self.sync()
+    }
+
+    /// Whether [`tend`](Log::tend) should be called soon.
+    pub fn wants_tending(&self) -> bool {
+        let files = self.files.lock();
+        files.next.is_none() || self.is_short(&files)
+    }
+
+    /// Whether the current file has few blocks ahead.
+    fn is_short(&self, files: &Files) -> bool {
+        let ready = files.current.ready;
+        ready < FILE && ready < self.at.load(Ordering::Relaxed) + AHEAD / 2
+    }
+
+    /// Makes files ready ahead of the writer, and uses those again that are not needed for the groups from `first` on.
+    pub fn tend(&self, first: u64) -> Result<()> {
+        if self.is_short(&self.files.lock()) {
+            // Twice as many as were used: a file that is hardly written stays small.
+            let most = (2 * self.at.load(Ordering::Relaxed)).next_multiple_of(AHEAD).min(FILE);
+            while self.add_blocks(most, |files| Some(&mut files.current))? {}
+        }
+        self.free(first)?;
+        self.provide_next()?;
+        if self.at.load(Ordering::Relaxed) > FILE / 2 {
+            while self.add_blocks(FILE, |files| files.next.as_mut())? {}
+        }
+        Ok(())
+    }
+
+    /// Gives a file some more blocks, up to `most`. Answers whether it did.
+    fn add_blocks(&self, most: u64, of: impl Fn(&mut Files) -> Option<&mut Spare>) -> Result<bool> {
+        let mut files = self.files.lock();
+        let Some(file) = of(&mut files).filter(|file| file.ready < most) else { return Ok(false) };
+        let len = AHEAD.min(FILE - file.ready);
+        // Under the lock, since the writer may come to these bytes.
+        file.file.write_all_at(&zeros()[..len as usize], file.ready)?;
+        file.ready += len;
+        let file = file.file.clone();
+        drop(files);
+        file.sync_data()?;
+        Ok(true)
+    }
+
+    /// Sees to it that there is a next file, and that the manifest names it.
+    fn provide_next(&self) -> Result<()> {
+        let _writing = self.writing.lock();
+        let mut files = self.files.lock();
+        if files.next.is_some() {
+            return Ok(());
+        }
+        let spare = files.spare.pop();
+        let slot = files.free;
+        files.free += u32::from(spare.is_none());
+        let turn = files.turn() + 1;
+        let mut listed = files.listed();
+        let first = files.first;
+        drop(files);
+        let next = match spare {
+            Some(spare) => spare,
+            None => {
+                let next = new_file(&self.dir, slot)?;
+                sync_dir(&self.dir)?;
+                next
+            }
+        };
+        listed.push((next.slot, turn));
+        self.write_manifest(first, listed)?;
+        self.files.lock().next = Some(next);
+        Ok(())
+    }
+
+    fn write_manifest(&self, first: u64, files: Vec<(u32, u64)>) -> Result<()> {
+        let synced = self.synced.load(Ordering::Acquire);
+        Manifest { pool: self.pool, first, synced, files }.write(&self.dir)
+    }
+
+    /// Frees the files whose groups are all before `first`.
+    fn free(&self, first: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        let mut files = self.files.lock();
+        // A file is over where the next one begins.
+        let over = files.used.iter().skip(1).take_while(|next| next.first <= first).count();
+        if over == 0 {
+            return Ok(());
+        }
+        files.first = files.first.max(first);
+        let freed: Vec<Used> = files.used.drain(..over).collect();
+        let (first, listed) = (files.first, files.listed());
+        drop(files);
+        self.write_manifest(first, listed)?;
+        for used in freed {
+            let file = open_file(&self.dir, used.slot)?;
+            let mut files = self.files.lock();
+            if files.spare.is_empty() {
+                if file.metadata()?.len() > FILE {
+                    file.set_len(FILE)?;
+                }
+                let ready = file.metadata()?.len();
+                files.spare.push(Spare { slot: used.slot, file: Arc::new(file), ready });
+            } else {
+                drop(files);
+                remove(&self.dir, &file, used.slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what was appended so far into `to`, a directory that is empty, synced. Files must not be used again
+    /// meanwhile.
+    pub fn copy_to(&self, to: &Path) -> Result<()> {
+        let (at, last, first, files) = {
+            let tail = self.tail.lock();
+            let files = self.files.lock();
+            let used: Vec<_> = files.used.iter().map(|used| (used.slot, used.turn)).collect();
+            (tail.at, tail.last.number, files.first, used)
+        };
+        for (n, (slot, _)) in files.iter().enumerate() {
+            let mut bytes = fs::read(self.dir.join(slot.to_string()))?;
+            if n + 1 == files.len() {
+                bytes.truncate(at as usize);
+            }
+            let file = open_file(to, *slot)?;
+            file.write_all_at(&bytes, 0)?;
+            file.sync_all()?;
+        }
+        sync_dir(to)?;
+        Manifest { pool: self.pool, first, synced: last, files }.write(to)
+    }
+
+    /// Forgets the groups before `first`, at once and for good: a start does not repeat them.
+    pub fn forget(&self, first: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        let mut files = self.files.lock();
+        files.first = files.first.max(first);
+        let (first, listed) = (files.first, files.listed());
+        drop(files);
+        self.write_manifest(first, listed)
+    }
+}
+
+/// Removes a file in parts: a file system that tells the disk of each freed block (mounted with `discard`) takes long
+/// for many, and a sync waits for that.
+fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {
+    const PART: u64 = 4 << 20;
+    const PAUSE: Duration = Duration::from_millis(2);
+    let mut len = file.metadata()?.len();
+    while len > PART {
+        len -= PART;
+        file.set_len(len)?;
+        std::thread::sleep(PAUSE);
+    }
+    fs::remove_file(dir.join(slot.to_string()))
+}
+
+/// Writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes that
+/// never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
+pub fn rewrite(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<()> {
+    for (n, (slot, _)) in manifest.files.iter().enumerate().take(findings.end.0 + 1) {
+        let path = dir.join(slot.to_string());
+        let mut bytes = fs::read(&path)?;
+        if n == findings.end.0 {
+            bytes.truncate(findings.end.1);
+        }
+        let file = open_file(dir, *slot)?;
+        file.write_all_at(&bytes, 0)?;
+        file.sync_data()?;
+    }
+    Ok(())
+}
+
+/// The bytes of a torn end, and those of all files behind it.
+pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u32, u64, Vec<u8>)>> {
+    let mut parts = Vec::new();
+    for (n, (slot, _)) in manifest.files.iter().enumerate().skip(torn.file) {
+        let from = if n == torn.file { torn.bytes.start } else { 0 };
+        let bytes = fs::read(dir.join(slot.to_string()))?;
+        parts.push((*slot, from as u64, bytes.get(from..).unwrap_or_default().to_vec()));
+    }
+    Ok(parts)
+}
+
+/// Overwrites a torn end with zeros, so that nobody takes a group in it for one of those that will be written there.
+pub fn clear_torn(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<()> {
+    // From behind: as long as it is not done, the rest looks torn.
+    for (slot, from, bytes) in torn_bytes(dir, manifest, torn)?.into_iter().rev() {
+        let file = open_file(dir, slot)?;
+        file.write_all_at(&vec![0; bytes.len()], from)?;
+        file.sync_data()?;
+    }
+    Ok(())
+}
+
+/// Shows the groups of the log from `first` on, one after the other, as the manifest and `findings` say.
+pub fn replay(
+    dir: &Path,
+    manifest: &Manifest,
+    findings: &Findings,
+    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    for (slot, _) in manifest.files.iter().take(findings.end.0 + 1) {
+        let bytes = fs::read(dir.join(slot.to_string()))?;
+        let (mut at, mut next) = (FILE_HEAD, FileHead::read(&bytes).map_or(0, |head| head.first));
+        while let Some((group, end)) = group::read(&bytes, at, manifest.pool) {
+            // Behind the last one there may be one of an earlier turn.
+            if group.number != next || group.number > findings.last.number {
+                break;
+            }
+            if group.number >= manifest.first {
+                each(group.number, &bytes[at..])?;
+            }
+            (at, next) = (end, next + 1);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! What is done beside the writer, so that it never waits: full memtables are written out, and files of the log are made
+//! ready and used again. A store that no thread tends, as a tool's, is tended by who commits.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::log::group::Draft;
+use super::{Fatal, Slice, Space, Store, describe, is_full};
+
+/// From so many files of the log on, what keeps the older half of them is written out.
+const FILES: usize = 8;
+
+/// Whether there is something to do, and somebody who does it.
+#[derive(Debug, Default)]
+pub struct Tending {
+    state: Mutex<State>,
+    called: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_tended: bool,
+    is_called: bool,
+}
+
+/// A thread tends the store as long as this lives.
+#[derive(Debug)]
+pub struct Tender<'a>(&'a Tending);
+
+impl Drop for Tender<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_tended = false;
+    }
+}
+
+impl Tender<'_> {
+    /// Waits until there is something to do, or for this long.
+    pub fn wait(&self, time: Duration) {
+        let mut state = self.0.state.lock();
+        self.0.called.wait_while_for(&mut state, |state| !state.is_called, time);
+        state.is_called = false;
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tended {
+    Done,
+    /// There is more to do, and no time or no room for it now.
+    NotDone,
+}
+
+impl Store {
+    /// From now on the caller's thread tends the store.
+    pub fn tender(&self) -> Tender<'_> {
+        self.tending.state.lock().is_tended = true;
+        Tender(&self.tending)
+    }
+
+    /// Calls the thread that tends the store.
+    pub fn call_tender(&self) {
+        self.tending.state.lock().is_called = true;
+        self.tending.called.notify_all();
+    }
+
+    fn is_tended(&self) -> bool {
+        self.tending.state.lock().is_tended
+    }
+
+    /// Appends a group to the log and puts its entries into memory.
+    pub(super) fn commit(
+        &self,
+        draft: &mut Draft,
+        entries: impl IntoIterator<Item = (Space, Slice, Option<Slice>)>,
+    ) -> Result<(), Fatal> {
+        let group = self.log.append(draft).map_err(|e| Fatal(format!("a write failed: {e}")))?;
+        let is_full = self.trees.commit(group, entries);
+        if is_full || self.log.wants_tending() {
+            if !self.is_tended() {
+                return self.tend().map(drop);
+            }
+            self.call_tender();
+            if is_full {
+                self.trees.wait_for_room(|| !self.is_tended());
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what there is to do.
+    pub fn tend(&self) -> Result<Tended, Fatal> {
+        let old = self.log.too_old(FILES).unwrap_or(0);
+        self.write_out_some(self.trees.due(old), None)
+    }
+
+    /// Writes what is in memory out as tables, all keyspaces', so that no older file of the log is needed. Stops after
+    /// `patience`, between two keyspaces.
+    pub fn write_out(&self, patience: Duration) -> Result<Tended, Fatal> {
+        self.write_out_some(self.trees.due(u64::MAX), Instant::now().checked_add(patience))
+    }
+
+    fn write_out_some(&self, spaces: Vec<Space>, until: Option<Instant>) -> Result<Tended, Fatal> {
+        let _files = self.files.read();
+        for space in spaces {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(Tended::NotDone);
+            }
+            match self.trees.flush(space) {
+                Ok(()) => {}
+                // What was written of the table is deleted when the store is opened.
+                Err(lsm_tree::Error::Io(e)) if is_full(&e) => return Ok(Tended::NotDone),
+                Err(e) => return Err(Fatal(format!("{space:?} could not be written out: {}", describe(&e)))),
+            }
+        }
+        match self.log.tend(self.trees.first_needed()) {
+            Ok(()) => Ok(Tended::Done),
+            Err(e) if is_full(&e) => Ok(Tended::NotDone),
+            Err(e) => Err(Fatal(format!("the log could not be made ready: {e}"))),
+        }
+    }
+}

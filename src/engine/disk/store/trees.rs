@@ -1,0 +1,263 @@
+//! The keyspaces, each a tree of lsm-tree: what is committed goes into its memtable, which is written out as a table once
+//! it is large. lsm-tree has no log, no threads and no sequence numbers of its own; they come from here.
+//!
+//! Whoever commits takes no lock that anybody holds while the disk is written: entries go straight into the memtables
+//! that [`Trees`] holds, and a full memtable is exchanged in a moment, by the thread that writes it out.
+//!
+//! lsm-tree numbers its lists of tables by the counter that it is given, and reads through the newest list whose number
+//! is below that of the read. Here each tree counts its lists for itself, from 0 on, and entries have numbers above
+//! [`BASE`]: so every read goes through the newest list, and an older one, with its memtables and tables, is given up
+//! as soon as no read holds it.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lsm_tree::config::{
+    BlockSizePolicy, BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry,
+    RestartIntervalPolicy,
+};
+use lsm_tree::{
+    AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue, Memtable, SeqNo,
+    SequenceNumberCounter, Slice, ValueType,
+};
+use parking_lot::{Condvar, Mutex};
+
+use super::{SPACES, Space, StoreLimits};
+
+/// The directory of the trees, in the pool's.
+pub const DIR: &str = "trees";
+/// Group 0 of the log, as a number of lsm-tree's.
+const BASE: SeqNo = 1 << 32;
+/// A memtable may grow to so many times its size while the one before it is written out. Then commits wait.
+const WAITING: u64 = 3;
+/// How often a commit that waits looks whether it waits in vain.
+const WAITING_CHECK: Duration = Duration::from_millis(10);
+
+/// The number of the entries of a group.
+pub fn seqno(group: u64) -> SeqNo {
+    BASE + group
+}
+
+/// The trees of an open store.
+pub struct Trees {
+    trees: [AnyTree; SPACES],
+    active: Mutex<[Active; SPACES]>,
+    /// Says that a memtable was written out.
+    written_out: Condvar,
+    /// The last group whose entries are all in the memtables.
+    committed: AtomicU64,
+    /// Up to which number each keyspace's tables had everything when they were opened.
+    persisted: [SeqNo; SPACES],
+    /// What the reads that are under way see.
+    reads: Mutex<Vec<SeqNo>>,
+}
+
+/// What is filled now, of one tree.
+struct Active {
+    memtable: Arc<Memtable>,
+    /// The first group with entries in it; 0 if there is none.
+    first: u64,
+    /// The same of those that are being written out.
+    sealed: Option<u64>,
+    bytes: u64,
+}
+
+impl Active {
+    fn of(tree: &AnyTree) -> Active {
+        Active { memtable: tree.active_memtable(), first: 0, sealed: None, bytes: 0 }
+    }
+}
+
+impl fmt::Debug for Trees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Trees(..)")
+    }
+}
+
+impl Trees {
+    /// Opens or makes the trees below `pool`, without what is in the log.
+    pub fn open(pool: &Path, limits: StoreLimits) -> lsm_tree::Result<Trees> {
+        let cache = Arc::new(Cache::with_capacity_bytes(limits.cache));
+        let tables = Arc::new(DescriptorTable::new(limits.open_tables));
+        let mut trees = Vec::with_capacity(SPACES);
+        for (space, name, _) in Space::ALL {
+            // Only these are looked up by key; everywhere else a filter would never be asked.
+            let filter = match space {
+                Space::Jobs | Space::Keys | Space::Once => {
+                    FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0))
+                }
+                _ => FilterPolicyEntry::None,
+            };
+            let (lists, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
+            let config = Config::new(pool.join(DIR).join(name), lists, visible)
+                .use_cache(cache.clone())
+                .use_descriptor_table(Some(tables.clone()))
+                .filter_policy(FilterPolicy::all(filter))
+                .data_block_size_policy(BlockSizePolicy::all(4096))
+                .data_block_restart_interval_policy(RestartIntervalPolicy::new([10, 16]))
+                // What is merged again soon is not compressed.
+                .data_block_compression_policy(CompressionPolicy::new([
+                    CompressionType::None,
+                    CompressionType::None,
+                    CompressionType::Lz4,
+                ]));
+            trees.push(config.open()?);
+        }
+        let trees: [AnyTree; SPACES] = trees.try_into().map_err(|_| lsm_tree::Error::Unrecoverable)?;
+        let active = Mutex::new(std::array::from_fn(|n| Active::of(&trees[n])));
+        let persisted = std::array::from_fn(|n| trees[n].get_highest_persisted_seqno().unwrap_or(0));
+        Ok(Trees {
+            trees,
+            active,
+            persisted,
+            written_out: Condvar::new(),
+            committed: AtomicU64::new(0),
+            reads: Mutex::default(),
+        })
+    }
+
+    /// A tree. `Space::ALL` lists the spaces in the order of the enum, which a test holds.
+    pub fn of(&self, space: Space) -> &AnyTree {
+        &self.trees[space as usize]
+    }
+
+    /// Each, with its keyspace.
+    pub fn all(&self) -> impl Iterator<Item = (Space, &AnyTree)> {
+        spaces().zip(&self.trees)
+    }
+
+    /// Puts the entries of a group into the memtables; one without a value deletes its key. Reads see them then, all at
+    /// once. For who commits, and nobody else. Answers whether a memtable is full.
+    pub fn commit(
+        &self,
+        group: u64,
+        entries: impl IntoIterator<Item = (Space, Slice, Option<Slice>)>,
+    ) -> bool {
+        let mut is_full = false;
+        let mut active = self.active.lock();
+        for (space, key, value) in entries {
+            let kind = if value.is_some() { ValueType::Value } else { ValueType::Tombstone };
+            let value = value.unwrap_or_else(|| Slice::from([]));
+            let of = &mut active[space as usize];
+            let entry = InternalValue::from_components(key, value, seqno(group), kind);
+            of.bytes = of.memtable.insert(entry).1;
+            if of.first == 0 {
+                of.first = group;
+            }
+            is_full |= of.bytes > space.memtable();
+        }
+        self.committed.store(group, Ordering::Release);
+        is_full
+    }
+
+    /// The newest group of which a table had an entry when they were opened.
+    pub fn newest(&self) -> u64 {
+        self.persisted.iter().map(|seqno| seqno.saturating_sub(BASE)).max().unwrap_or(0)
+    }
+
+    /// Whether the tables of a keyspace had the entries of a group when they were opened.
+    pub fn had(&self, space: Space, group: u64) -> bool {
+        seqno(group) <= self.persisted[space as usize]
+    }
+
+    /// Waits until no memtable is much too full, or `gave_up`.
+    pub fn wait_for_room(&self, gave_up: impl Fn() -> bool) {
+        let is_too_full = |(space, of): (Space, &Active)| of.bytes > WAITING * space.memtable();
+        let mut active = self.active.lock();
+        while !gave_up() && spaces().zip(active.iter()).any(is_too_full) {
+            self.written_out.wait_for(&mut active, WAITING_CHECK);
+        }
+    }
+
+    /// The keyspaces whose memtables are full, or were not written out when they were last tried, or hold entries of
+    /// groups before `old`.
+    pub fn due(&self, old: u64) -> Vec<Space> {
+        let active = self.active.lock();
+        let is_due = |(space, of): &(Space, &Active)| {
+            of.bytes > space.memtable() || of.sealed.is_some() || (of.first != 0 && of.first < old)
+        };
+        spaces().zip(active.iter()).filter(is_due).map(|(space, _)| space).collect()
+    }
+
+    /// The first group that is not in tables as a whole.
+    pub fn first_needed(&self) -> u64 {
+        let active = self.active.lock();
+        let firsts = active.iter().flat_map(|of| [Some(of.first), of.sealed]).flatten();
+        let next = self.committed.load(Ordering::Acquire) + 1;
+        firsts.filter(|first| *first != 0).min().map_or(next, |first| first.min(next))
+    }
+
+    /// Writes what is in the memtable of a keyspace out as a table. Reads and commits go on meanwhile.
+    pub fn flush(&self, space: Space) -> lsm_tree::Result<()> {
+        let tree = self.of(space);
+        let flushing = tree.get_flush_lock();
+        let (is_empty, is_sealed) = {
+            let active = self.active.lock();
+            (active[space as usize].first == 0, active[space as usize].sealed.is_some())
+        };
+        let mut full = None;
+        if !is_sealed {
+            if is_empty {
+                return Ok(());
+            }
+            // From here on the writer fills a sealed memtable, until it gets the new one.
+            tree.rotate_memtable();
+            let new = tree.active_memtable();
+            let mut active = self.active.lock();
+            let of = &mut active[space as usize];
+            full = Some(std::mem::replace(&mut of.memtable, new));
+            (of.sealed, of.first, of.bytes) = (Some(of.first), 0, 0);
+        }
+        tree.flush(&flushing, self.oldest_read())?;
+        self.active.lock()[space as usize].sealed = None;
+        self.written_out.notify_all();
+        // Here, since nobody waits for this thread: to free hundreds of thousands of entries takes 10 to 55 ms.
+        drop(full);
+        Ok(())
+    }
+
+    /// Makes a read of what is committed now possible for as long as the answer lives.
+    pub fn read(self: &Arc<Self>) -> Read {
+        let mut reads = self.reads.lock();
+        let seqno = seqno(self.committed.load(Ordering::Acquire)) + 1;
+        reads.push(seqno);
+        Read { trees: self.clone(), seqno }
+    }
+
+    /// Values that were written over before this are read by nobody.
+    pub fn oldest_read(&self) -> SeqNo {
+        let reads = self.reads.lock();
+        let next = seqno(self.committed.load(Ordering::Acquire)) + 1;
+        reads.iter().copied().min().map_or(next, |oldest| oldest.min(next))
+    }
+}
+
+/// A read of what was committed at one moment.
+#[derive(Debug)]
+pub struct Read {
+    pub trees: Arc<Trees>,
+    pub seqno: SeqNo,
+}
+
+impl Clone for Read {
+    fn clone(&self) -> Read {
+        self.trees.reads.lock().push(self.seqno);
+        Read { trees: self.trees.clone(), seqno: self.seqno }
+    }
+}
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        let mut reads = self.trees.reads.lock();
+        if let Some(at) = reads.iter().position(|seqno| *seqno == self.seqno) {
+            reads.swap_remove(at);
+        }
+    }
+}
+
+fn spaces() -> impl Iterator<Item = Space> {
+    Space::ALL.iter().map(|(space, ..)| *space)
+}
