@@ -5,102 +5,33 @@
 //! fixed amount of work. `rest` also waits to see what upkeep leaves on disk, and what it costs. `verbs` is what the
 //! verbs cost that lmstfy does not have, `list` how long publishes take while a list walks through a million jobs.
 
+#[path = "support/disk.rs"]
+mod disk;
+
 use std::io::{BufRead, BufReader};
-use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dormouse::clock::{SystemClock, system_now};
-use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
+use disk::{CALLERS, Maker, QUEUES, cpu, disk_mb, many, open, queue, rss_mb, times};
+use dormouse::clock::system_now;
+use dormouse::engine::disk::{DiskEngine, Sync};
 use dormouse::engine::{
     Engine, Held, JobList, OnConflict, Once, Placing, Publication, Release, Released, Tries,
 };
-use dormouse::job::{Attributes, Job, JobIds, JobRef, JobState, NewJob};
-use dormouse::name::{IdempotencyKey, JobKey, Namespace, Queue, QueueName};
-use hdrhistogram::Histogram;
+use dormouse::job::{Job, JobRef, JobState, NewJob};
+use dormouse::name::{IdempotencyKey, JobKey, Queue, QueueName};
 use parking_lot::Mutex;
 
 /// What is measured unless something is asked for.
 const SECTIONS: [&str; 10] =
     ["publish", "everysec", "cycle", "delayed", "large", "paced", "queues", "rest", "verbs", "list"];
 
-/// Concurrent callers, each of which waits for its answer before it asks again.
-const CALLERS: usize = 64;
-const QUEUES: usize = 16;
-
-fn queue(n: usize) -> Queue {
-    let name = QueueName::parse(&format!("queue-{}", n % QUEUES)).expect("letters, a dash and digits");
-    Queue { namespace: Namespace::parse("bench").expect("letters"), name }
-}
-
-fn open(path: &Path, sync: Sync) -> Arc<DiskEngine> {
-    let mut options = DiskOptions::new(path, Arc::new(SystemClock::default()));
-    options.sync = sync;
-    DiskEngine::open(options).expect("the benchmark's directory is its own")
-}
-
-struct Maker {
-    ids: JobIds,
-    body: Vec<u8>,
-}
-
-impl Maker {
-    fn new(body: usize) -> Maker {
-        // Bytes that do not compress to nothing.
-        let body = (0..body as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
-        Maker { ids: JobIds::default(), body }
-    }
-
-    fn job(&self, n: usize, delay: Duration) -> NewJob {
-        NewJob {
-            queue: queue(n),
-            id: self.ids.make(system_now(), delay.as_secs() as u32, false),
-            body: self.body.clone().into(),
-            attributes: Attributes::new(),
-            ttl: Some(Duration::from_secs(86400)),
-            delay,
-            tries: NonZeroU16::MIN,
-        }
-    }
-}
-
-/// CPU time of this process.
-fn cpu() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux shows a process its own times");
-    let after = stat.rsplit(')').next().expect("the name is in brackets");
-    let ticks: u64 = after.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().unwrap_or(0)).sum();
-    Duration::from_millis(ticks * 10)
-}
-
-fn rss_mb() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
-}
-
 /// What is free on the disk of a directory, in MB.
 fn free_mb(path: &Path) -> u64 {
     let disk = rustix::fs::statvfs(path).expect("the disk says how much is free");
     (disk.f_bavail * disk.f_frsize) >> 20
-}
-
-/// Blocks that a directory takes, in MB: journals are allocated ahead and mostly holes.
-fn disk_mb(path: &Path) -> u64 {
-    fn blocks(path: &Path) -> u64 {
-        use std::os::unix::fs::MetadataExt;
-        let Ok(entries) = std::fs::read_dir(path) else { return 0 };
-        entries
-            .flatten()
-            .map(|e| match e.metadata() {
-                Ok(m) if m.is_dir() => blocks(&e.path()),
-                Ok(m) => m.blocks() * 512,
-                Err(_) => 0,
-            })
-            .sum()
-    }
-    blocks(path) >> 20
 }
 
 /// Times `ops` operations and prints the line.
@@ -114,31 +45,6 @@ async fn measure(name: &str, path: &Path, ops: u64, work: impl Future<Output = (
         disk_mb(path),
         rss_mb()
     );
-}
-
-/// Runs `each(n)` for n below `ops` from [`CALLERS`] tasks.
-async fn many<F>(ops: u64, each: impl Fn(usize) -> F + Clone + Send + 'static)
-where
-    F: Future<Output = ()> + Send,
-{
-    let next = Arc::new(AtomicU64::new(0));
-    let tasks: Vec<_> = (0..CALLERS)
-        .map(|_| {
-            let (next, each) = (next.clone(), each.clone());
-            tokio::spawn(async move {
-                loop {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
-                    if n >= ops {
-                        return;
-                    }
-                    each(n as usize).await;
-                }
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.expect("no caller panics");
-    }
 }
 
 /// Publishes a job, consumes one of the same queue and acks it, so many times.
@@ -160,11 +66,6 @@ fn cycles(engine: &Arc<DiskEngine>, maker: Arc<Maker>, ops: u64) -> impl Future<
 /// Cycles a second in the section `paced`, and for how many seconds.
 const PACE: u64 = 10_000;
 const PACED: u64 = 20;
-
-/// Microseconds, up to a minute: beyond its highest value a histogram would record that one.
-fn times() -> Histogram<u64> {
-    Histogram::new_with_max(60_000_000, 3).expect("three digits of a minute fit")
-}
 
 /// Publishes, consumes and acks [`PACE`] jobs a second, and prints how long a publish and a consume took.
 async fn paced(sync: Sync) {
