@@ -1,9 +1,9 @@
 //! What the writer of the disk engine costs, how long it makes others wait, and how soon a directory is open:
-//! `cargo bench --bench disk_writer [-- SECTION..]`. Asks the engine's own calls alone, so that it measures each store alike.
-//! - `stalls`: 32 callers publish, consume and ack, as fast as they are answered, for `STALLS_SECONDS=40` beside a million
-//!   delayed jobs, with each kind of sync: how long calls take, processor time by thread, bytes written.
-//! - `opening`: `DELAYED=1000000` jobs of `DELAYED_BODY=20` bytes over a day, closed and opened; 100,000 more, killed and
-//!   opened: seconds, bytes on disk, memory.
+//! `cargo bench --bench disk_writer [-- SECTION..]`. Asks the engine alone, so each store is measured alike.
+//! - `stalls`: 32 callers publish, consume and ack, as fast as they are answered, for `STALLS_SECONDS=40` beside a
+//!   million delayed jobs, with each kind of sync: how long calls take, processor time by thread, bytes written.
+//! - `opening`: `DELAYED=1000000` jobs of `DELAYED_BODY=20` bytes over a day, closed and opened; 100,000 more, killed
+//!   and opened: seconds, bytes on disk, memory.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -114,30 +114,20 @@ async fn stalls(sync: Sync) {
     }
     let (wall, used, after, io_after) = (began.elapsed(), cpu() - used, threads(), written());
     let calls: u64 = met.times.iter().map(|times| times.len()).sum();
-    let each = |us: f64| us / calls as f64;
-    println!(
-        "stalls: {sync:?}, {calls} calls in {wall:.1?}, {:.0} a second",
-        calls as f64 / wall.as_secs_f64()
-    );
+    let (each, rate) = (|us: f64| us / calls as f64, calls as f64 / wall.as_secs_f64());
+    println!("stalls: {sync:?}, {calls} calls in {wall:.1?}, {rate:.0} a second");
     let ms = |us: u64| us as f64 / 1000.0;
     for (kind, name) in KINDS.iter().enumerate() {
         let at = |share| ms(met.times[kind].value_at_quantile(share));
         let worst: Vec<_> = met.worst.iter().map(|worst| format!("{:.1}", ms(worst[kind]))).collect();
-        println!(
-            "  {name:<8} p50 {:.2} p99 {:.2} p99.99 {:.1} worst {:.1} ms; of each {WINDOW} s: {}",
-            at(0.5),
-            at(0.99),
-            at(0.9999),
-            ms(met.times[kind].max()),
-            worst.join(" ")
-        );
+        let ([p50, p99, p9999, max], worst) = ([0.5, 0.99, 0.9999, 1.0].map(at), worst.join(" "));
+        print!("  {name:<8} p50 {p50:.2} p99 {p99:.2} p99.99 {p9999:.1} worst {max:.1} ms; ");
+        println!("of each {WINDOW} s: {worst}");
     }
     println!("  {:.2} us of processor a call; by thread:", each(used.as_secs_f64() * 1e6));
     for (name, ticks) in after {
-        let ticks = ticks - before.get(&name).copied().unwrap_or(0).min(ticks);
-        if ticks > 0 {
-            println!("    {name:<16} {:.2}", each(ticks as f64 * 1e4));
-        }
+        let ticks = ticks.saturating_sub(before.get(&name).copied().unwrap_or(0));
+        println!("    {name:<16} {:.2}", each(ticks as f64 * 1e4));
     }
     let [given, reached] = [0, 1].map(|of| each((io_after[of] - io[of]) as f64));
     println!("  {given:.0} bytes written a call, {reached:.0} of a disk; {} MB RSS", rss_mb());

@@ -1,5 +1,5 @@
-//! A disk engine without a server around it: how the benchmarks open it, what they put into it, and what it takes of the
-//! machine.
+//! A disk engine without a server around it: how the benchmarks open it, what they put into it, and what it takes of
+//! the machine.
 #![allow(dead_code)] // each benchmark compiles all of this and calls some of it
 
 use std::collections::{BTreeMap, HashSet};
