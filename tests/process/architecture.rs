@@ -119,8 +119,10 @@ fn only_the_redis_stores_know_redis() {
 }
 
 #[test]
-fn only_the_disk_engine_knows_fjall() {
-    hold("only src/engine/disk knows fjall", &["src/engine/disk/"], |line| has_word(line, "fjall"));
+fn only_the_disk_store_knows_lsm_tree() {
+    hold("only src/engine/disk/store knows lsm-tree", &["src/engine/disk/store/"], |line| {
+        has_word(line, "lsm_tree")
+    });
 }
 
 #[test]
