@@ -3,7 +3,7 @@
 //! known to codec.
 //!
 //! - [`txn`] is the transaction through which the writer thread reads and writes.
-//! - [`log`] keeps what is committed, [`trees`] holds it in memory and writes it out; [`tend`] is what a thread beside
+//! - [`log`] keeps what is committed, [`trees`] holds it in memory, at first in [`recent`]; [`tend`] is what a thread beside
 //!   the writer does for both, [`merge`] what another one does for the tables.
 //! - [`open`] finds out whose directory it is and opens it, when [`tables`] and [`log::judge`] say that nothing in there
 //!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
@@ -16,6 +16,7 @@ mod files;
 pub mod log;
 pub mod merge;
 pub mod open;
+pub mod recent;
 pub mod repair;
 pub mod tables;
 pub mod tend;
@@ -86,6 +87,11 @@ impl Space {
     /// Its name on disk.
     fn name(self) -> &'static str {
         Space::ALL[self as usize].1
+    }
+
+    /// Whether its keys are those of the entries of lists: each is written once, until it is deleted.
+    fn is_list(self) -> bool {
+        matches!(self, Space::Delayed | Space::Running | Space::Ready | Space::Dead)
     }
 
     /// How large its part in memory may grow.

@@ -11,7 +11,7 @@ use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log};
-use super::trees::{self, Trees};
+use super::trees::{self, Trees, Written};
 use super::{Fatal, Slice, Space, Store, StoreLimits, describe, is_full, tables};
 
 /// The file that says whose directory it is, and that is locked while it is open.
@@ -245,8 +245,12 @@ pub fn fill(trees: &Trees, number: u64, group: &[u8]) -> std::io::Result<()> {
     let items = items.ok_or_else(|| {
         std::io::Error::new(ErrorKind::InvalidData, format!("group {number} cannot be read"))
     })?;
-    let new = items.into_iter().filter(|(space, ..)| !trees.had(*space, number));
-    trees.commit(number, new.map(|(space, key, value)| (space, Slice::from(key), value.map(Slice::from))));
+    let missing = items.into_iter().filter(|(space, ..)| !trees.had(*space, number));
+    let written = |(space, key, value): Item<'_>| {
+        // It may be there, of another group.
+        Written { space, key: Slice::from(key), value: value.map(Slice::from), is_new: false }
+    };
+    trees.commit(number, missing.map(written));
     Ok(())
 }
 

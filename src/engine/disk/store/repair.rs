@@ -107,8 +107,9 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
         for (number, group) in &groups.whole {
             open::fill(&trees, *number, group).map_err(io)?;
         }
+        trees.settle();
         for (space, _) in trees.all() {
-            trees.flush(space).map_err(|e| OpenError::Damaged(path.to_owned(), describe(&e)))?;
+            trees.flush(space, |_| Ok(())).map_err(|e| OpenError::Damaged(path.to_owned(), describe(&e)))?;
         }
         let next = groups.next.max(trees.newest() + 1);
         drop(trees);

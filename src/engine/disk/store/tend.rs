@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::log::group::Draft;
-use super::{Fatal, Slice, Space, Store, describe, is_full};
+use super::trees::Written;
+use super::{Fatal, Space, Store, describe, is_full};
 
 /// From so many files of the log on, what keeps the older half of them is written out.
 const FILES: usize = 8;
@@ -72,7 +73,7 @@ impl Store {
     pub(super) fn commit(
         &self,
         draft: &mut Draft,
-        entries: impl IntoIterator<Item = (Space, Slice, Option<Slice>)>,
+        entries: impl IntoIterator<Item = Written>,
     ) -> Result<(), Fatal> {
         let group = self.log.append(draft).map_err(|e| Fatal(format!("a write failed: {e}")))?;
         let is_full = self.trees.commit(group, entries);
@@ -90,13 +91,17 @@ impl Store {
 
     /// Does what there is to do.
     pub fn tend(&self) -> Result<Tended, Fatal> {
-        let old = self.log.too_old(FILES).unwrap_or(0);
-        self.write_out_some(self.trees.due(old), None)
+        let old = self.log.too_old(FILES);
+        if old.is_some() {
+            self.trees.settle();
+        }
+        self.write_out_some(self.trees.due(old.unwrap_or(0)), None)
     }
 
     /// Writes what is in memory out as tables, all keyspaces', so that no older file of the log is needed. Stops after
     /// `patience`, between two keyspaces.
     pub fn write_out(&self, patience: Duration) -> Result<Tended, Fatal> {
+        self.trees.settle();
         self.write_out_some(self.trees.due(u64::MAX), Instant::now().checked_add(patience))
     }
 
@@ -106,7 +111,7 @@ impl Store {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(Tended::NotDone);
             }
-            match self.trees.flush(space) {
+            match self.trees.flush(space, |group| self.log.sync_up_to(group)) {
                 Ok(()) => {}
                 // What was written of the table is deleted when the store is opened.
                 Err(lsm_tree::Error::Io(e)) if is_full(&e) => return Ok(Tended::NotDone),

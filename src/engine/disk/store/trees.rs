@@ -1,8 +1,9 @@
-//! The keyspaces, each a tree of lsm-tree: what is committed goes into its memtable, which is written out as a table once
-//! it is large. lsm-tree has no log, no threads and no sequence numbers of its own; they come from here.
+//! The keyspaces, each a tree of lsm-tree, which has entries in a memtable that is written out as a table once it is
+//! large. lsm-tree has no log, no threads and no sequence numbers of its own; they come from here.
 //!
-//! Whoever commits takes no lock that anybody holds while the disk is written: entries go straight into the memtables
-//! that [`Trees`] holds, and a full memtable is exchanged in a moment, by the thread that writes it out.
+//! What is committed stands in [`recent`](super::recent) for a while, where most of it ends. The rest goes into the
+//! memtables that [`Trees`] holds. Whoever commits takes no lock that anybody holds while the disk is written: a full
+//! memtable is exchanged in a moment, by the thread that writes it out.
 //!
 //! lsm-tree numbers its lists of tables by the counter that it is given, and reads through the newest list whose number
 //! is below that of the read. Here each tree counts its lists for itself, from 0 on, and entries have numbers above
@@ -23,9 +24,10 @@ use lsm_tree::{
     AbstractTree, AnyTree, Cache, CompressionType, Config, DescriptorTable, InternalValue, Memtable, SeqNo,
     SequenceNumberCounter, Slice, ValueType,
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::{SPACES, Space, StoreLimits};
+use super::recent::{Entry, Recent};
+use super::{PerSpace, SPACES, Space, StoreLimits};
 
 /// The directory of the trees, in the pool's.
 pub const DIR: &str = "trees";
@@ -44,7 +46,7 @@ pub fn seqno(group: u64) -> SeqNo {
 /// The trees of an open store.
 pub struct Trees {
     trees: [AnyTree; SPACES],
-    active: Mutex<[Active; SPACES]>,
+    memory: Mutex<Memory>,
     /// Says that a memtable was written out.
     written_out: Condvar,
     /// The last group whose entries are all in the memtables.
@@ -53,6 +55,40 @@ pub struct Trees {
     persisted: [SeqNo; SPACES],
     /// What the reads that are under way see.
     reads: Mutex<Vec<SeqNo>>,
+}
+
+/// A key that is written, or deleted if there is no value.
+#[derive(Clone, Debug)]
+pub struct Written {
+    pub space: Space,
+    pub key: Slice,
+    pub value: Option<Slice>,
+    /// Whether the key was not there before.
+    pub is_new: bool,
+}
+
+/// What was committed and is in no table.
+struct Memory {
+    recent: Recent,
+    active: [Active; SPACES],
+    /// Notes of deleted keys that went into memtables, since somebody asked.
+    deleted: PerSpace,
+}
+
+impl Memory {
+    /// Puts entries into the memtables.
+    fn fill(active: &mut [Active; SPACES], deleted: &mut PerSpace, entries: impl Iterator<Item = Entry>) {
+        for Entry { group, space, key, value, .. } in entries {
+            deleted[space as usize] += u64::from(value.is_none());
+            let kind = if value.is_some() { ValueType::Value } else { ValueType::Tombstone };
+            let value = value.unwrap_or_else(|| Slice::from([]));
+            let of = &mut active[space as usize];
+            of.bytes = of.memtable.insert(InternalValue::from_components(key, value, seqno(group), kind)).1;
+            if of.first == 0 {
+                of.first = group;
+            }
+        }
+    }
 }
 
 /// What is filled now, of one tree.
@@ -107,11 +143,12 @@ impl Trees {
             trees.push(config.open()?);
         }
         let trees: [AnyTree; SPACES] = trees.try_into().map_err(|_| lsm_tree::Error::Unrecoverable)?;
-        let active = Mutex::new(std::array::from_fn(|n| Active::of(&trees[n])));
+        let active = std::array::from_fn(|n| Active::of(&trees[n]));
+        let memory = Memory { recent: Recent::default(), active, deleted: [0; SPACES] };
         let persisted = std::array::from_fn(|n| trees[n].get_highest_persisted_seqno().unwrap_or(0));
         Ok(Trees {
             trees,
-            active,
+            memory: Mutex::new(memory),
             persisted,
             written_out: Condvar::new(),
             committed: AtomicU64::new(0),
@@ -129,28 +166,57 @@ impl Trees {
         spaces().zip(&self.trees)
     }
 
-    /// Puts the entries of a group into the memtables; one without a value deletes its key. Reads see them then, all at
-    /// once. For who commits, and nobody else. Answers whether a memtable is full.
-    pub fn commit(
-        &self,
-        group: u64,
-        entries: impl IntoIterator<Item = (Space, Slice, Option<Slice>)>,
-    ) -> bool {
-        let mut is_full = false;
-        let mut active = self.active.lock();
-        for (space, key, value) in entries {
-            let kind = if value.is_some() { ValueType::Value } else { ValueType::Tombstone };
-            let value = value.unwrap_or_else(|| Slice::from([]));
-            let of = &mut active[space as usize];
-            let entry = InternalValue::from_components(key, value, seqno(group), kind);
-            of.bytes = of.memtable.insert(entry).1;
-            if of.first == 0 {
-                of.first = group;
-            }
-            is_full |= of.bytes > space.memtable();
+    /// Takes the entries of a group. Reads see them then, all at once. For who commits, and nobody else. Answers whether
+    /// a memtable is full.
+    pub fn commit(&self, group: u64, entries: impl IntoIterator<Item = Written>) -> bool {
+        let mut memory = self.memory.lock();
+        let Memory { recent, active, deleted } = &mut *memory;
+        for Written { space, key, value, is_new } in entries {
+            debug_assert!(
+                !is_new
+                    || recent.get(space, &key).map_or_else(|| self.is_absent(space, &key), |v| v.is_none()),
+                "{space:?} has the key {key:?} already"
+            );
+            recent.add(group, space, key, value, is_new);
         }
         self.committed.store(group, Ordering::Release);
-        is_full
+        Memory::fill(active, deleted, recent.surplus());
+        spaces().zip(active.iter()).any(|(space, of)| of.bytes > space.memtable())
+    }
+
+    /// Whether memtables and tables have no such key.
+    fn is_absent(&self, space: Space, key: &[u8]) -> bool {
+        !matches!(self.of(space).get(key, SeqNo::MAX), Ok(Some(_)))
+    }
+
+    /// What the last commit left of a key. For the writer: nobody else writes.
+    pub fn last(&self, space: Space, key: &[u8]) -> lsm_tree::Result<Option<Slice>> {
+        let recent = self.memory.lock().recent.get(space, key);
+        recent.map_or_else(|| self.of(space).get(key, SeqNo::MAX), Ok)
+    }
+
+    /// Puts what was committed lately into the memtables, some at a time, so that nobody waits for long. Answers with
+    /// the lock when nothing is left.
+    fn settled(&self) -> MutexGuard<'_, Memory> {
+        loop {
+            let mut memory = self.memory.lock();
+            let Memory { recent, active, deleted } = &mut *memory;
+            Memory::fill(active, deleted, recent.oldest());
+            if recent.first().is_none() {
+                return memory;
+            }
+            MutexGuard::unlock_fair(memory);
+        }
+    }
+
+    /// Puts what was committed lately into the memtables.
+    pub fn settle(&self) {
+        drop(self.settled());
+    }
+
+    /// How many notes of deleted keys each keyspace has got since the last call.
+    pub fn take_deleted(&self) -> PerSpace {
+        std::mem::take(&mut self.memory.lock().deleted)
     }
 
     /// The newest group of which a table had an entry when they were opened.
@@ -166,16 +232,16 @@ impl Trees {
     /// Waits until no memtable is much too full, or `gave_up`.
     pub fn wait_for_room(&self, gave_up: impl Fn() -> bool) {
         let is_too_full = |(space, of): (Space, &Active)| of.bytes > WAITING * space.memtable();
-        let mut active = self.active.lock();
-        while !gave_up() && spaces().zip(active.iter()).any(is_too_full) {
-            self.written_out.wait_for(&mut active, WAITING_CHECK);
+        let mut memory = self.memory.lock();
+        while !gave_up() && spaces().zip(memory.active.iter()).any(is_too_full) {
+            self.written_out.wait_for(&mut memory, WAITING_CHECK);
         }
     }
 
     /// The keyspaces whose memtables are full, or were not written out when they were last tried, or hold entries of
     /// groups before `old`.
     pub fn due(&self, old: u64) -> Vec<Space> {
-        let active = self.active.lock();
+        let active = &self.memory.lock().active;
         let is_due = |(space, of): &(Space, &Active)| {
             of.bytes > space.memtable() || of.sealed.is_some() || (of.first != 0 && of.first < old)
         };
@@ -184,19 +250,23 @@ impl Trees {
 
     /// The first group that is not in tables as a whole.
     pub fn first_needed(&self) -> u64 {
-        let active = self.active.lock();
-        let firsts = active.iter().flat_map(|of| [Some(of.first), of.sealed]).flatten();
+        let mut memory = self.memory.lock();
+        let recent = memory.recent.first();
+        let firsts =
+            memory.active.iter().flat_map(|of| [Some(of.first), of.sealed]).chain([recent]).flatten();
         let next = self.committed.load(Ordering::Acquire) + 1;
         firsts.filter(|first| *first != 0).min().map_or(next, |first| first.min(next))
     }
 
-    /// Writes what is in the memtable of a keyspace out as a table. Reads and commits go on meanwhile.
-    pub fn flush(&self, space: Space) -> lsm_tree::Result<()> {
+    /// Writes what is in the memtable of a keyspace out as a table. Reads and commits go on meanwhile. `sync` makes the
+    /// groups up to the one that it is told survive the machine: a table that outlives a power cut holds nothing that
+    /// the log may lose, and nothing was left out of it for the sake of a group that the log may lose.
+    pub fn flush(&self, space: Space, sync: impl FnOnce(u64) -> std::io::Result<()>) -> lsm_tree::Result<()> {
         let tree = self.of(space);
         let flushing = tree.get_flush_lock();
         let (is_empty, is_sealed) = {
-            let active = self.active.lock();
-            (active[space as usize].first == 0, active[space as usize].sealed.is_some())
+            let of = &self.memory.lock().active[space as usize];
+            (of.first == 0, of.sealed.is_some())
         };
         let mut full = None;
         if !is_sealed {
@@ -206,13 +276,13 @@ impl Trees {
             // From here on the writer fills a sealed memtable, until it gets the new one.
             tree.rotate_memtable();
             let new = tree.active_memtable();
-            let mut active = self.active.lock();
-            let of = &mut active[space as usize];
+            let of = &mut self.memory.lock().active[space as usize];
             full = Some(std::mem::replace(&mut of.memtable, new));
             (of.sealed, of.first, of.bytes) = (Some(of.first), 0, 0);
         }
+        sync(self.committed.load(Ordering::Acquire))?;
         tree.flush(&flushing, self.oldest_read())?;
-        self.active.lock()[space as usize].sealed = None;
+        self.memory.lock().active[space as usize].sealed = None;
         self.written_out.notify_all();
         // Here, since nobody waits for this thread: to free hundreds of thousands of entries takes 10 to 55 ms.
         drop(full);
@@ -221,9 +291,10 @@ impl Trees {
 
     /// Makes a read of what is committed now possible for as long as the answer lives.
     pub fn read(self: &Arc<Self>) -> Read {
-        let mut reads = self.reads.lock();
+        let memory = self.settled();
         let seqno = seqno(self.committed.load(Ordering::Acquire)) + 1;
-        reads.push(seqno);
+        self.reads.lock().push(seqno);
+        drop(memory);
         Read { trees: self.clone(), seqno }
     }
 

@@ -4,11 +4,12 @@
 use std::cell::Cell;
 
 use ahash::HashMap;
-use lsm_tree::{AbstractTree, SeqNo, Slice};
+use lsm_tree::Slice;
 
 use super::codec::{self, Record};
 use super::log::group::Draft;
-use super::{Fatal, Found, PerSpace, SPACES, Space, Store};
+use super::trees::Written;
+use super::{Fatal, Found, PerSpace, Space, Store};
 
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
 /// reads of jobs see them before that. Ranges do not: flush first.
@@ -17,14 +18,10 @@ pub struct Txn {
     store: Store,
     /// The batch, as the log will have it,
     draft: Draft,
-    /// and as memory will. `None` deletes the key.
-    batch: Vec<(Space, Slice, Option<Slice>)>,
-    /// Job records written or deleted lately, by this batch or those before it. What it has is what a read of
-    /// the database will find once the batch is committed, since nobody else writes. A job that is consumed
-    /// soon after its publish is read from here.
-    recent: HashMap<Slice, Option<Slice>>,
-    /// Bytes in `recent`, deleted ones included.
-    recent_bytes: usize,
+    /// and as memory will.
+    batch: Vec<Written>,
+    /// Job records that this batch has written or deleted.
+    jobs: HashMap<Slice, Option<Slice>>,
     /// Bytes of keys and values in `batch`.
     bytes: usize,
     /// The same of all batches, this one not yet.
@@ -35,8 +32,6 @@ pub struct Txn {
     rows: HashMap<(Space, Vec<u8>), Option<Slice>>,
     /// Rows of `quotas` that each batch writes last: they change with every step, and only the last value counts.
     late: HashMap<Vec<u8>, [u8; 16]>,
-    /// Deletions per keyspace since someone asked.
-    deleted: PerSpace,
     /// Records in a row that could not be read.
     unreadable: Cell<u32>,
 }
@@ -46,10 +41,6 @@ const UNREADABLE_IN_A_ROW: u32 = 4096;
 
 /// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
-/// Beyond this the recent records are forgotten, between batches.
-const RECENT_BYTES: usize = 4 << 20;
-/// What a recent record is counted for beside its bytes.
-const RECENT_ENTRY: usize = 64;
 
 impl Txn {
     /// Nothing read or written yet.
@@ -58,14 +49,12 @@ impl Txn {
             store,
             draft: Draft::default(),
             batch: Vec::new(),
-            recent: HashMap::default(),
-            recent_bytes: 0,
+            jobs: HashMap::default(),
             bytes: 0,
             written: 0,
             unsettled: false,
             rows: HashMap::default(),
             late: HashMap::default(),
-            deleted: [0; SPACES],
             unreadable: Cell::new(0),
         }
     }
@@ -77,47 +66,50 @@ impl Txn {
 
     /// Writes a key. For `jobs` use [`put_job`](Txn::put_job).
     pub fn put(&mut self, space: Space, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) {
-        self.add(space, key.as_ref().into(), Some(value.as_ref().into()));
+        // An entry of a list has a key of its own.
+        self.add(space, key.as_ref().into(), Some(value.as_ref().into()), space.is_list());
     }
 
-    fn add(&mut self, space: Space, key: Slice, value: Option<Slice>) {
+    fn add(&mut self, space: Space, key: Slice, value: Option<Slice>, is_new: bool) {
         self.bytes += key.len() + value.as_ref().map_or(0, |value| value.len());
-        self.deleted[space as usize] += u64::from(value.is_none());
         self.draft.add(space, &key, value.as_deref());
-        self.batch.push((space, key, value));
+        self.batch.push(Written { space, key, value, is_new });
     }
 
     /// Deletes a key, there or not. For `jobs` use [`delete_job`](Txn::delete_job).
     pub fn delete(&mut self, space: Space, key: impl AsRef<[u8]>) {
-        self.add(space, key.as_ref().into(), None);
+        self.add(space, key.as_ref().into(), None, false);
     }
 
-    /// Writes a job's record.
+    /// Writes the record of a job that is there.
     pub fn put_job(&mut self, key: Vec<u8>, record: &Record) {
+        self.write_job(key, record, false);
+    }
+
+    /// Writes the record of a job that is not there.
+    pub fn put_new_job(&mut self, key: Vec<u8>, record: &Record) {
+        self.write_job(key, record, true);
+    }
+
+    fn write_job(&mut self, key: Vec<u8>, record: &Record, is_new: bool) {
         let (value, key) = (Slice::from(codec::record(&key, record)), Slice::from(key));
-        self.remember(key.clone(), Some(value.clone()));
-        self.add(Space::Jobs, key, Some(value));
+        self.jobs.insert(key.clone(), Some(value.clone()));
+        self.add(Space::Jobs, key, Some(value), is_new);
     }
 
     /// Deletes a job's record.
     pub fn delete_job(&mut self, key: Vec<u8>) {
         let key = Slice::from(key);
-        self.remember(key.clone(), None);
-        self.add(Space::Jobs, key, None);
-    }
-
-    fn remember(&mut self, key: Slice, value: Option<Slice>) {
-        self.recent_bytes += RECENT_ENTRY + key.len() + value.as_ref().map_or(0, |value| value.len());
-        self.recent.insert(key, value);
+        self.jobs.insert(key.clone(), None);
+        self.add(Space::Jobs, key, None, false);
     }
 
     /// Reads a job's record, as this transaction left it.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        if let Some(written) = self.recent.get(key) {
+        if let Some(written) = self.jobs.get(key) {
             return Ok(written.as_ref().map_or(Found::Nothing, |value| Found::of(key, value)));
         }
-        // Nobody else writes: what is in memory is committed.
-        let found = Found::read(key, self.store.trees.of(Space::Jobs).get(key, SeqNo::MAX))?;
+        let found = Found::read(key, self.store.trees.last(Space::Jobs, key))?;
         let in_a_row = if matches!(found, Found::Corrupt(_)) { self.unreadable.get() + 1 } else { 0 };
         self.unreadable.set(in_a_row);
         if in_a_row >= UNREADABLE_IN_A_ROW {
@@ -129,7 +121,7 @@ impl Txn {
     /// Writes a row of `keys` or `once`.
     pub fn put_row(&mut self, space: Space, key: Vec<u8>, value: Vec<u8>) {
         let value = Slice::from(value);
-        self.add(space, Slice::from(&key[..]), Some(value.clone()));
+        self.add(space, Slice::from(&key[..]), Some(value.clone()), false);
         self.rows.insert((space, key), Some(value));
     }
 
@@ -159,7 +151,7 @@ impl Txn {
         let key = (space, key);
         match self.rows.get(&key) {
             Some(written) => Ok(written.clone()),
-            None => Ok(self.store.trees.of(space).get(&key.1, SeqNo::MAX)?),
+            None => Ok(self.store.trees.last(space, &key.1)?),
         }
     }
 
@@ -176,10 +168,7 @@ impl Txn {
         self.unsettled = true;
         self.store.commit(&mut self.draft, self.batch.drain(..))?;
         self.rows.clear();
-        if self.recent_bytes > RECENT_BYTES {
-            self.recent.clear();
-            self.recent_bytes = 0;
-        }
+        self.jobs.clear();
         Ok(())
     }
 
@@ -199,9 +188,10 @@ impl Txn {
         self.written
     }
 
-    /// How many deletions each keyspace has seen since the last call.
+    /// How many notes of deleted keys each keyspace has got since the last call. One whose entry was written lately
+    /// leaves none.
     pub fn take_deleted(&mut self) -> PerSpace {
-        std::mem::take(&mut self.deleted)
+        self.store.trees.take_deleted()
     }
 }
 

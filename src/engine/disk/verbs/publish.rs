@@ -212,7 +212,7 @@ impl WriterState {
         }
         self.count_stored(&queue.namespace, body.len());
         let record = Record { location, generation, expires, attributes, key: name, reason: None, body };
-        self.txn.put_job(key, &record);
+        self.txn.put_new_job(key, &record);
         match location {
             Location::Delayed(timer) => self.start_delay(timer, &queue, entry),
             Location::Ready(_) | Location::Dead(_) => self.push_ready(&queue, generation, entry, None),

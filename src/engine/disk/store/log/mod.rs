@@ -57,6 +57,9 @@ pub struct Log {
     files: Mutex<Files>,
     /// Held while the manifest is written.
     writing: Mutex<()>,
+    /// Held while a file that has groups is synced; whether a sync has failed. The system tells of it once, and who
+    /// syncs next must hear of it too.
+    has_failed: Mutex<bool>,
 }
 
 /// Where the next group goes.
@@ -194,6 +197,7 @@ impl Log {
             synced: AtomicU64::new(findings.last.number),
             files: Mutex::new(Files { used, current, next: None, spare, free, first: manifest.first }),
             writing: Mutex::default(),
+            has_failed: Mutex::default(),
         };
         log.provide_next()?;
         Ok(log)
@@ -285,7 +289,7 @@ impl Log {
         let last = self.last();
         let files = self.dirty.lock().clone();
         for file in &files {
-            file.sync_data()?;
+            self.sync_file(file)?;
         }
         if let [older @ .., _] = &files[..]
             && !older.is_empty()
@@ -294,6 +298,19 @@ impl Log {
         }
         self.synced.fetch_max(last, Ordering::AcqRel);
         Ok(())
+    }
+
+    fn sync_file(&self, file: &File) -> Result<()> {
+        let mut has_failed = self.has_failed.lock();
+        if *has_failed {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        file.sync_data().inspect_err(|_| *has_failed = true)
+    }
+
+    /// Makes the groups up to this one survive the machine, if they have not yet.
+    pub fn sync_up_to(&self, group: u64) -> Result<()> {
+        if self.synced.load(Ordering::Acquire) >= group { Ok(()) } else { self.sync() }
     }
 
     /// Says, in a group without items, that the last group is synced, if no other group says so. Until then damage to
@@ -346,7 +363,7 @@ impl Log {
         file.ready += len;
         let file = file.file.clone();
         drop(files);
-        file.sync_data()?;
+        self.sync_file(&file)?;
         Ok(true)
     }
 
@@ -396,6 +413,8 @@ impl Log {
         let freed: Vec<Used> = files.used.drain(..over).collect();
         let (first, listed) = (files.first, files.listed());
         drop(files);
+        // An entry may be in no table for the sake of a later group that deletes it: that must not be lost, then.
+        self.sync()?;
         self.write_manifest(first, listed)?;
         for used in freed {
             let file = open_file(&self.dir, used.slot)?;
