@@ -447,7 +447,7 @@ async fn section(name: &str) {
             let due = system_now() + 60_000 + jobs / 100;
             let mut filler = Filler::start(path, due);
             filler.filled();
-            // Nothing of the store is left in order: the journal is replayed.
+            // Nothing of the store is left in order: the log is repeated.
             filler.kill();
             let start = Instant::now();
             let engine = open(path, Sync::EverySecond);

@@ -2,7 +2,7 @@
 //! the machine.
 #![allow(dead_code)] // each benchmark compiles all of this and calls some of it
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -93,19 +93,15 @@ pub fn rss_mb() -> u64 {
     line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 
-/// Blocks that a directory takes, in bytes: journals are allocated ahead and mostly holes. A file of two names counts
-/// once.
+/// Blocks that a directory takes, in bytes.
 pub fn disk_bytes(path: &Path) -> u64 {
-    fn blocks(path: &Path, seen: &mut HashSet<u64>) -> u64 {
-        let Ok(entries) = std::fs::read_dir(path) else { return 0 };
-        let sizes = entries.flatten().map(|e| match e.metadata() {
-            Ok(m) if m.is_dir() => blocks(&e.path(), seen),
-            Ok(m) if seen.insert(m.ino()) => m.blocks() * 512,
-            _ => 0,
-        });
-        sizes.sum()
-    }
-    blocks(path, &mut HashSet::new())
+    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    let sizes = entries.flatten().map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => disk_bytes(&entry.path()),
+        Ok(found) => found.blocks() * 512,
+        Err(_) => 0,
+    });
+    sizes.sum()
 }
 
 /// The same in MB.

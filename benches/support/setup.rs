@@ -71,9 +71,9 @@ impl Server {
         self.process.pid()
     }
 
-    /// What lies in its directory: megabytes that are taken, and journals of a disk pool.
+    /// What lies in its directory: megabytes that are taken, and files of a disk pool's log.
     pub fn on_disk(&self) -> Outcome<String> {
-        let (mut blocks, mut journals) = (0, 0);
+        let (mut blocks, mut files) = (0, 0);
         let mut dirs = vec![self.dir.path().to_owned()];
         while let Some(dir) = dirs.pop() {
             for entry in std::fs::read_dir(dir)? {
@@ -82,14 +82,13 @@ impl Server {
                 let Ok(found) = std::fs::symlink_metadata(&path) else { continue };
                 if found.is_dir() {
                     dirs.push(path);
-                } else if found.nlink() < 2 || path.components().any(|part| part.as_os_str() == "db") {
-                    // A journal has a second name, which takes nothing.
+                } else {
                     blocks += found.blocks();
-                    journals += usize::from(path.extension().is_some_and(|ext| ext == "jnl"));
+                    files += usize::from(path.parent().is_some_and(|dir| dir.ends_with("log")));
                 }
             }
         }
-        Ok(format!("{} MB on disk, {journals} journals", blocks / 2048))
+        Ok(format!("{} MB on disk, {files} files in its log", blocks / 2048))
     }
 
     /// The values of the metrics whose lines begin like this.

@@ -8,10 +8,10 @@ const PROCESS: u64 = 32;
 /// For one Redis pool, or the Redis of tokens and limits: its connections, with those to Sentinels, and some that
 /// are being replaced.
 const REDIS: u64 = 32;
-/// For one disk pool, besides the tables that it keeps open: journals, and the tables that a compaction reads and
+/// For one disk pool, besides the tables that it keeps open: files of the log, and the tables that a compaction reads and
 /// writes.
 const DISK: u64 = 64;
-/// The tables that a disk pool keeps open: as many as fjall would, or a quarter of the limit for all pools.
+/// The tables that a disk pool keeps open: a quarter of the limit for all pools at most.
 const TABLES: u64 = 900;
 const FEWEST_TABLES: u64 = 10;
 /// The fewest connections that a server is of use with.

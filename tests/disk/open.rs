@@ -229,7 +229,7 @@ async fn no_flipped_bytes_are_served_as_a_body() {
             copy(dir.path(), copied.path());
             let target = copied.path().join(file.strip_prefix(dir.path()).expect("it is inside"));
             let mut bytes = std::fs::read(&target).expect("read");
-            // The journal is allocated ahead: its end is empty.
+            // Files of the log are made ahead: their end is empty.
             let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |p| p as u64);
             let place = (used * (2 * part + 1) / 4 + at as u64) as usize;
             for byte in &mut bytes[place..place + 16] {

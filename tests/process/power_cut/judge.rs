@@ -2,7 +2,7 @@
 //!
 //! An act is *firm* when the power cut must not undo it. With `Sync = "always"` that is what was answered
 //! and must last, and every hand-over that was answered before the beginning of an act that is firm: the store
-//! writes one journal, and what a sync keeps keeps all before it. With `"everysec"` it is what was answered
+//! writes one log, and what a sync keeps keeps all before it. With `"everysec"` it is what was answered
 //! longer ago than [`A_SECOND`]. An act that had not begun cannot have happened; between the two it may have
 //! happened or not, but never half.
 

@@ -80,7 +80,7 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     let killed = load::nanoseconds();
     recording.add(&root, &server.kill().await)?;
 
-    // The third reads the journal again, finds garbage, and compacts as long as it has little to do; a job now and then
+    // The third reads the log again, finds garbage, and compacts as long as it has little to do; a job now and then
     // is little.
     let before = tables(&root);
     let server = Server::start(&root, &work, sync);

@@ -131,13 +131,13 @@ mod tests {
             let (store, mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // nothing is damaged
             let mut txn = Txn::new(store.clone());
             txn.put(Space::Ready, b"one", b"1");
-            txn.put(Space::Dead, b"other", b"2");
+            txn.put(Space::Meta, b"other", b"2");
             txn.settle(end).unwrap(); // nothing is wrong with the disk
             store.clear(Space::Ready).unwrap(); // as above
             drop((txn, store, mark));
             let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // nothing is damaged
             assert_eq!(store.get(Space::Ready, b"one").unwrap(), None, "it was cleared");
-            assert!(store.get(Space::Dead, b"other").unwrap().is_some(), "another keyspace was not");
+            assert!(store.get(Space::Meta, b"other").unwrap().is_some(), "another keyspace was not");
         }
     }
 }

@@ -81,7 +81,7 @@ impl Mark {
         self.write()
     }
 
-    /// Notes what the last commit was: a journal that ends before it has lost something.
+    /// Notes what the last commit was: a log that ends before it has lost something.
     pub fn close(&mut self, number: u64) -> std::io::Result<()> {
         self.closed = Some(number);
         self.write()

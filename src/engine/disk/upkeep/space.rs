@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A stored byte is counted so many times: once in the journal, once in a table.
+/// A stored byte is counted so many times: once in the log, once in a table.
 const COPIES: u64 = 2;
 /// What a stored job is counted for beside its body: its record, its entries, and their keys.
 const JOB: u64 = 400;

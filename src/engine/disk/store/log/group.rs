@@ -190,6 +190,34 @@ mod tests {
 
     const POOL: u64 = 7;
 
+    /// Whoever changes these bytes changes the format of directories that exist.
+    #[test]
+    fn a_group_and_the_head_of_a_file_have_these_bytes() {
+        let mut draft = Draft::default();
+        draft.add(Space::Ready, b"key", Some(b"value"));
+        draft.add(Space::Jobs, b"gone", None);
+        let (bytes, check) = draft.seal(POOL, 2, 1, 0x0102);
+        let expected = [
+            &[0, 0, 0, 26][..],
+            &[0, 0, 0, 0, 0, 0, 0, 2],
+            &[0, 0, 0, 0, 0, 0, 0, 1],
+            &[0, 0, 0, 0, 0, 0, 1, 2],
+            &[4, 0, 3, 0, 0, 0, 5],
+            b"keyvalue",
+            &[1, 0, 4, 255, 255, 255, 255],
+            b"gone",
+            &check.to_be_bytes(),
+            &[0; 2],
+        ];
+        assert_eq!(bytes, expected.concat(), "a group");
+        assert_eq!(check, 16_399_829_157_492_794_430, "its check");
+        let head = FileHead { pool: POOL, turn: 3, first: 2 }.to_bytes();
+        let (text, check) = head.split_at(32);
+        let expected = [&b"dormlog1"[..], &[0, 0, 0, 0, 0, 0, 0, 7], &[0, 0, 0, 0, 0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 2]];
+        assert_eq!(text, expected.concat(), "the head of a file");
+        assert_eq!(check, [60, 232, 68, 200, 4, 108, 142, 251], "its check");
+    }
+
     type Owned = (usize, Vec<u8>, Option<Vec<u8>>);
 
     fn items_of(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Owned>> {
