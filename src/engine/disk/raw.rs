@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use super::OpenError;
-use super::store::open::{self, Mark};
+use super::store::open::{self, Mark, OpenError};
 use super::store::txn::Txn;
 use super::store::{Fatal, Space, Store, StoreLimits};
 

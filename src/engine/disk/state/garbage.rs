@@ -36,8 +36,6 @@ pub struct Upkeep {
     /// Keyspaces of which most is garbage, with about how many bytes of each live and are written anew. They are asked
     /// for again until they are reported as compacted.
     pub compact: Vec<(Space, u64)>,
-    /// Whether the store rests: then only upkeep has replaced files deleted.
-    pub rests: bool,
 }
 
 /// How many entries live, in each keyspace that is worth a compaction.
@@ -89,7 +87,7 @@ impl Garbage {
         if write_out {
             self.written_out_at = written;
         }
-        Upkeep { write_out, compact, rests }
+        Upkeep { write_out, compact }
     }
 
     /// Whether much was written since memory was last written out, or an older file of the log is left.

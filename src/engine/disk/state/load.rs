@@ -18,7 +18,7 @@ use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::job::JobId;
 use crate::name::Queue;
 
-/// Rebuilds the writer's state. `closed` is the number of the last commit, if the store was closed in order.
+/// Rebuilds the writer's state. `closed` is the last group, if the store was closed in order.
 pub fn load(
     store: Store,
     clock: Arc<dyn Clock>,

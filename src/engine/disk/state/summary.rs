@@ -46,7 +46,7 @@ fn key(part: u32) -> Vec<u8> {
 }
 
 impl WriterState {
-    /// Writes the summary into the commit with this number.
+    /// Writes the summary into the group with this number.
     pub fn write_summary(&mut self, number: u64) {
         let all: Vec<_> = self.queues.iter().collect();
         let parts: Vec<Vec<u8>> = match all.chunks(PART) {
@@ -92,7 +92,7 @@ impl WriterState {
     }
 }
 
-/// Reads the summary of the close whose last commit has this number, if it is all there.
+/// Reads the summary of the close whose group has this number, if it is all there.
 pub fn read(store: &Store, number: u64) -> Result<Option<Summary>, Fatal> {
     let mut summary = Summary { queues: Vec::new(), delayed: 0, keys: 0, once: 0 };
     let mut part = 0;

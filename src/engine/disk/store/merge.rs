@@ -57,7 +57,7 @@ impl Store {
         }
     }
 
-    /// Whether so much waits to be merged that the writer will soon wait for it for ever.
+    /// Whether so much waits to be merged that reads take ever longer.
     pub fn too_many_unmerged(&self, space: Space) -> bool {
         self.trees.of(space).l0_run_count() >= TOO_MANY
     }

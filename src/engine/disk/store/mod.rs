@@ -18,6 +18,7 @@ pub mod merge;
 pub mod open;
 pub mod recent;
 pub mod repair;
+mod space;
 pub mod tables;
 pub mod tend;
 pub mod trees;
@@ -35,72 +36,10 @@ use rustix::io::Errno;
 
 use self::codec::{Malformed, Record};
 use self::log::Log;
+pub use self::space::{PerSpace, Space};
 use self::tend::Tending;
+pub use self::trees::StoreLimits;
 use self::trees::{Read, Trees};
-
-/// A keyspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Space {
-    Meta,
-    Jobs,
-    Delayed,
-    Running,
-    Ready,
-    Dead,
-    Queues,
-    Tokens,
-    Limits,
-    Quotas,
-    Push,
-    Quarantine,
-    Keys,
-    Once,
-}
-
-/// How many keyspaces there are.
-const SPACES: usize = 14;
-/// One number per keyspace.
-pub type PerSpace = [u64; SPACES];
-
-impl Space {
-    /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
-    /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
-    /// live for seconds mostly die before they are written out, and that this happens seldom. Where there are quotas
-    /// each group writes into `quotas`, of which one entry for each quota is left when it is written out.
-    pub const ALL: [(Space, &'static str, u64); SPACES] = [
-        (Space::Meta, "meta", 4 * MIB),
-        (Space::Jobs, "jobs", 32 * MIB),
-        (Space::Delayed, "delayed", 32 * MIB),
-        (Space::Running, "running", 16 * MIB),
-        (Space::Ready, "ready", 32 * MIB),
-        (Space::Dead, "dead", 4 * MIB),
-        (Space::Queues, "queues", 4 * MIB),
-        (Space::Tokens, "tokens", MIB),
-        (Space::Limits, "limits", MIB),
-        (Space::Quotas, "quotas", 16 * MIB),
-        (Space::Push, "push", 8 * MIB),
-        (Space::Quarantine, "quarantine", MIB),
-        (Space::Keys, "keys", 8 * MIB),
-        (Space::Once, "once", 8 * MIB),
-    ];
-
-    /// Its name on disk.
-    fn name(self) -> &'static str {
-        Space::ALL[self as usize].1
-    }
-
-    /// Whether its keys are those of the entries of lists: each is written once, until it is deleted.
-    fn is_list(self) -> bool {
-        matches!(self, Space::Delayed | Space::Running | Space::Ready | Space::Dead)
-    }
-
-    /// How large its part in memory may grow.
-    fn memtable(self) -> u64 {
-        Space::ALL[self as usize].2
-    }
-}
-
-const MIB: u64 = 1 << 20;
 
 /// The store cannot go on: it must be poisoned.
 #[derive(Debug)]
@@ -177,11 +116,6 @@ impl std::fmt::Debug for Store {
     }
 }
 
-impl StoreLimits {
-    /// For a tool that opens a store, does one thing and ends.
-    pub const OF_A_TOOL: StoreLimits = StoreLimits { open_tables: 64, cache: 32 * MIB };
-}
-
 impl Found {
     fn of(key: &[u8], value: &[u8]) -> Found {
         codec::read_record(key, value).map_or_else(|e| Found::Corrupt(e.to_string()), Found::Record)
@@ -199,15 +133,6 @@ impl Found {
     }
 }
 
-/// What an open database may hold of the machine.
-#[derive(Clone, Copy, Debug)]
-pub struct StoreLimits {
-    /// How many tables may stay open.
-    pub open_tables: usize,
-    /// How many bytes of blocks that were read are kept.
-    pub cache: u64,
-}
-
 impl Store {
     fn new(pool: &Path, trees: Trees, log: Log) -> Store {
         let (trees, log) = (Arc::new(trees), Arc::new(log));
@@ -218,6 +143,11 @@ impl Store {
     /// may have forgotten what it did not write.
     pub fn sync(&self) -> Result<(), Fatal> {
         self.log.sync().map_err(|e| Fatal(format!("a sync failed: {e}")))
+    }
+
+    /// The number of the last commit.
+    pub fn last_group(&self) -> u64 {
+        self.log.last()
     }
 
     /// Lets the log say that what it holds is synced, once nothing was committed for a while.
@@ -312,16 +242,4 @@ fn walk<K: AsRef<[u8]>, R: RangeBounds<K>>(
         let _ = &read;
         entry.into_inner().map_err(Fatal::from)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn store_order() {
-        for (at, (space, name, _)) in Space::ALL.into_iter().enumerate() {
-            assert_eq!(space as usize, at, "keyspace {name} is found by its place in the list");
-        }
-    }
 }

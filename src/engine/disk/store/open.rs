@@ -6,13 +6,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::aside::{Aside, sync};
-use super::codec::META_CLOSED;
 use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log};
 use super::trees::{self, Trees, Written};
-use super::{Fatal, Slice, Space, Store, StoreLimits, describe, is_full, tables};
+use super::{Slice, Space, Store, StoreLimits, describe, is_full, tables};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
@@ -54,12 +53,17 @@ pub struct Mark {
 }
 
 impl Mark {
+    /// The last group, if the store is closed in order.
+    pub fn closed(&self) -> Option<u64> {
+        self.closed
+    }
+
     /// Whether the store was whole once.
     pub fn is_made(&self) -> bool {
         self.made
     }
 
-    /// The number of the last commit before this open, if the store was closed in order.
+    /// The last group before this open, if the store was closed in order.
     pub fn was_closed(&self) -> Option<u64> {
         self.was_closed
     }
@@ -81,7 +85,7 @@ impl Mark {
         self.write()
     }
 
-    /// Notes what the last commit was: a log that ends before it has lost something.
+    /// Notes which was the last group: a log that ends before it has lost something.
     pub fn close(&mut self, number: u64) -> std::io::Result<()> {
         self.closed = Some(number);
         self.write()
@@ -135,8 +139,8 @@ impl Judged {
     }
 }
 
-/// Judges the files of a pool that was whole once. Changes nothing.
-pub fn judge(pool: &Path) -> std::io::Result<Judged> {
+/// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
+pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None };
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
@@ -151,7 +155,9 @@ pub fn judge(pool: &Path) -> std::io::Result<Judged> {
     }
     let dir = pool.join(log::DIR);
     match Manifest::read(&dir) {
-        Ok(manifest) => {
+        Ok(mut manifest) => {
+            // A close syncs.
+            manifest.synced = manifest.synced.max(closed.unwrap_or(0));
             let findings = judge::judge(&dir, &manifest)?;
             judged.damage.extend(findings.damage.iter().map(LogDamage::to_string));
             judged.log = Some((manifest, findings));
@@ -171,33 +177,26 @@ pub fn judge(pool: &Path) -> std::io::Result<Judged> {
 /// Opens `path`, made if it is not there.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
-    let damaged = |reason| OpenError::Damaged(path.to_owned(), reason);
     let mut mark = lock(path)?;
     if !mark.made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
-    let store = open_whole(path, limits, mark.closed.is_some())?;
+    let store = open_whole(path, limits, mark.closed)?;
     mark.was_closed = mark.closed;
     if !mark.made || mark.closed.is_some() {
-        if let Some(number) = mark.closed {
-            let found = store.number(META_CLOSED).map_err(|Fatal(reason)| damaged(reason))?;
-            if found != Some(number) {
-                return Err(damaged("its last commits are missing".to_owned()));
-            }
-        }
         mark.write_made(true).map_err(io)?;
     }
     Ok((store, mark))
 }
 
-/// Opens a store that was whole once, if nothing in it is damaged. `closed` is whether its end was in order.
-pub fn open_whole(path: &Path, limits: StoreLimits, closed: bool) -> Result<Store, OpenError> {
+/// Opens a store that was whole once, if nothing in it is damaged. `closed` is the last group, if its end was in order.
+pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Result<Store, OpenError> {
     let io = |e: std::io::Error| match e.kind() {
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let judged = judge(path).map_err(io)?;
+    let judged = judge(path, closed).map_err(io)?;
     let (manifest, mut findings) = match judged.log {
         Some(log) if judged.damage.is_empty() => log,
         _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
@@ -206,7 +205,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: bool) -> Result<Stor
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if !closed {
+    if closed.is_none() {
         log::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
     let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;

@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 
-use ahash::HashMap;
+use ahash::RandomState;
+use hashbrown::HashTable;
 use lsm_tree::Slice;
 
-use super::{SPACES, Space};
+use super::space::Space;
 
 /// So many entries may wait, those that left counted until their turn comes,
 const ENTRIES: usize = 1 << 15;
@@ -25,6 +26,7 @@ pub struct Entry {
     pub value: Option<Slice>,
     /// Whether below, in memtables and tables, there is no such key.
     is_new: bool,
+    hash: u64,
 }
 
 impl Entry {
@@ -38,60 +40,95 @@ impl Entry {
 pub struct Recent {
     entries: VecDeque<Option<Entry>>,
     /// How many have left at the front.
-    left: usize,
-    /// Where the entry of a key is, counted from the first there ever was.
-    places: [HashMap<Slice, usize>; SPACES],
+    left: u32,
+    /// Where the entry of a key is, counted from the first there ever was: four bytes each, which a processor's cache
+    /// holds.
+    places: HashTable<u32>,
+    hasher: RandomState,
     bytes: usize,
 }
 
 impl Recent {
     /// Adds an entry of the newest group. `is_new` is whether the key was not there before, anywhere.
     pub fn add(&mut self, group: u64, space: Space, key: Slice, value: Option<Slice>, is_new: bool) {
-        let mut entry = Entry { group, space, key, value, is_new };
-        let places = &mut self.places[space as usize];
-        if let Some(place) = places.get(&entry.key) {
-            if let Some(old) = self.entries.get_mut(place - self.left).and_then(Option::take) {
-                self.bytes -= old.bytes();
-                entry.is_new = old.is_new;
+        let hash = self.hash(space, &key);
+        let mut entry = Entry { group, space, key, value, is_new, hash };
+        let next = self.left.wrapping_add(self.entries.len() as u32);
+        let (entries, left) = (&mut self.entries, self.left);
+        let is_it = |place: &u32| is_at(entries, left, *place, space, &entry.key);
+        match self.places.find_entry(hash, is_it) {
+            Ok(mut known) => {
+                let at = known.get().wrapping_sub(left) as usize;
+                if let Some(old) = entries.get_mut(at).and_then(Option::take) {
+                    self.bytes -= old.bytes();
+                    entry.is_new = old.is_new;
+                }
+                if entry.is_new && entry.value.is_none() {
+                    known.remove();
+                    return;
+                }
+                *known.get_mut() = next;
             }
-            if entry.is_new && entry.value.is_none() {
-                places.remove(&entry.key);
-                return;
+            Err(_) if entry.is_new && entry.value.is_none() => return,
+            Err(_) => {
+                // Only when the table grows: it asks for the hash of what it holds.
+                let rehash = |place: &u32| {
+                    let at = place.wrapping_sub(left) as usize;
+                    entries.get(at).and_then(Option::as_ref).map_or(0, |entry| entry.hash)
+                };
+                self.places.insert_unique(hash, next, rehash);
             }
         }
         self.bytes += entry.bytes();
-        places.insert(entry.key.clone(), self.left + self.entries.len());
         self.entries.push_back(Some(entry));
+    }
+
+    fn hash(&self, space: Space, key: &[u8]) -> u64 {
+        self.hasher.hash_one((space as u8, key))
     }
 
     /// What a key was written last, if that stands here. `Some(None)`: it was deleted.
     pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<Slice>> {
-        let place = self.places[space as usize].get(key)?;
-        self.entries.get(place - self.left)?.as_ref().map(|entry| entry.value.clone())
+        let is_it = |place: &u32| is_at(&self.entries, self.left, *place, space, key);
+        let place = self.places.find(self.hash(space, key), is_it)?;
+        self.entries.get(place.wrapping_sub(self.left) as usize)?.as_ref().map(|entry| entry.value.clone())
     }
 
-    /// Some of the oldest entries, which are to go on now, if there are too many.
+    /// The oldest entries, as many as are too many. Groups go on as a whole: of a group that a table has it has all.
     pub fn surplus(&mut self) -> impl Iterator<Item = Entry> {
         let is_too_much = self.entries.len() > ENTRIES || self.bytes > BYTES;
-        self.take(if is_too_much { TOGETHER } else { 0 })
+        let most = if is_too_much { TOGETHER.max(self.entries.len().saturating_sub(ENTRIES)) } else { 0 };
+        self.take(most, if is_too_much { BYTES } else { usize::MAX })
     }
 
-    /// Some of the oldest entries, whatever there are.
+    /// Some of the oldest entries, whatever there are, in whole groups.
     pub fn oldest(&mut self) -> impl Iterator<Item = Entry> {
-        self.take(TOGETHER)
+        self.take(TOGETHER, usize::MAX)
     }
 
-    fn take(&mut self, most: usize) -> impl Iterator<Item = Entry> {
-        std::iter::repeat_with(|| self.pop()).take(most).map_while(|entry| entry)
+    /// Takes `most` entries, and more until `bytes` are left, and the rest of the last one's group.
+    fn take(&mut self, most: usize, bytes: usize) -> impl Iterator<Item = Entry> {
+        let (mut taken, mut last) = (0, None);
+        std::iter::from_fn(move || {
+            if taken >= most && self.bytes <= bytes && self.first() != last {
+                return None;
+            }
+            let entry = self.pop()?;
+            (taken, last) = (taken + 1, Some(entry.group));
+            Some(entry)
+        })
     }
 
     fn pop(&mut self) -> Option<Entry> {
         loop {
             let first = self.entries.pop_front()?;
-            self.left += 1;
+            let place = self.left;
+            self.left = place.wrapping_add(1);
             let Some(entry) = first else { continue };
             self.bytes -= entry.bytes();
-            self.places[entry.space as usize].remove(&entry.key);
+            if let Ok(known) = self.places.find_entry(entry.hash, |known| *known == place) {
+                known.remove();
+            }
             return Some(entry);
         }
     }
@@ -100,10 +137,16 @@ impl Recent {
     pub fn first(&mut self) -> Option<u64> {
         while let Some(None) = self.entries.front() {
             self.entries.pop_front();
-            self.left += 1;
+            self.left = self.left.wrapping_add(1);
         }
         self.entries.front().and_then(Option::as_ref).map(|entry| entry.group)
     }
+}
+
+/// Whether the entry at this place is of this key.
+fn is_at(entries: &VecDeque<Option<Entry>>, left: u32, place: u32, space: Space, key: &[u8]) -> bool {
+    let entry = entries.get(place.wrapping_sub(left) as usize).and_then(Option::as_ref);
+    entry.is_some_and(|entry| entry.space == space && *entry.key == *key)
 }
 
 #[cfg(test)]
@@ -124,14 +167,17 @@ mod tests {
         fn what_is_here_and_below_is_what_was_written(
             writes in proptest::collection::vec((0u8..6, proptest::option::of(any::<u8>()), 0usize..4), 0..200),
         ) {
-            let (mut recent, mut below, mut all) = (Recent::default(), Below::new(), Below::new());
-            for (group, (key, value, gone)) in writes.into_iter().enumerate() {
+            // Places are counted beyond the last number.
+            let mut recent = Recent { left: u32::MAX - 50, ..Recent::default() };
+            let (mut below, mut all) = (Below::new(), Below::new());
+            for (n, (key, value, gone)) in writes.into_iter().enumerate() {
+                let group = n / 3;
                 let key = vec![key];
                 let is_new = value.is_some() && all.get(&key).is_none_or(Option::is_none);
                 let slice = value.map(|value| Slice::from([value]));
                 recent.add(group as u64, Space::Ready, Slice::from(&key[..]), slice, is_new);
                 all.insert(key, value.map(|value| vec![value]));
-                for entry in recent.take(gone) {
+                for entry in recent.take(gone, usize::MAX) {
                     below.insert(entry.key.to_vec(), entry.value.map(|value| value.to_vec()));
                 }
                 for (key, value) in &all {
@@ -151,7 +197,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(recent.bytes, 0);
-            prop_assert!(recent.places.iter().all(HashMap::is_empty));
+            prop_assert!(recent.places.is_empty());
             for (key, value) in &all {
                 prop_assert_eq!(&below.get(key).cloned().flatten(), value);
             }
@@ -173,6 +219,22 @@ mod tests {
         assert_eq!(left, [(2, None)], "a note that it was deleted");
     }
 
+    /// A table tells by its newest group what it has.
+    #[test]
+    fn a_group_goes_on_as_a_whole() {
+        let mut recent = Recent::default();
+        let group = |n: u64| n / 700;
+        for n in 0..7000u64 {
+            recent.add(group(n), Space::Jobs, Slice::from(n.to_be_bytes()), Some(Slice::from([7])), true);
+        }
+        let mut gone = 0;
+        while let Some(next) = recent.first() {
+            gone += recent.oldest().count() as u64;
+            assert_eq!(gone % 700, 0, "{gone} of groups of 700 have gone on, the next was {next}");
+        }
+        assert_eq!(gone, 7000, "all");
+    }
+
     #[test]
     fn what_is_too_much_goes_on() {
         let mut recent = Recent::default();
@@ -180,13 +242,13 @@ mod tests {
             let key = Slice::from(n.to_be_bytes());
             recent.add(n as u64, Space::Jobs, key, Some(Slice::from([7; 10])), true);
             let gone = recent.surplus().count();
-            assert!(gone == 0 || gone == TOGETHER, "{gone} go on together");
+            assert!(gone == 0 || gone >= TOGETHER, "{gone} go on together");
             assert!(recent.entries.len() <= ENTRIES, "{} wait", recent.entries.len());
         }
         let large = Slice::from(vec![0; BYTES / 4]);
         for n in 0..9u8 {
             recent.add(9, Space::Jobs, Slice::from([n]), Some(large.clone()), true);
-            while recent.surplus().count() > 0 {}
+            let _ = recent.surplus().count();
             assert!(recent.bytes <= BYTES, "{} bytes wait", recent.bytes);
         }
     }

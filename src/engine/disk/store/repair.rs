@@ -77,7 +77,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
         return Ok(report);
     }
-    let judged = open::judge(path).map_err(io)?;
+    let judged = open::judge(path, mark.closed()).map_err(io)?;
     report.damage.clone_from(&judged.damage);
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
@@ -119,7 +119,7 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
         fs::create_dir(&old).map_err(io)?;
         Log::create(&old, next, groups.turn).map_err(io)?;
     }
-    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, false)?;
+    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, None)?;
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());

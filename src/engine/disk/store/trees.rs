@@ -27,7 +27,7 @@ use lsm_tree::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::recent::{Entry, Recent};
-use super::{PerSpace, SPACES, Space, StoreLimits};
+use super::space::{PerSpace, SPACES, Space};
 
 /// The directory of the trees, in the pool's.
 pub const DIR: &str = "trees";
@@ -37,6 +37,20 @@ const BASE: SeqNo = 1 << 32;
 const WAITING: u64 = 3;
 /// How often a commit that waits looks whether it waits in vain.
 const WAITING_CHECK: Duration = Duration::from_millis(10);
+
+/// What an open store may hold of the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreLimits {
+    /// How many tables may stay open.
+    pub open_tables: usize,
+    /// How many bytes of blocks that were read are kept.
+    pub cache: u64,
+}
+
+impl StoreLimits {
+    /// For a tool that opens a store, does one thing and ends.
+    pub const OF_A_TOOL: StoreLimits = StoreLimits { open_tables: 64, cache: 32 << 20 };
+}
 
 /// The number of the entries of a group.
 pub fn seqno(group: u64) -> SeqNo {
@@ -49,7 +63,7 @@ pub struct Trees {
     memory: Mutex<Memory>,
     /// Says that a memtable was written out.
     written_out: Condvar,
-    /// The last group whose entries are all in the memtables.
+    /// The last group whose entries are all in memory.
     committed: AtomicU64,
     /// Up to which number each keyspace's tables had everything when they were opened.
     persisted: [SeqNo; SPACES],

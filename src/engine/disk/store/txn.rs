@@ -41,6 +41,8 @@ const UNREADABLE_IN_A_ROW: u32 = 4096;
 
 /// Beyond this a batch is flushed early. It bounds memory, not atomicity: see [`Txn::relieve`].
 const BATCH_BYTES: usize = 8 << 20;
+/// Room that is kept for what a batch reads back.
+const KEPT: usize = 1 << 8;
 
 impl Txn {
     /// Nothing read or written yet.
@@ -167,8 +169,11 @@ impl Txn {
         self.written += std::mem::take(&mut self.bytes) as u64;
         self.unsettled = true;
         self.store.commit(&mut self.draft, self.batch.drain(..))?;
+        // Not more than small: to clear a large table takes as long as it is large.
         self.rows.clear();
+        self.rows.shrink_to(KEPT);
         self.jobs.clear();
+        self.jobs.shrink_to(KEPT);
         Ok(())
     }
 

@@ -50,11 +50,13 @@ pub fn each_second(
     stop: &Stop,
     poison: &Poison,
 ) {
-    let mut pause = SECOND;
+    let (mut pause, mut last) = (SECOND, 0);
     while !stop.stopped_within(pause) {
         let began = Instant::now();
         let work = heartbeat.work();
-        let done = if sync { store.sync() } else { Ok(()) }.and_then(|()| store.attest());
+        let rests = store.last_group() == std::mem::replace(&mut last, store.last_group());
+        let done = if sync { store.sync() } else { Ok(()) };
+        let done = if rests { done.and_then(|()| store.attest()) } else { done };
         drop(work);
         if let Err(Fatal(reason)) = done {
             poison.set(reason);

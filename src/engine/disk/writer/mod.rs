@@ -17,8 +17,7 @@ use self::op::Op;
 use self::poison::Poison;
 use self::threads::Stop;
 use crate::engine::disk::state::WriterState;
-use crate::engine::disk::store::codec::META_CLOSED;
-use crate::engine::disk::store::{Fatal, Space};
+use crate::engine::disk::store::Fatal;
 use crate::engine::notifier::Notifiers;
 
 /// How long a close waits for memory to be written out. The next start replays what is not.
@@ -41,8 +40,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Serves until it is told to end, and then what waits already. Answers the number that the last commit left
-    /// in `meta`, if the store is in order.
+    /// Serves until it is told to end, and then what waits already. Answers the last group, if the store is in order.
     pub fn run(&mut self) -> Option<u64> {
         while self.calls.next(&mut self.group) {
             let work = self.heartbeat.clone();
@@ -64,8 +62,9 @@ impl Writer {
             self.state.txn.settle(true)?;
             self.state.txn.store().write_out(LAST_WRITE_OUT)?;
         }
-        let number = self.state.next_seq();
-        self.state.txn.put(Space::Meta, META_CLOSED, number.to_be_bytes());
+        // All of the summary is one group.
+        self.state.txn.flush()?;
+        let number = self.state.txn.store().last_group() + 1;
         self.state.write_summary(number);
         self.state.txn.settle(true)?;
         Ok(number)

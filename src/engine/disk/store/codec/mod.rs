@@ -24,8 +24,6 @@ pub const META_SEQ: &[u8] = b"seq";
 pub const META_CLOCK: &[u8] = b"clock";
 /// The name of the id in `meta` above which no stored job's is.
 pub const META_NEWEST: &[u8] = b"newest";
-/// The name of the number in `meta` that the last orderly close took.
-pub const META_CLOSED: &[u8] = b"closed";
 /// The name of the secret in `meta` that seals cursors.
 pub const META_SECRET: &[u8] = b"secret";
 /// Numbers begin here: far above what giving back counts down from it.

@@ -9,7 +9,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::engine::disk::store::Space;
+use crate::engine::disk::store::space::Space;
 
 /// What stands before the items,
 pub const HEAD: usize = 28;
@@ -213,7 +213,12 @@ mod tests {
         assert_eq!(check, 16_399_829_157_492_794_430, "its check");
         let head = FileHead { pool: POOL, turn: 3, first: 2 }.to_bytes();
         let (text, check) = head.split_at(32);
-        let expected = [&b"dormlog1"[..], &[0, 0, 0, 0, 0, 0, 0, 7], &[0, 0, 0, 0, 0, 0, 0, 3], &[0, 0, 0, 0, 0, 0, 0, 2]];
+        let expected = [
+            &b"dormlog1"[..],
+            &[0, 0, 0, 0, 0, 0, 0, 7],
+            &[0, 0, 0, 0, 0, 0, 0, 3],
+            &[0, 0, 0, 0, 0, 0, 0, 2],
+        ];
         assert_eq!(text, expected.concat(), "the head of a file");
         assert_eq!(check, [60, 232, 68, 200, 4, 108, 142, 251], "its check");
     }

@@ -8,8 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::group::{self, FILE_HEAD, FileHead, Group};
-use super::manifest::Manifest;
-use super::name;
+use super::manifest::{Manifest, name};
 
 /// One thing that is not as it was written, and cannot be the work of a power cut.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+/// The directory of the log, in the pool's.
+pub const DIR: &str = "log";
 /// The file, in the directory of the log.
 pub const FILE: &str = "manifest";
 /// What it is written as, before it takes the place of the old one.
@@ -17,6 +19,11 @@ const MAGIC: &[u8; 8] = b"dormman1";
 const HEAD: usize = 36;
 const ENTRY: usize = 12;
 const CHECK: usize = 8;
+
+/// How messages call a file of the log.
+pub fn name(slot: u32) -> String {
+    format!("{DIR}/{slot}")
+}
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Eq)]

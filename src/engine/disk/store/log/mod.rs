@@ -2,7 +2,7 @@
 //! of keys, tables or jobs.
 //!
 //! - [`group`] are the bytes of one commit, [`manifest`] says which files there are, [`judge`] what is damaged.
-//! - The writer [`append`](Log::append)s; nobody else does. What was appended has survived the process; what was
+//! - The writer [`append`](Log::append)s. What was appended has survived the process; what was
 //!   appended before a [`sync`](Log::sync) began has survived the machine when it ends.
 //! - [`tend`](Log::tend) is for a thread beside the writer. It makes files ahead, with their blocks written, so that a
 //!   sync has nothing to write but the groups; and uses those again that are needed no more.
@@ -27,19 +27,13 @@ use parking_lot::Mutex;
 
 use self::group::{Draft, FILE_HEAD, FileHead, Group};
 use self::judge::{Findings, Torn};
+pub use self::manifest::DIR;
 use self::manifest::Manifest;
 
-/// The directory, in the pool's.
-pub const DIR: &str = "log";
 /// How large a file is. A group that is larger stands in a file alone.
 pub const FILE: u64 = 8 << 20;
 /// So many bytes get their blocks at a time, and so many a new file has.
 const AHEAD: u64 = 256 << 10;
-
-/// How messages call a file.
-pub fn name(slot: u32) -> String {
-    format!("{DIR}/{slot}")
-}
 
 /// The log of an open store.
 #[derive(Debug)]

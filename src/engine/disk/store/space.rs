@@ -1,0 +1,77 @@
+//! The keyspaces of the store, with what is special about each.
+
+/// A keyspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    Meta,
+    Jobs,
+    Delayed,
+    Running,
+    Ready,
+    Dead,
+    Queues,
+    Tokens,
+    Limits,
+    Quotas,
+    Push,
+    Quarantine,
+    Keys,
+    Once,
+}
+
+/// How many keyspaces there are.
+pub const SPACES: usize = 14;
+/// One number per keyspace.
+pub type PerSpace = [u64; SPACES];
+
+impl Space {
+    /// Each, with its name on disk and how large its part in memory may grow before it is written out as a
+    /// table. Small enough that a busy server stays near two hundred megabytes, large enough that entries which
+    /// live for seconds mostly die before they are written out, and that this happens seldom. Where there are quotas
+    /// each group writes into `quotas`, of which one entry for each quota is left when it is written out.
+    pub const ALL: [(Space, &'static str, u64); SPACES] = [
+        (Space::Meta, "meta", 4 * MIB),
+        (Space::Jobs, "jobs", 32 * MIB),
+        (Space::Delayed, "delayed", 32 * MIB),
+        (Space::Running, "running", 16 * MIB),
+        (Space::Ready, "ready", 32 * MIB),
+        (Space::Dead, "dead", 4 * MIB),
+        (Space::Queues, "queues", 4 * MIB),
+        (Space::Tokens, "tokens", MIB),
+        (Space::Limits, "limits", MIB),
+        (Space::Quotas, "quotas", 16 * MIB),
+        (Space::Push, "push", 8 * MIB),
+        (Space::Quarantine, "quarantine", MIB),
+        (Space::Keys, "keys", 8 * MIB),
+        (Space::Once, "once", 8 * MIB),
+    ];
+
+    /// Its name on disk.
+    pub fn name(self) -> &'static str {
+        Space::ALL[self as usize].1
+    }
+
+    /// Whether its keys are those of the entries of lists: each is written once, until it is deleted.
+    pub fn is_list(self) -> bool {
+        matches!(self, Space::Delayed | Space::Running | Space::Ready | Space::Dead)
+    }
+
+    /// How large its part in memory may grow.
+    pub fn memtable(self) -> u64 {
+        Space::ALL[self as usize].2
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_keyspace_is_found_by_its_place_in_the_list() {
+        for (at, (space, name, _)) in Space::ALL.into_iter().enumerate() {
+            assert_eq!(space as usize, at, "the place of keyspace {name}");
+        }
+    }
+}
