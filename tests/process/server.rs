@@ -205,7 +205,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
     std::fs::remove_file(data.join("trees/jobs/current")).expect("it is there");
     let run = Command::new(env!("CARGO_BIN_EXE_dormouse")).current_dir(dir.path()).output().expect("it runs");
     let told = String::from_utf8_lossy(&run.stderr);
-    let says = ["keyspace 1: the file current is missing", "dormouse repair --accept-loss"];
+    let says = ["keyspace jobs: the file current is missing", "dormouse repair --accept-loss"];
     assert!(
         run.status.code() == Some(1) && says.iter().all(|says| told.contains(says)),
         "a start says: {told}"

@@ -21,6 +21,7 @@ pub mod repair;
 mod space;
 pub mod tables;
 pub mod tend;
+mod tender;
 pub mod trees;
 pub mod txn;
 
@@ -37,7 +38,7 @@ use rustix::io::Errno;
 use self::codec::{Malformed, Record};
 use self::log::Log;
 pub use self::space::{PerSpace, Space};
-use self::tend::Tending;
+use self::tender::Tending;
 pub use self::trees::StoreLimits;
 use self::trees::{Read, Trees};
 

@@ -49,8 +49,9 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Adds an entry of the newest group. `is_new` is whether the key was not there before, anywhere.
-    pub fn add(&mut self, group: u64, space: Space, key: Slice, value: Option<Slice>, is_new: bool) {
+    /// Adds an entry of the newest group. `is_new` is whether the key was not there before, anywhere. Answers whether
+    /// the entry stands here now: one that deletes a key of which nothing is below leaves nothing.
+    pub fn add(&mut self, group: u64, space: Space, key: Slice, value: Option<Slice>, is_new: bool) -> bool {
         let hash = self.hash(space, &key);
         let mut entry = Entry { group, space, key, value, is_new, hash };
         let next = self.left.wrapping_add(self.entries.len() as u32);
@@ -65,11 +66,11 @@ impl Recent {
                 }
                 if entry.is_new && entry.value.is_none() {
                     known.remove();
-                    return;
+                    return false;
                 }
                 *known.get_mut() = next;
             }
-            Err(_) if entry.is_new && entry.value.is_none() => return,
+            Err(_) if entry.is_new && entry.value.is_none() => return false,
             Err(_) => {
                 // Only when the table grows: it asks for the hash of what it holds.
                 let rehash = |place: &u32| {
@@ -81,6 +82,7 @@ impl Recent {
         }
         self.bytes += entry.bytes();
         self.entries.push_back(Some(entry));
+        true
     }
 
     fn hash(&self, space: Space, key: &[u8]) -> u64 {

@@ -3,46 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::log::group::Draft;
+pub use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe, is_full};
 
 /// From so many files of the log on, what keeps the older half of them is written out.
 const FILES: usize = 8;
-
-/// Whether there is something to do, and somebody who does it.
-#[derive(Debug, Default)]
-pub struct Tending {
-    state: Mutex<State>,
-    called: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    is_tended: bool,
-    is_called: bool,
-}
-
-/// A thread tends the store as long as this lives.
-#[derive(Debug)]
-pub struct Tender<'a>(&'a Tending);
-
-impl Drop for Tender<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().is_tended = false;
-    }
-}
-
-impl Tender<'_> {
-    /// Waits until there is something to do, or for this long.
-    pub fn wait(&self, time: Duration) {
-        let mut state = self.0.state.lock();
-        self.0.called.wait_while_for(&mut state, |state| !state.is_called, time);
-        state.is_called = false;
-    }
-}
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,18 +22,12 @@ pub enum Tended {
 impl Store {
     /// From now on the caller's thread tends the store.
     pub fn tender(&self) -> Tender<'_> {
-        self.tending.state.lock().is_tended = true;
-        Tender(&self.tending)
+        self.tending.tender()
     }
 
     /// Calls the thread that tends the store.
     pub fn call_tender(&self) {
-        self.tending.state.lock().is_called = true;
-        self.tending.called.notify_all();
-    }
-
-    fn is_tended(&self) -> bool {
-        self.tending.state.lock().is_tended
+        self.tending.call();
     }
 
     /// Appends a group to the log and puts its entries into memory.
@@ -78,12 +39,12 @@ impl Store {
         let group = self.log.append(draft).map_err(|e| Fatal(format!("a write failed: {e}")))?;
         let is_full = self.trees.commit(group, entries);
         if is_full || self.log.wants_tending() {
-            if !self.is_tended() {
+            if !self.tending.is_tended() {
                 return self.tend().map(drop);
             }
             self.call_tender();
             if is_full {
-                self.trees.wait_for_room(|| !self.is_tended());
+                self.trees.wait_for_room(|| !self.tending.is_tended());
             }
         }
         Ok(())

@@ -85,15 +85,14 @@ pub struct Written {
 struct Memory {
     recent: Recent,
     active: [Active; SPACES],
-    /// Notes of deleted keys that went into memtables, since somebody asked.
+    /// Deletions of what is below, since somebody asked.
     deleted: PerSpace,
 }
 
 impl Memory {
     /// Puts entries into the memtables.
-    fn fill(active: &mut [Active; SPACES], deleted: &mut PerSpace, entries: impl Iterator<Item = Entry>) {
+    fn fill(active: &mut [Active; SPACES], entries: impl Iterator<Item = Entry>) {
         for Entry { group, space, key, value, .. } in entries {
-            deleted[space as usize] += u64::from(value.is_none());
             let kind = if value.is_some() { ValueType::Value } else { ValueType::Tombstone };
             let value = value.unwrap_or_else(|| Slice::from([]));
             let of = &mut active[space as usize];
@@ -191,10 +190,12 @@ impl Trees {
                     || recent.get(space, &key).map_or_else(|| self.is_absent(space, &key), |v| v.is_none()),
                 "{space:?} has the key {key:?} already"
             );
-            recent.add(group, space, key, value, is_new);
+            let deletes = value.is_none();
+            let is_kept = recent.add(group, space, key, value, is_new);
+            deleted[space as usize] += u64::from(deletes && is_kept);
         }
         self.committed.store(group, Ordering::Release);
-        Memory::fill(active, deleted, recent.surplus());
+        Memory::fill(active, recent.surplus());
         spaces().zip(active.iter()).any(|(space, of)| of.bytes > space.memtable())
     }
 
@@ -214,8 +215,8 @@ impl Trees {
     fn settled(&self) -> MutexGuard<'_, Memory> {
         loop {
             let mut memory = self.memory.lock();
-            let Memory { recent, active, deleted } = &mut *memory;
-            Memory::fill(active, deleted, recent.oldest());
+            let Memory { recent, active, .. } = &mut *memory;
+            Memory::fill(active, recent.oldest());
             if recent.first().is_none() {
                 return memory;
             }
@@ -228,7 +229,7 @@ impl Trees {
         drop(self.settled());
     }
 
-    /// How many notes of deleted keys each keyspace has got since the last call.
+    /// How many entries that may be in tables were deleted since the last call, in each keyspace.
     pub fn take_deleted(&self) -> PerSpace {
         std::mem::take(&mut self.memory.lock().deleted)
     }

@@ -193,8 +193,7 @@ impl Txn {
         self.written
     }
 
-    /// How many notes of deleted keys each keyspace has got since the last call. One whose entry was written lately
-    /// leaves none.
+    /// How many entries that may be in tables were deleted since the last call, in each keyspace.
     pub fn take_deleted(&mut self) -> PerSpace {
         self.store.trees.take_deleted()
     }

@@ -51,6 +51,13 @@ impl Writer {
                 self.calls.close();
             }
         }
+        let last = self.close();
+        // It hears of the end.
+        self.state.txn.store().call_tender();
+        last
+    }
+
+    fn close(&mut self) -> Option<u64> {
         self.poison.check().ok()?;
         self.last().map_err(|fatal| self.poison.set(fatal.0)).ok()
     }
