@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -96,7 +97,8 @@ impl Recording {
     /// can say whether it was done, or if the machine's clock went backwards.
     pub fn add(&mut self, root: &Path, trace: &Trace) -> Result<(), String> {
         // Of a write that was cut off the file tells how far it came; a sync that was promises nothing.
-        let is_told = ["write", "unlink", "fsync", "fdatasync", "close", "read", "readv", "fcntl", "lseek"];
+        let is_told =
+            ["write", "pwrite64", "unlink", "fsync", "fdatasync", "close", "read", "readv", "fcntl", "lseek"];
         let only_reads = |call: &Call| {
             call.name == "openat" && !flags(call).contains("O_CREAT") && !flags(call).contains("O_TRUNC")
         };
@@ -295,6 +297,15 @@ impl Recording {
     fn cut_off(&self, root: &Path, call: &Call, fds: &HashMap<i64, Rc<RefCell<Open>>>) -> Option<i64> {
         if call.name == "unlink" {
             return (!path(call, 0)?.exists()).then_some(0);
+        }
+        if let ("pwrite64", Some(Arg::Fd(_, path)), Some(Arg::Text(data)), Some(Arg::Other(at))) =
+            (call.name.as_str(), call.args.first(), call.args.get(1), call.args.last())
+        {
+            // What equals the bytes that were there before may count as written.
+            let mut now = vec![0; data.len()];
+            let file = std::fs::File::open(path).ok()?;
+            let read = file.read_at(&mut now, at.parse().ok()?).ok()?;
+            return Some(now[..read].iter().zip(data).take_while(|(now, data)| now == data).count() as i64);
         }
         let ("write", Some(Arg::Fd(_, path)), Some(Arg::Text(data))) =
             (call.name.as_str(), call.args.first(), call.args.get(1))
