@@ -6,11 +6,15 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{Result, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::Duration;
 
 use super::aside::sync;
 use super::log;
 use super::open;
 use super::{Store, tables, trees};
+
+/// How long to ask that no table is made or replaced, and how long to wait between two tries.
+const TRY: Duration = Duration::from_millis(5);
 
 impl Store {
     /// Makes a copy in `to`, which must not be there. Requests are served meanwhile; tables are not made or replaced.
@@ -20,7 +24,13 @@ impl Store {
         make(&to.join(trees::DIR))?;
         make(&to.join(log::DIR))?;
         {
-            let _files = self.files.write();
+            // A merge may take long, and those who write out must not wait behind this.
+            let _files = loop {
+                if let Some(files) = self.files.try_write_for(TRY) {
+                    break files;
+                }
+                std::thread::sleep(TRY);
+            };
             // What is committed from here on is in the log beyond what is copied.
             self.log.copy_to(&to.join(log::DIR))?;
             for (space, _) in self.trees.all() {

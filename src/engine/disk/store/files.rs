@@ -90,7 +90,7 @@ impl Store {
     /// old tables take their space until nobody reads them.
     pub fn compact(&self, space: Space) -> Result<Merged, Fatal> {
         let _files = self.files.read();
-        let compacted = self.trees.of(space).major_compact(TABLE, self.trees.oldest_read());
+        let compacted = self.trees.of(space).major_compact(TABLE, self.trees.forgettable());
         compacted.map_or_else(not_merged, |()| Ok(Merged::Some))
     }
 }

@@ -50,7 +50,7 @@ impl Store {
             return Ok(Merged::NoRoom);
         }
         let _files = self.files.read();
-        match tree.compact(Arc::new(Leveled::default()), self.trees.oldest_read()) {
+        match tree.compact(Arc::new(Leveled::default()), self.trees.forgettable()) {
             Ok(()) if self.shape(space) == before => Ok(Merged::Nothing),
             Ok(()) => Ok(Merged::Some),
             Err(e) => not_merged(e),

@@ -163,13 +163,12 @@ impl Store {
 
     /// Reads one key.
     pub fn get(&self, space: Space, key: &[u8]) -> Result<Option<Slice>, Fatal> {
-        let read = self.trees.read();
-        Ok(self.trees.of(space).get(key, read.seqno)?)
+        Ok(self.trees.last(space, key)?)
     }
 
     /// Reads a job's committed record.
     pub fn job(&self, key: &[u8]) -> Result<Found, Fatal> {
-        self.snapshot().job(key)
+        Found::read(key, self.trees.last(Space::Jobs, key))
     }
 
     /// Reads a number of `meta`.
@@ -183,7 +182,7 @@ impl Store {
         space: Space,
         range: R,
     ) -> impl DoubleEndedIterator<Item = Result<(Slice, Slice), Fatal>> + use<K, R> {
-        walk(self.trees.read(), space, range)
+        walk(&self.trees.read(), space, range)
     }
 
     /// Walks all committed keys.
@@ -222,7 +221,7 @@ impl Snapshot {
         space: Space,
         range: impl RangeBounds<Vec<u8>>,
     ) -> impl Iterator<Item = Result<(Slice, Slice), Fatal>> {
-        walk(self.0.clone(), space, range)
+        walk(&self.0, space, range)
     }
 
     /// Reads a job's record.
@@ -231,16 +230,12 @@ impl Snapshot {
     }
 }
 
-/// Walks a range of keys, as `read` sees them.
+/// Walks a range of keys, as `read` sees them. A walk that has begun holds what it needs.
 fn walk<K: AsRef<[u8]>, R: RangeBounds<K>>(
-    read: Read,
+    read: &Read,
     space: Space,
     range: R,
 ) -> impl DoubleEndedIterator<Item = Result<(Slice, Slice), Fatal>> + use<K, R> {
     let walk = read.trees.of(space).range(range, read.seqno, None);
-    walk.map(move |entry| {
-        // Lives as long as the walk.
-        let _ = &read;
-        entry.into_inner().map_err(Fatal::from)
-    })
+    walk.map(|entry| entry.into_inner().map_err(Fatal::from))
 }

@@ -19,6 +19,8 @@ const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 5;
 /// The line of the mark that stands there once the database is whole.
 const MADE: &str = "made\n";
+/// The line that stands there while a repair gives up what is damaged.
+const REPAIRING: &str = "repairing\n";
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,8 @@ pub struct Mark {
     file: File,
     /// Whether the database was whole once: from then on, what is missing is damage.
     made: bool,
+    /// Whether a repair was begun and not ended: nobody knows what it has done.
+    repairing: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
     closed: Option<u64>,
     /// The same, as it was found.
@@ -56,6 +60,17 @@ impl Mark {
     /// The last group, if the store is closed in order.
     pub fn closed(&self) -> Option<u64> {
         self.closed
+    }
+
+    /// Whether a repair was cut off.
+    pub fn is_repairing(&self) -> bool {
+        self.repairing
+    }
+
+    /// Notes that a repair begins, or has ended.
+    pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
+        self.repairing = repairing;
+        self.write_made(true)
     }
 
     /// Whether the store was whole once.
@@ -71,8 +86,9 @@ impl Mark {
     /// Writes the line that is always there, and those that say how far it came.
     fn write(&mut self) -> std::io::Result<()> {
         let made = if self.made { MADE } else { "" };
+        let repairing = if self.repairing { REPAIRING } else { "" };
         let closed = self.closed.map_or(String::new(), |number| format!("closed {number}\n"));
-        let text = format!("{MAGIC}{FORMAT}\n{made}{closed}");
+        let text = format!("{MAGIC}{FORMAT}\n{made}{repairing}{closed}");
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
@@ -95,7 +111,7 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, closed: None, was_closed: None }.write_made(true)?;
+    Mark { file, made: false, repairing: false, closed: None, was_closed: None }.write_made(true)?;
     sync(path)
 }
 
@@ -176,6 +192,18 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
 
 /// Opens `path`, made if it is not there.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
+    let (store, mark) = open_any(path, limits)?;
+    if mark.repairing {
+        return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
+    }
+    Ok((store, mark))
+}
+
+/// What is wrong with a store while a repair of it has not ended.
+pub const CUT_OFF: &str = "a repair of it was cut off";
+
+/// As [`open`], also while a repair has not ended.
+pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let mut mark = lock(path)?;
     if !mark.made {
@@ -205,10 +233,15 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if closed.is_none() {
+    if closed != Some(findings.last.number) {
         log::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
     let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;
+    if trees.newest() > findings.last.number {
+        let (tables, last) = (trees.newest(), findings.last.number);
+        let reason = format!("tables have group {tables} of requests, and the log ends with group {last}");
+        return Err(OpenError::Damaged(path.to_owned(), reason));
+    }
     log::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
@@ -304,7 +337,7 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, made: false, closed: None, was_closed: None };
+    let mut mark = Mark { file, made: false, repairing: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -319,7 +352,8 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let closed = match (format, rest.strip_prefix(MADE)) {
         (FORMAT, Some(closed)) => {
             mark.made = true;
-            closed
+            mark.repairing = closed.starts_with(REPAIRING);
+            closed.strip_prefix(REPAIRING).unwrap_or(closed)
         }
         // A start that was cut off while it wrote that line.
         (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",

@@ -2,7 +2,8 @@
 //! a directory that no server has open. Deletes nothing.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::aside::Aside;
@@ -79,6 +80,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     }
     let judged = open::judge(path, mark.closed()).map_err(io)?;
     report.damage.clone_from(&judged.damage);
+    report.damage.extend(mark.is_repairing().then(|| open::CUT_OFF.to_owned()));
     if judged.log.as_ref().is_some_and(|(_, findings)| findings.torn.is_some()) {
         report.notes.push("the log ends in torn groups, which nobody was answered for".to_owned());
     }
@@ -90,11 +92,12 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     Ok(report)
 }
 
-/// Sets aside what is damaged, and makes a store of the rest. Killed at any moment, it leaves a store that is damaged as
-/// before, and can be repaired.
+/// Sets aside what is damaged, and makes a store of the rest. The mark says that a repair was begun until its caller says
+/// that it has ended: killed at any moment, it leaves a store that does not open and can be repaired.
 fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
     let fatal = |Fatal(e)| OpenError::Damaged(path.to_owned(), e);
+    mark.write_repairing(true).map_err(io)?;
     let mut aside = Aside::new(path).map_err(io)?;
     for space in &judged.trees {
         tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
@@ -116,7 +119,7 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
         if old.exists() {
             aside.take(&old).map_err(io)?;
         }
-        fs::create_dir(&old).map_err(io)?;
+        DirBuilder::new().mode(0o700).create(&old).map_err(io)?;
         Log::create(&old, next, groups.turn).map_err(io)?;
     }
     let store = open::open_whole(path, StoreLimits::OF_A_TOOL, None)?;
@@ -125,7 +128,6 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
     txn.settle(true).map_err(fatal)?;
     drop((txn, store));
-    mark.write_made(true).map_err(io)?;
     Ok(aside)
 }
 
@@ -138,9 +140,9 @@ struct Groups {
     turn: u64,
 }
 
-/// The groups of a log that are whole. Where the manifest is lost the heads of the files say what belongs together; a
-/// group that is in tables already is repeated then, which changes nothing, since all that came after it is repeated
-/// too.
+/// The groups of a log that are whole. Where the manifest is lost the heads of the files say what belongs together: the
+/// files of the last turns that follow each other. A group that is in tables already is repeated then, which changes
+/// nothing, since all that came after it is repeated too.
 fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
     let manifest = judged.log.as_ref().map(|(manifest, _)| manifest);
     let mut files = Vec::new();
@@ -159,6 +161,11 @@ fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
         }
     }
     files.sort_by_key(|(turn, ..)| *turn);
+    if manifest.is_none()
+        && let Some(gap) = files.windows(2).rposition(|pair| pair[0].0 + 1 != pair[1].0)
+    {
+        files.drain(..=gap);
+    }
     let head = files.iter().find_map(|(.., bytes)| FileHead::read(bytes)).map(|head| head.pool);
     let Some(pool) = manifest.map(|manifest| manifest.pool).or(head) else {
         return Ok(Groups { whole: Vec::new(), next: NUMBERS_LOST, turn: NUMBERS_LOST });

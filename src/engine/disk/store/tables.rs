@@ -53,8 +53,20 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
             Err(_) => return wrong(format!("{TABLES}/{name} is no table")),
         }
     }
-    let missing = tables.iter().find(|table| !there.contains(table));
-    missing.map_or(Ok(None), |table| wrong(format!("table {table} is missing")))
+    for table in tables {
+        if !there.contains(&table) {
+            return wrong(format!("table {table} is missing"));
+        }
+        if !is_table(&dir.join(TABLES).join(table.to_string())) {
+            return wrong(format!("the end of table {table} cannot be read"));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a table's list of its own parts can be read, which lsm-tree needs to open it.
+fn is_table(path: &Path) -> bool {
+    sfa::Reader::new(path).is_ok()
 }
 
 /// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
@@ -131,7 +143,7 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         }
     }
     let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
-    let is_there = |table: u64| dir.join(TABLES).join(table.to_string()).exists();
+    let is_there = |table: u64| is_table(&dir.join(TABLES).join(table.to_string()));
     let list = without(&list, is_there)?;
     // The next number: nothing is written over.
     let version = version + 1;

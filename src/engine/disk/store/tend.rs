@@ -72,7 +72,7 @@ impl Store {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(Tended::NotDone);
             }
-            match self.trees.flush(space, |group| self.log.sync_up_to(group)) {
+            match self.trees.flush(space, |group| self.log.secure(group)) {
                 Ok(()) => {}
                 // What was written of the table is deleted when the store is opened.
                 Err(lsm_tree::Error::Io(e)) if is_full(&e) => return Ok(Tended::NotDone),

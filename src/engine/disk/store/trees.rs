@@ -13,7 +13,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lsm_tree::config::{
@@ -67,8 +67,8 @@ pub struct Trees {
     committed: AtomicU64,
     /// Up to which number each keyspace's tables had everything when they were opened.
     persisted: [SeqNo; SPACES],
-    /// What the reads that are under way see.
-    reads: Mutex<Vec<SeqNo>>,
+    /// How many reads of earlier moments there are.
+    reads: AtomicUsize,
 }
 
 /// A key that is written, or deleted if there is no value.
@@ -165,7 +165,7 @@ impl Trees {
             persisted,
             written_out: Condvar::new(),
             committed: AtomicU64::new(0),
-            reads: Mutex::default(),
+            reads: AtomicUsize::new(0),
         })
     }
 
@@ -204,7 +204,7 @@ impl Trees {
         !matches!(self.of(space).get(key, SeqNo::MAX), Ok(Some(_)))
     }
 
-    /// What the last commit left of a key. For the writer: nobody else writes.
+    /// What the last commit left of a key.
     pub fn last(&self, space: Space, key: &[u8]) -> lsm_tree::Result<Option<Slice>> {
         let recent = self.memory.lock().recent.get(space, key);
         recent.map_or_else(|| self.of(space).get(key, SeqNo::MAX), Ok)
@@ -276,48 +276,58 @@ impl Trees {
     /// Writes what is in the memtable of a keyspace out as a table. Reads and commits go on meanwhile. `sync` makes the
     /// groups up to the one that it is told survive the machine: a table that outlives a power cut holds nothing that
     /// the log may lose, and nothing was left out of it for the sake of a group that the log may lose.
-    pub fn flush(&self, space: Space, sync: impl FnOnce(u64) -> std::io::Result<()>) -> lsm_tree::Result<()> {
+    pub fn flush(&self, space: Space, sync: impl Fn(u64) -> std::io::Result<()>) -> lsm_tree::Result<()> {
         let tree = self.of(space);
         let flushing = tree.get_flush_lock();
-        let (is_empty, is_sealed) = {
-            let of = &self.memory.lock().active[space as usize];
-            (of.first == 0, of.sealed.is_some())
-        };
-        let mut full = None;
-        if !is_sealed {
-            if is_empty {
-                return Ok(());
-            }
-            // From here on the writer fills a sealed memtable, until it gets the new one.
-            tree.rotate_memtable();
-            let new = tree.active_memtable();
-            let of = &mut self.memory.lock().active[space as usize];
-            full = Some(std::mem::replace(&mut of.memtable, new));
-            (of.sealed, of.first, of.bytes) = (Some(of.first), 0, 0);
+        // What could not be written out before, and then what is filled now.
+        if self.memory.lock().active[space as usize].sealed.is_some() {
+            self.flush_sealed(space, &flushing, &sync)?;
         }
-        sync(self.committed.load(Ordering::Acquire))?;
-        tree.flush(&flushing, self.oldest_read())?;
-        self.memory.lock().active[space as usize].sealed = None;
-        self.written_out.notify_all();
+        if self.memory.lock().active[space as usize].first == 0 {
+            return Ok(());
+        }
+        // From here on the writer fills a sealed memtable, until it gets the new one.
+        tree.rotate_memtable();
+        let new = tree.active_memtable();
+        let full = {
+            let of = &mut self.memory.lock().active[space as usize];
+            (of.sealed, of.first, of.bytes) = (Some(of.first), 0, 0);
+            std::mem::replace(&mut of.memtable, new)
+        };
+        self.flush_sealed(space, &flushing, &sync)?;
         // Here, since nobody waits for this thread: to free hundreds of thousands of entries takes 10 to 55 ms.
         drop(full);
         Ok(())
     }
 
-    /// Makes a read of what is committed now possible for as long as the answer lives.
-    pub fn read(self: &Arc<Self>) -> Read {
-        let memory = self.settled();
-        let seqno = seqno(self.committed.load(Ordering::Acquire)) + 1;
-        self.reads.lock().push(seqno);
-        drop(memory);
-        Read { trees: self.clone(), seqno }
+    fn flush_sealed(
+        &self,
+        space: Space,
+        flushing: &std::sync::MutexGuard<'_, ()>,
+        sync: impl Fn(u64) -> std::io::Result<()>,
+    ) -> lsm_tree::Result<()> {
+        sync(self.committed.load(Ordering::Acquire))?;
+        self.of(space).flush(flushing, self.forgettable())?;
+        self.memory.lock().active[space as usize].sealed = None;
+        self.written_out.notify_all();
+        Ok(())
     }
 
-    /// Values that were written over before this are read by nobody.
-    pub fn oldest_read(&self) -> SeqNo {
-        let reads = self.reads.lock();
-        let next = seqno(self.committed.load(Ordering::Acquire)) + 1;
-        reads.iter().copied().min().map_or(next, |oldest| oldest.min(next))
+    /// Makes reads of what is committed now possible for as long as the answer lives.
+    pub fn read(self: &Arc<Self>) -> Read {
+        let _memory = self.settled();
+        self.reads.fetch_add(1, Ordering::AcqRel);
+        Read { trees: self.clone(), seqno: seqno(self.committed.load(Ordering::Acquire)) + 1 }
+    }
+
+    /// Values before this that were written over may be given up. None while somebody reads what was committed at an
+    /// earlier moment: lsm-tree gives up a value that is old enough although the one that was written over it is not, and
+    /// each read goes through the newest list.
+    pub fn forgettable(&self) -> SeqNo {
+        match self.reads.load(Ordering::Acquire) {
+            0 => seqno(self.committed.load(Ordering::Acquire)) + 1,
+            _ => 0,
+        }
     }
 }
 
@@ -328,19 +338,9 @@ pub struct Read {
     pub seqno: SeqNo,
 }
 
-impl Clone for Read {
-    fn clone(&self) -> Read {
-        self.trees.reads.lock().push(self.seqno);
-        Read { trees: self.trees.clone(), seqno: self.seqno }
-    }
-}
-
 impl Drop for Read {
     fn drop(&mut self) {
-        let mut reads = self.trees.reads.lock();
-        if let Some(at) = reads.iter().position(|seqno| *seqno == self.seqno) {
-            reads.swap_remove(at);
-        }
+        self.trees.reads.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -32,7 +32,7 @@ const PART_PAUSE: Duration = Duration::from_millis(5);
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the tables are looked at whether there are enough to merge.
 const MERGE_PAUSE: Duration = Duration::from_millis(100);
-/// After a merge or a compaction that found the disk full.
+/// After a merge, a compaction or a memtable that found the disk full.
 const FULL_PAUSE: Duration = Duration::from_secs(60);
 /// How long to wait for memory to be written out before a compaction.
 const WRITE_OUT: Duration = Duration::from_secs(3);
@@ -54,7 +54,8 @@ pub fn each_second(
     while !stop.stopped_within(pause) {
         let began = Instant::now();
         let work = heartbeat.work();
-        let rests = store.last_group() == std::mem::replace(&mut last, store.last_group());
+        let now = store.last_group();
+        let rests = std::mem::replace(&mut last, now) == now;
         let done = if sync { store.sync() } else { Ok(()) };
         let done = if rests { done.and_then(|()| store.attest()) } else { done };
         drop(work);
@@ -74,8 +75,8 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     while !stop.is_stopped() {
         match store.tend() {
             Ok(Tended::Done) => tender.wait(SECOND),
-            // The disk is full: soon there may be room.
-            Ok(Tended::NotDone) => drop(stop.stopped_within(SECOND)),
+            // The disk is full. Each try takes some of what is left until the store is opened anew.
+            Ok(Tended::NotDone) => drop(stop.stopped_within(FULL_PAUSE)),
             Err(Fatal(reason)) => {
                 poison.set(reason);
                 return;
@@ -97,6 +98,15 @@ impl Unreadable {
     }
 }
 
+/// Poisons a store of which so much could not be merged that reads take ever longer.
+fn is_too_late(store: &Store, space: Space, poison: &Poison) -> bool {
+    let is_late = store.too_many_unmerged(space);
+    if is_late {
+        poison.set(format!("the tables of {space:?} could not be merged for too long"));
+    }
+    is_late
+}
+
 /// Merges tables.
 pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
     let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
@@ -109,11 +119,10 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
             if stop.is_stopped() || done[space as usize] == Some(shape) {
                 continue;
             }
-            if store.too_many_unmerged(space) {
-                poison.set(format!("the tables of {space:?} could not be merged for too long"));
-                return;
-            }
             if unreadable.0.contains(&space) {
+                if is_too_late(store, space, poison) {
+                    return;
+                }
                 continue;
             }
             match store.merge(space, |bytes| room.compact(bytes)) {
@@ -127,6 +136,9 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
                     poison.set(format!("a merge failed: {reason}"));
                     return;
                 }
+            }
+            if done[space as usize].is_none() && pause >= SECOND && is_too_late(store, space, poison) {
+                return;
             }
         }
     }

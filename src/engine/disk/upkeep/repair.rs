@@ -17,13 +17,16 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         return Ok(report);
     }
     let fatal = |Fatal(reason)| OpenError::Damaged(path.to_owned(), reason);
-    let (store, mut mark) = open::open(path, StoreLimits::OF_A_TOOL)?;
+    let (store, mut mark) = open::open_any(path, StoreLimits::OF_A_TOOL)?;
     let (settings, lists): (Vec<_>, Vec<_>) =
         unreadable(&store).into_iter().partition(|space| SETTINGS.contains(space));
     report.damage.extend(lists.iter().map(|list| format!("the list {list:?} cannot be read")));
     report.damage.extend(settings.iter().map(|of| format!("the settings {of:?} cannot all be read")));
     if accept_loss && !report.damage.is_empty() {
+        let io = |e| OpenError::Io(path.to_owned(), e);
+        mark.write_repairing(true).map_err(io)?;
         let jobs = rebuild(&store, report.accepted).map_err(fatal)?;
+        mark.write_repairing(false).map_err(io)?;
         report.accepted = true;
         report.notes.push(format!("{jobs} jobs that stood in no list were put into one, with one try left"));
         let lost = settings.iter().map(|of| format!("settings {of:?} that could not be read are lost"));
@@ -127,6 +130,28 @@ mod tests {
         assert!(state.quotas.is_empty(), "what namespaces have is counted anew");
         let tables = state.tables.lock();
         Ok(tables.rows(table).keys().map(|key| key.to_vec()).collect())
+    }
+
+    #[tokio::test]
+    async fn a_repair_that_was_cut_off_is_done_again() {
+        let dir = pool_with_jobs().await;
+        {
+            // A list was emptied, and its jobs were not put into it yet.
+            let (store, mut mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            mark.write_repairing(true).unwrap(); // nothing is wrong with the disk
+            store.clear(Space::Ready).unwrap(); // as above
+        }
+        let refused = DiskEngine::open(options(dir.path())).map(drop);
+        let says = refused.expect_err("nobody knows what it lacks").to_string();
+        assert!(says.contains("a repair of it was cut off"), "it says: {says}");
+        let report = repair(dir.path(), false).unwrap(); // it can be judged
+        assert!(!report.opens(), "it does not open: {report}");
+        let report = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(report.opens(), "it opens: {report}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap(); // nothing is wrong with the disk
+        assert_eq!(ready.jobs, JOBS, "jobs that are in their list again");
+        engine.close().await;
     }
 
     /// Guards against a pool that a repair can never make start, and against a repair that drops settings that it can

@@ -58,8 +58,6 @@ pub struct Findings {
     pub last: Group,
     /// Where that ends: a file, by its place in the manifest, and the byte in it.
     pub end: (usize, usize),
-    /// All up to this were synced.
-    pub synced: u64,
 }
 
 /// A stretch that is no group.
@@ -73,9 +71,6 @@ struct Problem {
     end: (usize, usize),
 }
 
-/// Numbers that may follow a group, behind a gap. A group behind more than these was written by nobody.
-const AHEAD: u64 = 1 << 40;
-
 /// Judges the log in `dir`.
 pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
     let mut reader = Reader {
@@ -86,9 +81,14 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
         open: false,
         problems: Vec::new(),
         synced: manifest.synced,
+        most: 0,
         end: (0, FILE_HEAD),
     };
     let mut findings = Findings::default();
+    // Of so many groups the files may hold parts: one with a later number was written by nobody.
+    let len =
+        |(slot, _): &(u32, u64)| std::fs::metadata(dir.join(slot.to_string())).map_or(0, |file| file.len());
+    reader.most = manifest.files.iter().map(len).sum::<u64>() / (group::HEAD + group::CHECK) as u64;
     for (n, (slot, turn)) in manifest.files.iter().enumerate() {
         match std::fs::read(dir.join(slot.to_string())) {
             Ok(bytes) => reader.read(n, &bytes, *turn),
@@ -113,6 +113,8 @@ struct Reader {
     open: bool,
     problems: Vec<Problem>,
     synced: u64,
+    /// How many groups there may be.
+    most: u64,
     /// Behind the last group.
     end: (usize, usize),
 }
@@ -150,7 +152,8 @@ impl Reader {
                 continue;
             }
             let low = self.last.number + 1;
-            let found = group::find(bytes, at, self.pool, |n| (low..low.saturating_add(AHEAD)).contains(&n));
+            let found =
+                group::find(bytes, at, self.pool, |n| (low..=low.saturating_add(self.most)).contains(&n));
             let end = found.map_or(bytes.len(), |(at, ..)| at);
             if let Some(problem) = self.problems.last_mut() {
                 if problem.file == file {
@@ -184,7 +187,6 @@ impl Reader {
 
     /// What the problems mean.
     fn judge(self, manifest: &Manifest, findings: &mut Findings) {
-        findings.synced = self.synced;
         (findings.last, findings.end) = (self.last, self.end);
         // The one that no group follows is the end of the log.
         let torn = |problem: &Problem| problem.groups.start > self.synced;

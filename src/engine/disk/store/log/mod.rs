@@ -44,16 +44,18 @@ pub struct Log {
     /// Files with groups that may not be synced, the current one last. They stay open until they are, so that no
     /// failed write goes unnoticed: the system tells each open file of it once.
     dirty: Mutex<Vec<Arc<File>>>,
-    /// The last group that is synced.
+    /// The last group that is synced,
     synced: AtomicU64,
+    /// and the last one of which the manifest says so.
+    noted: AtomicU64,
     /// Where the next group goes in the current file, for who makes it ready.
     at: AtomicU64,
     files: Mutex<Files>,
     /// Held while the manifest is written.
     writing: Mutex<()>,
-    /// Held while a file that has groups is synced; whether a sync has failed. The system tells of it once, and who
-    /// syncs next must hear of it too.
-    has_failed: Mutex<bool>,
+    /// Held while a file that has groups is synced; why a sync has failed. The system tells of it once, and who syncs next
+    /// must hear of it too.
+    failed: Mutex<Option<String>>,
 }
 
 /// Where the next group goes.
@@ -76,7 +78,7 @@ struct Files {
     current: Spare,
     /// Stands in the manifest already, behind those that are used.
     next: Option<Spare>,
-    spare: Vec<Spare>,
+    spare: Option<Spare>,
     /// The first slot that no file has.
     free: u32,
     /// What stands before this group is needed no more.
@@ -172,13 +174,17 @@ impl Log {
             used.push_back(Used { slot: *slot, turn: *turn, first });
         }
         let current = last.ok_or(ErrorKind::NotFound)?;
-        let (mut spare, mut free) = (Vec::new(), 0);
+        let (mut spare, mut free) = (None, 0);
         for entry in fs::read_dir(dir)? {
             let slot = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
             let Some(slot) = slot else { continue };
             free = free.max(slot + 1);
-            if used.iter().all(|used| used.slot != slot) {
-                spare.push(open(slot)?);
+            if used.iter().any(|used| used.slot == slot) {
+                continue;
+            }
+            match spare {
+                None => spare = Some(open(slot)?),
+                Some(_) => fs::remove_file(dir.join(slot.to_string()))?,
             }
         }
         let (file, ready, at) = (current.file.clone(), current.ready, at as u64);
@@ -189,9 +195,10 @@ impl Log {
             dirty: Mutex::new(vec![file.clone()]),
             tail: Mutex::new(Tail { file, at, ready, last: findings.last, is_attest: true }),
             synced: AtomicU64::new(findings.last.number),
+            noted: AtomicU64::new(0),
             files: Mutex::new(Files { used, current, next: None, spare, free, first: manifest.first }),
             writing: Mutex::default(),
-            has_failed: Mutex::default(),
+            failed: Mutex::default(),
         };
         log.provide_next()?;
         Ok(log)
@@ -236,9 +243,9 @@ impl Log {
         let end = tail.at + bytes.len() as u64;
         if end > FILE && tail.at > FILE_HEAD as u64 {
             let head = self.turn_over(tail, number)?;
-            tail.file.write_all_at(&[&head, bytes].concat(), 0)?;
             tail.at = (FILE_HEAD + bytes.len()) as u64;
             self.taken(tail, tail.at);
+            tail.file.write_all_at(&[&head, bytes].concat(), 0)?;
         } else {
             self.taken(tail, end);
             tail.file.write_all_at(bytes, tail.at)?;
@@ -295,16 +302,21 @@ impl Log {
     }
 
     fn sync_file(&self, file: &File) -> Result<()> {
-        let mut has_failed = self.has_failed.lock();
-        if *has_failed {
-            return Err(ErrorKind::BrokenPipe.into());
+        let mut failed = self.failed.lock();
+        match &*failed {
+            Some(why) => Err(std::io::Error::other(why.clone())),
+            None => file.sync_data().inspect_err(|e| *failed = Some(e.to_string())),
         }
-        file.sync_data().inspect_err(|_| *has_failed = true)
     }
 
-    /// Makes the groups up to this one survive the machine, if they have not yet.
-    pub fn sync_up_to(&self, group: u64) -> Result<()> {
-        if self.synced.load(Ordering::Acquire) >= group { Ok(()) } else { self.sync() }
+    /// Makes the groups up to this one survive the machine, and notes that they have: a table may have their entries
+    /// from now on, and a log that ends before them is damaged.
+    pub fn secure(&self, group: u64) -> Result<()> {
+        if self.noted.load(Ordering::Acquire) >= group {
+            return Ok(());
+        }
+        self.sync()?;
+        self.rewrite_manifest(0)
     }
 
     /// Says, in a group without items, that the last group is synced, if no other group says so. Until then damage to
@@ -322,8 +334,8 @@ impl Log {
 
     /// Whether [`tend`](Log::tend) should be called soon.
     pub fn wants_tending(&self) -> bool {
-        let files = self.files.lock();
-        files.next.is_none() || self.is_short(&files)
+        // Who holds the files tends them.
+        self.files.try_lock().is_some_and(|files| files.next.is_none() || self.is_short(&files))
     }
 
     /// Whether the current file has few blocks ahead.
@@ -334,12 +346,13 @@ impl Log {
 
     /// Makes files ready ahead of the writer, and uses those again that are not needed for the groups from `first` on.
     pub fn tend(&self, first: u64) -> Result<()> {
+        // First what gives room back.
+        self.free(first)?;
         if self.is_short(&self.files.lock()) {
             // Twice as many as were used: a file that is hardly written stays small.
             let most = (2 * self.at.load(Ordering::Relaxed)).next_multiple_of(AHEAD).min(FILE);
             while self.add_blocks(most, |files| Some(&mut files.current))? {}
         }
-        self.free(first)?;
         self.provide_next()?;
         if self.at.load(Ordering::Relaxed) > FILE / 2 {
             while self.add_blocks(FILE, |files| files.next.as_mut())? {}
@@ -364,64 +377,84 @@ impl Log {
     /// Sees to it that there is a next file, and that the manifest names it.
     fn provide_next(&self) -> Result<()> {
         let _writing = self.writing.lock();
-        let mut files = self.files.lock();
+        let files = self.files.lock();
         if files.next.is_some() {
             return Ok(());
         }
-        let spare = files.spare.pop();
-        let slot = files.free;
-        files.free += u32::from(spare.is_none());
-        let turn = files.turn() + 1;
-        let mut listed = files.listed();
-        let first = files.first;
+        let (spare, free, turn) = (files.spare.clone(), files.free, files.turn() + 1);
+        let (first, mut listed) = (files.first, files.listed());
         drop(files);
         let next = match spare {
             Some(spare) => spare,
             None => {
-                let next = new_file(&self.dir, slot)?;
+                let next = new_file(&self.dir, free)?;
                 sync_dir(&self.dir)?;
                 next
             }
         };
         listed.push((next.slot, turn));
         self.write_manifest(first, listed)?;
-        self.files.lock().next = Some(next);
+        // Only now: whoever has no room tries again with the same file.
+        let mut files = self.files.lock();
+        files.free = files.free.max(next.slot + 1);
+        files.spare = None;
+        files.next = Some(next);
         Ok(())
     }
 
+    /// For who holds `writing`.
     fn write_manifest(&self, first: u64, files: Vec<(u32, u64)>) -> Result<()> {
         let synced = self.synced.load(Ordering::Acquire);
-        Manifest { pool: self.pool, first, synced, files }.write(&self.dir)
+        Manifest { pool: self.pool, first, synced, files }.write(&self.dir)?;
+        self.noted.fetch_max(synced, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Writes the manifest anew, with `first` if that is later.
+    fn rewrite_manifest(&self, first: u64) -> Result<()> {
+        let _writing = self.writing.lock();
+        let (first, listed) = {
+            let mut files = self.files.lock();
+            files.first = files.first.max(first);
+            (files.first, files.listed())
+        };
+        self.write_manifest(first, listed)
     }
 
     /// Frees the files whose groups are all before `first`.
     fn free(&self, first: u64) -> Result<()> {
-        let _writing = self.writing.lock();
-        let mut files = self.files.lock();
         // A file is over where the next one begins.
-        let over = files.used.iter().skip(1).take_while(|next| next.first <= first).count();
-        if over == 0 {
+        let over = |files: &Files| files.used.iter().skip(1).take_while(|next| next.first <= first).count();
+        if over(&self.files.lock()) == 0 {
             return Ok(());
         }
-        files.first = files.first.max(first);
-        let freed: Vec<Used> = files.used.drain(..over).collect();
-        let (first, listed) = (files.first, files.listed());
-        drop(files);
-        // An entry may be in no table for the sake of a later group that deletes it: that must not be lost, then.
+        // An entry may be in no table for the sake of a later group that deletes it: that must not be lost, then. Before
+        // the manifest is held, for which the writer may wait.
         self.sync()?;
-        self.write_manifest(first, listed)?;
+        let freed: Vec<Used> = {
+            let _writing = self.writing.lock();
+            let files = self.files.lock();
+            let over = over(&files);
+            let (first, listed) = (files.first.max(first), files.listed().split_off(over));
+            drop(files);
+            self.write_manifest(first, listed)?;
+            let mut files = self.files.lock();
+            files.first = first;
+            files.used.drain(..over).collect()
+        };
         for used in freed {
             let file = open_file(&self.dir, used.slot)?;
+            if file.metadata()?.len() > FILE {
+                file.set_len(FILE)?;
+            }
+            let (slot, ready) = (used.slot, file.metadata()?.len());
+            let file = Arc::new(file);
             let mut files = self.files.lock();
-            if files.spare.is_empty() {
-                if file.metadata()?.len() > FILE {
-                    file.set_len(FILE)?;
-                }
-                let ready = file.metadata()?.len();
-                files.spare.push(Spare { slot: used.slot, file: Arc::new(file), ready });
+            if files.spare.is_none() {
+                files.spare = Some(Spare { slot, file, ready });
             } else {
                 drop(files);
-                remove(&self.dir, &file, used.slot)?;
+                remove(&self.dir, &file, slot)?;
             }
         }
         Ok(())
@@ -451,12 +484,8 @@ impl Log {
 
     /// Forgets the groups before `first`, at once and for good: a start does not repeat them.
     pub fn forget(&self, first: u64) -> Result<()> {
-        let _writing = self.writing.lock();
-        let mut files = self.files.lock();
-        files.first = files.first.max(first);
-        let (first, listed) = (files.first, files.listed());
-        drop(files);
-        self.write_manifest(first, listed)
+        self.sync()?;
+        self.rewrite_manifest(first)
     }
 }
 
@@ -757,20 +786,45 @@ mod tests {
 
     #[test]
     fn a_writer_that_is_faster_than_who_makes_files_ready_loses_nothing() {
-        let (dir, log) = new();
-        std::thread::scope(|scope| {
-            let tended = scope.spawn(|| {
-                for _ in 0..200 {
-                    log.tend(0).unwrap(); // nothing is wrong with the disk
+        for (bytes, most) in [(20_000, 3000), (MIB, 150), (FILE as usize / 2, 40)] {
+            let (dir, log) = new();
+            std::thread::scope(|scope| {
+                let tended = scope.spawn(|| {
+                    for _ in 0..100 {
+                        // The last twenty groups are needed.
+                        log.tend(log.last().saturating_sub(20)).unwrap(); // nothing is wrong with the disk
+                    }
+                });
+                while !tended.is_finished() && log.last() < most {
+                    append(&log, bytes);
                 }
             });
-            while !tended.is_finished() && log.last() < 3000 {
-                append(&log, 20_000);
-            }
-        });
-        let last = log.last();
-        drop(log);
-        assert_eq!(replayed(dir.path()), (1..=last).collect::<Vec<_>>(), "all, in order");
+            let last = log.last();
+            drop(log);
+            let there = replayed(dir.path());
+            let first = there.first().copied().unwrap_or(0);
+            assert!(
+                first <= last.saturating_sub(19).max(1),
+                "groups of {bytes} bytes, from {first} of {last}"
+            );
+            assert_eq!(there, (first..=last).collect::<Vec<_>>(), "groups of {bytes} bytes, in order");
+        }
+    }
+
+    #[test]
+    fn a_disk_without_room_leaves_no_files_behind() {
+        let (dir, log) = new();
+        // A directory in the place of the next file: it cannot be made.
+        let next = dir.path().join("9");
+        log.files.lock().next = None;
+        log.files.lock().free = 9;
+        fs::create_dir(&next).unwrap(); // the name is free
+        for _ in 0..5 {
+            assert!(log.tend(0).is_err(), "the next file cannot be made");
+        }
+        fs::remove_dir(&next).unwrap(); // it is empty
+        log.tend(0).unwrap(); // nothing is wrong with the disk
+        assert!(next.exists() && !dir.path().join("10").exists(), "one name was tried again");
     }
 
     #[test]
