@@ -4,7 +4,7 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `verbs/`: a file for each step, named as on disk.
-//! - `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
+//! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
@@ -23,6 +23,7 @@ mod core;
 mod counting;
 mod in_time;
 pub(crate) mod layout;
+mod link;
 mod pauses;
 mod reply;
 mod safety;
@@ -44,7 +45,7 @@ pub use safety::{Unsafe, check_safety};
 use crate::clock::Millis;
 use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
-use crate::engine::notifier::{Notifier, Notifiers};
+use crate::engine::notifier::Notifier;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
@@ -53,25 +54,21 @@ use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use crate::process::tasks::Tasks;
+use batches::MAX_WAITING;
 use cache::{RecordedQueues, TriesCache};
-use clock::RedisClock;
-use connection::connector::Connector;
-use connection::shared::SharedConnection;
-use connection::status::Connections;
+use layout::keys;
 use layout::scripts::Scripts;
+use verbs::check::first_check;
 use verbs::{pause, quotas};
 
-use self::arming::Watch;
 use self::copies::Copies;
 use self::core::RedisCore;
 use self::counting::Counting;
+use self::link::Link;
 use self::pauses::Pauses;
 
-/// How many calls of one kind may wait to be gathered into a batch.
-const MAX_WAITING: usize = 16_384;
-/// How long a new engine waits for its connections. A busy machine needs some of it.
-const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
+/// RPOP and LPOP take a count since this version.
+pub(crate) const OLDEST: (u32, u32) = (6, 2);
 /// How many running jobs' tries are remembered at least.
 const TRIES_CACHED: usize = 131_072;
 
@@ -88,79 +85,44 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        let connector = Arc::new(Connector::new(&address)?);
-        // What this one finds out is said before any task runs.
-        let mut first = connector.connect().await?;
-        let tasks = Tasks::new(connector.failure().clone());
-        let keepers = Tasks::new(tasks.failure().clone());
-        let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
-        let pool: Arc<str> = name.as_str().into();
-        let outage = Outage::new(format!("pool {pool}"));
-        let connections =
-            Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
-        let [publishing, publishing_too, consumes, pumps, hand_overs, shared] =
-            std::array::from_fn(|_| SharedConnection::new(connections.clone()));
+        let mut opened = Link::open(&address, name, keys::Ready).await?;
+        let link = opened.link.clone();
+        first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
         let core = Arc::new(RedisCore {
-            pool,
-            connections: connections.clone(),
-            outage,
-            publish_connections: [publishing.0, publishing_too.0],
+            link: link.clone(),
             publishes,
-            consumes: consumes.0,
-            pumps: pumps.0,
-            hand_overs: hand_overs.0,
-            shared: shared.0,
             scripts: Scripts::default(),
-            clock: RedisClock::new(),
             next_due: NextDue::default(),
-            notifiers: Notifiers::default(),
             recorded_queues: RecordedQueues::default(),
             tries: TriesCache::new(TRIES_CACHED),
-            watch: Watch::default(),
             pauses: Pauses::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: Counting::default(),
-            tasks: tasks.clone(),
-            keepers,
         });
-        core.first_check(&mut first).await?;
-        drop(first);
-        // From here on tasks run, which end with it, also when the caller gives up.
-        let guards = [closing.clone().drop_guard(), closed.drop_guard()];
-        core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
-        core.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
-        core.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
-        for (name, keep) in [
-            ("a connection of publishes", publishing.1),
-            ("a connection of publishes", publishing_too.1),
-            ("the connection of consumes", consumes.1),
-            ("the connection of the pump", pumps.1),
-            ("the connection of what ends hand-overs", hand_overs.1),
-            ("the shared connection", shared.1),
-        ] {
-            core.keepers.spawn_essential(name, keep);
-        }
+        let guards = opened.keep();
+        link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
+        link.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
+        link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.spawn_finisher();
         let (publish_calls, ack_calls) =
             (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
-        for own in 0..core.publish_connections.len() {
+        let closing = link.tasks.stopping();
+        for own in 0..link.publish_connections.len() {
             let (core, calls) = (core.clone(), publish_calls.clone());
             let carry = async move |batch| core.publish_batch(own, batch).await;
-            tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
+            link.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
         }
         let carry = {
             let core = core.clone();
             async move |batch| core.ack_batch(batch).await
         };
-        tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
-        // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
-        // stop.
-        let _ = connections.all_up(FIRST_CONNECTIONS).await;
+        link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
 
@@ -172,8 +134,7 @@ impl RedisEngine {
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
     /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.core.tasks.failure().clone();
-        async move { failure.reported().await.to_owned() }
+        self.core.failed()
     }
 }
 
@@ -184,27 +145,27 @@ impl Engine for RedisEngine {
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.publish(publication).await
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.recall(queue, once).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.cancel_key(queue, key).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.consume(queues, ttrs).await
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.give_back(jobs).await
     }
 
@@ -213,27 +174,27 @@ impl Engine for RedisEngine {
             self.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
             return Ok(Vec::new());
         }
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.ack_many(queue, jobs).await
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.touch(job, receipt, ttr).await
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.release(job, receipt, release).await
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.peek(queue).await
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        self.core.open()?;
+        self.core.is_open()?;
         match (by, detail) {
             (By::Key(key), detail) => {
                 let found = self.core.inspect_key(queue, key).await?;
@@ -247,22 +208,22 @@ impl Engine for RedisEngine {
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.list_jobs(queue, list).await
     }
 
     async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.size(queue, of).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.destroy(queue).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
-        self.core.open()?;
+        self.core.is_open()?;
         match which {
             Respawn::Oldest { limit, ttl } => {
                 let count = self.core.respawn_oldest(queue, limit, ttl).await?;
@@ -275,22 +236,22 @@ impl Engine for RedisEngine {
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.delete_dead(queue, limit).await
     }
 
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.pause(queue, pausing).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.all_paused().await
     }
 
     async fn pump(&self) -> Result<Pumped> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.pump().await
     }
 
@@ -304,17 +265,17 @@ impl Engine for RedisEngine {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.list_queues(namespace, after, limit).await
     }
 
     async fn stats(&self) -> Result<Stats> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.stats().await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.set_quotas(quotas).await
     }
 
@@ -327,15 +288,11 @@ impl Engine for RedisEngine {
     }
 
     async fn check(&self) -> Result<()> {
-        self.core.open()?;
+        self.core.is_open()?;
         self.core.check().await
     }
 
     async fn close(&self) {
-        self.core.tasks.stop();
-        self.core.tasks.ended().await;
-        self.core.keepers.stop();
-        self.core.keepers.ended().await;
-        self.core.connections.connector.close();
+        self.core.link.close().await;
     }
 }

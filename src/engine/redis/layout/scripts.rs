@@ -66,7 +66,7 @@ macro_rules! without_clock {
 }
 
 /// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it. It is called with
-/// [`RedisCore::run_script`](crate::engine::redis::core::RedisCore::run_script).
+/// [`Link::run_script`](crate::engine::redis::link::Link::run_script).
 macro_rules! with_clock {
     ($name:literal) => {
         Script::new(concat!(
