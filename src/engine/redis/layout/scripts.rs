@@ -162,7 +162,8 @@ impl Source {
 }
 
 impl Script {
-    fn new(text: &'static str) -> Script {
+    /// A script of this text.
+    pub fn new(text: &'static str) -> Script {
         Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false) }
     }
 
