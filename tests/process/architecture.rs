@@ -88,7 +88,11 @@ fn only_the_server_names_a_concrete_engine() {
             "src/push/store/disk.rs",
             "src/push/store/redis.rs",
         ],
-        |line| has_word(line, "DiskEngine") || has_word(line, "RedisEngine") || has_word(line, "RedisAdmin"),
+        |line| {
+            ["DiskEngine", "RedisEngine", "CompactEngine", "RedisAdmin"]
+                .iter()
+                .any(|name| has_word(line, name))
+        },
     );
 }
 
@@ -570,7 +574,9 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
     let mut wrong = String::new();
     for script in sources("lua", "lua") {
         // The preambles stand before other scripts and are none themselves.
-        if ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua"].contains(&&*script.path) {
+        let preambles =
+            ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua", "lua/compact/jobs.lua"];
+        if preambles.contains(&&*script.path) {
             continue;
         }
         let head: Vec<&str> = script.text.lines().take_while(|line| line.starts_with("--")).collect();

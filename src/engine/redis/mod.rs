@@ -17,6 +17,7 @@ mod arming;
 mod batches;
 mod cache;
 mod clock;
+mod compact;
 pub(crate) mod connection;
 mod copies;
 mod core;
@@ -39,6 +40,7 @@ use async_trait::async_trait;
 use tokio::sync::Mutex;
 use tokio_util::sync::DropGuard;
 
+pub use compact::{CompactEngine, CompactLayout};
 pub use connection::connector::RedisAddress;
 pub use safety::{Unsafe, check_safety};
 

@@ -1,0 +1,24 @@
+-- Forgets jobs, each by itself and in whatever state. One that comes with a receipt is forgotten only if that hand-over
+-- still stands.
+-- KEYS    the partition's guard
+-- ARGV    #queues, their names; per job: its queue, place, the receipt's due time in us ('' = none), its tries
+-- returns {bytes that were forgotten, jobs of those, number of each job whose receipt does not hold any more, from 0 ...}
+-- bound   100 jobs (the caller's)
+local count, stale = tonumber(ARGV[1]), {0, 0}
+local n = 0
+for i = 2 + count, #ARGV, 4 do
+  local q = queue_of(ARGV[1 + ARGV[i]])
+  local job, over = find(q, ARGV[i + 1])
+  if job and ARGV[i + 2] ~= '' and not is_held(job, tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])) then
+    stale[#stale + 1] = n
+  else
+    job = job or over
+    if job then
+      remove(job)
+      stale[1], stale[2] = stale[1] + job.size, stale[2] + 1
+    end
+  end
+  n = n + 1
+end
+save()
+return stale

@@ -1,0 +1,33 @@
+-- Pauses a queue in this partition, or ends its pause. One partition, which the namespace decides, is asked first and says
+-- how many may be paused and until when.
+-- KEYS    the partition's guard
+-- ARGV    name of the queue, until when in ms (0 = until it is resumed, -1 = resumed), for how many us from now on in its
+--         place ('' = as told), the most paused queues of a namespace ('' = another one has decided)
+-- returns {now, until when in ms, or -2: too many are paused}
+-- bound   1000 pauses of the namespace
+local namespace, short = string.match(ARGV[1], '^(.-)/(.*)$')
+local of, record, till = base .. 'p' .. namespace, base .. 'q' .. ARGV[1], tonumber(ARGV[2])
+if ARGV[3] ~= '' then till = math.ceil((now + ARGV[3]) / 1000) end
+if till < 0 then
+  call('HDEL', of, short)
+  if call('EXISTS', of) == 0 then call('SREM', base .. 'a', namespace) end
+  call('HDEL', record, 'p')
+  return {now, till}
+end
+if ARGV[4] ~= '' and call('HLEN', of) >= tonumber(ARGV[4]) and call('HEXISTS', of, short) == 0 then
+  local all, left = call('HGETALL', of), 0
+  for i = 1, #all, 2 do
+    local ends_at = tonumber(all[i + 1])
+    if ends_at > 0 and ends_at <= now_ms then
+      call('HDEL', of, all[i])
+      call('HDEL', base .. 'q' .. namespace .. '/' .. all[i], 'p')
+    else
+      left = left + 1
+    end
+  end
+  if left >= tonumber(ARGV[4]) then return {now, -2} end
+end
+call('HSET', of, short, till)
+call('SADD', base .. 'a', namespace)
+call('HSET', record, 'p', till)
+return {now, till}

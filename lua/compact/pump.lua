@@ -1,0 +1,150 @@
+-- Moves due jobs, earliest first: those with tries left become ready, those without become dead. Before that the buckets
+-- that are near now get timers; after it, if asked, jobs that have ended go, and queues that are empty for long.
+-- KEYS    the partition's guard
+-- ARGV    how many timers at most, 1 = look for jobs that have ended, 2 = for empty queues too, ms after which an empty queue is forgotten
+-- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
+--         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
+--         bytes, queues}
+-- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 64 queues
+local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+-- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
+local meta, buckets = base .. 'm', 4
+local horizon = tonumber(call('HGET', meta, 'h') or 0)
+local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
+local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
+while first[1] and tonumber(first[2]) < target and buckets > 0 do
+  local bucket, from, set = first[1], first[2] * 1000, {}
+  local all = call('HGETALL', base .. 'b' .. bucket)
+  for i = 1, #all, 2 do
+    local job = read(all[i + 1])
+    if job.state == WAITING and job.due >= from then
+      local place, number = split(bucket .. all[i], 1)
+      job.place, job.q = place, {number = number}
+      set[#set + 1] = job.due
+      set[#set + 1] = member_of(job)
+    end
+  end
+  if #set > 0 then call('ZADD', timers, unpack(set)) end
+  call('ZREM', far, bucket)
+  buckets = buckets - 1
+  first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
+end
+if target > horizon and not (first[1] and tonumber(first[2]) < target) then
+  call('HSET', meta, 'h', target)
+end
+-- Nothing is moved that is due later than what has no timer yet.
+local until_then = now
+if first[1] then until_then = math.min(now, first[2] * 1000 - 1) end
+local due = call('ZRANGEBYSCORE', timers, '-inf', until_then, 'WITHSCORES', 'LIMIT', 0, most)
+local moved, lists, order = #due / 2, {}, {}
+if moved > 0 then
+  -- The first write frees memory, so that a full Redis can still be drained.
+  call('ZREMRANGEBYRANK', timers, 0, moved - 1)
+  for i = 1, #due, 2 do
+    local member, time = due[i], tonumber(due[i + 1])
+    local kind = sub(member, 1, 1)
+    local place, number = split(member, kind == 's' and 6 or 2)
+    local name = name_of(number)
+    local q = name and queue_of(name)
+    if q then
+      local ready = kind ~= 'r'
+      if ready then
+        q.delayed = q.delayed - 1
+      else
+        q.running = q.running - 1
+        local job = find(q, place)
+        if job then
+          ready = job.tries > 0
+          if not ready then die(job, time) end
+        end
+      end
+      q.changed = true
+      if ready then
+        local list = lists[name]
+        if not list then
+          list = {}
+          lists[name], order[#order + 1] = list, name
+        end
+        list[#list + 1] = pack('>I7', time) .. place
+      end
+    end
+  end
+  for _, name in ipairs(order) do call('RPUSH', base .. 'r' .. name, unpack(lists[name])) end
+end
+
+local gone, by_namespace = {0, 0, 0}, {}
+local function count(name, n, by)
+  local namespace = string.match(name, '^(.-)/')
+  local of = by_namespace[namespace] or {0, 0, 0}
+  by_namespace[namespace] = of
+  of[n], gone[n] = of[n] + by, gone[n] + by
+end
+if sweeps > 0 then
+  for _, bucket in ipairs(call('ZRANGEBYSCORE', ends, '-inf', now_ms, 'LIMIT', 0, 2)) do
+    local all, next_end = call('HGETALL', base .. 'b' .. bucket), nil
+    for i = 1, #all, 2 do
+      local job = read(all[i + 1])
+      if job.ends then
+        if is_over(job) then
+          local place, number = split(bucket .. all[i], 1)
+          local name = name_of(number)
+          job.place, job.q = place, name and queue_of(name)
+          if job.q then
+            remove(job)
+            count(name, 1, 1)
+            count(name, 2, job.size)
+          else
+            call('HDEL', base .. 'b' .. bucket, all[i])
+          end
+        else
+          next_end = math.min(next_end or job.ends, job.ends)
+        end
+      end
+    end
+    -- A bucket is looked at again after ten seconds at the earliest.
+    if next_end then call('ZADD', ends, math.max(next_end, now_ms + 10000), bucket) else call('ZREM', ends, bucket) end
+  end
+end
+if sweeps > 1 then
+  -- Some queues, in turn.
+  local last, turn = tonumber(call('HGET', meta, 'q') or 0), tonumber(call('HGET', meta, 'w') or 0)
+  if last > 0 then
+    local shard = base .. 'n' .. turn
+    local all = call('HGETALL', shard)
+    for i = 1, #all, 2 do
+      local name = all[i + 1]
+      local q = queue_of(name)
+      local paused = q.pause and (q.pause == 0 or q.pause > now_ms)
+      if q.jobs <= 0 and not paused and not q.changed then
+        local since = tonumber(call('HGET', q.key, 'z') or nil)
+        if not since then
+          call('HSET', q.key, 'z', now_ms)
+        elseif now_ms - since >= empty_for then
+          local namespace, short = string.match(name, '^(.-)/(.*)$')
+          call('DEL', q.key, base .. 'r' .. name, base .. 'd' .. name)
+          call('HDEL', shard, all[i])
+          call('ZREM', base .. 'i' .. namespace, short)
+          count(name, 3, 1)
+        end
+      elseif q.jobs > 0 then
+        call('HDEL', q.key, 'z')
+      end
+    end
+    if last >= 64 or turn > 0 then call('HSET', meta, 'w', turn >= floor(last / 64) and 0 or turn + 1) end
+  end
+end
+save()
+local next_due = -1
+first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
+if first[1] then next_due = math.max(first[2] * 1000 - 3000000 - now, 0) end
+local head = call('ZRANGE', timers, 0, 0, 'WITHSCORES')
+if head[2] then
+  local left = math.max(tonumber(head[2]) - now, 0)
+  if next_due < 0 or left < next_due then next_due = left end
+end
+local freed = {}
+for namespace, of in pairs(by_namespace) do
+  freed[#freed + 1] = namespace
+  for n = 1, 3 do freed[#freed + 1] = of[n] end
+end
+return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed}
