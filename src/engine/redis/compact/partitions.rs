@@ -11,6 +11,9 @@ pub type Partition = u16;
 /// The hash slots of a Redis Cluster.
 const SLOTS: usize = 16_384;
 
+/// What tags are made of.
+const LETTERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
 /// All partitions of a pool.
 #[derive(Debug)]
 pub struct Partitions {
@@ -76,7 +79,7 @@ fn tags(count: u16) -> Vec<String> {
     let mut found: Vec<Option<String>> = vec![None; count];
     let mut left = count;
     for length in 1..=3 {
-        for n in 0..36_usize.pow(length) {
+        for n in 0..LETTERS.len().pow(length) {
             let tag = text(n, length);
             let slot = usize::from(crc16(tag.as_bytes())) % SLOTS;
             let place = &mut found[slot / part];
@@ -84,9 +87,9 @@ fn tags(count: u16) -> Vec<String> {
                 *place = Some(tag);
                 left -= 1;
             }
-        }
-        if left == 0 {
-            break;
+            if left == 0 {
+                return found.into_iter().flatten().collect();
+            }
         }
     }
     // Three letters or digits reach every slot: a test looks at each.
@@ -97,8 +100,8 @@ fn tags(count: u16) -> Vec<String> {
 fn text(mut n: usize, length: u32) -> String {
     let mut bytes = vec![b'0'; length as usize];
     for byte in bytes.iter_mut().rev() {
-        *byte = b"0123456789abcdefghijklmnopqrstuvwxyz"[n % 36];
-        n /= 36;
+        *byte = LETTERS[n % LETTERS.len()];
+        n /= LETTERS.len();
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -149,8 +152,9 @@ mod tests {
             name: QueueName::parse(name).expect("a name"),
         };
         let homes: Vec<_> = ["a", "b", "c", "orders"].map(|name| partitions.home(&queue(name))).into();
-        let bases: Vec<_> = partitions.all().map(|p| partitions.base(p).to_owned()).collect();
-        assert_eq!((homes, bases), (vec![], Vec::<String>::new()));
+        let bases: Vec<_> = partitions.all().map(|p| partitions.base(p)).collect();
+        assert_eq!(homes, [0, 0, 0, 0]);
+        assert_eq!(bases, ["p{2VY}", "p{5j7}", "p{QJ}", "p{6KV}", "p{bL}", "p{5H3}", "p{7F}", "p{5Y1}"]);
         assert_eq!(partitions.rest(b"p{abc}rshop/a"), Some(&b"rshop/a"[..]));
         assert_eq!(partitions.rest(b"q{abc}rshop/a"), None);
     }

@@ -267,8 +267,13 @@ impl CompactCore {
         if horizon > far.horizon {
             // Some buckets are near by now: their jobs are among the timers, of which more were read perhaps.
             let looked = Some((merge.spot.score, merge.spot.member.clone()));
-            let far = Some(Far { horizon, from: horizon, ..Far::default() });
-            *merge = Merge { spot: Spot { far, ..merge.spot.clone() }, looked, ..Merge::default() };
+            let far = match far {
+                // They were shown.
+                far if far.from >= horizon => Far { horizon, is_read: false, ..far },
+                _ => Far { horizon, from: horizon, ..Far::default() },
+            };
+            let spot = Spot { far: Some(far), ..merge.spot.clone() };
+            *merge = Merge { spot, looked, ..Merge::default() };
             return Ok(());
         }
         if last.is_empty() {
