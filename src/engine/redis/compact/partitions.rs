@@ -153,7 +153,7 @@ mod tests {
         };
         let homes: Vec<_> = ["a", "b", "c", "orders"].map(|name| partitions.home(&queue(name))).into();
         let bases: Vec<_> = partitions.all().map(|p| partitions.base(p)).collect();
-        assert_eq!(homes, [0, 0, 0, 0]);
+        assert_eq!(homes, [3, 6, 7, 2]);
         assert_eq!(bases, ["p{2VY}", "p{5j7}", "p{QJ}", "p{6KV}", "p{bL}", "p{5H3}", "p{7F}", "p{5Y1}"]);
         assert_eq!(partitions.rest(b"p{abc}rshop/a"), Some(&b"rshop/a"[..]));
         assert_eq!(partitions.rest(b"q{abc}rshop/a"), None);
