@@ -9,6 +9,47 @@ local WAITING, RUNNING, DEAD = 0, 1, 2
 local timers, far, ends = base .. 't', base .. 'f', base .. 'e'
 local queues, loaded = {}, {}
 
+-- The names of a namespace's queues stand in pieces of up to 120, each under the name that it begins at; where there are
+-- several, those names stand in a directory. A Redis keeps such a piece in a tenth of the memory of a large sorted set.
+local function piece_of(namespace, name)
+  local from = call('ZREVRANGEBYLEX', base .. 'i' .. namespace, '[' .. name, '-', 'LIMIT', 0, 1)[1] or ''
+  return base .. 'j' .. namespace .. '/' .. from, from
+end
+
+local function add_name(of)
+  local namespace, name = string.match(of, '^(.-)/(.*)$')
+  local piece = piece_of(namespace, name)
+  call('ZADD', piece, 0, name)
+  if call('ZCARD', piece) > 120 then
+    local upper = call('ZRANGE', piece, 60, -1)
+    local other, with_scores = base .. 'j' .. namespace .. '/' .. upper[1], {}
+    for i, moved in ipairs(upper) do with_scores[2 * i - 1], with_scores[2 * i] = 0, moved end
+    call('ZADD', other, unpack(with_scores))
+    call('ZREMRANGEBYRANK', piece, 60, -1)
+    call('ZADD', base .. 'i' .. namespace, 0, upper[1])
+  end
+end
+
+local function remove_name(of)
+  local namespace, name = string.match(of, '^(.-)/(.*)$')
+  local piece, from = piece_of(namespace, name)
+  call('ZREM', piece, name)
+  if from ~= '' and call('EXISTS', piece) == 0 then call('ZREM', base .. 'i' .. namespace, from) end
+end
+
+-- Up to so many names behind this one ('' = the first).
+local function names_behind(namespace, after, most)
+  local piece, from = piece_of(namespace, after)
+  local found = {}
+  while true do
+    local some = call('ZRANGEBYLEX', piece, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, most - #found)
+    for _, name in ipairs(some) do found[#found + 1] = name end
+    from = #found < most and call('ZRANGEBYLEX', base .. 'i' .. namespace, '(' .. from, '+', 'LIMIT', 0, 1)[1]
+    if not from then return found end
+    piece = base .. 'j' .. namespace .. '/' .. from
+  end
+end
+
 -- A number in as few bytes as it needs.
 local function bytes_of(n)
   if n < 256 then return char(n) end
@@ -52,11 +93,13 @@ end
 -- What a bucket has of a job.
 local function read(value)
   local flags, due = unpack_of('>BI7', value)
-  local job, at, seq, large = {due = due, value = value}, 10, false, false
-  if flags >= 64 then
-    job.tries, at, flags = unpack_of('>H', value, 9), 11, flags - 64
+  local job, at, seq, large = {due = due, value = value}, 9, false, false
+  if flags >= 128 then
+    job.tries, at, flags = unpack_of('>H', value, 9), 11, flags - 128
+  elseif flags >= 64 then
+    job.tries, at, flags = byte(value, 9), 10, flags - 64
   else
-    job.tries = byte(value, 9)
+    job.tries = 1
   end
   if flags >= 32 then job.details, flags = true, flags - 32 end
   if flags >= 16 then large, flags = true, flags - 16 end
@@ -75,7 +118,8 @@ local function write(job, body)
   if job.state == RUNNING then tail = pack('>I7', job.since) end
   if job.seq then flags, tail = flags + 8, pack('>I4', job.seq) .. tail end
   if job.ends then flags, tail = flags + 4, pack('>I6', job.ends) .. tail end
-  if job.tries > 255 then flags, tail = flags + 64, pack('>H', job.tries) .. tail else tail = char(job.tries) .. tail end
+  if job.tries > 255 then flags, tail = flags + 128, pack('>H', job.tries) .. tail
+  elseif job.tries ~= 1 then flags, tail = flags + 64, char(job.tries) .. tail end
   if job.details then flags = flags + 32 end
   if job.large then flags, body = flags + 16, pack('>I4', job.size) end
   return pack('>BI7', flags, job.due) .. tail .. (body or sub(job.value, job.body_at))
@@ -197,8 +241,12 @@ local function delay(job, due, near)
   local bucket = sub(job.place, 1, 3)
   local from = is_beyond(near, due) and (call('ZSCORE', far, bucket) or near)
   -- All of a bucket are near at the same time.
-  if tonumber(from or nil) == near then call('ZADD', far, near, bucket)
-  else call('ZADD', timers, due, member_of(job)) end
+  if tonumber(from or nil) == near and (not job.ends or job.ends > near) then
+    call('ZADD', far, near, bucket)
+  else
+    call('ZADD', timers, due, member_of(job))
+    if job.ends then call('ZADD', ends, 'LT', job.ends, bucket) end
+  end
   put(job)
   job.q.delayed, job.q.changed = job.q.delayed + 1, true
 end

@@ -127,8 +127,7 @@ local function register(q)
   q.number = bytes_of(n)
   call('HSET', q.key, 'n', n)
   call('HSET', base .. 'n' .. floor(n / 64), n % 64, q.name)
-  local namespace, name = string.match(q.name, '^(.-)/(.*)$')
-  call('ZADD', base .. 'i' .. namespace, 0, name)
+  add_name(q.name)
 end
 
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0
@@ -140,10 +139,7 @@ for c, of in ipairs(calls) do
     if not refused[c] and job.how ~= 'd' then
       local q, bucket = job.q, sub(job.place, 1, 3)
       if not q.number then register(q) end
-      if job.ttl > 0 then
-        job.ends = now_ms + job.ttl
-        over[bucket] = math.min(over[bucket] or job.ends, job.ends)
-      end
+      if job.ttl > 0 then job.ends = now_ms + job.ttl end
       job.details = special and job.key ~= ''
       job.due = now
       if job.at >= 0 then
@@ -159,13 +155,16 @@ for c, of in ipairs(calls) do
         entries[#entries + 1] = entry_of(job, job.due)
       else
         q.delayed = q.delayed + 1
-        if is_beyond(job.near, job.due) then
+        -- What ends before it is near needs a timer: nobody looks for what has ended in a far bucket.
+        job.far = is_beyond(job.near, job.due) and (not job.ends or job.ends > job.near)
+        if job.far then
           fars[bucket] = math.min(fars[bucket] or job.near, job.near)
         else
           set[#set + 1] = job.due
           set[#set + 1] = member_of(job)
         end
       end
+      if job.ends and not job.far then over[bucket] = math.min(over[bucket] or job.ends, job.ends) end
       local pairs_of = sets[bucket] or {}
       sets[bucket] = pairs_of
       pairs_of[#pairs_of + 1] = field_of(q, job.place)

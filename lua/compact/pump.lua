@@ -13,7 +13,7 @@ local horizon = tonumber(call('HGET', meta, 'h') or 0)
 local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
 local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
 while first[1] and tonumber(first[2]) < target and buckets > 0 do
-  local bucket, from, set = first[1], first[2] * 1000, {}
+  local bucket, from, set, end_of = first[1], first[2] * 1000, {}, nil
   local all = call('HGETALL', base .. 'b' .. bucket)
   for i = 1, #all, 2 do
     local job = read(all[i + 1])
@@ -23,7 +23,9 @@ while first[1] and tonumber(first[2]) < target and buckets > 0 do
       set[#set + 1] = job.due
       set[#set + 1] = member_of(job)
     end
+    if job.ends then end_of = math.min(end_of or job.ends, job.ends) end
   end
+  if end_of then call('ZADD', ends, 'LT', end_of, bucket) end
   if #set > 0 then call('ZADD', timers, unpack(set)) end
   call('ZREM', far, bucket)
   buckets = buckets - 1
@@ -120,10 +122,9 @@ if sweeps > 1 then
         if not since then
           call('HSET', q.key, 'z', now_ms)
         elseif now_ms - since >= empty_for then
-          local namespace, short = string.match(name, '^(.-)/(.*)$')
           call('DEL', q.key, base .. 'r' .. name, base .. 'd' .. name)
           call('HDEL', shard, all[i])
-          call('ZREM', base .. 'i' .. namespace, short)
+          remove_name(name)
           count(name, 3, 1)
         end
       elseif q.jobs > 0 then

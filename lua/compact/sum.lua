@@ -3,8 +3,7 @@
 -- ARGV    namespace, the name behind which to begin ('' = the first), how many queues
 -- returns {the last name ('' = there are no more), jobs, bytes, queues}
 -- bound   500 queues (the caller's)
-local from = ARGV[2] == '' and '-' or '(' .. ARGV[2]
-local all = call('ZRANGEBYLEX', base .. 'i' .. ARGV[1], from, '+', 'LIMIT', 0, ARGV[3])
+local all = names_behind(ARGV[1], ARGV[2], tonumber(ARGV[3]))
 local jobs, bytes = 0, 0
 for _, name in ipairs(all) do
   local of = call('HMGET', base .. 'q' .. ARGV[1] .. '/' .. name, 'j', 'b')

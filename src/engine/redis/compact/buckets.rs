@@ -12,24 +12,27 @@ use crate::clock::Millis;
 use crate::engine::NewId;
 use crate::job::JobId;
 
-/// How many bytes of jobs a bucket takes: a Redis keeps it in one piece of memory of 8 KiB.
-const FULL: usize = 8_000;
+/// How many bytes of jobs a bucket takes: a Redis keeps it in one piece of memory of 8 KiB, and the next larger one has
+/// 10. A few bytes are left for what is not known when an id is made: how long the number of its queue is.
+const FULL: usize = 8_120;
 /// How many jobs: beyond it a Redis would keep a bucket as a table (`hash-max-listpack-entries`).
 const MOST_JOBS: usize = 120;
 /// A body that is larger lies by itself.
 pub const INLINE: usize = 1000;
-/// What a job takes beside its body.
-const BESIDE: usize = 36;
+/// What a job takes beside its body and the delay in its id: 10 bytes with the number of its queue, 15 of times and tries,
+/// and 5 by which a Redis tells where each ends.
+const BESIDE: usize = 30;
 /// How many buckets are remembered.
 const MOST_OPEN: usize = 65_536;
 /// What is due sooner is near from the start.
 const NEAR: Millis = 30_000;
 /// The shortest window, and which part of the time until it begins a window may be.
 const WINDOW: Millis = 60_000;
-const PART: Millis = 32;
+const PART: Millis = 16;
 
 /// From when on a job is near that is due then: where its window begins. 0: at once. Windows of jobs far away are
-/// longer: so a bucket is full, and what gets a timer before it must is a thirtieth at most.
+/// longer, so that they fill buckets: between a thirtieth and a sixteenth of the way. Jobs of a window get their timers
+/// when it begins.
 pub fn near_from(now: Millis, due: Millis) -> Millis {
     let left = due.saturating_sub(now);
     if left < NEAR {
@@ -67,7 +70,8 @@ impl Buckets {
     /// An id for a job that is published now.
     pub fn make_id(&self, now: Millis, partition: Partition, of: &NewId<'_>) -> JobId {
         let from = near_from(now, now + of.delay.as_millis() as Millis);
-        let bytes = BESIDE + if of.bytes > INLINE { 4 } else { of.bytes };
+        let delay = 4 - of.delay_seconds().leading_zeros() as usize / 8;
+        let bytes = BESIDE + delay + if of.bytes > INLINE { 4 } else { of.bytes };
         let mut all = self.open.lock();
         if all.len() >= MOST_OPEN {
             all.retain(|(_, from), _| *from == 0 || *from > now);
@@ -120,7 +124,7 @@ mod tests {
             let bytes = id.to_bytes();
             *seen.entry([bytes[6], bytes[7], bytes[8]]).or_default() += 1;
         }
-        assert!(seen.values().all(|jobs| *jobs <= FULL / 136), "{seen:?}");
-        assert!(seen.len() <= 1000 / (FULL / 136) + 1, "{} buckets", seen.len());
+        assert!(seen.values().all(|jobs| *jobs <= FULL / 132), "{seen:?}");
+        assert!(seen.len() <= 1000 / (FULL / 132) + 1, "{} buckets", seen.len());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::partitions::Partitions;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::redis::link::ReadyLists;
-use crate::name::{IdempotencyKey, Namespace, Queue};
+use crate::name::{IdempotencyKey, Queue};
 
 /// A key that nobody ever writes: a server that moves the partition's slot refuses each call that names it.
 pub fn guard(base: &str) -> String {
@@ -26,11 +26,6 @@ pub fn dead(base: &str, queue: &Queue) -> String {
 /// Figures of a queue.
 pub fn record(base: &str, queue: &Queue) -> String {
     format!("{base}q{}/{}", queue.namespace, queue.name)
-}
-
-/// The queues of a namespace, in the order of their names.
-pub fn index(base: &str, namespace: &Namespace) -> String {
-    format!("{base}i{namespace}")
 }
 
 /// The names of 64 queues by their numbers.

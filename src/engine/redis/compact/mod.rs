@@ -37,6 +37,7 @@ use super::batches::{self, MAX_WAITING};
 use super::connection::connector::RedisAddress;
 use super::connection::fault::Fault;
 use super::link::Link;
+use super::safety::warn_of_tables;
 use super::verbs::check::first_check;
 use super::watch;
 use crate::clock::Millis;
@@ -95,6 +96,7 @@ impl CompactEngine {
                 layout.partitions, layout.prefix
             ))));
         }
+        warn_of_tables(&mut opened.first, &link.pool).await;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
         let core = Arc::new(CompactCore {

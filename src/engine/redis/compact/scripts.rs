@@ -43,6 +43,7 @@ scripts! {
     inspect,
     list_far,
     list_timers,
+    names,
     pause,
     peek,
     publish,

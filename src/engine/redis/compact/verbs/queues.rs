@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::super::core::CompactCore;
+use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::together;
@@ -71,11 +71,9 @@ impl CompactCore {
     ) -> Result<QueuePage> {
         let paused = self.pauses_of(namespace).await?;
         let names = together::try_all(self.partitions.all().map(async |partition| {
-            let mut cmd = redis::cmd("ZRANGEBYLEX");
-            cmd.arg(keys::index(self.partitions.base(partition), namespace));
-            cmd.arg(after.map_or_else(|| "-".to_owned(), |after| format!("({after}"))).arg("+");
-            cmd.arg("LIMIT").arg(0).arg(limit + 1);
-            self.query::<Vec<String>>(partition, &cmd).await
+            let mut cmd = self.call(&self.scripts.names, partition);
+            cmd.arg(namespace.as_str()).arg(after.map_or("", QueueName::as_str)).arg(limit + 1);
+            self.ask::<Vec<String>>(partition, Lane::Other, &self.scripts.names, cmd).await
         }));
         let mut queues: BTreeSet<Queue> = names
             .await?
