@@ -9,7 +9,8 @@ local n = 0
 for i = 2 + count, #ARGV, 4 do
   local q = queue_of(ARGV[1 + ARGV[i]])
   local job, over = find(q, ARGV[i + 1])
-  if job and ARGV[i + 2] ~= '' and not is_held(job, tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])) then
+  local due = ARGV[i + 2] ~= '' and tonumber(ARGV[i + 2])
+  if job and due and not (job.state == RUNNING and job.due == due and job.tries == tonumber(ARGV[i + 3]) and now < due) then
     stale[#stale + 1] = n
   else
     job = job or over

@@ -12,12 +12,12 @@ for i = 3, #ARGV, 3 do
   if not job or job.due ~= tonumber(ARGV[i + 1]) or state and job.state ~= state or not state and job.state == DEAD then
     out[k + 1], out[k + 2], out[k + 3], out[k + 4], out[k + 5], out[k + 6] = -1, -1, '', '', 0, ''
   else
-    local of = job.details and call('HMGET', details_key(q, job.place), 'k', 'r') or {}
+    local key, reason = details_of(job)
     local body = ''
     -- The size of a versioned job's body stands in its value.
     if ARGV[2] == '1' or byte(job.place, 11) % 2 == 1 then body = body_of(job) end
     bytes = bytes + #body
-    out[k + 1], out[k + 2], out[k + 3], out[k + 4] = job.tries, ttl_of(job), of[1] or '', of[2] or ''
+    out[k + 1], out[k + 2], out[k + 3], out[k + 4] = job.tries, ttl_of(job), key or '', reason or ''
     out[k + 5], out[k + 6] = job.size, body
     if bytes >= 2097152 then break end
   end

@@ -8,6 +8,6 @@ local q, place = queue_of(ARGV[1]), ARGV[2]
 if place == '' then place = call('GET', base .. 'k' .. q.name .. '/' .. ARGV[3]) end
 local job = place and find(q, place)
 if not job then return {now} end
-local of = job.details and call('HMGET', details_key(q, place), 'k', 'r') or {}
-if ARGV[2] == '' and (job.state == DEAD or of[1] ~= ARGV[3]) then return {now} end
-return {now, place, state_of(job), job.due, job.tries, ttl_of(job), of[1] or '', of[2] or '', body_of(job)}
+local key, reason = details_of(job)
+if ARGV[2] == '' and (job.state == DEAD or key ~= ARGV[3]) then return {now} end
+return {now, place, state_of(job), job.due, job.tries, ttl_of(job), key or '', reason or '', body_of(job)}

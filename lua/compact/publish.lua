@@ -4,10 +4,11 @@
 -- ARGV    1 = such a call, #queues, their names (ns/queue), #calls; if there is such a call: fingerprint ('' = not safe to
 --         repeat), its name, ms that it is remembered, how many jobs, bytes and queues it may add ('' = any number)
 --         per call: #jobs, number of the queue of the job that it replaces (0 = none), the job's place
---         per job: its queue, place, tries, ttl in ms (0 = forever), delay in us, at in ms (-1 = after the delay), from
---         when on in ms it is near (0 = now), size of the value that compact/stage.lua has stored (-1 = none), value; in
---         such a call also: key ('' = none), conflict, other, other_due in us (see lua/publish_with.lua)
--- returns {now, calls that were refused since one of their ids is stored already, from 0 ...}; such a call {now, 'done',
+--         per job: a text of its queue, tries, ttl in ms (0 = forever), delay in us, at in ms (0 = after the delay), from
+--         when on in ms it is near (0 = now) and size of the value that compact/stage.lua has stored (0 = none); its
+--         place; its value; in such a call also: key ('' = none), conflict, other, other_due in us (see lua/publish_with.lua)
+-- returns {now, calls that were refused since one of their ids is stored already, from 0 ...}, or {now, -1}: a value that
+--         was stored before has ended; such a call {now, 'done',
 --         what became of the jobs, and if it may not add any number: jobs, bytes and queues that it has added}; {now,
 --         'replay', what became of the jobs}; {now, 'mismatch'}; {now, 'conflict', job from 0, place of the job that has
 --         its key}; {now, 'taken'}; {now, 'ended'}: a value that was stored before has ended; {now, 'needs', jobs, bytes,
@@ -20,9 +21,11 @@ local a = 0
 local function arg() a = a + 1; return ARGV[a] end
 local function number() a = a + 1; return tonumber(ARGV[a]) end
 local special, names, fingerprint, record, remembered, admit = arg() == '1', {}, nil, nil, nil, {}
+local find, remove, free_key, state_of, details_of
 for i = 1, number() do names[i] = arg() end
 local count, calls = number(), {}
 if special then
+  find, remove, free_key, state_of, details_of = jobs()
   fingerprint, record, remembered = arg(), arg(), arg()
   for i = 1, 3 do admit[i] = tonumber(arg()) end
   record = fingerprint ~= '' and base .. 'o' .. names[1] .. '/' .. record
@@ -33,21 +36,26 @@ for c = 1, count do
   local replaced, place = number(), arg()
   if replaced > 0 then of.replaces = {name = names[replaced], place = place} end
   for i = 1, jobs do
-    local job = {name = names[number()], place = arg(), tries = number(), ttl = number(), delay = number(), at = number()}
-    job.near, job.size, job.body = number(), number(), arg()
-    if job.size < 0 then job.size = #job.body else job.staged = true end
-    job.large = job.staged or job.size > INLINE
+    local queue, tries, ttl, delay, at, near, size = unpack_of('>HHI6I7I6I6I4', ARGV[a + 1])
+    local place, body = ARGV[a + 2], ARGV[a + 3]
+    a = a + 3
+    local job = {name = names[queue], place = place, tries = tries, ttl = ttl, delay = delay, at = at, near = near,
+      size = size > 0 and size or #body, staged = size > 0, body = body, state = WAITING}
+    job.large = job.size > INLINE
     if special then job.key, job.conflict, job.other, job.other_due = arg(), arg(), arg(), arg() end
     of[i] = job
   end
 end
 
--- Nothing changes: values that were stored before go.
-local function answer(...)
-  for _, job in ipairs(calls[1]) do
-    if job.staged then call('UNLINK', base .. 'x' .. job.place .. job.name) end
+local answer
+if special then
+  -- Nothing changes: values that were stored before go.
+  answer = function(...)
+    for _, job in ipairs(calls[1]) do
+      if job.staged then call('UNLINK', base .. 'x' .. job.place .. job.name) end
+    end
+    return {now, ...}
   end
-  return {now, ...}
 end
 local done = record and call('GET', record)
 if done then
@@ -60,20 +68,21 @@ local by_bucket, refused = {}, {}
 for c, of in ipairs(calls) do
   for _, job in ipairs(of) do
     local q = queue_of(job.name)
-    job.q, job.state = q, WAITING
-    if job.staged and call('EXISTS', base .. 'x' .. job.place .. job.name) == 0 then return answer('ended') end
+    job.q = q
+    if job.staged and call('EXISTS', base .. 'x' .. job.place .. job.name) == 0 then return {now, special and 'ended' or -1} end
     if q.number then
       local bucket = sub(job.place, 1, 3)
       local all = by_bucket[bucket] or {fields = {}, calls = {}, places = {}, queues = {}}
       by_bucket[bucket] = all
       local n = #all.fields + 1
-      all.fields[n], all.calls[n], all.places[n], all.queues[n] = field_of(q, job.place), c, job.place, q
+      all.fields[n], all.calls[n], all.places[n], all.queues[n] = sub(job.place, 4) .. q.number, c, job.place, q
     end
   end
 end
 for bucket, all in pairs(by_bucket) do
   for n, value in ipairs(call('HMGET', base .. 'b' .. bucket, unpack(all.fields))) do
     if value then
+      if not find then find, remove = jobs() end
       local stored, over = find(all.queues[n], all.places[n])
       if over then remove(over) elseif stored then refused[all.calls[n]] = true end
     end
@@ -91,7 +100,7 @@ if special then
       local place = call('GET', base .. 'k' .. job.name .. '/' .. job.key)
       local holder = place and find(job.q, place)
       local has = holder and holder.state ~= DEAD and not (gone and gone.place == place and gone.q == job.q)
-        and holder.details and call('HGET', details_key(job.q, place), 'k') == job.key
+        and details_of(holder) == job.key
       if has then
         if job.conflict == 'fail' then return answer('conflict', i - 1, place) end
         local state = state_of(holder)
@@ -122,27 +131,26 @@ if special then
   end
 end
 
-local function register(q)
-  local n = call('HINCRBY', base .. 'm', 'q', 1)
-  q.number = bytes_of(n)
-  call('HSET', q.key, 'n', n)
-  call('HSET', base .. 'n' .. floor(n / 64), n % 64, q.name)
-  add_name(q.name)
-end
-
+local horizon
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0
 for c, of in ipairs(calls) do
   for _, job in ipairs(of) do
     -- Those that would be due together are due in the order given.
     local later = delayed
-    if job.delay > 0 and job.at < 0 then delayed = delayed + 1 end
+    if job.delay > 0 and job.at == 0 then delayed = delayed + 1 end
     if not refused[c] and job.how ~= 'd' then
       local q, bucket = job.q, sub(job.place, 1, 3)
-      if not q.number then register(q) end
+      if not q.number then
+        local n = call('HINCRBY', base .. 'm', 'q', 1)
+        q.n, q.number = n, bytes_of(n)
+        call('HSET', base .. 'n' .. floor(n / 64), n % 64, q.name)
+        local add_name = pieces()
+        add_name(q.name)
+      end
       if job.ttl > 0 then job.ends = now_ms + job.ttl end
       job.details = special and job.key ~= ''
       job.due = now
-      if job.at >= 0 then
+      if job.at > 0 then
         if job.at * 1000 > now then
           job.due, job.seq = job.at * 1000, call('HINCRBY', base .. 'm', 's', 1) % 4294967296
         end
@@ -152,25 +160,33 @@ for c, of in ipairs(calls) do
       if job.due <= now then
         local entries = ready[q] or {}
         ready[q] = entries
-        entries[#entries + 1] = entry_of(job, job.due)
+        entries[#entries + 1] = pack('>I7', job.due) .. job.place
       else
         q.delayed = q.delayed + 1
         -- What ends before it is near needs a timer: nobody looks for what has ended in a far bucket.
-        job.far = is_beyond(job.near, job.due) and (not job.ends or job.ends > job.near)
+        if job.near > 0 and not horizon then
+          horizon = tonumber(call('HGET', base .. 'm', 'h') or nil)
+          if not horizon then
+            horizon = now_ms + 4000
+            call('HSET', base .. 'm', 'h', horizon)
+          end
+        end
+        job.far = job.near > 0 and job.near >= horizon and job.near * 1000 <= job.due
+          and (not job.ends or job.ends > job.near)
         if job.far then
           fars[bucket] = math.min(fars[bucket] or job.near, job.near)
         else
           set[#set + 1] = job.due
-          set[#set + 1] = member_of(job)
+          set[#set + 1] = (job.seq and 's' .. pack('>I4', job.seq) or 'd') .. job.place .. q.number
         end
       end
       if job.ends and not job.far then over[bucket] = math.min(over[bucket] or job.ends, job.ends) end
       local pairs_of = sets[bucket] or {}
       sets[bucket] = pairs_of
-      pairs_of[#pairs_of + 1] = field_of(q, job.place)
+      pairs_of[#pairs_of + 1] = sub(job.place, 4) .. q.number
       pairs_of[#pairs_of + 1] = write(job, job.body)
-      if job.staged then call('PERSIST', body_key(q, job.place))
-      elseif job.large then call('SET', body_key(q, job.place), job.body) end
+      if job.staged then call('PERSIST', base .. 'x' .. job.place .. q.name)
+      elseif job.large then call('SET', base .. 'x' .. job.place .. q.name, job.body) end
       q.jobs, q.bytes, q.changed = q.jobs + 1, q.bytes + job.size, true
     end
   end
@@ -182,6 +198,7 @@ if #set > 0 then call('ZADD', timers, unpack(set)) end
 for q, entries in pairs(ready) do call('RPUSH', base .. 'r' .. q.name, unpack(entries)) end
 for c, of in ipairs(calls) do
   if of.replaces and not refused[c] then
+    if not find then find, remove = jobs() end
     local job = find(queue_of(of.replaces.name), of.replaces.place)
     if job then remove(job) end
   end
@@ -197,7 +214,7 @@ if special then
         if job.removes then remove(job.holder) else free_key(job.holder) end
       end
       call('SET', base .. 'k' .. job.name .. '/' .. job.key, job.place)
-      call('HSET', details_key(job.q, job.place), 'k', job.key)
+      call('HSET', base .. 'h' .. job.place .. job.q.number, 'k', job.key)
     end
     local told = job.told or job.place
     outcome[i] = (job.how or 'n') .. pack('>I7', job.due or 0) .. char(#told) .. told

@@ -8,7 +8,7 @@
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 64 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
-local meta, buckets = base .. 'm', 4
+local meta, buckets, find, remove, die = base .. 'm', 4, nil, nil, nil
 local horizon = tonumber(call('HGET', meta, 'h') or 0)
 local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
 local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
@@ -18,10 +18,8 @@ while first[1] and tonumber(first[2]) < target and buckets > 0 do
   for i = 1, #all, 2 do
     local job = read(all[i + 1])
     if job.state == WAITING and job.due >= from then
-      local place, number = split(bucket .. all[i], 1)
-      job.place, job.q = place, {number = number}
       set[#set + 1] = job.due
-      set[#set + 1] = member_of(job)
+      set[#set + 1] = (job.seq and 's' .. pack('>I4', job.seq) or 'd') .. bucket .. all[i]
     end
     if job.ends then end_of = math.min(end_of or job.ends, job.ends) end
   end
@@ -54,6 +52,7 @@ if moved > 0 then
         q.delayed = q.delayed - 1
       else
         q.running = q.running - 1
+        if not find then find, remove, die = jobs() end
         local job = find(q, place)
         if job then
           ready = job.tries > 0
@@ -87,7 +86,8 @@ if sweeps > 0 then
     for i = 1, #all, 2 do
       local job = read(all[i + 1])
       if job.ends then
-        if is_over(job) then
+        if job.ends <= now_ms then
+          if not find then find, remove, die = jobs() end
           local place, number = split(bucket .. all[i], 1)
           local name = name_of(number)
           job.place, job.q = place, name and queue_of(name)
@@ -116,19 +116,18 @@ if sweeps > 1 then
     for i = 1, #all, 2 do
       local name = all[i + 1]
       local q = queue_of(name)
-      local paused = q.pause and (q.pause == 0 or q.pause > now_ms)
-      if q.jobs <= 0 and not paused and not q.changed then
-        local since = tonumber(call('HGET', q.key, 'z') or nil)
-        if not since then
-          call('HSET', q.key, 'z', now_ms)
-        elseif now_ms - since >= empty_for then
+      if q.jobs > 0 or q.changed or q.pause == 1 or q.pause > now_ms then
+        if q.empty > 0 then q.empty, q.changed = 0, true end
+      else
+        if q.empty == 0 then
+          q.empty, q.changed = now_ms, true
+        elseif now_ms - q.empty >= empty_for then
           call('DEL', q.key, base .. 'r' .. name, base .. 'd' .. name)
           call('HDEL', shard, all[i])
+          local _, remove_name = pieces()
           remove_name(name)
           count(name, 3, 1)
         end
-      elseif q.jobs > 0 then
-        call('HDEL', q.key, 'z')
       end
     end
     if last >= 64 or turn > 0 then call('HSET', meta, 'w', turn >= floor(last / 64) and 0 or turn + 1) end

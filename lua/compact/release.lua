@@ -11,7 +11,7 @@ if not is_held(job, tonumber(ARGV[3]), tonumber(ARGV[4])) then return {now, 0} e
 local tries, later, due = tonumber(ARGV[5]), tonumber(ARGV[6]), now
 leave_state(job)
 if ARGV[8] ~= '' then
-  call('HSET', details_key(q, job.place), 'r', ARGV[8])
+  call('HSET', base .. 'h' .. job.place .. q.number, 'r', ARGV[8])
   job.details = true
 end
 job.tries = tries

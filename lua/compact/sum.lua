@@ -6,7 +6,7 @@
 local all = names_behind(ARGV[1], ARGV[2], tonumber(ARGV[3]))
 local jobs, bytes = 0, 0
 for _, name in ipairs(all) do
-  local of = call('HMGET', base .. 'q' .. ARGV[1] .. '/' .. name, 'j', 'b')
-  jobs, bytes = jobs + tonumber(of[1] or 0), bytes + tonumber(of[2] or 0)
+  local q = queue_of(ARGV[1] .. '/' .. name)
+  jobs, bytes = jobs + q.jobs, bytes + q.bytes
 end
 return {#all < tonumber(ARGV[3]) and '' or all[#all], jobs, bytes, #all}

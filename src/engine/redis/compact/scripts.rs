@@ -3,8 +3,18 @@
 
 use crate::engine::redis::layout::scripts::Script;
 
+/// A part of a script: a file, or a line.
+macro_rules! part {
+    (file $name:literal) => {
+        include_str!(concat!("../../../../lua/compact/", $name, ".lua"))
+    };
+    (line $text:literal) => {
+        concat!($text, "\n")
+    };
+}
+
 macro_rules! scripts {
-    ($($name:ident),+ $(,)?) => {
+    ($($name:ident: $($kind:ident $part:literal)*;)+) => {
         /// All of them.
         #[derive(Debug)]
         pub struct Scripts {
@@ -16,44 +26,43 @@ macro_rules! scripts {
                 Scripts {
                     $($name: Script::new(concat!(
                         include_str!("../../../../lua/clock.lua"),
-                        include_str!("../../../../lua/compact/jobs.lua"),
+                        include_str!("../../../../lua/compact/base.lua"),
+                        $(part!($kind $part),)*
                         include_str!(concat!("../../../../lua/compact/", stringify!($name), ".lua"))
                     )),)+
                 }
             }
         }
-
-        impl Scripts {
-            /// Each with its name.
-            #[cfg(test)]
-            pub fn each(&self) -> Vec<(&'static str, &Script)> {
-                vec![$((stringify!($name), &self.$name)),+]
-            }
-        }
     };
 }
 
+// Each with the preambles that it needs. What few calls need stands in a function, which makes it when it is called.
 scripts! {
-    ack,
-    cancel_key,
-    consume,
-    describe,
-    destroy,
-    give_back,
-    inspect,
-    list_far,
-    list_timers,
-    names,
-    pause,
-    peek,
-    publish,
-    pump,
-    quota,
-    release,
-    respawn,
-    respawn_job,
-    stage,
-    sum,
-    touch,
-    unstage,
+    ack: file "queue" file "value" file "job";
+    cancel_key: file "queue" file "value" file "job";
+    consume: file "queue" file "value";
+    describe: file "queue" file "value" file "job" file "view";
+    destroy: file "queue" file "value" file "job";
+    give_back: file "queue" file "value" file "job" file "change";
+    inspect: file "queue" file "value" file "job" file "view";
+    list_far: file "queue" file "number" file "value" file "rank";
+    list_timers: file "queue" file "number" file "rank";
+    names: file "pieces";
+    pause: file "queue";
+    peek: file "queue" file "value" file "job" file "view";
+    publish: file "queue" file "value"
+        line "local function jobs()" file "job" file "change" file "view"
+        line "return find, remove, free_key, state_of, details_of end"
+        line "local function pieces()" file "pieces" line "return add_name end";
+    pump: file "queue" file "number" file "value"
+        line "local function jobs()" file "job" file "change" line "return find, remove, die end"
+        line "local function pieces()" file "pieces" line "return add_name, remove_name end";
+    quota:;
+    release: file "queue" file "value" file "job" file "change" file "delay";
+    respawn: file "queue" file "value" file "job" file "change";
+    respawn_job: file "queue" file "value" file "job" file "change" file "delay";
+    stage:;
+    sum: file "queue" file "pieces";
+    touch: file "queue" file "value" file "job" file "change";
+    unstage:;
 }

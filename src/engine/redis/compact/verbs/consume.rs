@@ -96,7 +96,7 @@ impl CompactCore {
         // The script counts queues from 1.
         let queue_at = |n: usize| n.checked_sub(1).and_then(|n| queues.get(n));
         for pause in paused.chunks_exact(2) {
-            if let (Some(queue), until @ 1..) = (queue_at(pause[0] as usize), pause[1]) {
+            if let (Some(queue), until @ 2..) = (queue_at(pause[0] as usize), pause[1]) {
                 self.notify_at(queue, until);
             }
         }

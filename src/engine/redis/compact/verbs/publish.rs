@@ -274,9 +274,12 @@ impl CompactCore {
             let (core, mut redis) = (self.clone(), patient(connection));
             async move {
                 let answer = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
-                let answer: Vec<u64> = redis::from_redis_value(answer)?;
+                let answer: Vec<i64> = redis::from_redis_value(answer)?;
                 let (now, refused) = answer.split_first().ok_or_else(unreadable)?;
-                Ok((*now, refused.iter().map(|n| *n as usize).collect::<Vec<usize>>()))
+                if refused == [-1] {
+                    return Err(Fault::away("the values were stored too slowly"));
+                }
+                Ok((*now as Micros, refused.iter().map(|n| *n as usize).collect::<Vec<usize>>()))
             }
         };
         let late = || self.take_back_later(home, calls, |(_, refused): (Micros, Vec<usize>)| refused);
@@ -480,18 +483,18 @@ impl CompactCore {
         let now = self.clock.now();
         let due = at.unwrap_or(now + job.delay.as_millis() as u64);
         let (value, staged) = value;
-        cmd.arg(number_of(queues, &job.queue)).arg(place_of(home, &job.id)).arg(job.tries.get());
-        cmd.arg(job.ttl.map_or(0, ttl_millis)).arg(micros(job.delay));
-        match at {
-            Some(at) => cmd.arg(at),
-            None => cmd.arg(-1),
-        };
-        cmd.arg(near_from(now, due));
-        if *staged {
-            cmd.arg(value.len()).arg("");
-        } else {
-            cmd.arg(-1).arg(&value[..]);
-        }
+        let queue = number_of(queues, &job.queue) as u16; // of 64 jobs
+        let staged_size = if *staged { value.len() as u32 } else { 0 };
+        // As '>HHI6I7I6I6I4'.
+        let mut packed = Vec::with_capacity(33);
+        packed.extend(queue.to_be_bytes());
+        packed.extend(job.tries.get().to_be_bytes());
+        packed.extend(&job.ttl.map_or(0, ttl_millis).to_be_bytes()[2..]);
+        packed.extend(&micros(job.delay).to_be_bytes()[1..]);
+        packed.extend(&at.map_or(0, |at| at.max(1)).to_be_bytes()[2..]);
+        packed.extend(&near_from(now, due).to_be_bytes()[2..]);
+        packed.extend(staged_size.to_be_bytes());
+        cmd.arg(packed).arg(place_of(home, &job.id)).arg(if *staged { &[][..] } else { &value[..] });
     }
 }
 

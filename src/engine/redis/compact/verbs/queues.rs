@@ -35,17 +35,18 @@ impl Figures {
     }
 }
 
-/// Fields of a record, each of which may not be there yet.
-type Fields = Vec<Option<i64>>;
+/// A record, if there is one: lua/compact/queue.lua has its form.
+type Record = Option<Vec<u8>>;
 
-fn figures(fields: &[Option<i64>]) -> Figures {
-    let field = |n: usize| fields.get(n).copied().flatten().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
-    Figures { jobs: field(0), delayed: field(1), running: field(2), dead: field(3) }
+fn figures(record: &Record) -> Figures {
+    let (fields, _) = record.as_deref().unwrap_or_default().as_chunks::<4>();
+    let field = |n: usize| fields.get(n).map_or(0, |field| u32::from_be_bytes(*field).into());
+    Figures { jobs: field(1), delayed: field(2), running: field(3), dead: field(4) }
 }
 
 fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
-    let mut cmd = redis::cmd("HMGET");
-    cmd.arg(keys::record(base, queue)).arg(&["j", "d", "u", "x"]);
+    let mut cmd = redis::cmd("GET");
+    cmd.arg(keys::record(base, queue));
     cmd
 }
 
@@ -53,8 +54,8 @@ impl CompactCore {
     /// How many jobs are ready; or dead, and the oldest of them.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
         let home = self.partition_of(queue);
-        let fields: Fields = self.query(home, &ask_figures(self.partitions.base(home), queue)).await?;
-        let figures = figures(&fields);
+        let record: Record = self.query(home, &ask_figures(self.partitions.base(home), queue)).await?;
+        let figures = figures(&record);
         match of {
             SizeOf::Ready => Ok(Size { jobs: figures.ready(), head: None }),
             SizeOf::Dead if figures.dead == 0 => Ok(Size::default()),
@@ -101,7 +102,7 @@ impl CompactCore {
             let answers: Vec<redis::Value> = self.query_all(home, &asked).await?;
             let mut views = Vec::new();
             for (queue, answers) in queues.into_iter().zip(answers.chunks_exact(2)) {
-                let figures = figures(&redis::from_redis_value::<Fields>(answers[0].clone())?);
+                let figures = figures(&redis::from_redis_value(answers[0].clone())?);
                 let head: Option<Vec<u8>> = redis::from_redis_value(answers[1].clone())?;
                 let since = head.as_deref().and_then(read_entry).filter(|_| figures.ready() > 0);
                 views.push(QueueView {
@@ -151,8 +152,8 @@ impl CompactCore {
             }
             let mut asked = redis::pipe();
             queues.iter().for_each(|queue| _ = asked.add_command(ask_figures(base, queue)));
-            let of: Vec<Fields> = self.query_all(partition, &asked).await?;
-            all.extend(of.iter().map(|fields| figures(fields)).zip(queues));
+            let of: Vec<Record> = self.query_all(partition, &asked).await?;
+            all.extend(of.iter().map(figures).zip(queues));
         }
         Ok(all)
     }
