@@ -141,7 +141,9 @@ for c, of in ipairs(calls) do
     if not refused[c] and job.how ~= 'd' then
       local q, bucket = job.q, sub(job.place, 1, 3)
       if not q.number then
-        local n = call('HINCRBY', base .. 'm', 'q', 1)
+        -- Refused by a full Redis, as the first write of this script must be.
+        local n = call('HINCRBY', base .. 'm', 'q', 0)
+        n = tonumber(call('LPOP', base .. 'u') or nil) or call('HINCRBY', base .. 'm', 'q', 1)
         q.n, q.number = n, bytes_of(n)
         call('HSET', base .. 'n' .. floor(n / 64), n % 64, q.name)
         local add_name = pieces()

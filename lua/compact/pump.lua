@@ -1,14 +1,17 @@
 -- Moves due jobs, earliest first: those with tries left become ready, those without become dead. Before that the buckets
 -- that are near now get timers; after it, if asked, jobs that have ended go, and queues that are empty for long.
 -- KEYS    the partition's guard
--- ARGV    how many timers at most, 1 = look for jobs that have ended, 2 = for empty queues too, ms after which an empty queue is forgotten
+-- ARGV    how many timers at most; 1 = look for jobs that have ended, 2 = for empty queues too; ms after which an empty
+--         queue is forgotten
 -- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
 --         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
 --         bytes, queues}
--- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 64 queues
+-- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
 local meta, buckets, find, remove, die = base .. 'm', 4, nil, nil, nil
+-- A full Redis refuses a script's first write if that needs memory, and this one needs none: the pool can be drained.
+call('ZREM', far, '')
 local horizon = tonumber(call('HGET', meta, 'h') or 0)
 local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
 local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
@@ -38,7 +41,6 @@ if first[1] then until_then = math.min(now, first[2] * 1000 - 1) end
 local due = call('ZRANGEBYSCORE', timers, '-inf', until_then, 'WITHSCORES', 'LIMIT', 0, most)
 local moved, lists, order = #due / 2, {}, {}
 if moved > 0 then
-  -- The first write frees memory, so that a full Redis can still be drained.
   call('ZREMRANGEBYRANK', timers, 0, moved - 1)
   for i = 1, #due, 2 do
     local member, time = due[i], tonumber(due[i + 1])
@@ -108,9 +110,10 @@ if sweeps > 0 then
   end
 end
 if sweeps > 1 then
-  -- Some queues, in turn.
+  -- Some queues, in turn: all of them in five minutes, if they are not too many.
   local last, turn = tonumber(call('HGET', meta, 'q') or 0), tonumber(call('HGET', meta, 'w') or 0)
-  if last > 0 then
+  local shards = floor(last / 64) + 1
+  for _ = 1, math.min(8, math.ceil(shards / 150)) do
     local shard = base .. 'n' .. turn
     local all = call('HGETALL', shard)
     for i = 1, #all, 2 do
@@ -118,20 +121,21 @@ if sweeps > 1 then
       local q = queue_of(name)
       if q.jobs > 0 or q.changed or q.pause == 1 or q.pause > now_ms then
         if q.empty > 0 then q.empty, q.changed = 0, true end
-      else
-        if q.empty == 0 then
-          q.empty, q.changed = now_ms, true
-        elseif now_ms - q.empty >= empty_for then
-          call('DEL', q.key, base .. 'r' .. name, base .. 'd' .. name)
-          call('HDEL', shard, all[i])
-          local _, remove_name = pieces()
-          remove_name(name)
-          count(name, 3, 1)
-        end
+      elseif q.empty == 0 then
+        q.empty, q.changed = now_ms, true
+      elseif now_ms - q.empty >= empty_for then
+        call('DEL', q.key, base .. 'r' .. name, base .. 'd' .. name)
+        call('HDEL', shard, all[i])
+        -- Its number is the next new queue's.
+        call('RPUSH', base .. 'u', q.n)
+        local _, remove_name = pieces()
+        remove_name(name)
+        count(name, 3, 1)
       end
     end
-    if last >= 64 or turn > 0 then call('HSET', meta, 'w', turn >= floor(last / 64) and 0 or turn + 1) end
+    turn = turn + 1 < shards and turn + 1 or 0
   end
+  if shards > 1 then call('HSET', meta, 'w', turn) end
 end
 save()
 local next_due = -1

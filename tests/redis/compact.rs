@@ -232,6 +232,39 @@ async fn a_queue_that_is_empty_for_long_is_forgotten() {
     assert_eq!(engine.queues().await.expect("queues"), [empty, full]);
 }
 
+/// Guards against a full Redis that nobody can empty.
+#[tokio::test]
+async fn a_full_redis_refuses_publishes_and_can_be_drained() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let delayed = put(&engine, new_job(&engine, &q, "delayed", Duration::from_millis(100))).await;
+    put(&engine, new_job(&engine, &q, "ready", Duration::ZERO)).await;
+    tell(redis, &["CONFIG", "SET", "maxmemory", "1"]);
+    for delay in [Duration::ZERO, HOUR] {
+        let full = engine.publish(vec![new_job(&engine, &q, "more", delay)].into()).await;
+        assert!(matches!(full, Err(Error::Refused(_))), "{full:?}");
+    }
+    assert!(engine.check().await.is_err(), "it says so");
+    let taken = take(&engine, &q, HOUR).await;
+    assert_eq!(taken.len(), 1, "the ready one");
+    engine.ack_job(JobRef { queue: q.clone(), id: taken[0].id }).await.expect("acked");
+    let due = async {
+        loop {
+            engine.pump().await.expect("pumped");
+            let taken = take(&engine, &q, HOUR).await;
+            if let [job] = &taken[..] {
+                return job.id;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eq!(within("the delayed one", due).await, delayed);
+    let name = JobRef { queue: q, id: delayed };
+    engine.ack_job(name).await.expect("acked");
+    tell(redis, &["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(!keys(redis).contains_key(&'b'), "nothing of the publishes that were refused is left");
+}
+
 #[tokio::test]
 async fn the_number_of_partitions_stays() {
     let server = RedisServer::start();

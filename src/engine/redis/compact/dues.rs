@@ -45,10 +45,12 @@ impl Dues {
         self.next.stored(due);
     }
 
-    /// The partitions that are to be pumped now. A pump of them begins.
+    /// The partitions that are to be pumped now. A pump of them begins. A time that is too far away is one of a clock
+    /// that was set back since.
     pub fn begin(&self, now: Micros) -> Vec<Partition> {
+        let latest = now + clock::micros(LONGEST_PAUSE);
         let mut each = self.each.lock();
-        let due = each.iter_mut().zip(0..).filter(|(due, _)| due.at <= now);
+        let due = each.iter_mut().zip(0..).filter(|(due, _)| due.at <= now || due.at > latest);
         let due = due.map(|(due, partition)| {
             due.stored = Micros::MAX;
             partition
@@ -79,5 +81,39 @@ impl Dues {
         let at = self.each.lock().iter().map(|due| due.at).min().unwrap_or(0);
         self.next.pump_said(at);
         at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Micros = 1_000_000;
+
+    #[test]
+    fn partitions_are_pumped_when_they_are_due_and_once_a_second() {
+        let (dues, now) = (Dues::new(3), 1000 * SECOND);
+        assert_eq!(dues.begin(now), [0, 1, 2], "none was pumped yet");
+        dues.said(0, now, Duration::from_millis(20));
+        dues.said(1, now, Duration::MAX);
+        dues.said(2, now, Duration::MAX);
+        assert_eq!(dues.end(), now + 20_000);
+        assert_eq!(dues.begin(now + 10_000), [0_u16; 0]);
+        dues.stored(2, now + 15_000);
+        assert_eq!(dues.begin(now + 20_000), [0, 2]);
+        dues.said(0, now + 20_000, Duration::MAX);
+        dues.stored(2, now + 25_000);
+        dues.said(2, now + 20_000, Duration::MAX);
+        assert_eq!(dues.end(), now + 25_000, "what was stored while the pump was under way");
+        assert_eq!(dues.begin(now + SECOND), [1, 2]);
+    }
+
+    /// Guards against a pool that is not pumped for an hour because its Redis's clock went back by one.
+    #[test]
+    fn a_clock_that_was_set_back_makes_no_partition_wait() {
+        let (dues, now) = (Dues::new(1), 10_000 * SECOND);
+        dues.begin(now);
+        dues.said(0, now, Duration::MAX);
+        assert_eq!(dues.begin(now - 3600 * SECOND), [0]);
     }
 }

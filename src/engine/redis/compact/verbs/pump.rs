@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::core::{CompactCore, Lane};
+use super::super::dues::LONGEST_PAUSE;
 use super::super::partitions::Partition;
 use super::super::together;
 use crate::engine::Pumped;
@@ -19,7 +20,7 @@ const BATCH: usize = 200;
 const EMPTY: Duration = Duration::from_secs(600);
 /// How often jobs that have ended are looked for in a partition, and how many times more seldom empty queues.
 const SWEEP: u64 = 1_000_000;
-const QUEUES: u64 = 8;
+const QUEUES: u64 = 2;
 
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
 /// jobs and bytes that have ended, queues that were forgotten, and the same for each namespace.
@@ -43,8 +44,9 @@ impl CompactCore {
             // The trouble of one shows when the others have nothing more to move.
             Some(fault) if moved == 0 => Err(fault.into()),
             _ => {
-                let left = next.saturating_sub(self.clock.now_micros());
-                Ok(Pumped { moved, next: Duration::from_micros(left) })
+                // Later than that is what a clock said that was set back since.
+                let left = Duration::from_micros(next.saturating_sub(self.clock.now_micros()));
+                Ok(Pumped { moved, next: left.min(LONGEST_PAUSE) })
             }
         }
     }
