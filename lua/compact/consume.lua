@@ -30,8 +30,12 @@ for n = 1, count do
           fields[#fields + 1] = sub(entries[i], 11) .. q.number
           i = i + 1
         end
-        local of = call('HMGET', base .. 'b' .. bucket, unpack(fields))
-        for k = 1, #fields do values[from + k - 1] = of[k] end
+        if #fields == 1 then
+          values[from] = call('HGET', base .. 'b' .. bucket, fields[1])
+        else
+          local of = call('HMGET', base .. 'b' .. bucket, unpack(fields))
+          for k = 1, #fields do values[from + k - 1] = of[k] end
+        end
       end
       local unused, live = {}, 0
       for i, entry in ipairs(entries) do

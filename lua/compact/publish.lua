@@ -80,7 +80,10 @@ for c, of in ipairs(calls) do
   end
 end
 for bucket, all in pairs(by_bucket) do
-  for n, value in ipairs(call('HMGET', base .. 'b' .. bucket, unpack(all.fields))) do
+  local key, values = base .. 'b' .. bucket, nil
+  if #all.fields == 1 then values = {call('HGET', key, all.fields[1])}
+  else values = call('HMGET', key, unpack(all.fields)) end
+  for n, value in ipairs(values) do
     if value then
       if not find then find, remove = jobs() end
       local stored, over = find(all.queues[n], all.places[n])
