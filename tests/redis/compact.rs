@@ -265,6 +265,26 @@ async fn a_full_redis_refuses_publishes_and_can_be_drained() {
     assert!(!keys(redis).contains_key(&'b'), "nothing of the publishes that were refused is left");
 }
 
+/// Guards against an age that is that of a job which was acked while it was ready.
+#[tokio::test]
+async fn figures_leave_out_what_was_acked_in_whatever_state() {
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server).await, queue("q"));
+    let first = put(&engine, new_job(&engine, &q, "first", Duration::ZERO)).await;
+    let delayed = put(&engine, new_job(&engine, &q, "delayed", HOUR)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    put(&engine, new_job(&engine, &q, "second", Duration::ZERO)).await;
+    let view = async || engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
+    let before = view().await;
+    assert!(before.oldest_ready_age >= Some(Duration::from_millis(300)), "{before:?}");
+    for id in [first, delayed] {
+        engine.ack_job(JobRef { queue: q.clone(), id }).await.expect("acked");
+    }
+    let after = view().await;
+    assert_eq!((after.ready, after.delayed), (Some(1), Some(0)));
+    assert!(after.oldest_ready_age < before.oldest_ready_age, "{before:?}, then {after:?}");
+}
+
 #[tokio::test]
 async fn the_number_of_partitions_stays() {
     let server = RedisServer::start();

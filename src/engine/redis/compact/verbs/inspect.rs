@@ -10,7 +10,8 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::place::id_at;
 use super::publish::read_replay;
-use crate::engine::redis::connection::fault::Fault;
+use crate::clock::Micros;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{By, Once, Published};
@@ -27,7 +28,7 @@ impl CompactCore {
         let home = self.partition_of(queue);
         for _ in 0..MAX_CALLS {
             let mut cmd = self.call(&self.scripts.peek, home);
-            cmd.arg(keys::name(queue));
+            cmd.arg(keys::name(queue)).arg(1);
             let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
             match &reply[..] {
                 [now, _, place, _, tries, ttl, stored] => {
@@ -42,6 +43,15 @@ impl CompactCore {
             }
         }
         Err(Error::Overloaded)
+    }
+
+    /// Since when the head has been ready, in microseconds. `None` also behind many entries of jobs that are gone.
+    pub async fn ready_since(&self, queue: &Queue) -> Outcome<Option<Micros>> {
+        let home = self.partition_of(queue);
+        let mut cmd = self.call(&self.scripts.peek, home);
+        cmd.arg(keys::name(queue)).arg(0);
+        let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
+        reply.get(3).map(read).transpose()
     }
 
     /// All that is known of a job, with its body.

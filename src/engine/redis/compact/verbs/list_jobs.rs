@@ -384,7 +384,7 @@ struct Elements<'a> {
 }
 
 /// What an entry says.
-pub fn read_entry(entry: &[u8]) -> Option<(Micros, &[u8])> {
+fn read_entry(entry: &[u8]) -> Option<(Micros, &[u8])> {
     let (time, place) = entry.split_first_chunk::<7>()?;
     Some((time.iter().fold(0, |time, byte| time << 8 | u64::from(*byte)), place))
 }

@@ -8,7 +8,6 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::together;
-use super::list_jobs::read_entry;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
@@ -97,21 +96,22 @@ impl CompactCore {
             let mut asked = redis::pipe();
             for queue in &queues {
                 asked.add_command(ask_figures(base, queue));
-                asked.cmd("LINDEX").arg(keys::ready(base, queue)).arg(0);
             }
-            let answers: Vec<redis::Value> = self.query_all(home, &asked).await?;
+            let records: Vec<Record> = self.query_all(home, &asked).await?;
+            let figures: Vec<Figures> = records.iter().map(figures).collect();
+            let since = together::try_all(queues.iter().zip(&figures).map(async |(queue, figures)| {
+                if figures.ready() > 0 { self.ready_since(queue).await } else { Ok(None) }
+            }));
+            let since = since.await?;
             let mut views = Vec::new();
-            for (queue, answers) in queues.into_iter().zip(answers.chunks_exact(2)) {
-                let figures = figures(&redis::from_redis_value(answers[0].clone())?);
-                let head: Option<Vec<u8>> = redis::from_redis_value(answers[1].clone())?;
-                let since = head.as_deref().and_then(read_entry).filter(|_| figures.ready() > 0);
+            for ((queue, figures), since) in queues.into_iter().zip(figures).zip(since) {
+                let age = since.map(|since| Duration::from_millis(now.saturating_sub(since) / 1000));
                 views.push(QueueView {
                     ready: Some(figures.ready()),
                     delayed: Some(figures.delayed),
                     running: Some(figures.running),
                     dead: Some(figures.dead),
-                    oldest_ready_age: since
-                        .map(|(since, _)| Duration::from_millis(now.saturating_sub(since) / 1000)),
+                    oldest_ready_age: age,
                     paused: paused.get(&queue).copied(),
                     queue,
                 });
