@@ -129,7 +129,7 @@ async fn table(bench: &Bench, connections: usize) -> Outcome {
     let nginx = Nginx::start()?;
     let mut constant = connect(&nginx.target(), connections).await?;
     let mut stores = Vec::new();
-    for store in [Store::Disk, Store::Redis] {
+    for store in [Store::Disk, Store::Redis, Store::Compact] {
         let setup = Setup::one(store).await?;
         let clients = connect(&setup.first().api, connections).await?;
         stores.push((store, setup, clients));

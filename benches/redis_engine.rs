@@ -1,8 +1,9 @@
 //! What the Redis engine's calls cost the Redis: `cargo bench --bench redis_engine [-- SECTION..]`. Sections:
 //! calls, longest (how long one script keeps the Redis busy), pump (a million due jobs),
 //! idle (10,000 watched queues and nothing else), busy (a watched queue that changes all the time), verbs (keyed
-//! publishes, touches, releases, acks of a hundred), lists (a walk through a million jobs, and publishes meanwhile). Each
-//! does a fixed amount of work, on Redis servers of its own.
+//! publishes, touches, releases, acks of a hundred), lists (a walk through a million jobs, and publishes meanwhile), memory
+//! and turns (both layouts: bytes of a job; processor time of the Redis and of this process, in turns). Each does a fixed
+//! amount of work, on Redis servers of its own; `JOBS` says how many jobs memory stores, `LAYOUT` which layouts, `ROUNDS` how many turns there are.
 
 #[allow(dead_code)] // only attached here
 #[path = "../tests/support/notified.rs"]
@@ -19,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dormouse::engine::redis::{RedisAddress, RedisEngine};
-use dormouse::engine::{Engine, JobList, OnConflict, Placing, Publication, Release, Respawn, Tries};
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine};
+use dormouse::engine::{Engine, JobList, NewId, OnConflict, Placing, Publication, Release, Respawn, Tries};
 use dormouse::job::{Attributes, JobIds, JobRef, JobState, NewJob};
 use dormouse::name::{JobKey, Namespace, PoolName, Queue, QueueName};
 use hdrhistogram::Histogram;
@@ -458,7 +459,185 @@ async fn lists() {
     engine.close().await;
 }
 
-const SECTIONS: [&str; 7] = ["calls", "longest", "pump", "idle", "busy", "verbs", "lists"];
+/// The layouts that are compared, each with what its Redis is told beside the usual.
+const LAYOUTS: [(&str, &[&str]); 4] = [
+    ("lmstfy", &[]),
+    ("compact, 1 partition", &["--hash-max-listpack-value", "1100"]),
+    ("compact, 64 partitions", &["--hash-max-listpack-value", "1100"]),
+    ("compact, 64 partitions, Redis as it comes", &[]),
+];
+
+async fn layout(name: &str, server: &RedisServer) -> Arc<dyn Engine> {
+    let address = RedisAddress { addrs: vec![server.addr()], ..RedisAddress::default() };
+    let pool = PoolName::default_pool();
+    if name == "lmstfy" {
+        return RedisEngine::connect(address, &pool).await.expect("the server is there");
+    }
+    let partitions = if name.contains("64") { 64 } else { 1 };
+    let layout = CompactLayout { prefix: "big".into(), partitions };
+    CompactEngine::connect(address, &pool, &layout).await.expect("the server is there")
+}
+
+/// A job with a body of 100 bytes, which lives for a day after it is due.
+fn job_of(engine: &dyn Engine, ids: &JobIds, queue: &Queue, delay: Duration) -> NewJob {
+    let new = NewId { queue, delay, bytes: 100, versioned: false };
+    NewJob {
+        queue: queue.clone(),
+        id: engine.make_id(ids, new),
+        body: Bytes::from_static(&[b'x'; 100]),
+        attributes: Attributes::new(),
+        ttl: Some(delay + Duration::from_secs(86_400)),
+        delay,
+        tries: NonZeroU16::MIN,
+    }
+}
+
+/// Memory that the server uses for what it holds.
+fn used_memory(server: &RedisServer) -> f64 {
+    let info: redis::InfoDict =
+        redis::cmd("INFO").arg("memory").query(&mut server.connection()).expect("INFO");
+    info.get::<f64>("used_memory").unwrap_or(0.0)
+}
+
+fn from_env(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+async fn memory() {
+    let jobs = from_env("JOBS", 1_000_000);
+    type Of = fn(usize, usize) -> (Queue, Duration);
+    let kinds: [(&str, usize, Of); 3] = [
+        ("delayed over a day", jobs, |n, all| {
+            let delay = Duration::from_secs_f64(86_400.0 * (n * 7919 % all) as f64 / all as f64);
+            (queue(&format!("orders-{}", n / 64 % 1000)), delay)
+        }),
+        ("ready", jobs, |n, _| (queue(&format!("orders-{}", n / 64 % 1000)), Duration::ZERO)),
+        ("a delayed job in each of so many queues", jobs / 10, |n, all| {
+            (
+                queue(&format!("queue-{n}")),
+                Duration::from_secs_f64(86_400.0 * (n * 7919 % all) as f64 / all as f64),
+            )
+        }),
+    ];
+    let only = std::env::var("LAYOUT").unwrap_or_default();
+    for (name, args) in LAYOUTS.into_iter().filter(|(name, _)| name.contains(&only)) {
+        for (what, count, of) in kinds {
+            let server = RedisServer::start_with(None, args);
+            let (engine, ids) = (layout(name, &server).await, JobIds::default());
+            let before = used_memory(&server);
+            for first in (0..count).step_by(64) {
+                let some = (first..count.min(first + 64)).map(|n| {
+                    let (queue, delay) = of(n, count);
+                    job_of(&*engine, &ids, &queue, delay)
+                });
+                // One queue a call, as HTTP has it.
+                let some: Vec<NewJob> = some.collect();
+                for part in some.chunk_by(|a, b| a.queue == b.queue) {
+                    engine.publish(part.to_vec().into()).await.expect("published");
+                }
+            }
+            while engine.pump().await.expect("pumped").next.is_zero() {}
+            println!(
+                "{name}: {count} {what}: {:.0} bytes each",
+                (used_memory(&server) - before) / count as f64
+            );
+            engine.close().await;
+        }
+    }
+}
+
+/// Processor time of this process, in microseconds.
+fn own_cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let ticks = |n: usize| -> f64 {
+        let field = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(n));
+        field.and_then(|n| n.parse().ok()).unwrap_or(0.0)
+    };
+    (ticks(11) + ticks(12)) * 10_000.0
+}
+
+/// What 32 callers do again and again.
+async fn turn(engine: &Arc<dyn Engine>, what: &str, each: usize) {
+    let callers = (0..32).map(|_| {
+        let (engine, what) = (engine.clone(), what.to_owned());
+        tokio::spawn(async move {
+            let (ids, q, ttr) = (JobIds::default(), queue("orders"), Duration::from_secs(120));
+            for _ in 0..each {
+                let delay = match &*what {
+                    "delayed life" => Duration::from_millis(40),
+                    "delayed a day" => Duration::from_secs(86_400),
+                    _ => Duration::ZERO,
+                };
+                let job = job_of(&*engine, &ids, &q, delay);
+                engine.publish(vec![job].into()).await.expect("published");
+                let mut wanted = usize::from(what == "cycle" || what == "delayed life");
+                while wanted > 0 {
+                    let got = engine.consume(&q.clone().into(), &[ttr]).await.expect("consumed").jobs;
+                    for job in got {
+                        engine.ack(&job.queue, &[(job.id, None)]).await.expect("acked");
+                        wanted -= 1;
+                    }
+                    if wanted > 0 {
+                        // As many as became due are there for as many callers, a while later.
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                }
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.expect("the caller ends");
+    }
+}
+
+async fn turns() {
+    let (rounds, steps) = (from_env("ROUNDS", 5), ["publish", "delayed a day", "cycle", "delayed life"]);
+    let mut stores = Vec::new();
+    for (name, args) in &LAYOUTS[..3] {
+        let server = RedisServer::start_with(None, args);
+        let engine = layout(name, &server).await;
+        let pump = tokio::spawn({
+            let engine = engine.clone();
+            async move {
+                while let Ok(pumped) = engine.pump().await {
+                    let rest = tokio::time::sleep(pumped.next.max(Duration::from_millis(2)));
+                    tokio::select! { () = rest => {}, () = engine.due_earlier() => tokio::time::sleep(Duration::from_millis(2)).await }
+                }
+            }
+        });
+        stores.push((*name, server, engine, pump));
+    }
+    for step in steps {
+        let mut all: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); stores.len()];
+        for _ in 0..rounds {
+            for ((_, server, engine, _), (redis, own)) in stores.iter().zip(&mut all) {
+                let each = if step == "delayed life" { 50 } else { 500 };
+                let (before, own_before) = (cpu(server), own_cpu());
+                turn(engine, step, each).await;
+                let jobs = (32 * each) as f64;
+                redis.push((cpu(server) - before) / jobs);
+                own.push((own_cpu() - own_before) / jobs);
+                if step == "publish" {
+                    engine.destroy(&queue("orders")).await.expect("destroyed");
+                }
+            }
+        }
+        for ((name, ..), (redis, own)) in stores.iter().zip(&mut all) {
+            [&mut *redis, &mut *own].into_iter().for_each(|times| times.sort_by(f64::total_cmp));
+            println!(
+                "{step}: {name}: {:.1} us of Redis, {:.1} us of this process",
+                redis[redis.len() / 2],
+                own[own.len() / 2]
+            );
+        }
+    }
+    for (_, _, engine, pump) in stores {
+        engine.close().await;
+        pump.abort();
+    }
+}
+
+const SECTIONS: [&str; 9] = ["calls", "longest", "pump", "idle", "busy", "verbs", "lists", "memory", "turns"];
 
 async fn section(name: &str) {
     match name {
@@ -469,6 +648,8 @@ async fn section(name: &str) {
         "busy" => busy().await,
         "verbs" => verbs().await,
         "lists" => lists().await,
+        "memory" => memory().await,
+        "turns" => turns().await,
         other => println!("no section {other}: {}", SECTIONS.join(", ")),
     }
 }

@@ -23,6 +23,8 @@ pub enum Store {
     DiskEverySec,
     /// Append-only file, synced every second.
     Redis,
+    /// The same, in the compact layout.
+    Compact,
 }
 
 impl fmt::Display for Store {
@@ -31,6 +33,7 @@ impl fmt::Display for Store {
             Store::Disk => "disk",
             Store::DiskEverySec => "disk everysec",
             Store::Redis => "redis",
+            Store::Compact => "compact",
         })
     }
 }
@@ -144,6 +147,7 @@ impl Setup {
             Store::Disk => "always",
             Store::DiskEverySec => "everysec",
             Store::Redis => return Setup::redis(&[env]).await,
+            Store::Compact => return Setup::compact(env).await,
         };
         let pool = format!("[Pool.default]\nPath = \"jobs\"\nSync = \"{sync}\"\n");
         Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: None })
@@ -167,6 +171,16 @@ impl Setup {
             servers.push(Server::start(&pool, env).await?);
         }
         Ok(Setup { servers, redis: Some(redis) })
+    }
+
+    /// One server on one Redis, in the compact layout with one partition.
+    pub async fn compact(env: &[(&str, &str)]) -> Outcome<Setup> {
+        let redis = RedisServer::start_with(None, &["--hash-max-listpack-value", "1100"]);
+        let addr = redis.addr();
+        let pool = format!(
+            "[AdminRedis]\nAddr = \"{addr}\"\n[Pool.default]\nAddr = \"{addr}\"\nLayout = \"compact\"\n"
+        );
+        Ok(Setup { servers: vec![Server::start(&pool, env).await?], redis: Some(redis) })
     }
 
     /// One server that reaches this Redis at another address: through a proxy, as through a virtual IP.

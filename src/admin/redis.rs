@@ -21,6 +21,7 @@ use tokio::time::sleep;
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
 use crate::engine::Quota;
+use crate::engine::redis::OLDEST;
 use crate::engine::redis::RedisAddress;
 use crate::engine::redis::connection::connector::Connector;
 use crate::engine::redis::connection::fault::Outcome;
@@ -65,7 +66,7 @@ impl RedisAdmin {
     /// outage. One of `tasks` keeps its connection until they are stopped.
     pub async fn connect(address: &RedisAddress, outage: Arc<Outage>, tasks: &Tasks) -> Result<RedisAdmin> {
         let connector = Arc::new(Connector::new(address)?);
-        check::usable(&mut connector.connect().await?).await?;
+        check::usable(&mut connector.connect().await?, OLDEST).await?;
         let name = Arc::from("of tokens and limits");
         let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());

@@ -126,6 +126,15 @@ table! {
         "MasterName" master_name: Option<String> = None;
         /// The Sentinels' own password.
         "SentinelPassword" sentinel_password: Option<Secret> = None;
+        /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
+        /// `compact`, in a third of the memory.
+        "Layout" layout: Layout = Layout::Lmstfy;
+        /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
+        /// pool's first start.
+        "Partitions" partitions: Option<u16> = None;
+        /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
+        #[serde(deserialize_with = "unless_empty")]
+        "Prefix" prefix: Option<String> = None;
         /// The pool that publishes go to, while this one is drained.
         #[serde(deserialize_with = "unless_empty")]
         "MigrateTo" migrate_to: Option<String> = None;
@@ -177,6 +186,16 @@ pub enum PushHttps {
     #[serde(alias = "")]
     Any,
     Only,
+}
+
+/// How a Redis keeps the jobs of a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    #[default]
+    #[serde(alias = "")]
+    Lmstfy,
+    Compact,
 }
 
 /// When a disk pool syncs.

@@ -11,7 +11,9 @@ use std::path::Path;
 
 use config::{File, FileFormat, Source, ValueKind};
 
-pub use self::keys::{Config, ConfigError, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, SyncMode};
+pub use self::keys::{
+    Config, ConfigError, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, SyncMode,
+};
 pub use self::service_links::is_service_link;
 pub use self::source::is_configured;
 use self::source::{Tree, from_env, spelled};
@@ -133,6 +135,39 @@ mod tests {
         assert_eq!(config.push_allow, ["fd00::/8", "a.b"]);
         assert_eq!(config.push_https, PushHttps::Any);
         assert!(load("PushHttps = 'never'\n[Pool.default]\nPath='d'", &[]).is_err());
+    }
+
+    #[test]
+    fn a_compact_pool_is_a_redis_with_a_power_of_two_of_parts() {
+        let pool = |keys: &str| {
+            let admin = "[AdminRedis]\nAddr='x:1'\n";
+            load(&format!("{admin}[Pool.default]\nAddr='x:1'\n{keys}"), &[])
+                .map(|config| config.pool["default"].clone())
+        };
+        let compact = pool("Layout='compact'\nPartitions=4096\nPrefix='p.1'").expect("it loads");
+        assert_eq!((compact.layout, compact.partitions), (Layout::Compact, Some(4096)));
+        assert_eq!(compact.prefix.as_deref(), Some("p.1"));
+        assert_eq!(pool("").expect("it loads").layout, Layout::Lmstfy);
+        for (keys, key) in [
+            ("Layout='compact'\nPartitions=0", "Partitions"),
+            ("Layout='compact'\nPartitions=3", "Partitions"),
+            ("Layout='compact'\nPartitions=8192", "Partitions"),
+            ("Layout='compact'\nPrefix='a{b'", "Prefix"),
+            ("Partitions=2", "Partitions"),
+            ("Prefix='a'", "Prefix"),
+            ("Layout='other'", "other"),
+        ] {
+            let error = pool(keys).expect_err(keys);
+            assert!(error.contains(key) && !error.contains('\n'), "{keys:?}: {error}");
+        }
+        let disk = load("[Pool.default]\nPath='d'\nLayout='compact'", &[]).expect_err("a directory");
+        assert!(disk.contains("Layout"), "{disk}");
+        let two = "[AdminRedis]\nAddr='x:1'\n[Pool.default]\nAddr='x:1'\nLayout='compact'\nPrefix='a'\n\
+                   [Pool.other]\nAddr='x:1'\nLayout='compact'\nPrefix='a'";
+        let two = load(two, &[]).expect_err("one place for two pools");
+        assert!(two.contains("Prefix"), "{two}");
+        let admin = load("[AdminRedis]\nAddr='x:1'\nLayout='compact'\n[Pool.default]\nAddr='x:1'", &[]);
+        assert!(admin.expect_err("tokens").contains("Layout"), "[AdminRedis] has no layout");
     }
 
     #[test]

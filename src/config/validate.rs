@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::keys::{Config, ConfigError, PoolConfig};
+use super::keys::{Config, ConfigError, Layout, PoolConfig};
 use crate::name::PoolName;
 
 impl Config {
@@ -46,6 +46,7 @@ impl Config {
             );
         };
         let mut paths: Vec<&Path> = Vec::new();
+        let mut places = Vec::new();
         for (name, pool) in &self.pool {
             if PoolName::parse(name).is_err() {
                 return err(format!("[Pool.{name}]: a pool's name is letters, digits, - and _"));
@@ -56,6 +57,14 @@ impl Config {
                     return err(format!("[Pool.{name}]: another pool uses Path {} already", path.display()));
                 }
                 paths.push(path);
+            }
+            if pool.layout == Layout::Compact {
+                let db = pool.db.to_string();
+                let place = (pool.addr.as_deref(), pool.master_name.as_deref(), db, pool.prefix(name));
+                if places.contains(&place) {
+                    return err(format!("[Pool.{name}]: another pool has its Addr and its Prefix already"));
+                }
+                places.push(place);
             }
             if let Some(to) = &pool.migrate_to {
                 match self.pool.get(to) {
@@ -74,6 +83,9 @@ impl Config {
         }
         match &self.admin_redis {
             Some(admin) if admin.path.is_some() => err("[AdminRedis]: Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory".into()),
+            Some(admin) if admin.layout != Layout::Lmstfy => {
+                err("[AdminRedis]: Layout belongs to pools; tokens and limits have one layout".into())
+            }
             Some(admin) => admin.validate("[AdminRedis]"),
             None if default.path.is_none() => err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"".into()),
             None => Ok(()),
@@ -81,7 +93,20 @@ impl Config {
     }
 }
 
+/// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
+const MAX_PARTITIONS: u16 = 4096;
+
+fn is_prefix(s: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
+    (1..=64).contains(&s.len()) && s.bytes().all(plain)
+}
+
 impl PoolConfig {
+    /// What the keys of a compact pool of this name begin with.
+    pub fn prefix<'a>(&'a self, name: &'a str) -> &'a str {
+        self.prefix.as_deref().unwrap_or(name)
+    }
+
     fn validate(&self, section: &str) -> Result<(), ConfigError> {
         let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
         match (&self.addr, &self.path) {
@@ -100,6 +125,24 @@ impl PoolConfig {
                 );
             }
             (None, Some(path)) if path.as_os_str().is_empty() => return err("Path is empty"),
+            _ => {}
+        }
+        let compact = self.layout == Layout::Compact;
+        if compact && self.path.is_some() {
+            return err("Layout is how a Redis keeps jobs: leave it out beside Path");
+        }
+        match self.partitions {
+            Some(_) if !compact => return err("Partitions belongs to Layout = \"compact\""),
+            Some(partitions) if !(partitions.is_power_of_two() && partitions <= MAX_PARTITIONS) => {
+                return err("Partitions is a power of two up to 4096");
+            }
+            _ => {}
+        }
+        match &self.prefix {
+            Some(_) if !compact => return err("Prefix belongs to Layout = \"compact\""),
+            Some(prefix) if !is_prefix(prefix) => {
+                return err("Prefix has 1 to 64 letters, digits, -, _, . and :");
+            }
             _ => {}
         }
         if self.db < 0 {

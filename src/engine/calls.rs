@@ -31,6 +31,23 @@ impl Quota {
 /// The quotas of those namespaces that have one.
 pub type Quotas = BTreeMap<Namespace, Quota>;
 
+/// What an id is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct NewId<'a> {
+    pub queue: &'a Queue,
+    pub delay: Duration,
+    /// Bytes of the body.
+    pub bytes: usize,
+    pub versioned: bool,
+}
+
+impl NewId<'_> {
+    /// The delay as an id has it.
+    pub fn delay_seconds(&self) -> u32 {
+        u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX)
+    }
+}
+
 /// What one consume handed out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Consumed {

@@ -8,13 +8,13 @@ use async_trait::async_trait;
 
 use super::notifier::Notifier;
 use super::{
-    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, Once, Pause, Pausing, Placing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, NewId, Once, Pause, Pausing, Placing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf,
+    Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::metrics::{Metrics, PoolMetrics};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 
@@ -58,6 +58,10 @@ impl Metered {
 impl Engine for Metered {
     fn now(&self) -> Millis {
         self.inner.now()
+    }
+
+    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
+        self.inner.make_id(ids, of)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {

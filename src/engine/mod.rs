@@ -65,14 +65,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use self::calls::{
-    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, OnConflict, Once, Pause, Pausing,
-    Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas, Release,
-    Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
+    By, Consumed, Cursor, Detail, Fingerprint, Held, How, JobList, JobPage, NewId, OnConflict, Once, Pause,
+    Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas,
+    Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
 use self::notifier::Notifier;
 use crate::clock::Millis;
 use crate::error::Result;
-use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
 /// The most jobs in one [`Engine::publish`].
@@ -95,6 +95,13 @@ pub const REMEMBERED: Duration = Duration::from_secs(600);
 pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// The store's clock, as well as it is known without asking: ids are made and ages told from it.
     fn now(&self) -> Millis;
+
+    /// The id of a job that is about to be published to this queue: due after `delay`, with a body of so many bytes. A
+    /// store that has several parts writes into it where the job will lie, and finds the job by that. `ids` are the
+    /// pool's.
+    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
+        ids.make(self.now(), of.delay_seconds(), of.versioned)
+    }
 
     /// Stores the jobs of a [`Publication`], and forgets the one that it replaces: everything in one step, or nothing.
     /// Looks first whether the call was done already ([`Published::Replay`], [`Published::Mismatch`]), then for ids that

@@ -14,7 +14,7 @@ use super::delivery::{self, Failed, Plan, Verdict};
 use super::limits::TakenShare;
 use super::shared::{AGAIN, PushedQueue};
 use super::store::{Attempt, PushReport};
-use crate::engine::{By, Detail, Fingerprint, Held, Once, Publication, Release, Released, Tries};
+use crate::engine::{By, Detail, Fingerprint, Held, NewId, Once, Publication, Release, Released, Tries};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobRef, NewJob, Reason};
 use crate::name::{IdempotencyKey, Queue};
@@ -219,9 +219,10 @@ impl Sending {
         let once = format!("push/{queue}/{id}/{attempt}");
         let fingerprint: Fingerprint = xxhash_rust::xxh3::xxh3_128(once.as_bytes()).to_be_bytes();
         let once = IdempotencyKey::new(&fingerprint).map(|key| Once { key, fingerprint });
+        let new = NewId { queue: &to, delay: Duration::ZERO, bytes: body.len(), versioned: false };
         let job = NewJob {
+            id: pool.engine.make_id(&pool.ids, new),
             queue: to,
-            id: pool.ids.make(pool.engine.now(), 0, false),
             body,
             attributes: Default::default(),
             ttl: None,

@@ -11,11 +11,11 @@ use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
 use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
-use crate::config::{Config, PoolConfig, Secret, SyncMode};
+use crate::config::{Config, Layout, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
 use crate::engine::disk::{DiskEngine, DiskOptions, Sync};
 use crate::engine::metered::Metered;
-use crate::engine::redis::{RedisAddress, RedisEngine, check_safety};
+use crate::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -94,10 +94,7 @@ pub async fn open_stores(
                 if !config.allow_unsafe_redis {
                     check_safety(&address).await.map_err(|e| failed(&e))?;
                 }
-                let redis = RedisEngine::connect(address, &name).await.map_err(|e| failed(&e))?;
-                let (outage, failed_for_good) =
-                    (redis.outage(), StoreFailure::WithServer(Box::pin(redis.failed())));
-                (redis, outage, failed_for_good)
+                open_redis(address, &name, pool).await.map_err(|e| failed(&e))?
             }
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
@@ -105,6 +102,28 @@ pub async fn open_stores(
         stores.outages.insert(name, outage);
     }
     Ok(())
+}
+
+/// A Redis, in the layout that the pool has.
+async fn open_redis(
+    address: RedisAddress,
+    name: &PoolName,
+    pool: &PoolConfig,
+) -> crate::error::Result<Opened> {
+    Ok(match pool.layout {
+        Layout::Lmstfy => {
+            let redis = RedisEngine::connect(address, name).await?;
+            let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
+            (redis.clone(), redis.outage(), failed)
+        }
+        Layout::Compact => {
+            let prefix = pool.prefix(name.as_str()).to_owned();
+            let layout = CompactLayout { prefix, partitions: pool.partitions.unwrap_or(1) };
+            let redis = CompactEngine::connect(address, name, &layout).await?;
+            let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
+            (redis.clone(), redis.outage(), failed)
+        }
+    })
 }
 
 /// In one store: tokens and limits, and what push keeps.

@@ -10,11 +10,12 @@ use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
+    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
+    Touched,
 };
 use dormouse::error::{Error, Result};
-use dormouse::job::{Job, JobId, JobRef, JobView, Receipt};
+use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
@@ -138,6 +139,10 @@ impl<E: Engine> Gated<E> {
 impl<E: Engine> Engine for Gated<E> {
     fn now(&self) -> Millis {
         self.inner.now()
+    }
+
+    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
+        self.inner.make_id(ids, of)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {

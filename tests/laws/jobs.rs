@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dormouse::clock::Millis;
-use dormouse::engine::{OnConflict, Placing};
+use dormouse::engine::{NewId, OnConflict, Placing};
 use dormouse::job::{Attributes, Job, JobId, NewJob};
 use dormouse::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 
@@ -112,9 +112,10 @@ impl Draft {
 
     /// The job, with a new id.
     pub fn make(self, s: &dyn Stage) -> NewJob {
-        let delay_seconds = u32::try_from(self.delay.as_secs()).unwrap_or(u32::MAX);
+        let (delay, bytes, versioned) = (self.delay, self.body.len(), self.versioned);
+        let new = NewId { queue: &self.queue, delay, bytes, versioned };
         NewJob {
-            id: s.ids().make(s.engine().now(), delay_seconds, self.versioned),
+            id: s.engine().make_id(s.ids(), new),
             queue: self.queue,
             body: self.body,
             attributes: self.attributes,

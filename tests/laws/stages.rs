@@ -17,7 +17,7 @@ use dormouse::engine::Engine;
 use dormouse::engine::disk::DiskEngine;
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::Migration;
-use dormouse::engine::redis::RedisEngine;
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use tempfile::TempDir;
@@ -77,6 +77,24 @@ async fn redis() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
+/// An engine in the compact layout, and its Redis.
+async fn open_compact(partitions: u16) -> (Arc<CompactEngine>, RedisServer) {
+    let redis = RedisServer::start();
+    let layout = CompactLayout { prefix: "p".into(), partitions };
+    let engine = CompactEngine::connect(redis.address(), &PoolName::default_pool(), &layout).await;
+    (engine.expect("the Redis answers"), redis)
+}
+
+async fn compact() -> impl Stage {
+    let (engine, server) = open_compact(1).await;
+    RealStage::new(engine, REDIS, server)
+}
+
+async fn compact_of_8() -> impl Stage {
+    let (engine, server) = open_compact(8).await;
+    RealStage::new(engine, REDIS, server)
+}
+
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Migration::start(old, new).await.expect("both stores are there"))
 }
@@ -102,6 +120,26 @@ async fn disk_to_redis() -> impl Stage {
     RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
+async fn redis_to_compact() -> impl Stage {
+    let ((old, server), (new, new_server)) = (open_redis().await, open_compact(8).await);
+    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+}
+
+async fn compact_to_redis() -> impl Stage {
+    let ((old, server), (new, new_server)) = (open_compact(8).await, open_redis().await);
+    RealStage::new(moving(old, new).await, REDIS, (server, new_server))
+}
+
+async fn compact_to_disk() -> impl Stage {
+    let ((old, server), (new, dir)) = (open_compact(1).await, open_disk(Arc::new(SystemClock::default())));
+    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+}
+
+async fn disk_to_compact() -> impl Stage {
+    let ((old, dir), (new, server)) = (open_disk(Arc::new(SystemClock::default())), open_compact(1).await);
+    RealStage::new(moving(old, new).await, REDIS, (server, dir))
+}
+
 async fn admin_model() -> AdminStage {
     let clock = manual_clock();
     AdminStage::new(MemoryAdmin::new(clock.clone()), Some(clock), ())
@@ -123,10 +161,16 @@ crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
+crate::laws!(on_compact, compact, verbs);
+crate::laws!(on_compact_of_8, compact_of_8, verbs);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);
 crate::laws!(migrating_disk_to_redis, disk_to_redis, verbs);
+crate::laws!(migrating_redis_to_compact, redis_to_compact, verbs);
+crate::laws!(migrating_compact_to_redis, compact_to_redis, verbs);
+crate::laws!(migrating_compact_to_disk, compact_to_disk, verbs);
+crate::laws!(migrating_disk_to_compact, disk_to_compact, verbs);
 crate::admin_laws!(admin_on_model, admin_model);
 crate::admin_laws!(admin_on_disk, admin_disk);
 crate::admin_laws!(admin_on_redis, admin_redis);

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
 use reqwest::{Client, Method, StatusCode};
 use tempfile::TempDir;
 
@@ -141,6 +142,8 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
         ("both", "[Pool.default]\nPath = 'x'\nAddr = 'y:1'", 2, "both Addr and Path"),
         ("not-toml", "what is this", 2, "not-toml"),
         ("level", "LogLevel = 'loud'\n[Pool.default]\nPath = 'x'", 2, "loud"),
+        ("layout", "[Pool.default]\nPath = 'x'\nLayout = 'compact'", 2, "Layout"),
+        ("partitions", "[Pool.default]\nAddr = 'y:1'\nLayout = 'compact'\nPartitions = 3", 2, "Partitions"),
         ("foreign", "[Pool.default]\nPath = 'foreign'", 1, "foreign"),
         ("logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "LogDir"),
         ("no-logs", "LogDir = 'foreign/letter.txt/logs'\n[Pool.default]\nPath = 'x'", 2, "letter.txt/logs"),
@@ -169,6 +172,26 @@ fn what_is_wrong_is_one_line_and_an_exit_code() {
     let ended = Process::start(dir.path(), &["-c", "nowhere.toml"], &[]).ended();
     assert_eq!(ended.status.code(), Some(2), "a missing file:\n{}", ended.said);
     assert!(ended.said.contains("nowhere.toml"), "{}", ended.said);
+}
+
+/// Guards against jobs that are looked for where they do not lie.
+#[test]
+fn a_compact_pool_keeps_its_number_of_partitions() {
+    let (dir, redis) = (dir(), RedisServer::start());
+    let addr = redis.addr();
+    let start = |partitions: u16| {
+        let pool = format!("Addr = '{addr}'\nLayout = 'compact'\nPartitions = {partitions}\nPrefix = 'jobs'");
+        let toml =
+            format!("Port = 0\nAdminPort = 0\n[AdminRedis]\nAddr = '{addr}'\n[Pool.default]\n{pool}\n");
+        std::fs::write(dir.path().join("dormouse.toml"), toml).unwrap();
+        Process::start(dir.path(), &["-c", "dormouse.toml"], &[])
+    };
+    start(4).line_with("serving");
+    let other = start(8).ended();
+    assert_eq!(other.status.code(), Some(1), "{}", other.said);
+    let complaint: Vec<&str> = other.said.lines().filter(|line| line.starts_with("dormouse: ")).collect();
+    assert!(complaint.len() == 1 && complaint[0].contains("set it to 4"), "{}", other.said);
+    start(4).line_with("serving");
 }
 
 #[test]

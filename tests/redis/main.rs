@@ -1,6 +1,7 @@
 //! What only the Redis engine has: bytes, outages, Sentinels, several engines on one Redis.
 
 mod common;
+mod compact;
 mod fake_sentinel;
 mod faults;
 mod kill;

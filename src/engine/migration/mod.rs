@@ -67,12 +67,13 @@ pub use self::stores::PATIENCE;
 use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
 use super::notifier::Notifier;
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched,
+    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
+    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf,
+    Stats, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
-use crate::job::{Job, JobId, JobRef, JobView, Receipt};
+use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, Queue, QueueList, QueueName};
 use crate::process::tasks::{Failure, Tasks};
 
@@ -118,6 +119,10 @@ impl Drop for Migration {
 impl Engine for Migration {
     fn now(&self) -> Millis {
         self.stores.new.now()
+    }
+
+    fn make_id(&self, ids: &JobIds, of: NewId<'_>) -> JobId {
+        self.stores.new.make_id(ids, of)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {

@@ -1,8 +1,11 @@
-//! What shares script calls: how large such calls grow.
+//! What shares script calls: how large such calls grow, and how many wait.
 
 use crate::engine::batch::{BatchLimit, BatchSize};
 use crate::engine::{MAX_PUBLISH, Publication};
 use crate::job::{JobRef, NewJob};
+
+/// How many calls of one kind may wait to be gathered into a batch.
+pub const MAX_WAITING: usize = 16_384;
 
 /// How large a batch of publishes grows, so that one script call keeps the Redis busy for a few milliseconds. A call
 /// with more bytes goes alone.

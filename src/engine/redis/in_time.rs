@@ -18,8 +18,8 @@ use super::clock::RedisClock;
 use super::connection::connector::{Connection, RESPONSE_TIMEOUT};
 use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
-use super::core::RedisCore;
 use super::layout::scripts::Script;
+use super::link::Link;
 
 /// How long after it was sent a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
@@ -29,7 +29,7 @@ const CLOCK_WAS_SET: Duration = Duration::from_secs(1);
 /// How long an answer is listened for after its caller was told that there is none.
 const LATE_ANSWER: Duration = Duration::from_secs(60);
 
-/// The same connection for an [`exchange`](RedisCore::exchange), which may be listened to for longer than its caller
+/// The same connection for an [`exchange`](Link::exchange), which may be listened to for longer than its caller
 /// waits.
 pub fn patient(connection: &Connection) -> MultiplexedConnection {
     let mut redis = connection.redis.clone();
@@ -64,7 +64,7 @@ async fn run_by(
     script.run(connection, &again).await
 }
 
-impl RedisCore {
+impl Link {
     /// Runs a call of a script that has a deadline.
     pub async fn run_script(
         &self,

@@ -4,7 +4,7 @@
 //! - `connection/`: how connections are made, kept and shared, and what becomes of calls when they break.
 //! - `layout/`: keys, values, and the scripts of lua/.
 //! - `verbs/`: a file for each step, named as on disk.
-//! - `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
+//! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
@@ -17,12 +17,14 @@ mod arming;
 mod batches;
 mod cache;
 mod clock;
+mod compact;
 pub(crate) mod connection;
 mod copies;
 mod core;
 mod counting;
 mod in_time;
 pub(crate) mod layout;
+mod link;
 mod pauses;
 mod reply;
 mod safety;
@@ -38,13 +40,14 @@ use async_trait::async_trait;
 use tokio::sync::Mutex;
 use tokio_util::sync::DropGuard;
 
+pub use compact::{CompactEngine, CompactLayout};
 pub use connection::connector::RedisAddress;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
 use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
-use crate::engine::notifier::{Notifier, Notifiers};
+use crate::engine::notifier::Notifier;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
@@ -53,25 +56,21 @@ use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
-use crate::process::tasks::Tasks;
+use batches::MAX_WAITING;
 use cache::{RecordedQueues, TriesCache};
-use clock::RedisClock;
-use connection::connector::Connector;
-use connection::shared::SharedConnection;
-use connection::status::Connections;
+use layout::keys;
 use layout::scripts::Scripts;
+use verbs::check::first_check;
 use verbs::{pause, quotas};
 
-use self::arming::Watch;
 use self::copies::Copies;
 use self::core::RedisCore;
 use self::counting::Counting;
+use self::link::Link;
 use self::pauses::Pauses;
 
-/// How many calls of one kind may wait to be gathered into a batch.
-const MAX_WAITING: usize = 16_384;
-/// How long a new engine waits for its connections. A busy machine needs some of it.
-const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
+/// RPOP and LPOP take a count since this version.
+pub(crate) const OLDEST: (u32, u32) = (6, 2);
 /// How many running jobs' tries are remembered at least.
 const TRIES_CACHED: usize = 131_072;
 
@@ -88,79 +87,44 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        let connector = Arc::new(Connector::new(&address)?);
-        // What this one finds out is said before any task runs.
-        let mut first = connector.connect().await?;
-        let tasks = Tasks::new(connector.failure().clone());
-        let keepers = Tasks::new(tasks.failure().clone());
-        let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
-        let pool: Arc<str> = name.as_str().into();
-        let outage = Outage::new(format!("pool {pool}"));
-        let connections =
-            Connections::with_end(pool.clone(), connector, outage.clone(), closing.clone(), closed.clone());
-        let [publishing, publishing_too, consumes, pumps, hand_overs, shared] =
-            std::array::from_fn(|_| SharedConnection::new(connections.clone()));
+        let mut opened = Link::open(&address, name, keys::Ready).await?;
+        let link = opened.link.clone();
+        first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
         let core = Arc::new(RedisCore {
-            pool,
-            connections: connections.clone(),
-            outage,
-            publish_connections: [publishing.0, publishing_too.0],
+            link: link.clone(),
             publishes,
-            consumes: consumes.0,
-            pumps: pumps.0,
-            hand_overs: hand_overs.0,
-            shared: shared.0,
             scripts: Scripts::default(),
-            clock: RedisClock::new(),
             next_due: NextDue::default(),
-            notifiers: Notifiers::default(),
             recorded_queues: RecordedQueues::default(),
             tries: TriesCache::new(TRIES_CACHED),
-            watch: Watch::default(),
             pauses: Pauses::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
             far_looks: Mutex::default(),
             looked_for_dropped: AtomicU64::default(),
             quotas: Counting::default(),
-            tasks: tasks.clone(),
-            keepers,
         });
-        core.first_check(&mut first).await?;
-        drop(first);
-        // From here on tasks run, which end with it, also when the caller gives up.
-        let guards = [closing.clone().drop_guard(), closed.drop_guard()];
-        core.tasks.spawn_essential("the watch of ready lists", watch::run(core.clone()));
-        core.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
-        core.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
-        for (name, keep) in [
-            ("a connection of publishes", publishing.1),
-            ("a connection of publishes", publishing_too.1),
-            ("the connection of consumes", consumes.1),
-            ("the connection of the pump", pumps.1),
-            ("the connection of what ends hand-overs", hand_overs.1),
-            ("the shared connection", shared.1),
-        ] {
-            core.keepers.spawn_essential(name, keep);
-        }
+        let guards = opened.keep();
+        link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
+        link.tasks.spawn_essential("the watch of pauses", pause::run(core.clone()));
+        link.tasks.spawn_essential("the count of namespaces with a quota", quotas::run(core.clone()));
         core.spawn_finisher();
         let (publish_calls, ack_calls) =
             (Arc::new(Mutex::new(publish_calls)), Arc::new(Mutex::new(ack_calls)));
-        for own in 0..core.publish_connections.len() {
+        let closing = link.tasks.stopping();
+        for own in 0..link.publish_connections.len() {
             let (core, calls) = (core.clone(), publish_calls.clone());
             let carry = async move |batch| core.publish_batch(own, batch).await;
-            tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
+            link.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
         }
         let carry = {
             let core = core.clone();
             async move |batch| core.ack_batch(batch).await
         };
-        tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
-        // The Redis is there: so are the connections, a moment later. One that cannot be made is no reason to
-        // stop.
-        let _ = connections.all_up(FIRST_CONNECTIONS).await;
+        link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
 
@@ -172,13 +136,12 @@ impl RedisEngine {
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
     /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.core.tasks.failure().clone();
-        async move { failure.reported().await.to_owned() }
+        self.core.failed()
     }
 
     /// What does the work, unless the engine is closing.
     fn open(&self) -> Result<&Arc<RedisCore>> {
-        self.core.open().map(|()| &self.core)
+        self.core.is_open().map(|()| &self.core)
     }
 }
 
@@ -310,10 +273,6 @@ impl Engine for RedisEngine {
     }
 
     async fn close(&self) {
-        self.core.tasks.stop();
-        self.core.tasks.ended().await;
-        self.core.keepers.stop();
-        self.core.keepers.ended().await;
-        self.core.connections.connector.close();
+        self.core.link.close().await;
     }
 }

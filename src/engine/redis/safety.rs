@@ -20,6 +20,9 @@ pub enum Unsafe {
     Unknown(#[from] Error),
 }
 
+/// The largest value that a bucket of the compact layout has: a body of 1000 bytes, and what stands before it.
+const LISTPACK_VALUE: u64 = 1100;
+
 /// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
 /// with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
@@ -47,6 +50,18 @@ pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
         None => untold("maxmemory-policy"),
     }
     Ok(())
+}
+
+/// Says so when the Redis would keep the buckets of the compact layout as tables: a job takes 50 bytes more then.
+pub async fn warn_of_tables(connection: &mut Connection, pool: &str) {
+    let most = setting(connection, "hash-max-listpack-value").await.ok().flatten();
+    if most.and_then(|value| value.parse::<u64>().ok()).is_some_and(|value| value < LISTPACK_VALUE) {
+        tracing::warn!(
+            pool,
+            "the Redis has a `hash-max-listpack-value` below {LISTPACK_VALUE}, so jobs take a third more memory: set \
+             it to {LISTPACK_VALUE}"
+        );
+    }
 }
 
 /// A setting; `None` when the server will not tell.

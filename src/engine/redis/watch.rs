@@ -18,8 +18,7 @@ use super::connection::connector::Connection;
 use super::connection::fault::{Fault, Outcome};
 use super::connection::reconnect::{Reconnect, stay_connected};
 use super::connection::status::{ConnectionStatus, Connections};
-use super::core::RedisCore;
-use super::layout::keys;
+use super::link::Link;
 use super::verbs::check::empty_write;
 use crate::name::Queue;
 
@@ -34,17 +33,17 @@ const ARM_PAUSE: Duration = Duration::from_millis(1);
 const CHUNK: usize = 1000;
 
 /// The task. Its connection counts as down from the call on, not from the first poll.
-pub fn run(core: Arc<RedisCore>) -> impl Future<Output = ()> + Send {
-    let mut status = ConnectionStatus::new(core.connections.clone());
+pub fn run(link: Arc<Link>) -> impl Future<Output = ()> + Send {
+    let mut status = ConnectionStatus::new(link.connections.clone());
     async move {
-        let (connections, lists) = (core.connections.clone(), WatchedLists(core));
+        let (connections, lists) = (link.connections.clone(), WatchedLists(link));
         let connected = stay_connected(&lists, connections.answered(), |up| status.set(up));
         connections.closing.run_until_cancelled(connected).await;
     }
 }
 
 /// The connection that is used for nothing else.
-struct WatchedLists(Arc<RedisCore>);
+struct WatchedLists(Arc<Link>);
 
 impl Reconnect for WatchedLists {
     /// And whether the Redis tracks for it.
@@ -53,8 +52,8 @@ impl Reconnect for WatchedLists {
     async fn connect(&self) -> Outcome<(Connection, bool)> {
         let weak = Arc::downgrade(&self.0);
         let on_push = move |push: PushInfo| {
-            if let Some(core) = weak.upgrade() {
-                on_push(&core, &push);
+            if let Some(link) = weak.upgrade() {
+                on_push(&link, &push);
             }
         };
         let connections = &self.0.connections;
@@ -85,10 +84,10 @@ impl Reconnect for WatchedLists {
 }
 
 /// One connection's life.
-async fn watch(core: &RedisCore, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
+async fn watch(link: &Link, mut connection: Connection, tracking: bool) -> Outcome<Infallible> {
     // Changes may have been missed while there was no connection.
-    core.watch.arm(core.notifiers.waited_for());
-    core.notifiers.notify_all();
+    link.watch.arm(link.notifiers.waited_for());
+    link.notifiers.notify_all();
     let period = if tracking { SWEEP } else { POLL };
     let mut sweep = interval_at(Instant::now() + period, period);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -97,18 +96,18 @@ async fn watch(core: &RedisCore, mut connection: Connection, tracking: bool) -> 
         let queues = tokio::select! {
             () = connection.lost.cancelled() => return Err(Fault::away("the connection was lost")),
             // In this order, since a notification that was taken must not be dropped by another branch.
-            () = async { sleep_until(rested).await; core.watch.changed.notified().await } => {
+            () = async { sleep_until(rested).await; link.watch.changed.notified().await } => {
                 rested = Instant::now() + ARM_PAUSE;
-                let mut queues = core.watch.take();
-                queues.retain(|queue| core.notifiers.waits_for(queue));
+                let mut queues = link.watch.take();
+                queues.retain(|queue| link.notifiers.waits_for(queue));
                 queues
             }
             _ = sweep.tick() => {
-                look_for_master(&core.connections, &mut connection).await?;
-                core.notifiers.waited_for()
+                look_for_master(&link.connections, &mut connection).await?;
+                link.notifiers.waited_for()
             }
         };
-        arm(core, &mut connection, &queues).await?;
+        arm(link, &mut connection, &queues).await?;
     }
 }
 
@@ -130,47 +129,47 @@ async fn track(connection: &mut Connection) -> Outcome<()> {
 }
 
 /// A list has changed, or the Redis has forgotten what it tracked.
-fn on_push(core: &RedisCore, push: &PushInfo) {
+fn on_push(link: &Link, push: &PushInfo) {
     if push.kind != PushKind::Invalidate {
         return;
     }
     match push.data.first() {
         Some(Value::Array(changed)) => {
             let queues = changed.iter().filter_map(|key| match key {
-                Value::BulkString(key) => keys::queue_of_ready(key),
+                Value::BulkString(key) => link.ready_lists.queue_of(key),
                 _ => None,
             });
-            core.watch.arm(queues);
+            link.watch.arm(queues);
         }
         // The database was flushed.
         _ => {
-            core.watch.arm(core.notifiers.waited_for());
-            core.notifiers.notify_all();
+            link.watch.arm(link.notifiers.waited_for());
+            link.notifiers.notify_all();
         }
     }
 }
 
 /// Arms these queues' lists, and notifies of those that have jobs.
-async fn arm(core: &RedisCore, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
+async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
     for chunk in queues.chunks(CHUNK) {
         let mut cmd = redis::cmd("EXISTS");
         for queue in chunk {
-            cmd.arg(keys::ready(queue));
+            cmd.arg(link.ready_lists.key_of(queue));
         }
         let with_jobs: usize = cmd.query_async(&mut connection.redis).await?;
         if with_jobs == chunk.len() {
-            chunk.iter().for_each(|queue| core.notifiers.notify(queue));
+            chunk.iter().for_each(|queue| link.notifiers.notify(queue));
         } else if with_jobs > 0 {
             let mut each = redis::pipe();
             for queue in chunk {
-                each.cmd("EXISTS").arg(keys::ready(queue));
+                each.cmd("EXISTS").arg(link.ready_lists.key_of(queue));
             }
             let each: Vec<bool> = each.query_async(&mut connection.redis).await?;
             chunk
                 .iter()
                 .zip(each)
                 .filter(|(_, has)| *has)
-                .for_each(|(queue, _)| core.notifiers.notify(queue));
+                .for_each(|(queue, _)| link.notifiers.notify(queue));
         }
     }
     Ok(())

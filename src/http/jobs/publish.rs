@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::admission::admitted;
 use crate::admin::Direction;
-use crate::engine::{By, Detail, How, Once, Placed, Placing, Publication, Published};
+use crate::engine::{By, Detail, How, NewId, Once, Placed, Placing, Publication, Published};
 use crate::http::answer::error::{ApiError, Details, HandlerResult};
 use crate::http::answer::reply::{self, PUBLISHED};
 use crate::http::answer::room::RequestRoom;
@@ -266,11 +266,10 @@ fn new_job(
     life: Life,
     attributes: Option<Attributes>,
 ) -> NewJob {
-    // A delay has u32 seconds at most.
-    let delay_seconds = u32::try_from(life.delay.as_secs()).unwrap_or(u32::MAX);
+    let (delay, bytes, versioned) = (life.delay, body.len(), attributes.is_some());
     NewJob {
+        id: pool.engine.make_id(&pool.ids, NewId { queue: &queue, delay, bytes, versioned }),
         queue,
-        id: pool.ids.make(pool.engine.now(), delay_seconds, attributes.is_some()),
         body,
         attributes: attributes.unwrap_or_default(),
         ttl: life.ttl,

@@ -4,6 +4,7 @@
 //! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 
 use crate::clock::Micros;
+use crate::engine::redis::link::ReadyLists;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
@@ -40,6 +41,20 @@ pub fn job_prefix(queue: &Queue) -> String {
 /// The list of ready jobs: the newest at the left, the oldest at the right.
 pub fn ready(queue: &Queue) -> String {
     format!("q/{}/{}", queue.namespace, queue.name)
+}
+
+/// Tells ready lists from other keys.
+#[derive(Debug)]
+pub struct Ready;
+
+impl ReadyLists for Ready {
+    fn key_of(&self, queue: &Queue) -> Vec<u8> {
+        ready(queue).into_bytes()
+    }
+
+    fn queue_of(&self, key: &[u8]) -> Option<Queue> {
+        queue_of_ready(key)
+    }
 }
 
 /// The dead letter, in the same order.

@@ -67,7 +67,7 @@ macro_rules! without_clock {
 }
 
 /// A script of a pool, which has a deadline by the Redis's clock: lua/clock.lua is put before it. It is called with
-/// [`RedisCore::run_script`](crate::engine::redis::core::RedisCore::run_script).
+/// [`Link::run_script`](crate::engine::redis::link::Link::run_script).
 macro_rules! with_clock {
     ($name:literal) => {
         Script::new(concat!(
@@ -164,7 +164,8 @@ impl Source {
 }
 
 impl Script {
-    fn new(text: &'static str) -> Script {
+    /// A script of this text.
+    pub fn new(text: &'static str) -> Script {
         Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false) }
     }
 

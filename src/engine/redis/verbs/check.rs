@@ -6,26 +6,23 @@ use redis::{Cmd, InfoDict};
 
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Link;
 use crate::error::Result;
 
 /// How long a check of a server that answers waits for connections that are down: longer than the pause before
 /// their next attempt, which the check shortens, and shorter than a health check's own time-out.
 const CONNECTIONS_WAIT: Duration = Duration::from_millis(500);
-/// RPOP and LPOP take a count since this version.
-const OLDEST: (u32, u32) = (6, 2);
+/// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server that
+/// the engine cannot use.
+pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32, u32)) -> Result<()> {
+    let sent = link.clock.begin();
+    let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
+    link.clock.learn(sent, seconds * 1_000_000 + micros);
+    Ok(usable(connection, oldest).await?)
+}
 
-impl RedisCore {
-    /// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server
-    /// that the engine cannot use.
-    pub async fn first_check(&self, connection: &mut Connection) -> Result<()> {
-        let sent = self.clock.begin();
-        let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
-        self.clock.learn(sent, seconds * 1_000_000 + micros);
-        Ok(usable(connection).await?)
-    }
-
+impl Link {
     /// Whether the server would take a job: a write of nothing, which it refuses as it would refuse a job
     /// (out of memory, read-only, cannot save) and which leaves nothing behind. And whether every connection is
     /// up: requests use others than this write, and those may still be down when the Redis is back.
@@ -45,7 +42,7 @@ pub fn empty_write() -> Cmd {
 
 /// Refuses a server that is too old, and one in cluster mode: its keys are spread over slots, and every script that
 /// touches two of them fails. Where INFO is forbidden neither can be told, and is not worth a refusal.
-pub async fn usable(connection: &mut Connection) -> Outcome<()> {
+pub async fn usable(connection: &mut Connection, oldest: (u32, u32)) -> Outcome<()> {
     let Ok(info) = connection.query::<InfoDict>(redis::cmd("INFO").arg("server")).await else {
         return Ok(());
     };
@@ -54,8 +51,8 @@ pub async fn usable(connection: &mut Connection) -> Outcome<()> {
     }
     let Some(version) = info.get::<String>("redis_version") else { return Ok(()) };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-    if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < OLDEST {
-        let (major, minor) = OLDEST;
+    if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < oldest {
+        let (major, minor) = oldest;
         return Err(Fault::refused(format!("Redis {major}.{minor} or later is needed, this is {version}")));
     }
     Ok(())

@@ -56,17 +56,9 @@ impl RedisCore {
             },
         };
         let page = match (list.state, from) {
-            (JobState::Ready, Some(Place::InList(place))) => {
-                self.list_elements(queue, keys::ready(queue), &list, place).await?
-            }
-            (JobState::Dead, Some(Place::InList(place))) => {
-                self.list_elements(queue, keys::dead(queue), &list, place).await?
-            }
-            (JobState::Ready, _) => {
-                self.list_elements(queue, keys::ready(queue), &list, InList::default()).await?
-            }
-            (JobState::Dead, _) => {
-                self.list_elements(queue, keys::dead(queue), &list, InList::default()).await?
+            (JobState::Ready | JobState::Dead, from) => {
+                let place = if let Some(Place::InList(place)) = from { place } else { InList::default() };
+                list_elements(&Elements { core: self, queue, list: &list }, &list, place).await?
             }
             (_, Some(Place::InTimers(place))) => self.list_timers(queue, &list, place).await?,
             (..) => self.list_timers(queue, &list, InTimers::default()).await?,
@@ -121,85 +113,6 @@ impl RedisCore {
                 return Ok(page);
             }
             place = InTimers { score, side, end };
-        }
-        page.cursor = Some(place.write(list.state));
-        Ok(page)
-    }
-
-    /// Ready or dead jobs.
-    async fn list_elements(
-        &self,
-        queue: &Queue,
-        key: String,
-        list: &JobList,
-        mut place: InList,
-    ) -> Result<JobPage> {
-        let mut page = JobPage::default();
-        for _ in 0..MAX_PIECES {
-            // Begins with the element that was passed last, if nothing has moved.
-            let mut from = place.passed.saturating_sub(1);
-            let mut to = from + (PIECE + NEXT) as u64;
-            let mut elements = self.elements(&key, from, to).await?;
-            if place.passed > 0 && elements.first().and_then(|e| Element::read(e)) != place.last {
-                from = place.passed.saturating_sub(AROUND);
-                to = place.passed + AROUND;
-                elements = self.elements(&key, from, to).await?;
-            }
-            // The list goes on with what was read when its place was found: a moment later it may have moved again.
-            let ended = (elements.len() as u64) < to - from;
-            match place.find(&elements, from, list.state) {
-                Some(at) => {
-                    elements.drain(..at);
-                    from += at as u64;
-                }
-                None if from > 0 => {
-                    place.passed = from;
-                    continue;
-                }
-                None => {}
-            }
-            // The next ones must be known, unless there are none.
-            let whole = if ended { elements.len() } else { elements.len().saturating_sub(NEXT) };
-            let piece = &elements[..whole.min(PIECE)];
-            if piece.is_empty() && !ended {
-                place.passed = from;
-                continue;
-            }
-            let more = piece.len() < elements.len() || !ended;
-            let entries: Vec<(ListElement, usize)> = piece
-                .iter()
-                .enumerate()
-                .filter_map(|(at, element)| {
-                    let (id, tries) = (keys::id_of_element(element)?, keys::tries_of_element(element)?);
-                    let dead = list.state == JobState::Dead;
-                    let tries_left = if dead { 0 } else { tries };
-                    (dead || tries > 0).then_some((ListElement { id, tries_left, due_at: None }, at))
-                })
-                .collect();
-            let place_behind = |count: usize| InList {
-                passed: from + count as u64,
-                last: elements[..count].iter().rev().find_map(|e| Element::read(e)),
-                next: elements[count..].iter().take(NEXT).filter_map(|e| Element::read(e)).collect(),
-            };
-            let mut rest = entries.as_slice();
-            while !rest.is_empty() && page.jobs.len() < list.limit {
-                let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
-                let described = self.describe(queue, list, some.iter().map(|(entry, _)| entry)).await?;
-                page.scanned += described.len() as u64;
-                let full = described.len() < some.len() || page.scanned >= MOST_DESCRIBED;
-                page.jobs.extend(described.iter().flatten().cloned());
-                let at = some[described.len().saturating_sub(1)].1;
-                rest = &rest[described.len()..];
-                if full || page.jobs.len() == list.limit {
-                    let end = ended && at + 1 == elements.len();
-                    page.cursor = (!end).then(|| place_behind(at + 1).write(list.state));
-                    return Ok(page);
-                }
-            }
-            if !more {
-                return Ok(page);
-            }
-            place = place_behind(piece.len());
         }
         page.cursor = Some(place.write(list.state));
         Ok(page)
@@ -280,6 +193,128 @@ impl RedisCore {
     }
 }
 
+/// A list of ready or dead jobs, as a layout keeps it.
+pub trait JobElements: Sync {
+    /// The elements from the one that comes next, which is number 0: `from` is, `to` is not among them.
+    fn elements(&self, from: u64, to: u64) -> impl Future<Output = Result<Vec<Vec<u8>>>> + Send;
+
+    /// What an element says.
+    fn read(&self, element: &[u8]) -> Option<Element>;
+
+    /// Whether there may be such a job.
+    fn shows(&self, _element: &Element) -> bool {
+        true
+    }
+
+    /// What lists show of these, in order; `None` for one that is gone. Fewer than were asked for when their values are
+    /// large, and at least one.
+    fn describe(&self, elements: &[&[u8]]) -> impl Future<Output = Result<Vec<Option<JobView>>>> + Send;
+}
+
+/// Those of lmstfy's layout.
+struct Elements<'a> {
+    core: &'a RedisCore,
+    queue: &'a Queue,
+    list: &'a JobList,
+}
+
+impl JobElements for Elements<'_> {
+    async fn elements(&self, from: u64, to: u64) -> Result<Vec<Vec<u8>>> {
+        let Elements { core, queue, list } = self;
+        let key = if list.state == JobState::Dead { keys::dead(queue) } else { keys::ready(queue) };
+        core.elements(&key, from, to).await
+    }
+
+    fn read(&self, element: &[u8]) -> Option<Element> {
+        Some(Element { id: keys::id_of_element(element)?, tries: keys::tries_of_element(element)? })
+    }
+
+    fn shows(&self, element: &Element) -> bool {
+        self.list.state == JobState::Dead || element.tries > 0
+    }
+
+    async fn describe(&self, elements: &[&[u8]]) -> Result<Vec<Option<JobView>>> {
+        let Elements { core, queue, list } = self;
+        let entries =
+            elements.iter().filter_map(|element| self.read(element)).map(|Element { id, tries }| {
+                let tries_left = if list.state == JobState::Dead { 0 } else { tries };
+                ListElement { id, tries_left, due_at: None }
+            });
+        let entries: Vec<ListElement> = entries.collect();
+        core.describe(queue, list, entries.iter()).await
+    }
+}
+
+/// Ready or dead jobs.
+pub async fn list_elements(of: &impl JobElements, list: &JobList, mut place: InList) -> Result<JobPage> {
+    let mut page = JobPage::default();
+    for _ in 0..MAX_PIECES {
+        // Begins with the element that was passed last, if nothing has moved.
+        let mut from = place.passed.saturating_sub(1);
+        let mut to = from + (PIECE + NEXT) as u64;
+        let mut elements = of.elements(from, to).await?;
+        if place.passed > 0 && elements.first().and_then(|e| of.read(e)) != place.last {
+            from = place.passed.saturating_sub(AROUND);
+            to = place.passed + AROUND;
+            elements = of.elements(from, to).await?;
+        }
+        // The list goes on with what was read when its place was found: a moment later it may have moved again.
+        let ended = (elements.len() as u64) < to - from;
+        match place.find(&elements.iter().map(|e| of.read(e)).collect::<Vec<_>>(), from, list.state) {
+            Some(at) => {
+                elements.drain(..at);
+                from += at as u64;
+            }
+            None if from > 0 => {
+                place.passed = from;
+                continue;
+            }
+            None => {}
+        }
+        // The next ones must be known, unless there are none.
+        let whole = if ended { elements.len() } else { elements.len().saturating_sub(NEXT) };
+        let piece = &elements[..whole.min(PIECE)];
+        if piece.is_empty() && !ended {
+            place.passed = from;
+            continue;
+        }
+        let more = piece.len() < elements.len() || !ended;
+        let entries: Vec<(&[u8], usize)> = piece
+            .iter()
+            .enumerate()
+            .filter(|(_, e)| of.read(e).is_some_and(|e| of.shows(&e)))
+            .map(|(at, e)| (&e[..], at))
+            .collect();
+        let place_behind = |count: usize| InList {
+            passed: from + count as u64,
+            last: elements[..count].iter().rev().find_map(|e| of.read(e)),
+            next: elements[count..].iter().take(NEXT).filter_map(|e| of.read(e)).collect(),
+        };
+        let mut rest = entries.as_slice();
+        while !rest.is_empty() && page.jobs.len() < list.limit {
+            let (some, _) = rest.split_at(rest.len().min(list.limit - page.jobs.len()));
+            let described =
+                of.describe(&some.iter().map(|(element, _)| *element).collect::<Vec<_>>()).await?;
+            page.scanned += described.len() as u64;
+            let full = described.len() < some.len() || page.scanned >= MOST_DESCRIBED;
+            page.jobs.extend(described.iter().flatten().cloned());
+            let at = some[described.len().saturating_sub(1)].1;
+            rest = &rest[described.len()..];
+            if full || page.jobs.len() == list.limit {
+                let end = ended && at + 1 == elements.len();
+                page.cursor = (!end).then(|| place_behind(at + 1).write(list.state));
+                return Ok(page);
+            }
+        }
+        if !more {
+            return Ok(page);
+        }
+        place = place_behind(piece.len());
+    }
+    page.cursor = Some(place.write(list.state));
+    Ok(page)
+}
+
 /// An answer that is too short.
 fn cut_short() -> Fault {
     Fault::unreadable("describe")
@@ -287,14 +322,14 @@ fn cut_short() -> Fault {
 
 /// Where a list goes on.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+pub enum Place {
     InTimers(InTimers),
     InList(InList),
 }
 
 /// A place among all timers: as lua/scan_timers.lua takes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct InTimers {
+pub struct InTimers {
     score: String,
     side: String,
     end: Vec<u8>,
@@ -302,7 +337,7 @@ struct InTimers {
 
 /// A place in a list of elements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct InList {
+pub struct InList {
     /// How many elements came before it.
     passed: u64,
     /// The last of them.
@@ -311,17 +346,12 @@ struct InList {
     next: Vec<Element>,
 }
 
-/// What an element says: which job, and with how many tries it became ready.
+/// What an element says: which job, and with how many tries it became ready. (In the compact layout, when: what tells it
+/// from another element of this job.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Element {
-    id: JobId,
-    tries: u16,
-}
-
-impl Element {
-    fn read(element: &[u8]) -> Option<Element> {
-        Some(Element { id: keys::id_of_element(element)?, tries: keys::tries_of_element(element)? })
-    }
+pub struct Element {
+    pub id: JobId,
+    pub tries: u16,
 }
 
 /// A cursor of this store begins so, and then says of which state it is.
@@ -376,11 +406,10 @@ impl InList {
     }
 
     /// Where the list goes on among these elements, of which the first is number `from`.
-    fn find(&self, elements: &[Vec<u8>], from: u64, state: JobState) -> Option<usize> {
+    fn find(&self, elements: &[Option<Element>], from: u64, state: JobState) -> Option<usize> {
         if self.passed == 0 {
             return Some(0);
         }
-        let elements: Vec<Option<Element>> = elements.iter().map(|e| Element::read(e)).collect();
         let find = |wanted: &Element, stood: u64| {
             let at = elements.iter().position(|other| other.as_ref() == Some(wanted))?;
             (state == JobState::Ready || from + at as u64 <= stood).then_some(at)
@@ -393,7 +422,7 @@ impl InList {
 
 impl Place {
     /// Reads what was written for a list of this state.
-    fn read(cursor: &str, state: JobState) -> Option<Place> {
+    pub fn read(cursor: &str, state: JobState) -> Option<Place> {
         let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
         let bytes = bytes.strip_prefix(&tag_of(state))?;
         if matches!(state, JobState::Delayed | JobState::Running) {

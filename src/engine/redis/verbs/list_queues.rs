@@ -61,7 +61,7 @@ impl RedisCore {
         let (hash, index) = (keys::queues_of(namespace), keys::index_of(namespace));
         let mut scan = Some(0);
         while let Some(from) = scan {
-            self.open()?;
+            self.is_open()?;
             let (next, fields) = self.shared.scan_step(&hash, from, SCAN).await?;
             if !fields.is_empty() {
                 let mut add = redis::cmd("ZADD");

@@ -5,6 +5,7 @@ use redis::{Pipeline, RedisResult};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
+use crate::engine::redis::link::Link;
 use crate::engine::{QueueSize, Size, SizeOf, Stats};
 use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
@@ -92,9 +93,11 @@ impl RedisCore {
             })
             .await
     }
+}
 
+impl Link {
     /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.
-    async fn gauges(&self) -> Vec<(&'static str, f64)> {
+    pub async fn gauges(&self) -> Vec<(&'static str, f64)> {
         let Ok(info) = self.shared.query::<String>(&redis::cmd("INFO")).await else { return Vec::new() };
         let mut gauges = Vec::new();
         let (mut keys, mut with_ttl) = (0.0, 0.0);

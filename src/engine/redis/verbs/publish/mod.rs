@@ -13,7 +13,8 @@ use std::time::Duration;
 use redis::Cmd;
 
 pub use self::script::read_placed;
-use self::script::{ScriptAnswer, Stored, jobs_of, placed_plain, read_keyed, read_plain, unreadable};
+use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain};
+pub use self::script::{jobs_of, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::{Plain, bytes_of};
@@ -30,28 +31,28 @@ use crate::job::{JobRef, NewJob};
 use crate::name::Queue;
 
 /// How many bytes of values one script call carries. A single value may be larger.
-const MAX_VALUES: usize = 1 << 20;
+pub const MAX_VALUES: usize = 1 << 20;
 /// How long values are kept that were stored before the call that makes them visible: longer than the steps of the
 /// largest bulk take, however slow the Redis is that still carries them out.
-const STAGED: Duration = Duration::from_secs(600);
+pub const STAGED: Duration = Duration::from_secs(600);
 /// No job is due later, in the year 2255: Lua's numbers are exact so far, with room to count on. HTTP asks for 136
 /// years at most.
-const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
+pub const LATEST: Millis = ((1 << 53) - (1 << 30)) / 1000;
 
 /// Takes the answers to several calls, one after the other, in the order of the calls.
-type Answer<'a> = &'a mut (dyn FnMut(Result<Published>) + Send);
+pub type Answer<'a> = &'a mut (dyn FnMut(Result<Published>) + Send);
 
-fn answer_all(calls: &[Publication], error: &Error, answer: Answer<'_>) {
+pub fn answer_all(calls: &[Publication], error: &Error, answer: Answer<'_>) {
     calls.iter().for_each(|_| answer(Err(error.clone())));
 }
 
-fn is_plain(publication: &Publication) -> bool {
+pub fn is_plain(publication: &Publication) -> bool {
     publication.once.is_none() && publication.jobs.iter().all(|job| job.key.is_none() && job.at.is_none())
 }
 
 /// The jobs, and their tries, of those calls that may be taken back. With a key, or when a call is safe to repeat,
 /// another one may have been told of its jobs. A job that was replaced is gone.
-fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)> {
+pub fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)> {
     let may = |Publication { jobs, replaces, once }: &Publication| {
         replaces.is_none() && once.is_none() && jobs.iter().all(|placing| placing.key.is_none())
     };
@@ -62,7 +63,7 @@ fn names_to_take_back(calls: &[Publication]) -> Vec<(usize, Vec<(JobRef, u16)>)>
 }
 
 /// Refuses what no call of the script can store, whatever the Redis holds.
-fn check(publication: &Publication) -> Result<()> {
+pub fn check(publication: &Publication) -> Result<()> {
     let (mut ids, mut taken) = (HashSet::new(), HashSet::new());
     for Placing { job, at, key } in &publication.jobs {
         if !ids.insert((&job.queue, job.id)) {
@@ -82,7 +83,7 @@ fn check(publication: &Publication) -> Result<()> {
 
 /// Leaves out calls that nobody waits for any more. Refuses calls with an id that another job of the batch has: they
 /// cannot be stored, whatever the Redis holds. Returns the others.
-fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, Vec<Reply<Published>>) {
+pub fn calls_to_send(batch: Vec<Call<Plain, Published>>) -> (Vec<Publication>, Vec<Reply<Published>>) {
     let mut seen = HashSet::new();
     let (mut calls, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
     for call in batch {

@@ -1,0 +1,80 @@
+//! The keys of a partition that are read or listed without a script. All begin with the partition's base, and the scripts
+//! of lua/compact/ make them too: docs/redis.md has the whole list.
+
+use std::sync::Arc;
+
+use super::partitions::Partitions;
+use crate::engine::redis::layout::keys::queue_of_group;
+use crate::engine::redis::link::ReadyLists;
+use crate::name::{IdempotencyKey, Queue};
+
+/// A key that nobody ever writes: a server that moves the partition's slot refuses each call that names it.
+pub fn guard(base: &str) -> String {
+    format!("{base}!")
+}
+
+/// The list of ready jobs, the oldest first.
+pub fn ready(base: &str, queue: &Queue) -> String {
+    format!("{base}r{}/{}", queue.namespace, queue.name)
+}
+
+/// The dead letter, the oldest first.
+pub fn dead(base: &str, queue: &Queue) -> String {
+    format!("{base}d{}/{}", queue.namespace, queue.name)
+}
+
+/// Figures of a queue.
+pub fn record(base: &str, queue: &Queue) -> String {
+    format!("{base}q{}/{}", queue.namespace, queue.name)
+}
+
+/// The names of 64 queues by their numbers.
+pub fn names(base: &str, shard: u64) -> String {
+    format!("{base}n{shard}")
+}
+
+/// Figures of the partition.
+pub fn meta(base: &str) -> String {
+    format!("{base}m")
+}
+
+/// What became of a publish that is safe to repeat.
+pub fn once(base: &str, queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
+    let mut bytes = format!("{base}o{}/{}/", queue.namespace, queue.name).into_bytes();
+    bytes.extend(key.as_bytes());
+    bytes
+}
+
+/// Namespaces with paused queues.
+pub fn with_pauses(base: &str) -> String {
+    format!("{base}a")
+}
+
+/// The paused queues of a namespace, and until when.
+pub fn pauses(base: &str, namespace: &str) -> String {
+    format!("{base}p{namespace}")
+}
+
+/// Namespaces with a quota.
+pub fn with_quota(base: &str) -> String {
+    format!("{base}c")
+}
+
+/// A queue as scripts name it.
+pub fn name(queue: &Queue) -> String {
+    format!("{}/{}", queue.namespace, queue.name)
+}
+
+/// Tells ready lists from other keys.
+#[derive(Debug)]
+pub struct Ready(pub Arc<Partitions>);
+
+impl ReadyLists for Ready {
+    fn key_of(&self, queue: &Queue) -> Vec<u8> {
+        ready(self.0.base(self.0.home(queue)), queue).into_bytes()
+    }
+
+    fn queue_of(&self, key: &[u8]) -> Option<Queue> {
+        queue_of_group(self.0.rest(key)?.strip_prefix(b"r")?)
+    }
+}

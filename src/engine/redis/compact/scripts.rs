@@ -1,0 +1,68 @@
+//! The scripts of lua/compact/. Each takes one key, the guard of its partition. What it takes beside that, answers and
+//! may do at most stands at its head.
+
+use crate::engine::redis::layout::scripts::Script;
+
+/// A part of a script: a file, or a line.
+macro_rules! part {
+    (file $name:literal) => {
+        include_str!(concat!("../../../../lua/compact/", $name, ".lua"))
+    };
+    (line $text:literal) => {
+        concat!($text, "\n")
+    };
+}
+
+macro_rules! scripts {
+    ($($name:ident: $($kind:ident $part:literal)*;)+) => {
+        /// All of them.
+        #[derive(Debug)]
+        pub struct Scripts {
+            $(pub $name: Script,)+
+        }
+
+        impl Default for Scripts {
+            fn default() -> Scripts {
+                Scripts {
+                    $($name: Script::new(concat!(
+                        include_str!("../../../../lua/clock.lua"),
+                        include_str!("../../../../lua/compact/base.lua"),
+                        $(part!($kind $part),)*
+                        include_str!(concat!("../../../../lua/compact/", stringify!($name), ".lua"))
+                    )),)+
+                }
+            }
+        }
+    };
+}
+
+// Each with the preambles that it needs. What few calls need stands in a function, which makes it when it is called.
+scripts! {
+    ack: file "queue" file "value" file "job";
+    cancel_key: file "queue" file "value" file "job";
+    consume: file "queue" file "value";
+    describe: file "queue" file "value" file "job" file "view";
+    destroy: file "queue" file "value" file "job";
+    give_back: file "queue" file "value" file "job" file "change";
+    inspect: file "queue" file "value" file "job" file "view";
+    list_far: file "queue" file "number" file "value" file "rank";
+    list_timers: file "queue" file "number" file "rank";
+    names: file "pieces";
+    pause: file "queue";
+    peek: file "queue" file "value" file "job" file "view";
+    publish: file "queue" file "value"
+        line "local function jobs()" file "job" file "change" file "view"
+        line "return find, remove, free_key, state_of, details_of end"
+        line "local function pieces()" file "pieces" line "return add_name end";
+    pump: file "queue" file "number" file "value"
+        line "local function jobs()" file "job" file "change" line "return find, remove, die end"
+        line "local function pieces()" file "pieces" line "return add_name, remove_name end";
+    quota:;
+    release: file "queue" file "value" file "job" file "change" file "delay";
+    respawn: file "queue" file "value" file "job" file "change";
+    respawn_job: file "queue" file "value" file "job" file "change" file "delay";
+    stage:;
+    sum: file "queue" file "pieces";
+    touch: file "queue" file "value" file "job" file "change";
+    unstage:;
+}

@@ -1,0 +1,97 @@
+//! Ack: coalesced calls become one script call for each partition. What comes with receipts goes one call at a time.
+
+use std::sync::Arc;
+
+use redis::Cmd;
+
+use super::super::core::{CompactCore, Lane};
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::super::place::place_of;
+use super::super::together;
+use crate::engine::batch::{Call, Reply};
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::error::Result;
+use crate::job::{JobId, JobRef, Receipt};
+use crate::name::{Namespace, Queue};
+
+/// Acks of one partition, and of one namespace if that has a quota.
+type Part = ((Partition, Option<Namespace>), Vec<JobRef>, Vec<Reply<()>>);
+
+impl CompactCore {
+    /// Acks the jobs of a batch, and answers each call.
+    pub async fn ack_batch(self: &Arc<Self>, batch: Vec<Call<JobRef, ()>>) {
+        let mut parts: Vec<Part> = Vec::new();
+        for (job, reply) in batch.into_iter().map(Call::split) {
+            let namespace = &job.queue.namespace;
+            let counted = self.is_counted(namespace).then(|| namespace.clone());
+            let part = (self.partition_of(&job.queue), counted);
+            match parts.iter_mut().find(|(other, ..)| *other == part) {
+                Some((_, jobs, replies)) => {
+                    jobs.push(job);
+                    replies.push(reply);
+                }
+                None => parts.push((part, vec![job], vec![reply])),
+            }
+        }
+        let parts = parts.into_iter().map(async |((home, counted), jobs, replies)| {
+            let outcome = self.forget(home, Lane::HandOver, &jobs).await;
+            if let (Some(namespace), Ok((bytes, count))) = (&counted, &outcome) {
+                self.give_room(namespace, [*count, *bytes, 0]).await;
+            }
+            for reply in replies {
+                // A caller that has left needs no answer.
+                let _ = reply.send(outcome.clone().map(drop).map_err(Fault::into));
+            }
+        });
+        together::all(parts).await;
+    }
+
+    /// Forgets jobs. Answers how many bytes they had, and how many there were.
+    pub async fn forget(&self, home: Partition, lane: Lane, jobs: &[JobRef]) -> Outcome<(i64, i64)> {
+        let of = jobs.iter().map(|job| (&job.queue, &job.id, None));
+        let answer: Vec<i64> = self.ask(home, lane, &self.scripts.ack, self.ack_call(home, of)).await?;
+        match answer[..] {
+            [bytes, count, ..] => Ok((bytes, count)),
+            _ => Err(Fault::unreadable("ack")),
+        }
+    }
+
+    /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
+    pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+        let home = self.partition_of(queue);
+        let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
+        let call = self.ack_call(home, of);
+        let answer: Vec<i64> = self.ask(home, Lane::HandOver, &self.scripts.ack, call).await?;
+        let [bytes, count, stale @ ..] = &answer[..] else { return Err(Fault::unreadable("ack").into()) };
+        self.freed(queue, [*count, *bytes, 0]).await;
+        let id = |n: &i64| usize::try_from(*n).ok().and_then(|n| jobs.get(n)).map(|(id, _)| *id);
+        let stale: Option<Vec<JobId>> = stale.iter().map(id).collect();
+        Ok(stale.ok_or_else(|| Fault::unreadable("ack"))?)
+    }
+
+    fn ack_call<'a>(
+        &self,
+        home: Partition,
+        jobs: impl Iterator<Item = (&'a Queue, &'a JobId, Option<Receipt>)> + Clone,
+    ) -> Cmd {
+        let mut queues: Vec<&Queue> = Vec::new();
+        for (queue, ..) in jobs.clone() {
+            if !queues.contains(&queue) {
+                queues.push(queue);
+            }
+        }
+        let mut cmd = self.call(&self.scripts.ack, home);
+        cmd.arg(queues.len());
+        queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
+        for (queue, id, receipt) in jobs {
+            let n = queues.iter().position(|other| *other == queue).map_or(0, |n| n + 1);
+            cmd.arg(n).arg(place_of(home, id));
+            match receipt {
+                Some(receipt) => cmd.arg(receipt.hand_over).arg(receipt.tries_left),
+                None => cmd.arg("").arg(""),
+            };
+        }
+        cmd
+    }
+}

@@ -1,0 +1,133 @@
+//! Consume: one script call for queues that stand behind each other in the list and have the same home.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{FromRedisValue, Value};
+
+use super::super::core::{CompactCore, Lane};
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::super::place::id_at;
+use crate::engine::Consumed;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::in_time::patient;
+use crate::engine::redis::layout::times::micros;
+use crate::engine::redis::layout::value;
+use crate::error::Result;
+use crate::job::Job;
+use crate::name::{Queue, QueueList};
+
+impl CompactCore {
+    /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
+    pub async fn consume(self: &Arc<Self>, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
+        let queues: Vec<Queue> = queues.queues().collect();
+        let mut consumed = Consumed::default();
+        for part in queues.chunk_by(|a, b| self.partition_of(a) == self.partition_of(b)) {
+            let ttrs = &ttrs[consumed.jobs.len()..];
+            if ttrs.is_empty() {
+                break;
+            }
+            // A part has at least one queue.
+            let home = self.partition_of(&part[0]);
+            match self.consume_part(home, part.to_vec(), ttrs).await {
+                Ok(some) => {
+                    consumed.jobs.extend(some.jobs);
+                    consumed.more = some.more;
+                }
+                // What was handed out goes to whoever asked.
+                Err(_) if !consumed.jobs.is_empty() => consumed.more = true,
+                Err(error) => return Err(error),
+            }
+            // A queue behind is served when those before it were seen empty.
+            if consumed.more {
+                break;
+            }
+        }
+        Ok(consumed)
+    }
+
+    async fn consume_part(
+        self: &Arc<Self>,
+        home: Partition,
+        queues: Vec<Queue>,
+        ttrs: &[Duration],
+    ) -> Result<Consumed> {
+        let mut call = self.call(&self.scripts.consume, home);
+        call.arg(queues.len());
+        queues.iter().for_each(|queue| _ = call.arg(keys::name(queue)));
+        for run in ttrs.chunk_by(|a, b| a == b) {
+            call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
+        }
+        let connection = self.lane(home, Lane::Consume).connection().await?;
+        let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
+        let exchange = async move {
+            let sent = core.clock.begin();
+            let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
+            core.read_consumed(home, reply, &queues, asked, sent)
+        };
+        let late = || {
+            let core = self.clone();
+            Some(async move |late: Consumed| {
+                let count = late.jobs.len();
+                if core.give_back(late.jobs).await.is_err() {
+                    tracing::warn!(
+                        pool = &*core.pool,
+                        count,
+                        "jobs that nobody was told of could not be given back; they come back after their ttr"
+                    );
+                }
+            })
+        };
+        Ok(self.exchange(&connection, exchange, late).await?)
+    }
+
+    fn read_consumed(
+        self: &Arc<Self>,
+        home: Partition,
+        reply: Value,
+        queues: &[Queue],
+        asked: usize,
+        sent: std::time::Instant,
+    ) -> Outcome<Consumed> {
+        let (now, more, paused, cells): (u64, bool, Vec<u64>, Vec<Value>) = redis::from_redis_value(reply)?;
+        self.clock.learn(sent, now);
+        // The script counts queues from 1.
+        let queue_at = |n: usize| n.checked_sub(1).and_then(|n| queues.get(n));
+        for pause in paused.chunks_exact(2) {
+            if let (Some(queue), until @ 2..) = (queue_at(pause[0] as usize), pause[1]) {
+                self.notify_at(queue, until);
+            }
+        }
+        let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
+        let (mut unreadable, mut earliest) = (false, u64::MAX);
+        let mut cells = cells.into_iter();
+        while let Some(queue) = cells.next() {
+            let mut cell = || cells.next().unwrap_or(Value::Nil);
+            let Some(queue) = queue_at(usize::from_redis_value(queue)?) else {
+                return Err(Fault::unreadable("consume"));
+            };
+            let place = Vec::<u8>::from_redis_value(cell())?;
+            let tries_left = u16::from_redis_value(cell())?;
+            let due = u64::from_redis_value(cell())?;
+            let ttl = i64::from_redis_value(cell())?;
+            let stored = Bytes::from_redis_value(cell())?;
+            earliest = earliest.min(due);
+            let job = id_at(home, &place).ok_or_else(|| Fault::unreadable("consume").into());
+            match job.and_then(|id| value::job(queue, id, stored, ttl, now)) {
+                Ok(job) => jobs.push(Job { tries_left, receipt: due, ..job }),
+                Err(e) => {
+                    // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
+                    tracing::warn!(pool = &*self.pool, %queue, "skipped a job: {e}");
+                    unreadable = true;
+                }
+            }
+        }
+        if earliest < u64::MAX {
+            self.dues.stored(home, earliest);
+        }
+        // Jobs that cannot be read do not hide those behind them.
+        Ok(Consumed { jobs, more: more || unreadable })
+    }
+}

@@ -1,0 +1,143 @@
+//! What becomes of a hand-over: touch, release and bury by its holder, and give back when its consumer has left. The proof
+//! is in the job: when its ttr ends, in microseconds, and its tries.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::super::core::{CompactCore, Lane};
+use super::super::keys;
+use super::super::place::place_of;
+use crate::clock::Micros;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::times::micros;
+use crate::engine::{Held, Release, Released, Touched, Tries};
+use crate::error::Result;
+use crate::job::{Job, JobRef, Reason, Receipt};
+use crate::name::Queue;
+
+/// What stands in an answer in place of a due time.
+const OVER: i64 = 0;
+const NOT_FOUND: i64 = -1;
+
+/// How many go back in one script call.
+const STEP: usize = 250;
+/// How long it is tried again when the Redis is away or refuses writes: a job that does not go back loses a try. A
+/// hand-over that was given back already is left alone, so a second time does no harm.
+const TRIED_FOR: Duration = Duration::from_secs(30);
+/// The pause before it is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl CompactCore {
+    /// The ttr ends `ttr` from now.
+    pub async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
+        let (home, place) = self.find(&job.queue, &job.id);
+        let mut cmd = self.call(&self.scripts.touch, home);
+        cmd.arg(keys::name(&job.queue)).arg(place);
+        cmd.arg(receipt.hand_over).arg(receipt.tries_left).arg(micros(ttr));
+        let sent = self.clock.begin();
+        let (now, due): (u64, i64) = self.ask(home, Lane::HandOver, &self.scripts.touch, cmd).await?;
+        self.clock.learn(sent, now);
+        Ok(match held(due)? {
+            Held::Done(due) => {
+                self.dues.stored(home, due);
+                let receipt = Receipt { hand_over: due, tries_left: receipt.tries_left };
+                Held::Done(Touched { receipt, until: due / 1000 })
+            }
+            Held::NotYours => Held::NotYours,
+            Held::NotFound => Held::NotFound,
+        })
+    }
+
+    /// Back to the queue, or dead when no tries are left.
+    pub async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
+        let (queue, Release { delay, tries, reason }) = (&job.queue, release);
+        let tries_left = match tries {
+            Tries::Spend => receipt.tries_left,
+            Tries::Restore => receipt.tries_left.saturating_add(1),
+            Tries::Forfeit => 0,
+        };
+        let (home, place) = self.find(queue, &job.id);
+        let mut cmd = self.call(&self.scripts.release, home);
+        cmd.arg(keys::name(queue)).arg(place).arg(receipt.hand_over).arg(receipt.tries_left);
+        cmd.arg(tries_left)
+            .arg(micros(delay))
+            .arg(self.near_after(delay))
+            .arg(reason.as_ref().map_or("", Reason::as_str));
+        let sent = self.clock.begin();
+        let (now, due): (u64, i64) = self.ask(home, Lane::HandOver, &self.scripts.release, cmd).await?;
+        self.clock.learn(sent, now);
+        Ok(match held(due)? {
+            Held::Done(_) if tries_left == 0 => Held::Done(Released::Dead),
+            Held::Done(due) => {
+                if delay.is_zero() {
+                    self.notifiers.notify(queue);
+                } else {
+                    self.dues.stored(home, due);
+                }
+                Held::Done(Released::Back { tries_left, due_at: due / 1000 })
+            }
+            Held::NotYours => Held::NotYours,
+            Held::NotFound => Held::NotFound,
+        })
+    }
+
+    /// Each to the head of its queue, in the order given.
+    pub async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
+        // The last one goes first, so that the first one ends at the very head.
+        let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
+        jobs.retain(|job| job.receipt != 0);
+        jobs.sort_by_key(|job| self.partition_of(&job.queue));
+        for part in jobs.chunk_by(|a, b| self.partition_of(&a.queue) == self.partition_of(&b.queue)) {
+            for step in part.chunks(STEP) {
+                self.give_back_step(step).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Jobs of one partition.
+    async fn give_back_step(&self, jobs: &[&Job]) -> Result<()> {
+        let Some(first) = jobs.first() else { return Ok(()) };
+        let home = self.partition_of(&first.queue);
+        let mut queues: Vec<&Queue> = Vec::new();
+        for job in jobs {
+            if !queues.contains(&&job.queue) {
+                queues.push(&job.queue);
+            }
+        }
+        let mut call = self.call(&self.scripts.give_back, home);
+        call.arg(queues.len());
+        queues.iter().for_each(|queue| _ = call.arg(keys::name(queue)));
+        for job in jobs {
+            let n = queues.iter().position(|queue| **queue == job.queue).map_or(0, |n| n + 1);
+            let Receipt { hand_over, tries_left } = job.proof();
+            call.arg(n).arg(place_of(home, &job.id)).arg(hand_over).arg(tries_left);
+        }
+        let end = Instant::now() + TRIED_FOR;
+        loop {
+            let given: Outcome<u64> =
+                self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone()).await;
+            let closing = &self.connections.closing;
+            match given {
+                Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
+                    closing.run_until_cancelled(sleep(PAUSE)).await;
+                }
+                given => {
+                    given?;
+                    break;
+                }
+            }
+        }
+        queues.into_iter().for_each(|queue| self.notifiers.notify(queue));
+        Ok(())
+    }
+}
+
+fn held(due: i64) -> Result<Held<Micros>> {
+    match due {
+        OVER => Ok(Held::NotYours),
+        NOT_FOUND => Ok(Held::NotFound),
+        due => Ok(Held::Done(u64::try_from(due).map_err(|_| Fault::unreadable("release"))?)),
+    }
+}

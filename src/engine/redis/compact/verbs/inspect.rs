@@ -1,0 +1,106 @@
+//! What is known of a job: peek, inspect by id and by key, and what is remembered of publishes. Changes no job, but for the
+//! cancel of a key.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redis::Value;
+
+use super::super::core::{CompactCore, Lane};
+use super::super::keys;
+use super::super::place::id_at;
+use super::publish::read_replay;
+use crate::clock::Micros;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::value;
+use crate::engine::redis::reply::{key_of, read, reason_of};
+use crate::engine::{By, Once, Published};
+use crate::error::{Error, Result};
+use crate::job::{Job, JobState, JobView};
+use crate::name::{JobKey, Queue};
+
+/// How many calls of the script one peek makes.
+const MAX_CALLS: usize = 32;
+
+impl CompactCore {
+    /// The head that consume would hand out.
+    pub async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
+        let home = self.partition_of(queue);
+        for _ in 0..MAX_CALLS {
+            let mut cmd = self.call(&self.scripts.peek, home);
+            cmd.arg(keys::name(queue)).arg(1);
+            let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
+            match &reply[..] {
+                [now, _, place, _, tries, ttl, stored] => {
+                    let id =
+                        id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(|| Fault::unreadable("peek"))?;
+                    let job = value::job(queue, id, read::<Bytes>(stored)?, read(ttl)?, read(now)?)?;
+                    return Ok(Some(Job { tries_left: read(tries)?, ..job }));
+                }
+                [_, more] if !read::<bool>(more)? => return Ok(None),
+                [_, _] => {}
+                _ => return Err(Fault::unreadable("peek").into()),
+            }
+        }
+        Err(Error::Overloaded)
+    }
+
+    /// Since when the head has been ready, in microseconds. `None` also behind many entries of jobs that are gone.
+    pub async fn ready_since(&self, queue: &Queue) -> Outcome<Option<Micros>> {
+        let home = self.partition_of(queue);
+        let mut cmd = self.call(&self.scripts.peek, home);
+        cmd.arg(keys::name(queue)).arg(0);
+        let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.peek, cmd).await?;
+        reply.get(3).map(read).transpose()
+    }
+
+    /// All that is known of a job, with its body.
+    pub async fn inspect(&self, queue: &Queue, by: By<'_>) -> Result<Option<JobView>> {
+        let home = self.partition_of(queue);
+        let mut cmd = self.call(&self.scripts.inspect, home);
+        cmd.arg(keys::name(queue));
+        match by {
+            By::Id(id) => cmd.arg(self.find(queue, &id).1).arg(""),
+            By::Key(key) => cmd.arg("").arg(key.as_str()),
+        };
+        let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.inspect, cmd).await?;
+        let [now, place, state, due, tries, ttl, key, reason, stored] = &reply[..] else { return Ok(None) };
+        let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(|| Fault::unreadable("inspect"))?;
+        let state = JobState::parse(&read::<String>(state)?).ok_or_else(|| Fault::unreadable("inspect"))?;
+        let job = value::job(queue, id, read::<Bytes>(stored)?, read(ttl)?, read(now)?)?;
+        Ok(Some(JobView {
+            id,
+            state: Some(state),
+            due_at: Some(read::<u64>(due)? / 1000),
+            tries_left: Some(if state == JobState::Dead { 0 } else { read(tries)? }),
+            ttl: job.ttl,
+            elapsed: job.elapsed,
+            key: key_of(key)?,
+            reason: reason_of(reason)?,
+            size: job.body.len() as u64,
+            body: Some(job.body),
+            attributes: job.attributes,
+        }))
+    }
+
+    /// What became of a call that is safe to repeat, if it is remembered.
+    pub async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
+        let home = self.partition_of(queue);
+        let key = keys::once(self.partitions.base(home), queue, &once.key);
+        let done: Option<Vec<u8>> = self.query(home, redis::cmd("GET").arg(key)).await?;
+        let Some(done) = done else { return Ok(None) };
+        let Some(placed) = done.strip_prefix(&once.fingerprint) else { return Ok(Some(Published::Mismatch)) };
+        let replay = read_replay(home, placed);
+        replay.map(Some).ok_or_else(|| Error::corrupt("the record of a publish cannot be read"))
+    }
+
+    /// Forgets the job that has this key.
+    pub async fn cancel_key(self: &Arc<Self>, queue: &Queue, key: &JobKey) -> Result<bool> {
+        let home = self.partition_of(queue);
+        let mut cmd = self.call(&self.scripts.cancel_key, home);
+        cmd.arg(keys::name(queue)).arg(key.as_str());
+        let (count, bytes): (i64, i64) = self.ask(home, Lane::Other, &self.scripts.cancel_key, cmd).await?;
+        self.freed(queue, [count, bytes, 0]).await;
+        Ok(count == 1)
+    }
+}

@@ -1,0 +1,14 @@
+//! The steps of a store in the compact layout, as methods of [`CompactCore`](super::core::CompactCore): each is one script
+//! call, or several where its file says so.
+
+mod ack;
+mod consume;
+mod dead_letter;
+mod hand_over;
+mod inspect;
+mod list_jobs;
+mod pause;
+mod publish;
+mod pump;
+mod queues;
+pub mod quotas;

@@ -1,0 +1,598 @@
+//! Publish: what has neither keys nor instants, is not to be repeated and has no quota shares a script call with what
+//! others publish to the same partition meanwhile; any other publication is a call by itself. Large bodies of a bulk are
+//! stored in steps first, where nobody sees them.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+
+use super::super::buckets::{INLINE, near_from};
+use super::super::core::{CompactCore, Lane};
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::super::place::{id_at, place_of};
+use super::super::together;
+use crate::clock::Micros;
+use crate::engine::batch::{Call, Reply};
+use crate::engine::redis::batches::Plain;
+use crate::engine::redis::connection::connector::Connection;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::shared::first_up;
+use crate::engine::redis::in_time::patient;
+use crate::engine::redis::layout::times::{micros, ttl_millis};
+use crate::engine::redis::layout::value;
+use crate::engine::redis::reply::{id_taken, read};
+use crate::engine::redis::verbs::publish::{
+    MAX_VALUES, STAGED, calls_to_send, check, is_plain, names_to_take_back, unreadable,
+};
+use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobRef};
+use crate::name::Queue;
+
+/// What a publication may add to what its namespace has, or has added: jobs, bytes, queues.
+pub type Room = [i64; 3];
+
+/// What became of a call that comes alone.
+enum Answer {
+    Done(Vec<Placed>, Room),
+    Unchanged(Published),
+    Taken,
+    /// A value that was stored before has ended.
+    Ended,
+    /// It would add so much, and may not.
+    Needs(Room),
+}
+
+/// Forgets jobs of an answer that came too late.
+type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The value that is stored, and whether it was stored before.
+type Stored = (Bytes, bool);
+
+impl CompactCore {
+    /// Stores what a publication has, all of it or nothing.
+    pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        let Some(first) = publication.jobs.first() else { return Ok(Published::Done(Vec::new())) };
+        let home = self.partition_of(&first.job.queue);
+        let is_here = |queue: &Queue| *queue == first.job.queue || self.partition_of(queue) == home;
+        if publication.replaces.as_ref().is_some_and(|old| !is_here(&old.queue)) {
+            return Box::pin(self.publish_and_ack(publication)).await;
+        }
+        if !publication.jobs.iter().all(|placing| is_here(&placing.job.queue)) {
+            return Box::pin(self.publish_parts(publication)).await;
+        }
+        let counted = publication.jobs.iter().any(|placing| self.is_counted(&placing.job.queue.namespace));
+        if is_plain(&publication) && !counted {
+            return self.publishes.call(Plain(publication)).await;
+        }
+        // Boxed: it would be part of the future of every plain one.
+        Box::pin(self.publish_alone(home, publication)).await
+    }
+
+    /// The job that is replaced lies in another partition: it goes after the new one is stored. HTTP names one queue.
+    async fn publish_and_ack(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        let old = publication.replaces.clone();
+        let published = self.publish(Publication { replaces: None, ..publication }).await?;
+        if let (Published::Done(_), Some(JobRef { queue, id })) = (&published, old) {
+            self.ack_many(&queue, &[(id, None)]).await?;
+        }
+        Ok(published)
+    }
+
+    /// To several partitions, one after the other; when one refuses, those before it are undone. HTTP names one queue.
+    async fn publish_parts(self: &Arc<Self>, publication: Publication) -> Result<Published> {
+        check(&publication)?;
+        let Publication { jobs, once, .. } = publication;
+        if once.is_some() {
+            return Err(Error::refused("a publish that is safe to repeat has one queue"));
+        }
+        let homes: Vec<Partition> =
+            jobs.iter().map(|placing| self.partition_of(&placing.job.queue)).collect();
+        let mut placed: Vec<Option<Placed>> = vec![None; jobs.len()];
+        let (mut done, mut names) = (HashSet::new(), Vec::new());
+        for home in &homes {
+            if !done.insert(*home) {
+                continue;
+            }
+            let of_home: Vec<usize> = (0..jobs.len()).filter(|n| homes[*n] == *home).collect();
+            let part: Vec<Placing> = of_home.iter().map(|n| jobs[*n].clone()).collect();
+            let names_of_part = part.iter().map(|placing| (placing.job.queue.clone(), placing.job.id));
+            let names_of_part: Vec<_> = names_of_part.collect();
+            match Box::pin(self.publish(Publication { jobs: part, replaces: None, once: None })).await {
+                Ok(Published::Done(all)) => {
+                    names.extend(names_of_part);
+                    of_home.iter().zip(all).for_each(|(n, one)| placed[*n] = Some(one));
+                }
+                refused => {
+                    for (queue, id) in names {
+                        self.ack_many(&queue, &[(id, None)]).await?;
+                    }
+                    return match refused {
+                        Ok(Published::Conflict { index, id }) => Ok(Published::Conflict {
+                            index: of_home.get(index).copied().unwrap_or(index),
+                            id,
+                        }),
+                        refused => refused,
+                    };
+                }
+            }
+        }
+        Ok(Published::Done(placed.into_iter().flatten().collect()))
+    }
+
+    /// As a call by itself. In a namespace with a quota room is taken first, as much as the script says that it needs.
+    async fn publish_alone(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+        if let Err(error) = check(&publication) {
+            // What was done already is answered first.
+            let once = publication.once.as_ref().zip(publication.jobs.first());
+            let Some((once, first)) = once else { return Err(error) };
+            return self.recall(&first.job.queue, once).await?.ok_or(error);
+        }
+        let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
+        let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
+        let connection = self.lane(home, Lane::Other).connection().await?;
+        let values = self.stage(home, &connection, &publication).await?;
+        let mut taken: Room = [0; 3];
+        let outcome = loop {
+            let admit = counted.is_some().then_some(taken);
+            let cmd = self.special_step(home, &publication, &values, admit)?;
+            match self.send_alone(home, &connection, &publication, cmd).await {
+                Ok(Answer::Needs(needs)) => {
+                    let Some(namespace) = &counted else { break Err(unreadable().into()) };
+                    let more = std::array::from_fn(|n| (needs[n] - taken[n]).max(0));
+                    if let Err(error) = self.take_room(namespace, more).await {
+                        break Err(error);
+                    }
+                    taken = std::array::from_fn(|n| taken[n] + more[n]);
+                }
+                answer => break answer.map_err(Error::from),
+            }
+        };
+        let added = if let Ok(Answer::Done(_, added)) = &outcome { *added } else { [0; 3] };
+        if let Some(namespace) = &counted
+            && !matches!(&outcome, Err(Error::Away(_)))
+        {
+            // What was not used, or was freed.
+            self.give_room(namespace, std::array::from_fn(|n| taken[n] - added[n])).await;
+        }
+        if !matches!(outcome, Ok(Answer::Done(..))) {
+            self.unstage(home, &publication, &values).await;
+        }
+        match outcome? {
+            Answer::Done(placed, _) => Ok(Published::Done(placed)),
+            Answer::Unchanged(published) => Ok(published),
+            Answer::Taken => Err(id_taken()),
+            Answer::Ended => Err(Error::away("the values were stored too slowly")),
+            Answer::Needs(_) => Err(unreadable().into()), // not what the loop ends with
+        }
+    }
+
+    /// Publishes a batch, on the connection of this number if that is up, and answers each call.
+    pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
+        let (calls, replies) = calls_to_send(batch);
+        let mut parts: Vec<(Partition, Vec<Publication>, Vec<Reply<Published>>)> = Vec::new();
+        for (call, reply) in calls.into_iter().zip(replies) {
+            let home = call.jobs.first().map_or(0, |placing| self.partition_of(&placing.job.queue));
+            match parts.iter_mut().find(|(partition, ..)| *partition == home) {
+                Some((_, calls, replies)) => {
+                    calls.push(call);
+                    replies.push(reply);
+                }
+                None => parts.push((home, vec![call], vec![reply])),
+            }
+        }
+        if parts.is_empty() {
+            return;
+        }
+        let [first, second] = &self.publish_connections;
+        let connection = first_up(if own == 0 { [first, second] } else { [second, first] }).await;
+        let parts = parts.into_iter().map(|(home, calls, replies)| {
+            let connection = &connection;
+            async move {
+                let answers = match connection {
+                    Ok(connection) => self.publish_together(home, connection, &calls).await,
+                    Err(fault) => Err(Error::from(fault.clone())),
+                };
+                match answers {
+                    Ok(answers) => {
+                        for (reply, answer) in replies.into_iter().zip(answers) {
+                            let _ = reply.send(answer); // a caller that has left needs no answer
+                        }
+                    }
+                    Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+                }
+            }
+        });
+        together::all(parts).await;
+    }
+
+    /// Plain calls in one script call.
+    async fn publish_together(
+        self: &Arc<Self>,
+        home: Partition,
+        connection: &Connection,
+        calls: &[Publication],
+    ) -> Result<Vec<Result<Published>>> {
+        // A call with more bytes than fit is alone in its batch.
+        let mut values = Vec::with_capacity(calls.len());
+        for call in calls {
+            values.push(self.stage(home, connection, call).await?);
+        }
+        let cmd = self.plain_step(home, calls, &values)?;
+        let answer = self.send_plain(home, connection, calls, cmd).await;
+        let refused_all = !matches!(&answer, Ok((_, refused)) if refused.is_empty());
+        if refused_all {
+            for (call, values) in calls.iter().zip(&values) {
+                self.unstage(home, call, values).await;
+            }
+        }
+        let (now, refused) = answer?;
+        let mut delays = 0;
+        let answers = calls.iter().enumerate().map(|(i, call)| {
+            let placed = call.jobs.iter().map(|Placing { job, .. }| {
+                let mut due = now;
+                if !job.delay.is_zero() {
+                    due = now + micros(job.delay) + delays;
+                    delays += 1;
+                }
+                Placed { id: job.id, due_at: Some(due / 1000), how: How::New }
+            });
+            let placed: Vec<Placed> = placed.collect();
+            if refused.contains(&i) {
+                return Err(id_taken());
+            }
+            Ok(Published::Done(placed))
+        });
+        let answers: Vec<Result<Published>> = answers.collect();
+        for (_, call) in calls.iter().enumerate().filter(|(i, _)| !refused.contains(i)) {
+            for Placing { job, .. } in &call.jobs {
+                self.tell_of(home, &job.queue, now + micros(job.delay), now);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Tells consumers or the pump of a job.
+    fn tell_of(&self, home: Partition, queue: &Queue, due: Micros, now: Micros) {
+        if due > now { self.dues.stored(home, due) } else { self.notifiers.notify(queue) }
+    }
+
+    /// A call of plain publications. Jobs are taken back when the Redis says too late that it has stored them.
+    async fn send_plain(
+        self: &Arc<Self>,
+        home: Partition,
+        connection: &Connection,
+        calls: &[Publication],
+        cmd: Cmd,
+    ) -> Outcome<(Micros, Vec<usize>)> {
+        let sent = self.clock.begin();
+        let exchange = {
+            let (core, mut redis) = (self.clone(), patient(connection));
+            async move {
+                let answer = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer: Vec<i64> = redis::from_redis_value(answer)?;
+                let (now, refused) = answer.split_first().ok_or_else(unreadable)?;
+                if refused == [-1] {
+                    return Err(Fault::away("the values were stored too slowly"));
+                }
+                Ok((*now as Micros, refused.iter().map(|n| *n as usize).collect::<Vec<usize>>()))
+            }
+        };
+        let late = || self.take_back_later(home, calls, |(_, refused): (Micros, Vec<usize>)| refused);
+        let (now, refused) = self.exchange(connection, exchange, late).await?;
+        self.clock.learn(sent, now);
+        Ok((now, refused))
+    }
+
+    /// A call that comes alone.
+    async fn send_alone(
+        self: &Arc<Self>,
+        home: Partition,
+        connection: &Connection,
+        call: &Publication,
+        cmd: Cmd,
+    ) -> Outcome<Answer> {
+        let sent = self.clock.begin();
+        let jobs = call.jobs.len();
+        let exchange = {
+            let (core, mut redis) = (self.clone(), patient(connection));
+            async move {
+                let answer = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                read_answer(home, jobs, answer)
+            }
+        };
+        let refused = |(_, answer, _): (Micros, Answer, Vec<Option<Micros>>)| match answer {
+            Answer::Done(..) => Vec::new(),
+            _ => vec![0],
+        };
+        let late = || self.take_back_later(home, std::slice::from_ref(call), refused);
+        let (now, answer, dues) = self.exchange(connection, exchange, late).await?;
+        self.clock.learn(sent, now);
+        if let Answer::Done(placed, _) = &answer {
+            for ((placing, placed), due) in call.jobs.iter().zip(placed).zip(dues) {
+                if placed.how != How::Duplicate {
+                    self.tell_of(home, &placing.job.queue, due.unwrap_or(0), now);
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Forgets jobs of calls that were not refused when their answer comes too late: their callers were told that they
+    /// are not stored.
+    fn take_back_later<T, R>(
+        self: &Arc<Self>,
+        home: Partition,
+        calls: &[Publication],
+        refused: R,
+    ) -> Option<impl FnOnce(T) -> TakingBack + Send + 'static + use<T, R>>
+    where
+        R: FnOnce(T) -> Vec<usize> + Send + 'static,
+    {
+        let (core, calls) = (self.clone(), names_to_take_back(calls));
+        (!calls.is_empty()).then_some(move |answer: T| -> TakingBack {
+            let refused = refused(answer);
+            Box::pin(async move {
+                let stored = calls.into_iter().filter(|(i, _)| !refused.contains(i));
+                let jobs: Vec<JobRef> = stored.flat_map(|(_, jobs)| jobs).map(|(job, _)| job).collect();
+                if jobs.is_empty() {
+                    return;
+                }
+                let count = jobs.len();
+                if let Err(fault) = core.forget(home, Lane::Other, &jobs).await {
+                    let pool = &*core.pool;
+                    tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
+                }
+            })
+        })
+    }
+
+    /// Stores the large bodies of a call that is too large for one script call. When this process ends in between, they
+    /// end by themselves.
+    async fn stage(
+        &self,
+        home: Partition,
+        connection: &Connection,
+        call: &Publication,
+    ) -> Result<Vec<Stored>> {
+        let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
+        for Placing { job, .. } in &call.jobs {
+            values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
+        }
+        let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
+        if values.len() == 1 || bytes <= MAX_VALUES {
+            return Ok(values);
+        }
+        let redis = &mut connection.redis.clone();
+        let mut large: Vec<usize> = (0..values.len()).filter(|n| values[*n].0.len() > INLINE).collect();
+        while !large.is_empty() {
+            let mut size = 0;
+            let fits = large.iter().take_while(|n| {
+                size += values[**n].0.len();
+                size <= MAX_VALUES
+            });
+            let some: Vec<usize> = large.drain(..fits.count().max(1)).collect();
+            let mut step = self.call(&self.scripts.stage, home);
+            step.arg(STAGED.as_millis() as u64);
+            for n in &some {
+                let job = &call.jobs[*n].job;
+                step.arg(keys::name(&job.queue)).arg(place_of(home, &job.id)).arg(&values[*n].0[..]);
+                values[*n].1 = true;
+            }
+            let reply = async { Ok(self.run_script(redis, &self.scripts.stage, step).await?) };
+            let reply: Outcome<Value> = match connection.while_kept(reply).await {
+                Some(reply) => reply,
+                None => Err(Fault::away("no answer in time")),
+            };
+            if let Err(fault) = reply {
+                self.connections.report(connection, &fault);
+                self.unstage(home, call, &values).await;
+                return Err(fault.into());
+            }
+        }
+        Ok(values)
+    }
+
+    /// Deletes what was stored before. What cannot be deleted now ends by itself.
+    async fn unstage(&self, home: Partition, call: &Publication, values: &[Stored]) {
+        let staged = call.jobs.iter().zip(values).filter(|(_, (_, staged))| *staged);
+        let mut step = self.call(&self.scripts.unstage, home);
+        let mut any = false;
+        for (Placing { job, .. }, _) in staged {
+            step.arg(keys::name(&job.queue)).arg(place_of(home, &job.id));
+            any = true;
+        }
+        if any {
+            let _: Outcome<u64> = self.ask(home, Lane::Other, &self.scripts.unstage, step).await;
+        }
+    }
+
+    /// A call of several plain publications.
+    fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Result<Cmd> {
+        let mut cmd = self.call(&self.scripts.publish, home);
+        cmd.arg(0);
+        let queues = begin(&mut cmd, calls);
+        for (call, values) in calls.iter().zip(values) {
+            self.arg_call(&mut cmd, home, &queues, call);
+            for (placing, value) in call.jobs.iter().zip(values) {
+                self.arg_job(&mut cmd, home, &queues, placing, value);
+            }
+        }
+        Ok(cmd)
+    }
+
+    /// A call of one publication of any kind.
+    fn special_step(
+        &self,
+        home: Partition,
+        call: &Publication,
+        values: &[Stored],
+        admit: Option<Room>,
+    ) -> Result<Cmd> {
+        let mut cmd = self.call(&self.scripts.publish, home);
+        cmd.arg(1);
+        let queues = begin(&mut cmd, std::slice::from_ref(call));
+        match &call.once {
+            Some(Once { key, fingerprint }) => cmd.arg(fingerprint).arg(key.as_bytes()),
+            None => cmd.arg("").arg(""),
+        };
+        cmd.arg(REMEMBERED.as_millis() as u64);
+        match admit {
+            Some(room) => cmd.arg(&room),
+            None => cmd.arg(&["", "", ""]),
+        };
+        self.arg_call(&mut cmd, home, &queues, call);
+        for (placing, value) in call.jobs.iter().zip(values) {
+            self.arg_job(&mut cmd, home, &queues, placing, value);
+            let Some((key, conflict)) = &placing.key else {
+                cmd.arg("").arg("").arg("").arg("");
+                continue;
+            };
+            cmd.arg(key.as_str());
+            match conflict {
+                OnConflict::Keep => cmd.arg("keep").arg("").arg(""),
+                OnConflict::Replace => cmd.arg("replace").arg("").arg(""),
+                OnConflict::Fail => cmd.arg("fail").arg("").arg(""),
+                OnConflict::Elsewhere(Placed { id, due_at, how }) => match how {
+                    How::New => cmd.arg("replace").arg("").arg(""),
+                    How::Replaced(old) => cmd.arg("replaced").arg(&raw(old)[..]).arg(""),
+                    How::Duplicate => {
+                        let due = due_at.map(|at| at.saturating_mul(1000).to_string());
+                        cmd.arg("duplicate").arg(&raw(id)[..]).arg(due.unwrap_or_default())
+                    }
+                },
+            };
+        }
+        Ok(cmd)
+    }
+
+    fn arg_call(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], call: &Publication) {
+        cmd.arg(call.jobs.len());
+        match &call.replaces {
+            Some(old) => cmd.arg(number_of(queues, &old.queue)).arg(place_of(home, &old.id)),
+            None => cmd.arg(0).arg(""),
+        };
+    }
+
+    fn arg_job(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], placing: &Placing, value: &Stored) {
+        let Placing { job, at, .. } = placing;
+        let now = self.clock.now();
+        let due = at.unwrap_or(now + job.delay.as_millis() as u64);
+        let (value, staged) = value;
+        let queue = number_of(queues, &job.queue) as u16; // of 64 jobs
+        let staged_size = if *staged { value.len() as u32 } else { 0 };
+        // As '>HHI6I7I6I6I4'.
+        let mut packed = Vec::with_capacity(33);
+        packed.extend(queue.to_be_bytes());
+        packed.extend(job.tries.get().to_be_bytes());
+        packed.extend(&job.ttl.map_or(0, ttl_millis).to_be_bytes()[2..]);
+        packed.extend(&micros(job.delay).to_be_bytes()[1..]);
+        packed.extend(&at.map_or(0, |at| at.max(1)).to_be_bytes()[2..]);
+        packed.extend(&near_from(now, due).to_be_bytes()[2..]);
+        packed.extend(staged_size.to_be_bytes());
+        cmd.arg(packed).arg(place_of(home, &job.id)).arg(if *staged { &[][..] } else { &value[..] });
+    }
+}
+
+/// The queues that these calls name, which are numbered from 1, and how many calls there are.
+fn begin<'a>(cmd: &mut Cmd, calls: &'a [Publication]) -> Vec<&'a Queue> {
+    let mut queues: Vec<&Queue> = Vec::new();
+    let jobs = calls.iter().flat_map(|call| &call.jobs).map(|placing| &placing.job.queue);
+    for queue in jobs.chain(calls.iter().filter_map(|call| call.replaces.as_ref()).map(|old| &old.queue)) {
+        if !queues.contains(&queue) {
+            queues.push(queue);
+        }
+    }
+    cmd.arg(queues.len());
+    queues.iter().for_each(|queue| _ = cmd.arg(keys::name(queue)));
+    cmd.arg(calls.len());
+    queues
+}
+
+fn number_of(queues: &[&Queue], queue: &Queue) -> usize {
+    queues.iter().position(|other| *other == queue).map_or(0, |n| n + 1)
+}
+
+/// An id of any store: whether it is versioned, and its bytes.
+fn raw(id: &JobId) -> [u8; 17] {
+    let mut raw = [0; 17];
+    raw[0] = u8::from(id.is_versioned());
+    raw[1..].copy_from_slice(&id.to_bytes());
+    raw
+}
+
+/// What the script answers to a call that comes alone. And when each job is due, in microseconds.
+fn read_answer(home: Partition, jobs: usize, reply: Value) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
+    let reply: Vec<Value> = redis::from_redis_value(reply)?;
+    let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
+    let room = |of: &[Value]| -> Outcome<Room> {
+        let [a, b, c] = of else { return Err(unreadable()) };
+        Ok([read(a)?, read(b)?, read(c)?])
+    };
+    let placed = || {
+        let first = rest.first().ok_or_else(unreadable)?;
+        read_placed(home, &read::<Vec<u8>>(first)?).filter(|all| all.len() == jobs).ok_or_else(unreadable)
+    };
+    let mut dues = Vec::new();
+    let answer = match &*read::<String>(what)? {
+        "done" => {
+            let all = placed()?;
+            dues = all.iter().map(|(_, due)| *due).collect();
+            Answer::Done(all.into_iter().map(|(placed, _)| placed).collect(), room(&rest[1..])?)
+        }
+        "replay" => {
+            let text: Vec<u8> = read(rest.first().ok_or_else(unreadable)?)?;
+            Answer::Unchanged(read_replay(home, &text).ok_or_else(unreadable)?)
+        }
+        "mismatch" => Answer::Unchanged(Published::Mismatch),
+        "conflict" => {
+            let [index, place] = rest else { return Err(unreadable()) };
+            let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(unreadable)?;
+            Answer::Unchanged(Published::Conflict { index: read(index)?, id })
+        }
+        "taken" => Answer::Taken,
+        "ended" => Answer::Ended,
+        "needs" => Answer::Needs(room(rest)?),
+        _ => return Err(unreadable()),
+    };
+    Ok((read(now)?, answer, dues))
+}
+
+/// What became of an earlier call.
+pub fn read_replay(home: Partition, bytes: &[u8]) -> Option<Published> {
+    let placed = read_placed(home, bytes)?;
+    Some(Published::Replay(placed.into_iter().map(|(placed, _)| placed).collect()))
+}
+
+/// What became of each job, as the script writes it.
+fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
+    fn id(home: Partition, bytes: &mut &[u8]) -> Option<JobId> {
+        let (length, rest) = bytes.split_first()?;
+        let (told, rest) = rest.split_at_checked(usize::from(*length))?;
+        *bytes = rest;
+        match told.split_first()? {
+            (b'x', raw) if raw.len() == 17 => Some(JobId::from_bytes(raw[1..].try_into().ok()?, raw[0] == 1)),
+            _ => id_at(home, told),
+        }
+    }
+    let mut all = Vec::new();
+    while let Some((how, rest)) = bytes.split_first() {
+        let (due, rest) = rest.split_first_chunk::<7>()?;
+        let due = u64::from_be_bytes([0, due[0], due[1], due[2], due[3], due[4], due[5], due[6]]);
+        bytes = rest;
+        let of = id(home, &mut bytes)?;
+        let how = match how {
+            b'n' => How::New,
+            b'd' => How::Duplicate,
+            b'r' => How::Replaced(id(home, &mut bytes)?),
+            _ => return None,
+        };
+        let due = (due > 0).then_some(due);
+        all.push((Placed { id: of, due_at: due.map(|due| due / 1000), how }, due));
+    }
+    Some(all)
+}

@@ -1,0 +1,89 @@
+//! Pump: moves a batch of due jobs of each partition that has some. It also gives timers to jobs that are near, and removes
+//! what has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::core::{CompactCore, Lane};
+use super::super::dues::LONGEST_PAUSE;
+use super::super::partitions::Partition;
+use super::super::together;
+use crate::engine::Pumped;
+use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::redis::layout::keys::queue_of_group;
+use crate::error::Result;
+use crate::name::Namespace;
+
+/// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
+const BATCH: usize = 200;
+/// After how long an empty queue is forgotten.
+const EMPTY: Duration = Duration::from_secs(600);
+/// How often jobs that have ended are looked for in a partition, and how many times more seldom empty queues.
+const SWEEP: u64 = 1_000_000;
+const QUEUES: u64 = 2;
+
+/// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
+/// jobs and bytes that have ended, queues that were forgotten, and the same for each namespace.
+type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>);
+
+impl CompactCore {
+    /// Moves due jobs.
+    pub async fn pump(self: &Arc<Self>) -> Result<Pumped> {
+        let due = self.dues.begin(self.clock.now_micros());
+        let pumped = together::all(due.into_iter().map(|partition| self.pump_partition(partition))).await;
+        let next = self.dues.end();
+        let mut moved = 0;
+        let mut failed = None;
+        for one in pumped {
+            match one {
+                Ok(some) => moved += some,
+                Err(fault) => failed = Some(fault),
+            }
+        }
+        match failed {
+            // The trouble of one shows when the others have nothing more to move.
+            Some(fault) if moved == 0 => Err(fault.into()),
+            _ => {
+                // Later than that is what a clock said that was set back since.
+                let left = Duration::from_micros(next.saturating_sub(self.clock.now_micros()));
+                Ok(Pumped { moved, next: left.min(LONGEST_PAUSE) })
+            }
+        }
+    }
+
+    async fn pump_partition(&self, partition: Partition) -> Outcome<usize> {
+        let sweep = self.sweeps(partition);
+        let mut cmd = self.call(&self.scripts.pump, partition);
+        cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64);
+        let sent = self.clock.begin();
+        let (now, moved, next, ready, jobs, bytes, queues, freed): PumpAnswer =
+            self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await?;
+        self.clock.learn(sent, now);
+        self.dues.said(partition, now, u64::try_from(next).map_or(Duration::MAX, Duration::from_micros));
+        for queue in ready.iter().filter_map(|name| queue_of_group(name)) {
+            self.notifiers.notify(&queue);
+        }
+        if jobs + bytes + queues > 0 {
+            for of in freed.chunks_exact(4) {
+                let (name, jobs, bytes, queues): (String, i64, i64, i64) =
+                    redis::from_redis_value(redis::Value::Array(of.to_vec()))?;
+                if let Ok(namespace) = Namespace::parse(&name)
+                    && self.is_counted(&namespace)
+                {
+                    self.give_room(&namespace, [jobs, bytes, queues]).await;
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether it is time to look for what has ended there (1), and for empty queues too (2).
+    fn sweeps(&self, partition: Partition) -> u64 {
+        let now = self.clock.now_micros();
+        match self.dues.sweep(partition, now, SWEEP) {
+            None => 0,
+            Some(n) if n % QUEUES == 1 => 2,
+            Some(_) => 1,
+        }
+    }
+}

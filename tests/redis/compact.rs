@@ -1,0 +1,456 @@
+//! What only the compact layout has: where jobs lie, what becomes of them while nobody looks, and scripts in a slot that
+//! moves.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dormouse::engine::redis::{CompactEngine, CompactLayout};
+use dormouse::engine::{
+    Engine, JobList, NewId, OnConflict, Placing, Publication, Published, Quota, Quotas, Release,
+};
+use dormouse::error::Error;
+use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, JobState, NewJob};
+use dormouse::name::{JobKey, PoolName, Queue};
+use redis::Value;
+
+use crate::common::*;
+use crate::support::engine_ext::EngineExt;
+use crate::support::notified::Notified;
+use crate::support::redis_server::RedisServer;
+
+/// What stands before scripts.
+const PREAMBLES: [&str; 10] =
+    ["base", "queue", "number", "value", "job", "change", "view", "delay", "rank", "pieces"];
+const HOUR: Duration = Duration::from_secs(3600);
+/// What the keys of the only partition of a pool `p` begin with.
+const BASE: &str = "p{8YG}";
+
+async fn open_with(server: &RedisServer, partitions: u16) -> dormouse::error::Result<Arc<CompactEngine>> {
+    let layout = CompactLayout { prefix: "p".into(), partitions };
+    CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await
+}
+
+async fn open(server: &RedisServer) -> Arc<CompactEngine> {
+    open_with(server, 1).await.expect("the server is there")
+}
+
+fn new_job(engine: &CompactEngine, queue: &Queue, body: impl AsRef<[u8]>, delay: Duration) -> NewJob {
+    let body = bytes::Bytes::copy_from_slice(body.as_ref());
+    let new = NewId { queue, delay, bytes: body.len(), versioned: false };
+    NewJob {
+        queue: queue.clone(),
+        id: engine.make_id(&JobIds::default(), new),
+        body,
+        attributes: Attributes::new(),
+        ttl: Some(2 * HOUR + delay),
+        delay,
+        tries: NonZeroU16::new(2).expect("not 0"),
+    }
+}
+
+async fn put(engine: &CompactEngine, job: NewJob) -> JobId {
+    let id = job.id;
+    engine.publish(vec![job].into()).await.expect("published");
+    id
+}
+
+async fn take(engine: &CompactEngine, queue: &Queue, ttr: Duration) -> Vec<Job> {
+    engine.consume(&queue.clone().into(), &[ttr; 9]).await.expect("consumed").jobs
+}
+
+async fn list(engine: &CompactEngine, queue: &Queue, state: JobState) -> Vec<JobId> {
+    let list = JobList { state, limit: 100, cursor: None, bodies: false };
+    let page = engine.list_jobs(queue, list).await.expect("listed").expect("it begins");
+    assert_eq!(page.cursor, None, "one page is enough");
+    page.jobs.iter().map(|view| view.id).collect()
+}
+
+/// The keys of the partition, without their base, by their first letter.
+fn keys(redis: &mut redis::Connection) -> BTreeMap<char, Vec<Vec<u8>>> {
+    let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(redis).expect("keys");
+    let mut by_kind: BTreeMap<char, Vec<Vec<u8>>> = BTreeMap::new();
+    for rest in all.iter().filter_map(|key| key.strip_prefix(BASE.as_bytes())) {
+        by_kind.entry(rest[0].into()).or_default().push(rest.to_vec());
+    }
+    by_kind
+}
+
+fn count(redis: &mut redis::Connection, command: &str, key: &str) -> u64 {
+    redis::cmd(command).arg(format!("{BASE}{key}")).query(redis).expect("a figure")
+}
+
+/// Has every far bucket be near, as the passing of time would.
+fn come_near(redis: &mut redis::Connection) {
+    let far: Vec<Vec<u8>> =
+        redis::cmd("ZRANGE").arg(format!("{BASE}f")).arg(0).arg(-1).query(redis).expect("far");
+    for bucket in far {
+        let _: u64 =
+            redis::cmd("ZADD").arg(format!("{BASE}f")).arg(1000).arg(bucket).query(redis).expect("set");
+    }
+}
+
+#[tokio::test]
+async fn a_delayed_job_has_no_timer_until_it_is_near() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let mut all = Vec::new();
+    for n in 0..30 {
+        all.push(put(&engine, new_job(&engine, &q, [n; 100], HOUR + Duration::from_secs(n.into()))).await);
+    }
+    let kinds: String = keys(redis).keys().collect();
+    assert_eq!(kinds, "bfjmnq", "buckets, far buckets, names, figures, names by number, the queue's record");
+    // They are due within one window, or within two.
+    assert!(count(redis, "ZCARD", "f") <= 2, "30 jobs are in one far bucket or two");
+    assert_eq!(count(redis, "EXISTS", "t"), 0, "and have no timer");
+    assert_eq!(list(&engine, &q, JobState::Delayed).await, all, "in the order in which they are due");
+    come_near(redis);
+    engine.pump().await.expect("pumped");
+    assert_eq!((count(redis, "EXISTS", "f"), count(redis, "ZCARD", "t")), (0, 30), "each has a timer now");
+    assert_eq!(list(&engine, &q, JobState::Delayed).await, all, "the same");
+    engine.ack_job(JobRef { queue: q.clone(), id: all[3] }).await.expect("acked");
+    assert_eq!(count(redis, "ZCARD", "t"), 29, "its timer went with it");
+    let view = engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
+    assert_eq!((view.delayed, view.ready), (Some(29), Some(0)));
+}
+
+/// Guards against jobs that a list leaves out or shows twice because their bucket has become near meanwhile.
+#[tokio::test]
+async fn a_list_of_delayed_jobs_goes_on_while_they_become_near() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let mut all = Vec::new();
+    // Windows of one length: of several, they overlap.
+    for n in 0..280_u64 {
+        let delay = Duration::from_secs(100 + 6 * (n * 149 % 280));
+        all.push((delay, put(&engine, new_job(&engine, &q, "x", delay)).await));
+    }
+    all.sort();
+    let expected: Vec<JobId> = all.iter().map(|(_, id)| *id).collect();
+    let (mut cursor, mut seen, mut pages) = (None, Vec::new(), 0);
+    loop {
+        let part = JobList { state: JobState::Delayed, limit: 17, cursor, bodies: false };
+        let page = engine.list_jobs(&q, part).await.expect("listed").expect("a good cursor");
+        seen.extend(page.jobs.iter().map(|view| view.id));
+        (cursor, pages) = (page.cursor, pages + 1);
+        if cursor.is_none() {
+            break;
+        }
+        // The first far bucket becomes near, with what it takes to say so.
+        let first: Vec<(Vec<u8>, u64)> = redis::cmd("ZRANGE")
+            .arg(format!("{BASE}f"))
+            .arg(0)
+            .arg(0)
+            .arg("WITHSCORES")
+            .query(redis)
+            .expect("far");
+        if let Some((_, from)) = first.first()
+            && pages % 2 == 0
+        {
+            let mut horizon = redis::cmd("HSET");
+            horizon.arg(format!("{BASE}m")).arg("h").arg(from - 1);
+            let _: u64 = horizon.query(redis).expect("set");
+            // As a pump does whose clock has come so far.
+            explode(redis, from + 1);
+        }
+    }
+    assert_eq!(seen.len(), expected.len(), "each once");
+    assert_eq!(seen, expected, "in the order in which they are due");
+}
+
+/// What a pump does at this time.
+fn explode(redis: &mut redis::Connection, now_ms: u64) {
+    let text = script("pump").replace("redis.call('TIME')", &format!("{{{}, 0}}", now_ms / 1000 - 3));
+    let _: Value = redis::cmd("EVAL")
+        .arg(text)
+        .arg(1)
+        .arg(format!("{BASE}!"))
+        .arg(&["200", "0", "600000", "9007199254740991"])
+        .query(redis)
+        .expect("pumped");
+}
+
+/// A script with all preambles.
+fn script(name: &str) -> String {
+    let lua = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let read = |path: &str| std::fs::read_to_string(lua.join(path)).expect("a script");
+    let parts = PREAMBLES.map(|part| read(&format!("compact/{part}.lua"))).concat();
+    let lazy = "local function jobs() return find, remove, die end\n\
+                local function pieces() return add_name, remove_name end\n";
+    read("clock.lua") + &parts + lazy + &read(&format!("compact/{name}.lua"))
+}
+
+#[tokio::test]
+async fn what_has_ended_leaves_nothing() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    for (n, delay) in [(0, Duration::ZERO), (1, Duration::from_millis(10)), (2, Duration::ZERO)] {
+        let job = new_job(&engine, &q, vec![n; 3000], delay);
+        let placing = Placing {
+            job: NewJob { ttl: Some(Duration::from_millis(300)), ..job },
+            at: None,
+            key: Some((JobKey::parse(&format!("k{n}")).expect("a key"), OnConflict::Keep)),
+        };
+        let done = engine.publish(Publication { jobs: vec![placing], replaces: None, once: None }).await;
+        assert!(matches!(done, Ok(Published::Done(_))), "{done:?}");
+    }
+    assert_eq!(take(&engine, &q, HOUR).await.len(), 2, "two run, one is delayed");
+    let gone = async {
+        while count(redis, "EXISTS", "e") == 1 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            engine.pump().await.expect("pumped");
+        }
+    };
+    within("what has ended goes", gone).await;
+    let left = keys(redis);
+    assert!(!left.contains_key(&'b') && !left.contains_key(&'x') && !left.contains_key(&'t'), "{left:?}");
+    assert!(!left.contains_key(&'k') && !left.contains_key(&'h'), "their keys are free: {left:?}");
+    let view = engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
+    assert_eq!((view.ready, view.delayed, view.running, view.dead), (Some(0), Some(0), Some(0), Some(0)));
+}
+
+#[tokio::test]
+async fn a_queue_that_is_empty_for_long_is_forgotten() {
+    let server = RedisServer::start();
+    let (engine, redis) = (open(&server).await, &mut server.connection());
+    let (full, empty) = (queue("full"), queue("empty"));
+    put(&engine, new_job(&engine, &full, "x", Duration::ZERO)).await;
+    let id = put(&engine, new_job(&engine, &empty, "x", Duration::ZERO)).await;
+    engine.ack_job(JobRef { queue: empty.clone(), id }).await.expect("acked");
+    // Since when it is empty: the last field of its record.
+    let mut since = redis::cmd("SETRANGE");
+    since.arg(format!("{BASE}qshop/empty")).arg(32).arg(b"\0\0\0\0\0\x01");
+    let _: u64 = since.query(redis).expect("set");
+    engine.pump().await.expect("pumped");
+    assert_eq!(engine.queues().await.expect("queues"), [full.clone()], "the other one is forgotten");
+    let left = keys(redis);
+    assert_eq!((left[&'q'].len(), left[&'r'].len()), (1, 1), "no key of it is left: {left:?}");
+    put(&engine, new_job(&engine, &empty, "again", Duration::ZERO)).await;
+    assert_eq!(take(&engine, &empty, HOUR).await.len(), 1, "it is there again");
+    assert_eq!(engine.queues().await.expect("queues"), [empty, full]);
+}
+
+/// Guards against a full Redis that nobody can empty.
+#[tokio::test]
+async fn a_full_redis_refuses_publishes_and_can_be_drained() {
+    let server = RedisServer::start();
+    let (engine, redis, q) = (open(&server).await, &mut server.connection(), queue("q"));
+    let delayed = put(&engine, new_job(&engine, &q, "delayed", Duration::from_millis(100))).await;
+    put(&engine, new_job(&engine, &q, "ready", Duration::ZERO)).await;
+    tell(redis, &["CONFIG", "SET", "maxmemory", "1"]);
+    for delay in [Duration::ZERO, HOUR] {
+        let full = engine.publish(vec![new_job(&engine, &q, "more", delay)].into()).await;
+        assert!(matches!(full, Err(Error::Refused(_))), "{full:?}");
+    }
+    assert!(engine.check().await.is_err(), "it says so");
+    let taken = take(&engine, &q, HOUR).await;
+    assert_eq!(taken.len(), 1, "the ready one");
+    engine.ack_job(JobRef { queue: q.clone(), id: taken[0].id }).await.expect("acked");
+    let due = async {
+        loop {
+            engine.pump().await.expect("pumped");
+            let taken = take(&engine, &q, HOUR).await;
+            if let [job] = &taken[..] {
+                return job.id;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eq!(within("the delayed one", due).await, delayed);
+    let name = JobRef { queue: q, id: delayed };
+    engine.ack_job(name).await.expect("acked");
+    tell(redis, &["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(!keys(redis).contains_key(&'b'), "nothing of the publishes that were refused is left");
+}
+
+/// Guards against an age that is that of a job which was acked while it was ready.
+#[tokio::test]
+async fn figures_leave_out_what_was_acked_in_whatever_state() {
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server).await, queue("q"));
+    let first = put(&engine, new_job(&engine, &q, "first", Duration::ZERO)).await;
+    let delayed = put(&engine, new_job(&engine, &q, "delayed", HOUR)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    put(&engine, new_job(&engine, &q, "second", Duration::ZERO)).await;
+    let view = async || engine.list_queues(&q.namespace, None, 9).await.expect("listed").queues.remove(0);
+    let before = view().await;
+    assert!(before.oldest_ready_age >= Some(Duration::from_millis(300)), "{before:?}");
+    for id in [first, delayed] {
+        engine.ack_job(JobRef { queue: q.clone(), id }).await.expect("acked");
+    }
+    let after = view().await;
+    assert_eq!((after.ready, after.delayed), (Some(1), Some(0)));
+    assert!(after.oldest_ready_age < before.oldest_ready_age, "{before:?}, then {after:?}");
+}
+
+#[tokio::test]
+async fn the_number_of_partitions_stays() {
+    let server = RedisServer::start();
+    let first = open_with(&server, 4).await.expect("the first one");
+    first.close().await;
+    let other = open_with(&server, 8).await.expect_err("another number");
+    let text = other.to_string();
+    assert!(
+        matches!(other, Error::Refused(_)) && text.contains("Partitions") && text.contains('4'),
+        "{text}"
+    );
+    open_with(&server, 4).await.expect("the same number");
+}
+
+#[tokio::test]
+async fn another_server_hears_of_a_job() {
+    let server = RedisServer::start();
+    let (one, other, q) =
+        (open_with(&server, 4).await.expect("one"), open_with(&server, 4).await.expect("other"), queue("q"));
+    let notified = Notified::attach(&*other, std::slice::from_ref(&q));
+    put(&one, new_job(&one, &q, "x", Duration::ZERO)).await;
+    within("the other server is told", notified.next()).await;
+    assert_eq!(take(&other, &q, HOUR).await.len(), 1);
+}
+
+/// Guards against room that is lost or won where queues of a namespace lie in several partitions.
+#[tokio::test]
+async fn a_quota_holds_over_partitions_and_servers() {
+    let server = RedisServer::start();
+    let (one, other) =
+        (open_with(&server, 8).await.expect("one"), open_with(&server, 8).await.expect("other"));
+    put(&one, new_job(&one, &queue("before"), "x", HOUR)).await;
+    let quotas = Quotas::from([(queue("q").namespace, Quota { jobs: 10, bytes: 0, queues: 0 })]);
+    for engine in [&one, &other] {
+        engine.set_quotas(&quotas).await.expect("set");
+    }
+    let (mut stored, mut refused) = (Vec::new(), 0);
+    for n in 0..20 {
+        let (engine, q) = (if n % 2 == 0 { &one } else { &other }, queue(&format!("q{}", n % 7)));
+        let job = new_job(engine, &q, "x", Duration::ZERO);
+        match engine.publish(vec![job.clone()].into()).await {
+            Ok(_) => stored.push(JobRef { queue: q, id: job.id }),
+            Err(Error::OverQuota("jobs")) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((stored.len(), refused), (9, 11), "beside the one that was there");
+    let last = stored.pop().expect("nine");
+    other.ack_job(last.clone()).await.expect("acked");
+    put(&one, new_job(&one, &last.queue, "x", Duration::ZERO)).await;
+    let more = one.publish(vec![new_job(&one, &last.queue, "x", HOUR)].into()).await;
+    assert!(matches!(more, Err(Error::OverQuota("jobs"))), "{more:?}");
+}
+
+/// All keys of a server, with what is in them.
+fn dump(redis: &mut redis::Connection) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let all: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(redis).expect("keys");
+    let dump = |key: Vec<u8>| {
+        // Where a slot is imported its keys are shown to those who were sent there.
+        let _: redis::RedisResult<()> = redis::cmd("ASKING").query(redis);
+        let value: Value = redis::cmd("DUMP").arg(&key).query(redis).expect("a value");
+        (key, redis::from_redis_value(value).unwrap_or_default())
+    };
+    all.into_iter().map(dump).collect()
+}
+
+fn tell(redis: &mut redis::Connection, words: &[&str]) -> Value {
+    let mut cmd = redis::cmd(words[0]);
+    cmd.arg(&words[1..]);
+    cmd.query(redis).unwrap_or_else(|e| panic!("{words:?}: {e}"))
+}
+
+/// Guards against a script that begins in a slot that moves, where it could not end.
+#[tokio::test]
+async fn every_script_refuses_in_a_moving_slot_and_changes_nothing() {
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server).await, queue("q"));
+    // A job in each state, with a key and a reason, small and large, and a pause.
+    put(&engine, new_job(&engine, &q, "far", HOUR)).await;
+    put(&engine, new_job(&engine, &q, "near", Duration::from_secs(20))).await;
+    put(&engine, new_job(&engine, &q, vec![1; 5000], Duration::ZERO)).await;
+    put(&engine, new_job(&engine, &q, "runs", Duration::ZERO)).await;
+    let held = take(&engine, &q, HOUR).await;
+    let bury = Release::bury(dormouse::job::Reason::new("never"));
+    engine.release(&JobRef { queue: q.clone(), id: held[0].id }, held[0].proof(), bury).await.expect("dead");
+    let keyed = Placing {
+        key: Some((JobKey::parse("key").expect("a key"), OnConflict::Keep)),
+        ..new_job(&engine, &q, "keyed", Duration::ZERO).into()
+    };
+    engine.publish(Publication { jobs: vec![keyed], replaces: None, once: None }).await.expect("published");
+    engine.pause_for(&queue("paused"), None).await.expect("paused");
+    engine.close().await;
+
+    let nodes = [(); 2].map(|()| RedisServer::start_with(None, &["--cluster-enabled", "yes"]));
+    let [from, to] = &mut [nodes[0].connection(), nodes[1].connection()];
+    let [port, to_port] = [&nodes[0], &nodes[1]].map(|node| node.port.to_string());
+    tell(from, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    tell(to, &["CLUSTER", "MEET", "127.0.0.1", &port]);
+    let ready = async {
+        loop {
+            let known = |redis: &mut redis::Connection| -> String {
+                redis::from_redis_value(tell(redis, &["CLUSTER", "INFO"])).expect("a text")
+            };
+            let both = [known(from), known(to)];
+            if both.iter().all(|info| info.contains("cluster_state:ok") && info.contains("known_nodes:2")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within("two nodes know each other", ready).await;
+    // The whole partition, as it is.
+    let mut filled = server.connection();
+    for (key, value) in dump(&mut filled) {
+        if key.starts_with(BASE.as_bytes()) {
+            let () = redis::cmd("RESTORE").arg(&key).arg(0).arg(value).query(from).expect("restored");
+        }
+    }
+    let guard = format!("{BASE}!");
+    let slot: u64 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(&guard).query(from).expect("a slot");
+    assert_eq!(slot, 8192, "the middle of all slots");
+    let lua = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/compact");
+    let scripts: Vec<String> = std::fs::read_dir(lua)
+        .expect("a directory")
+        .map(|entry| entry.expect("a file").file_name().into_string().expect("a name"))
+        .filter_map(|name| name.strip_suffix(".lua").map(str::to_owned))
+        .filter(|name| !PREAMBLES.contains(&&**name))
+        .collect();
+    assert!(scripts.len() > 15, "{scripts:?}");
+    let run = |redis: &mut redis::Connection, name: &str| -> redis::RedisResult<Value> {
+        let mut cmd = redis::cmd("EVAL");
+        // The deadline, and arguments that let most of them go to work.
+        cmd.arg(script(name)).arg(1).arg(&guard).arg(&["shop/q", "0", "0", "600000", "9007199254740991"]);
+        cmd.query(redis)
+    };
+    let code = |answer: redis::RedisResult<Value>| match answer {
+        Ok(_) => "OK".to_owned(),
+        Err(error) => error.code().unwrap_or("none").to_owned(),
+    };
+    let ids: [String; 2] = [&mut *from, &mut *to]
+        .map(|redis| redis::from_redis_value(tell(redis, &["CLUSTER", "MYID"])).expect("an id"));
+    let slot = slot.to_string();
+    tell(to, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &ids[0]]);
+    tell(from, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &ids[1]]);
+    for half in [false, true] {
+        if half {
+            let all: Vec<Vec<u8>> = dump(from).into_keys().collect();
+            for key in all.iter().step_by(2) {
+                let mut cmd = redis::cmd("MIGRATE");
+                cmd.arg("127.0.0.1").arg(&to_port).arg(key).arg(0).arg(5000);
+                let () = cmd.query(from).expect("moved");
+            }
+        }
+        let before = [dump(from), dump(to)];
+        assert_eq!(before[1].is_empty(), !half, "some keys have moved: {half}");
+        for name in &scripts {
+            let refusals = [code(run(from, name)), code(run(to, name))];
+            assert_eq!(refusals, ["ASK", "MOVED"], "{name}, half of the keys moved: {half}");
+        }
+        assert_eq!([dump(from), dump(to)], before, "nothing has changed");
+    }
+    // And none refuses at rest.
+    tell(to, &["CLUSTER", "SETSLOT", &slot, "STABLE"]);
+    tell(from, &["CLUSTER", "SETSLOT", &slot, "STABLE"]);
+    for name in &scripts {
+        let code = code(run(from, name));
+        assert!(!["ASK", "MOVED", "TRYAGAIN"].contains(&&*code), "{name}: {code}");
+    }
+}
