@@ -4,13 +4,13 @@
 
 use ahash::HashMap;
 use parking_lot::Mutex;
-use ulid::Ulid;
 
 use super::partitions::Partition;
 use super::place::{BUCKET_BITS, id_in};
 use crate::clock::Millis;
 use crate::engine::NewId;
 use crate::job::JobId;
+use crate::random;
 
 /// How many bytes of jobs a bucket takes: a Redis keeps it in one piece of memory of 8 KiB, and the next larger one has
 /// 10. A few bytes are left for what is not known when an id is made: how long the number of its queue is.
@@ -60,7 +60,7 @@ struct Open {
 
 impl Open {
     fn new() -> Open {
-        let random = Ulid::r#gen().random() as u64;
+        let random = u64::from_be_bytes(random::bytes());
         let bucket = (random >> 12) as u32 & ((1 << BUCKET_BITS) - 1);
         Open { bucket, bytes: 0, jobs: 0, count: random }
     }
