@@ -26,7 +26,9 @@ for _, bucket in ipairs(q.number and group or {}) do
     local place, number = split(bucket .. of[i], 1)
     if number == q.number then
       local job = read(of[i + 1])
-      if job.state == WAITING and job.due >= at * 1000 then
+      -- One that was released may have a timer, although its bucket is far for another one.
+      local member = (job.seq and 's' .. pack('>I4', job.seq) or 'd') .. bucket .. of[i]
+      if job.state == WAITING and job.due >= at * 1000 and not call('ZSCORE', timers, member) then
         local k = #jobs
         jobs[k + 1], jobs[k + 2], jobs[k + 3] = job.due, job.seq or -1, place
       end

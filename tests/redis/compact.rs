@@ -285,6 +285,25 @@ async fn figures_leave_out_what_was_acked_in_whatever_state() {
     assert!(after.oldest_ready_age < before.oldest_ready_age, "{before:?}, then {after:?}");
 }
 
+/// Guards against a job that is listed among the timers and once more in its bucket, which is far for another one.
+#[tokio::test]
+async fn jobs_that_were_released_for_long_are_listed_once() {
+    let server = RedisServer::start();
+    let (engine, q) = (open(&server).await, queue("q"));
+    for body in ["a", "b"] {
+        put(&engine, new_job(&engine, &q, body, Duration::ZERO)).await;
+    }
+    let taken = take(&engine, &q, HOUR).await;
+    // Longer than a window lasts.
+    for (job, delay) in taken.iter().zip([HOUR, HOUR + Duration::from_secs(600)]) {
+        let name = JobRef { queue: q.clone(), id: job.id };
+        let release = Release { delay, ..Release::default() };
+        engine.release(&name, job.proof(), release).await.expect("released");
+    }
+    let expected: Vec<JobId> = taken.iter().map(|job| job.id).collect();
+    assert_eq!(list(&engine, &q, JobState::Delayed).await, expected);
+}
+
 #[tokio::test]
 async fn the_number_of_partitions_stays() {
     let server = RedisServer::start();
