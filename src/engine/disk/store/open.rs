@@ -70,7 +70,10 @@ impl Mark {
     /// Notes that a repair begins, or has ended.
     pub fn write_repairing(&mut self, repairing: bool) -> std::io::Result<()> {
         self.repairing = repairing;
-        self.write_made(true)
+        if !repairing {
+            self.closed = None;
+        }
+        self.write()
     }
 
     /// Whether the store was whole once.
@@ -141,6 +144,8 @@ pub struct Judged {
     pub trees: Vec<Space>,
     /// The log, if its manifest can be read.
     pub log: Option<(Manifest, Findings)>,
+    /// Whether the log is too old for the tables: a repair begins it anew.
+    pub begins_anew: bool,
 }
 
 impl Judged {
@@ -157,7 +162,7 @@ impl Judged {
 
 /// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
 pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
-    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None };
+    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None, begins_anew: false };
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
             judged.damage.push(format!("the directory {dir} is missing"));
@@ -192,27 +197,31 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
 
 /// Opens `path`, made if it is not there.
 pub fn open(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
-    let (store, mark) = open_any(path, limits)?;
+    let mark = lock(path)?;
     if mark.repairing {
         return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
     }
-    Ok((store, mark))
+    open_locked(path, limits, mark)
 }
 
 /// What is wrong with a store while a repair of it has not ended.
 pub const CUT_OFF: &str = "a repair of it was cut off";
 
-/// As [`open`], also while a repair has not ended.
+/// As [`open`], also while a repair has not ended: for who goes on with it.
 pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
+    let mark = lock(path)?;
+    open_locked(path, limits, mark)
+}
+
+fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
-    let mut mark = lock(path)?;
     if !mark.made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
     let store = open_whole(path, limits, mark.closed)?;
     mark.was_closed = mark.closed;
-    if !mark.made || mark.closed.is_some() {
+    if !mark.made || (mark.closed.is_some() && !mark.repairing) {
         mark.write_made(true).map_err(io)?;
     }
     Ok((store, mark))
@@ -238,15 +247,19 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
     }
     let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;
     if trees.newest() > findings.last.number {
-        let (tables, last) = (trees.newest(), findings.last.number);
-        let reason = format!("tables have group {tables} of requests, and the log ends with group {last}");
-        return Err(OpenError::Damaged(path.to_owned(), reason));
+        return Err(OpenError::Damaged(path.to_owned(), behind(&trees, &findings)));
     }
     log::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
     Ok(Store::new(path, trees, log))
+}
+
+/// What is wrong where tables have what the log has lost.
+pub fn behind(trees: &Trees, findings: &Findings) -> String {
+    let (tables, last) = (trees.newest(), findings.last.number);
+    format!("tables have group {tables} of requests, and the log ends with group {last}")
 }
 
 /// Makes a store that holds nothing. What a start that was cut off has left is set aside.

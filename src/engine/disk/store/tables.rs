@@ -57,7 +57,7 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
         if !there.contains(&table) {
             return wrong(format!("table {table} is missing"));
         }
-        if !is_table(&dir.join(TABLES).join(table.to_string())) {
+        if !is_table(&dir.join(TABLES).join(table.to_string()))? {
             return wrong(format!("the end of table {table} cannot be read"));
         }
     }
@@ -65,8 +65,14 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
 }
 
 /// Whether a table's list of its own parts can be read, which lsm-tree needs to open it.
-fn is_table(path: &Path) -> bool {
-    sfa::Reader::new(path).is_ok()
+fn is_table(path: &Path) -> Result<bool> {
+    const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
+    match sfa::Reader::new(path) {
+        Ok(_) => Ok(true),
+        // Too many open files, for instance, say nothing of the table.
+        Err(sfa::Error::Io(e)) if !DAMAGED.contains(&e.kind()) => Err(e),
+        Err(_) => Ok(false),
+    }
 }
 
 /// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
@@ -143,8 +149,16 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         }
     }
     let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
-    let is_there = |table: u64| is_table(&dir.join(TABLES).join(table.to_string()));
-    let list = without(&list, is_there)?;
+    // What no list names would be deleted.
+    let mut kept = BTreeSet::new();
+    for name in names_in(&dir.join(TABLES))? {
+        let path = dir.join(TABLES).join(&name);
+        match is_table(&path)? {
+            true => drop(kept.insert(name)),
+            false => aside.take(&path)?,
+        }
+    }
+    let list = without(&list, |table| kept.contains(&table.to_string()))?;
     // The next number: nothing is written over.
     let version = version + 1;
     let mut current = version.to_le_bytes().to_vec();

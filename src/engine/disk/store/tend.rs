@@ -7,9 +7,12 @@ use super::log::group::Draft;
 pub use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe, is_full};
+use lsm_tree::AbstractTree;
 
 /// From so many files of the log on, what keeps the older half of them is written out.
 const FILES: usize = 8;
+/// So many tables of a keyspace may wait to be merged: lsm-tree's lists count up to 255.
+const MOST_RUNS: usize = 200;
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,19 +71,23 @@ impl Store {
 
     fn write_out_some(&self, spaces: Vec<Space>, until: Option<Instant>) -> Result<Tended, Fatal> {
         let _files = self.files.read();
+        let mut done = Tended::Done;
         for space in spaces {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(Tended::NotDone);
             }
+            if self.trees.of(space).l0_run_count() >= MOST_RUNS {
+                return Err(Fatal(format!("the tables of {space:?} could not be merged for too long")));
+            }
             match self.trees.flush(space, |group| self.log.secure(group)) {
                 Ok(()) => {}
                 // What was written of the table is deleted when the store is opened.
-                Err(lsm_tree::Error::Io(e)) if is_full(&e) => return Ok(Tended::NotDone),
+                Err(lsm_tree::Error::Io(e)) if is_full(&e) => done = Tended::NotDone,
                 Err(e) => return Err(Fatal(format!("{space:?} could not be written out: {}", describe(&e)))),
             }
         }
         match self.log.tend(self.trees.first_needed()) {
-            Ok(()) => Ok(Tended::Done),
+            Ok(()) => Ok(done),
             Err(e) if is_full(&e) => Ok(Tended::NotDone),
             Err(e) => Err(Fatal(format!("the log could not be made ready: {e}"))),
         }

@@ -32,8 +32,10 @@ const PART_PAUSE: Duration = Duration::from_millis(5);
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// How often the tables are looked at whether there are enough to merge.
 const MERGE_PAUSE: Duration = Duration::from_millis(100);
-/// After a merge, a compaction or a memtable that found the disk full.
+/// After a merge or a compaction that found the disk full.
 const FULL_PAUSE: Duration = Duration::from_secs(60);
+/// After a memtable that found the disk full.
+const FULL_TRY: Duration = Duration::from_secs(5);
 /// How long to wait for memory to be written out before a compaction.
 const WRITE_OUT: Duration = Duration::from_secs(3);
 /// A compaction that has live entries to rewrite waits after the last one for so many times as long as that
@@ -75,8 +77,9 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     while !stop.is_stopped() {
         match store.tend() {
             Ok(Tended::Done) => tender.wait(SECOND),
-            // The disk is full. Each try takes some of what is left until the store is opened anew.
-            Ok(Tended::NotDone) => drop(stop.stopped_within(FULL_PAUSE)),
+            // The disk is full. Each try takes some of what is left until the store is opened anew, and a commit that
+            // waits for room may not wait as long as a disk may hang.
+            Ok(Tended::NotDone) => drop(stop.stopped_within(FULL_TRY)),
             Err(Fatal(reason)) => {
                 poison.set(reason);
                 return;
@@ -126,7 +129,7 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
                 continue;
             }
             match store.merge(space, |bytes| room.compact(bytes)) {
-                Ok(Merged::Some) => pause = Duration::ZERO,
+                Ok(Merged::Some) => pause = if pause < SECOND { Duration::ZERO } else { pause },
                 Ok(Merged::Nothing) => done[space as usize] = Some(shape),
                 // Looked at again, after a while.
                 Ok(Merged::NoRoom) => pause = pause.max(SECOND),

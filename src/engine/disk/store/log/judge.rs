@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::group::{self, FILE_HEAD, FileHead, Group};
-use super::manifest::{Manifest, name};
+use super::manifest::{FILE, Manifest, name};
 
 /// One thing that is not as it was written, and cannot be the work of a power cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,8 +86,10 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
     };
     let mut findings = Findings::default();
     // Of so many groups the files may hold parts: one with a later number was written by nobody.
-    let len =
-        |(slot, _): &(u32, u64)| std::fs::metadata(dir.join(slot.to_string())).map_or(0, |file| file.len());
+    let len = |(slot, _): &(u32, u64)| {
+        // One that is missing, or cut, had groups too.
+        std::fs::metadata(dir.join(slot.to_string())).map_or(FILE, |file| file.len().max(FILE))
+    };
     reader.most = manifest.files.iter().map(len).sum::<u64>() / (group::HEAD + group::CHECK) as u64;
     for (n, (slot, turn)) in manifest.files.iter().enumerate() {
         match std::fs::read(dir.join(slot.to_string())) {

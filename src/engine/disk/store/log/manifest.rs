@@ -11,8 +11,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The directory of the log, in the pool's.
 pub const DIR: &str = "log";
-/// The file, in the directory of the log.
-pub const FILE: &str = "manifest";
+/// How large a file of the log is. A group that is larger stands in a file alone.
+pub const FILE: u64 = 8 << 20;
+/// The manifest, in the directory of the log.
+pub const NAME: &str = "manifest";
 /// What it is written as, before it takes the place of the old one.
 const NEW: &str = "manifest.new";
 const MAGIC: &[u8; 8] = b"dormman1";
@@ -76,7 +78,7 @@ impl Manifest {
     /// Reads it from the directory of a log. [`ErrorKind::NotFound`] if it is not there, [`ErrorKind::InvalidData`] if
     /// it is not what was written.
     pub fn read(dir: &Path) -> Result<Manifest> {
-        Manifest::from_bytes(&fs::read(dir.join(FILE))?).ok_or_else(|| Error::from(ErrorKind::InvalidData))
+        Manifest::from_bytes(&fs::read(dir.join(NAME))?).ok_or_else(|| Error::from(ErrorKind::InvalidData))
     }
 
     /// Puts it in the place of the one that is there, synced.
@@ -84,7 +86,7 @@ impl Manifest {
         let mut file = File::create(dir.join(NEW))?;
         file.write_all(&self.to_bytes())?;
         file.sync_all()?;
-        fs::rename(dir.join(NEW), dir.join(FILE))?;
+        fs::rename(dir.join(NEW), dir.join(NAME))?;
         File::open(dir)?.sync_all()
     }
 }
@@ -121,7 +123,7 @@ mod tests {
             manifest.write(dir.path()).unwrap(); // nothing is wrong with the disk
             assert_eq!(Manifest::read(dir.path()).ok(), Some(manifest), "what was written last");
         }
-        fs::write(dir.path().join(FILE), "x").unwrap(); // as above
+        fs::write(dir.path().join(NAME), "x").unwrap(); // as above
         let read = Manifest::read(dir.path()).map_err(|e| e.kind());
         assert_eq!(read, Err(ErrorKind::InvalidData), "not what was written");
     }

@@ -28,10 +28,8 @@ use parking_lot::Mutex;
 use self::group::{Draft, FILE_HEAD, FileHead, Group};
 use self::judge::{Findings, Torn};
 pub use self::manifest::DIR;
-use self::manifest::Manifest;
+use self::manifest::{FILE, Manifest};
 
-/// How large a file is. A group that is larger stands in a file alone.
-pub const FILE: u64 = 8 << 20;
 /// So many bytes get their blocks at a time, and so many a new file has.
 const AHEAD: u64 = 256 << 10;
 
@@ -174,7 +172,7 @@ impl Log {
             used.push_back(Used { slot: *slot, turn: *turn, first });
         }
         let current = last.ok_or(ErrorKind::NotFound)?;
-        let (mut spare, mut free) = (None, 0);
+        let (mut spare, mut extra, mut free) = (None, Vec::new(), 0);
         for entry in fs::read_dir(dir)? {
             let slot = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
             let Some(slot) = slot else { continue };
@@ -184,7 +182,7 @@ impl Log {
             }
             match spare {
                 None => spare = Some(open(slot)?),
-                Some(_) => fs::remove_file(dir.join(slot.to_string()))?,
+                Some(_) => extra.push(slot),
             }
         }
         let (file, ready, at) = (current.file.clone(), current.ready, at as u64);
@@ -200,7 +198,11 @@ impl Log {
             writing: Mutex::default(),
             failed: Mutex::default(),
         };
+        // From here on the manifest names none of these.
         log.provide_next()?;
+        for slot in extra {
+            fs::remove_file(dir.join(slot.to_string()))?;
+        }
         Ok(log)
     }
 
@@ -324,7 +326,9 @@ impl Log {
     pub fn attest(&self) -> Result<()> {
         let mut tail = self.tail.lock();
         let is_synced = self.synced.load(Ordering::Acquire) == tail.last.number;
-        if !is_synced || tail.is_attest {
+        // Not for this a file is begun: a disk without room would fail a store that rests.
+        let has_room = tail.at + (group::HEAD + 2 * group::CHECK) as u64 <= FILE;
+        if !is_synced || tail.is_attest || !has_room {
             return Ok(());
         }
         self.append_to(&mut tail, &mut Draft::default(), true)?;
@@ -334,7 +338,7 @@ impl Log {
 
     /// Whether [`tend`](Log::tend) should be called soon.
     pub fn wants_tending(&self) -> bool {
-        // Who holds the files tends them.
+        // Whoever holds the files tends them, or will be done at once: then the next commit asks.
         self.files.try_lock().is_some_and(|files| files.next.is_none() || self.is_short(&files))
     }
 
@@ -397,7 +401,7 @@ impl Log {
         // Only now: whoever has no room tries again with the same file.
         let mut files = self.files.lock();
         files.free = files.free.max(next.slot + 1);
-        files.spare = None;
+        files.spare.take_if(|spare| spare.slot == next.slot);
         files.next = Some(next);
         Ok(())
     }
