@@ -224,7 +224,11 @@ async fn a_queue_that_is_empty_for_long_is_forgotten() {
     since.arg(format!("{BASE}qshop/empty")).arg(32).arg(b"\0\0\0\0\0\x01");
     let _: u64 = since.query(redis).expect("set");
     engine.pump().await.expect("pumped");
-    assert_eq!(engine.queues().await.expect("queues"), std::slice::from_ref(&full), "the other one is forgotten");
+    assert_eq!(
+        engine.queues().await.expect("queues"),
+        std::slice::from_ref(&full),
+        "the other one is forgotten"
+    );
     let left = keys(redis);
     assert_eq!((left[&'q'].len(), left[&'r'].len()), (1, 1), "no key of it is left: {left:?}");
     put(&engine, new_job(&engine, &empty, "again", Duration::ZERO)).await;
