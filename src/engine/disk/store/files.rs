@@ -8,7 +8,7 @@ use lsm_tree::{AbstractTree, SeqNo, Slice};
 
 use super::merge::{Merged, not_merged};
 use super::tend::Tended;
-use super::{Fatal, Space, Store, is_unreadable};
+use super::{Fatal, Space, Store, is_unreadable, tables, trees};
 
 /// After so many blocks in a row that cannot be read a table is given up: its index may fail for ever.
 const BAD_BLOCKS: usize = 4096;
@@ -89,16 +89,49 @@ impl Store {
     /// Rewrites all tables of a keyspace without what was deleted. Takes as long as the tables are large. The
     /// old tables take their space until nobody reads them.
     pub fn compact(&self, space: Space) -> Result<Merged, Fatal> {
-        let _files = self.files.read();
-        let compacted = self.trees.of(space).major_compact(TABLE, self.trees.forgettable());
-        compacted.map_or_else(not_merged, |()| Ok(Merged::Some))
+        let tree = self.trees.of(space);
+        self.make_tables(space, || tree.major_compact(TABLE, self.trees.forgettable()).map(|()| Merged::Some))
+    }
+
+    /// Merges or compacts. What a full disk has left of new tables is deleted.
+    pub fn make_tables(
+        &self,
+        space: Space,
+        make: impl FnOnce() -> lsm_tree::Result<Merged>,
+    ) -> Result<Merged, Fatal> {
+        let files = self.files.read();
+        let next = self.trees.of(space).next_table_id();
+        let made = make().or_else(not_merged);
+        drop(files);
+        if let Ok(Merged::DiskFull) = made {
+            self.delete_torso(space, next);
+        }
+        made
+    }
+
+    /// Deletes what is left of tables that could not be made, those with this number and above: lsm-tree does so only when
+    /// it is opened. Not while another table is made; what is left then goes at the next start.
+    pub fn delete_torso(&self, space: Space, from: u64) {
+        const PATIENCE: Duration = Duration::from_millis(100);
+        let Some(_files) = self.files.try_write_for(PATIENCE) else { return };
+        let known: BTreeSet<u64> =
+            self.trees.of(space).current_version().iter_tables().map(|table| table.id()).collect();
+        let tables = self.pool.join(trees::DIR).join(space.name()).join(tables::TABLES);
+        for entry in std::fs::read_dir(tables).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
+            if id.is_some_and(|id| id >= from && !known.contains(&id))
+                && let Err(e) = std::fs::remove_file(entry.path())
+            {
+                tracing::warn!(error = %e, "what is left of a table that could not be made stays until the next start");
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::txn::Txn;
-    use super::super::{StoreLimits, open, trees};
+    use super::super::{StoreLimits, open};
     use super::*;
 
     #[test]

@@ -25,8 +25,7 @@ pub enum Merged {
     Some,
     /// There is no room to merge now.
     NoRoom,
-    /// The disk was full meanwhile. What was written stays there until the store is opened anew: not to be tried again
-    /// soon.
+    /// The disk was full meanwhile: not to be tried again soon.
     DiskFull,
     /// A table of the keyspace cannot be read.
     Unreadable(String),
@@ -49,12 +48,10 @@ impl Store {
         if !has_room(before.1.min(LARGE)) && tree.l0_run_count() < PRESSING {
             return Ok(Merged::NoRoom);
         }
-        let _files = self.files.read();
-        match tree.compact(Arc::new(Leveled::default()), self.trees.forgettable()) {
-            Ok(()) if self.shape(space) == before => Ok(Merged::Nothing),
-            Ok(()) => Ok(Merged::Some),
-            Err(e) => not_merged(e),
-        }
+        self.make_tables(space, || {
+            tree.compact(Arc::new(Leveled::default()), self.trees.forgettable())?;
+            Ok(if self.shape(space) == before { Merged::Nothing } else { Merged::Some })
+        })
     }
 
     /// Whether so much waits to be merged that reads take ever longer.

@@ -70,8 +70,8 @@ impl Store {
     }
 
     fn write_out_some(&self, spaces: Vec<Space>, until: Option<Instant>) -> Result<Tended, Fatal> {
-        let _files = self.files.read();
-        let mut done = Tended::Done;
+        let files = self.files.read();
+        let (mut done, mut torso) = (Tended::Done, Vec::new());
         for space in spaces {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(Tended::NotDone);
@@ -79,14 +79,20 @@ impl Store {
             if self.trees.of(space).l0_run_count() >= MOST_RUNS {
                 return Err(Fatal(format!("the tables of {space:?} could not be merged for too long")));
             }
+            let next = self.trees.of(space).next_table_id();
             match self.trees.flush(space, |group| self.log.secure(group)) {
                 Ok(()) => {}
-                // What was written of the table is deleted when the store is opened.
-                Err(lsm_tree::Error::Io(e)) if is_full(&e) => done = Tended::NotDone,
+                Err(lsm_tree::Error::Io(e)) if is_full(&e) => torso.push((space, next)),
                 Err(e) => return Err(Fatal(format!("{space:?} could not be written out: {}", describe(&e)))),
             }
         }
-        match self.log.tend(self.trees.first_needed()) {
+        let tended = self.log.tend(self.trees.first_needed());
+        drop(files);
+        for (space, next) in torso {
+            self.delete_torso(space, next);
+            done = Tended::NotDone;
+        }
+        match tended {
             Ok(()) => Ok(done),
             Err(e) if is_full(&e) => Ok(Tended::NotDone),
             Err(e) => Err(Fatal(format!("the log could not be made ready: {e}"))),

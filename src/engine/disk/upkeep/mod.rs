@@ -77,8 +77,7 @@ pub fn tend(store: &Store, stop: &Stop, poison: &Poison) {
     while !stop.is_stopped() {
         match store.tend() {
             Ok(Tended::Done) => tender.wait(SECOND),
-            // The disk is full. Each try takes some of what is left until the store is opened anew, and a commit that
-            // waits for room may not wait as long as a disk may hang.
+            // The disk is full. A commit that waits for room may not wait as long as a disk may hang.
             Ok(Tended::NotDone) => drop(stop.stopped_within(FULL_TRY)),
             Err(Fatal(reason)) => {
                 poison.set(reason);
