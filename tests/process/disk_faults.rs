@@ -101,7 +101,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
         metrics.lines().any(|line| line == "dormouse_parked_polls 1")
     };
     until("a consumer waits", waits).await;
-    fail(dir.path(), "sync", EIO, "first/db", None);
+    fail(dir.path(), "sync", EIO, "first/log", None);
     // This one may have been stored.
     put(&first).await.expect(500);
     heal(dir.path());
@@ -118,7 +118,7 @@ async fn a_pool_that_failed_says_why_and_the_others_go_on() {
         "the other pool hands out its jobs, though the tokens are on the disk that failed"
     );
 
-    fail(dir.path(), "sync", EIO, "second/db", None);
+    fail(dir.path(), "sync", EIO, "second/log", None);
     put(&second).await.expect(500);
     let ended = server.ended();
     assert_eq!(ended.status.code(), Some(1), "without a pool the server ends; it said:\n{}", ended.said);
