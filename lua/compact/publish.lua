@@ -134,7 +134,6 @@ if special then
   end
 end
 
-local horizon
 local sets, ready, set, fars, over, delayed = {}, {}, {}, {}, {}, 0
 for c, of in ipairs(calls) do
   for _, job in ipairs(of) do
@@ -169,14 +168,7 @@ for c, of in ipairs(calls) do
       else
         q.delayed = q.delayed + 1
         -- What ends before it is near needs a timer: nobody looks for what has ended in a far bucket.
-        if job.near > 0 and not horizon then
-          horizon = tonumber(call('HGET', base .. 'm', 'h') or nil)
-          if not horizon then
-            horizon = now_ms + 4000
-            call('HSET', base .. 'm', 'h', horizon)
-          end
-        end
-        job.far = job.near > 0 and job.near >= horizon and job.near * 1000 <= job.due
+        job.far = job.near > 0 and is_beyond(job.near) and job.near * 1000 <= job.due
           and (not job.ends or job.ends > job.near)
         if job.far then
           fars[bucket] = math.min(fars[bucket] or job.near, job.near)

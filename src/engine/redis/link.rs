@@ -15,6 +15,7 @@ use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
 use crate::engine::notifier::Notifiers;
 use crate::error::{Error, Result};
+use crate::job::Job;
 use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
@@ -114,6 +115,18 @@ impl Link {
     /// `Closed` once the engine is closing.
     pub fn is_open(&self) -> Result<()> {
         if self.connections.closing.is_cancelled() { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Jobs were handed out too late to tell anybody: they are given back.
+    pub async fn told_nobody(&self, jobs: Vec<Job>, give_back: impl AsyncFnOnce(Vec<Job>) -> Result<()>) {
+        let count = jobs.len();
+        if give_back(jobs).await.is_err() {
+            tracing::warn!(
+                pool = &*self.pool,
+                count,
+                "jobs that nobody was told of could not be given back; they come back after their ttr"
+            );
+        }
     }
 
     /// Waits for the first attempts to connect. The Redis was there when it began: so are the connections, a moment

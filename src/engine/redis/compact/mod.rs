@@ -184,7 +184,7 @@ impl Engine for CompactEngine {
             self.core.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
             return Ok(Vec::new());
         }
-        self.open()?.ack_many(queue, jobs).await
+        self.open()?.ack(queue, jobs).await
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {

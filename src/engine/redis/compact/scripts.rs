@@ -50,7 +50,7 @@ scripts! {
     names: file "pieces";
     pause: file "queue";
     peek: file "queue" file "value" file "job" file "view";
-    publish: file "queue" file "value"
+    publish: file "queue" file "value" file "horizon"
         line "local function jobs()" file "job" file "change" file "view"
         line "return find, remove, free_key, state_of, details_of end"
         line "local function pieces()" file "pieces" line "return add_name end";
@@ -58,9 +58,9 @@ scripts! {
         line "local function jobs()" file "job" file "change" line "return find, remove, die end"
         line "local function pieces()" file "pieces" line "return add_name, remove_name end";
     quota:;
-    release: file "queue" file "value" file "job" file "change" file "delay";
+    release: file "queue" file "value" file "job" file "change" file "horizon" file "delay";
     respawn: file "queue" file "value" file "job" file "change";
-    respawn_job: file "queue" file "value" file "job" file "change" file "delay";
+    respawn_job: file "queue" file "value" file "job" file "change" file "horizon" file "delay";
     stage:;
     sum: file "queue" file "pieces";
     touch: file "queue" file "value" file "job" file "change";

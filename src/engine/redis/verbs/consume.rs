@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::{FromRedisValue, Value};
 
+use crate::clock::Micros;
 use crate::engine::Consumed;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::core::RedisCore;
@@ -16,6 +17,43 @@ use crate::engine::redis::layout::{keys, value};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
+
+/// A job that a script has handed out.
+pub struct HandedOut<'a> {
+    pub queue: &'a Queue,
+    /// The id, or what tells it, as the layout has it.
+    pub id: Vec<u8>,
+    pub tries_left: u16,
+    pub due: Micros,
+    pub ttl: i64,
+    pub stored: Bytes,
+}
+
+/// The queue that a script calls by this number: it counts from 1.
+pub fn queue_at(queues: &[Queue], n: usize) -> Option<&Queue> {
+    n.checked_sub(1).and_then(|n| queues.get(n))
+}
+
+/// The jobs in the answer of a script of consume: six cells each.
+pub fn handed_out(cells: Vec<Value>, queues: &[Queue]) -> impl Iterator<Item = Outcome<HandedOut<'_>>> {
+    let mut cells = cells.into_iter();
+    std::iter::from_fn(move || {
+        let queue = cells.next()?;
+        let mut cell = || cells.next().unwrap_or(Value::Nil);
+        let job = || {
+            let queue = queue_at(queues, usize::from_redis_value(queue)?);
+            Ok(HandedOut {
+                queue: queue.ok_or_else(|| Fault::unreadable("consume"))?,
+                id: Vec::from_redis_value(cell())?,
+                tries_left: u16::from_redis_value(cell())?,
+                due: u64::from_redis_value(cell())?,
+                ttl: i64::from_redis_value(cell())?,
+                stored: Bytes::from_redis_value(cell())?,
+            })
+        };
+        Some(job())
+    })
+}
 
 impl RedisCore {
     /// Hands out a job for each ttr. Jobs of an answer that comes too late are given back.
@@ -48,14 +86,7 @@ impl RedisCore {
         let late = || {
             let core = self.clone();
             Some(async move |late: Consumed| {
-                let count = late.jobs.len();
-                if core.give_back(late.jobs).await.is_err() {
-                    tracing::warn!(
-                        pool = &*core.pool,
-                        count,
-                        "jobs that nobody was told of could not be given back; they come back after their ttr"
-                    );
-                }
+                core.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
         Ok(self.exchange(&connection, exchange, late).await?)
@@ -74,21 +105,10 @@ impl RedisCore {
         if garbage > 0 {
             tracing::warn!(pool = &*self.pool, garbage, "dropped list elements that are not jobs");
         }
-        // The script counts queues from 1.
-        let queue_at = |n: usize| n.checked_sub(1).and_then(|n| queues.get(n));
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);
-        let mut cells = cells.into_iter();
-        while let Some(queue) = cells.next() {
-            let mut cell = || cells.next().unwrap_or(Value::Nil);
-            let Some(queue) = queue_at(usize::from_redis_value(queue)?) else {
-                return Err(Fault::unreadable("consume"));
-            };
-            let id = Vec::<u8>::from_redis_value(cell())?;
-            let tries_left = u16::from_redis_value(cell())?;
-            let due = u64::from_redis_value(cell())?;
-            let ttl = i64::from_redis_value(cell())?;
-            let stored = Bytes::from_redis_value(cell())?;
+        for handed_out in handed_out(cells, queues) {
+            let HandedOut { queue, id, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
             let Some(id) = keys::job_id(&id) else {
                 tracing::warn!(pool = &*self.pool, %queue, "skipped a job whose id no server has made");
@@ -111,7 +131,7 @@ impl RedisCore {
             self.next_due.stored(earliest);
         }
         // What was handed out goes to whoever asked. Otherwise nobody can say that there is nothing.
-        if let (true, Some(queue)) = (jobs.is_empty(), not_lists.first().and_then(|n| queue_at(*n))) {
+        if let (true, Some(queue)) = (jobs.is_empty(), not_lists.first().and_then(|n| queue_at(queues, *n))) {
             return Err(Fault::refused(format!("the key of queue {queue} is not a list")));
         }
         // Jobs that cannot be read do not hide those behind them.

@@ -22,7 +22,7 @@ use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
-use crate::job::{Attributes, JobId, JobState, JobView};
+use crate::job::{Attributes, Job, JobId, JobState, JobView};
 use crate::name::Queue;
 
 /// How many entries one command or script reads.
@@ -167,14 +167,7 @@ impl RedisCore {
                     continue;
                 }
             };
-            let size = match &job {
-                Some(job) => job.body.len() as u64,
-                None => read(&cell[1])?,
-            };
-            let (body, attributes) = match job {
-                Some(job) if list.bodies => (Some(job.body), job.attributes),
-                _ => (None, Attributes::new()),
-            };
+            let (size, body, attributes) = shown(list, job, &cell[1])?;
             views.push(Some(JobView {
                 id: entry.id,
                 state: Some(list.state),
@@ -191,6 +184,16 @@ impl RedisCore {
         }
         Ok(views)
     }
+}
+
+/// The size of a job's body, and body and attributes where they are asked for. `size` is the cell that has it where the
+/// job was not read.
+pub fn shown(list: &JobList, job: Option<Job>, size: &Value) -> Result<(u64, Option<Bytes>, Attributes)> {
+    Ok(match job {
+        Some(job) if list.bodies => (job.body.len() as u64, Some(job.body), job.attributes),
+        Some(job) => (job.body.len() as u64, None, Attributes::new()),
+        None => (read(size)?, None, Attributes::new()),
+    })
 }
 
 /// A list of ready or dead jobs, as a layout keeps it.

@@ -58,7 +58,7 @@ impl CompactCore {
     }
 
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
-    pub async fn ack_many(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
+    pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let home = self.partition_of(queue);
         let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
         let call = self.ack_call(home, of);

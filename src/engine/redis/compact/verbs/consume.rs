@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
@@ -15,6 +14,7 @@ use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::value;
+use crate::engine::redis::verbs::consume::{HandedOut, handed_out, queue_at};
 use crate::error::Result;
 use crate::job::Job;
 use crate::name::{Queue, QueueList};
@@ -70,14 +70,7 @@ impl CompactCore {
         let late = || {
             let core = self.clone();
             Some(async move |late: Consumed| {
-                let count = late.jobs.len();
-                if core.give_back(late.jobs).await.is_err() {
-                    tracing::warn!(
-                        pool = &*core.pool,
-                        count,
-                        "jobs that nobody was told of could not be given back; they come back after their ttr"
-                    );
-                }
+                core.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
         Ok(self.exchange(&connection, exchange, late).await?)
@@ -93,26 +86,15 @@ impl CompactCore {
     ) -> Outcome<Consumed> {
         let (now, more, paused, cells): (u64, bool, Vec<u64>, Vec<Value>) = redis::from_redis_value(reply)?;
         self.clock.learn(sent, now);
-        // The script counts queues from 1.
-        let queue_at = |n: usize| n.checked_sub(1).and_then(|n| queues.get(n));
         for pause in paused.chunks_exact(2) {
-            if let (Some(queue), until @ 2..) = (queue_at(pause[0] as usize), pause[1]) {
+            if let (Some(queue), until @ 2..) = (queue_at(queues, pause[0] as usize), pause[1]) {
                 self.notify_at(queue, until);
             }
         }
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);
-        let mut cells = cells.into_iter();
-        while let Some(queue) = cells.next() {
-            let mut cell = || cells.next().unwrap_or(Value::Nil);
-            let Some(queue) = queue_at(usize::from_redis_value(queue)?) else {
-                return Err(Fault::unreadable("consume"));
-            };
-            let place = Vec::<u8>::from_redis_value(cell())?;
-            let tries_left = u16::from_redis_value(cell())?;
-            let due = u64::from_redis_value(cell())?;
-            let ttl = i64::from_redis_value(cell())?;
-            let stored = Bytes::from_redis_value(cell())?;
+        for handed_out in handed_out(cells, queues) {
+            let HandedOut { queue, id: place, tries_left, due, ttl, stored } = handed_out?;
             earliest = earliest.min(due);
             let job = id_at(home, &place).ok_or_else(|| Fault::unreadable("consume").into());
             match job.and_then(|id| value::job(queue, id, stored, ttl, now)) {

@@ -22,10 +22,10 @@ use crate::clock::{Micros, Millis};
 use crate::engine::redis::connection::fault::Fault;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::{key_of, read, reason_of};
-use crate::engine::redis::verbs::list_jobs::{Element, InList, JobElements, Place, list_elements};
+use crate::engine::redis::verbs::list_jobs::{Element, InList, JobElements, Place, list_elements, shown};
 use crate::engine::{Cursor, JobList, JobPage};
 use crate::error::Result;
-use crate::job::{Attributes, JobState, JobView};
+use crate::job::{JobState, JobView};
 use crate::name::Queue;
 
 /// How many timers one script call looks at, how many buckets, and how many such calls one page makes.
@@ -340,14 +340,7 @@ impl CompactCore {
                     continue;
                 }
             };
-            let size = match &stored {
-                Some(job) => job.body.len() as u64,
-                None => read(&cell[4])?,
-            };
-            let (body, attributes) = match stored {
-                Some(job) if list.bodies => (Some(job.body), job.attributes),
-                _ => (None, Attributes::new()),
-            };
+            let (size, body, attributes) = shown(list, stored, &cell[4])?;
             views.push(Some(JobView {
                 id,
                 state: Some(list.state),

@@ -78,7 +78,7 @@ impl CompactCore {
         let old = publication.replaces.clone();
         let published = self.publish(Publication { replaces: None, ..publication }).await?;
         if let (Published::Done(_), Some(JobRef { queue, id })) = (&published, old) {
-            self.ack_many(&queue, &[(id, None)]).await?;
+            self.ack(&queue, &[(id, None)]).await?;
         }
         Ok(published)
     }
@@ -109,7 +109,7 @@ impl CompactCore {
                 }
                 refused => {
                     for (queue, id) in names {
-                        self.ack_many(&queue, &[(id, None)]).await?;
+                        self.ack(&queue, &[(id, None)]).await?;
                     }
                     return match refused {
                         Ok(Published::Conflict { index, id }) => Ok(Published::Conflict {
