@@ -1,18 +1,15 @@
 //! Files that stand in the way are set aside, and never deleted.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io::Result;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use super::durable::{self, sync};
+
 /// What was set aside, in the pool's directory.
 pub const ASIDE: &str = "aside";
-
-/// Syncs a directory: the names in it survive the machine.
-pub fn sync(dir: &Path) -> Result<()> {
-    File::open(dir)?.sync_all()
-}
 
 /// Files that are set aside, in a directory of their own for each time.
 #[derive(Debug)]
@@ -66,8 +63,7 @@ impl Aside {
     /// Writes bytes there that were a part of a file.
     pub fn copy(&mut self, from: &Path, bytes: &[u8]) -> Result<()> {
         let to = self.place(from)?;
-        let written = fs::write(&to, bytes).and_then(|()| File::open(&to)?.sync_all());
-        if let Err(e) = written {
+        if let Err(e) = durable::write(&to, bytes) {
             // A part of it is of no use.
             let _ = fs::remove_file(&to);
             return Err(e);

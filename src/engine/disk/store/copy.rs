@@ -2,16 +2,14 @@
 //! system that opens as a pool of its own. Its tables are hard links, since a table is never written again; its log is
 //! copied.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{Result, Write};
+use std::fs::{self, DirBuilder};
+use std::io::Result;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::aside::sync;
-use super::log;
-use super::open;
-use super::{Store, tables, trees};
+use super::durable::{self, sync};
+use super::{Store, log, open, tables, trees};
 
 /// How long to ask that no table is made or replaced, and how long to wait between two tries.
 const TRY: Duration = Duration::from_millis(5);
@@ -41,11 +39,7 @@ impl Store {
                 for name in tables::files(&from)? {
                     match name.starts_with(tables::TABLES) {
                         true => fs::hard_link(from.join(&name), to.join(&name))?,
-                        false => {
-                            let mut file = File::create(to.join(&name))?;
-                            file.write_all(&fs::read(from.join(&name))?)?;
-                            file.sync_all()?;
-                        }
+                        false => durable::write(&to.join(&name), &fs::read(from.join(&name))?)?,
                     }
                 }
                 sync(&to.join(tables::TABLES))?;

@@ -104,14 +104,14 @@ impl Store {
         let made = make().or_else(not_merged);
         drop(files);
         if let Ok(Merged::DiskFull) = made {
-            self.delete_torso(space, next);
+            self.delete_partial(space, next);
         }
         made
     }
 
     /// Deletes what is left of tables that could not be made, those with this number and above: lsm-tree does so only when
     /// it is opened. Not while another table is made; what is left then goes at the next start.
-    pub fn delete_torso(&self, space: Space, from: u64) {
+    pub fn delete_partial(&self, space: Space, from: u64) {
         const PATIENCE: Duration = Duration::from_millis(100);
         let Some(_files) = self.files.try_write_for(PATIENCE) else { return };
         let known: BTreeSet<u64> =

@@ -7,11 +7,12 @@
 //!   the writer does for both, [`merge`] what another one does for the tables.
 //! - [`open`] finds out whose directory it is and opens it, when [`tables`] and [`log::judge`] say that nothing in there
 //!   is damaged; [`repair`] opens what is left of one that is, and [`aside`] keeps what it takes away.
-//! - [`copy`] makes a consistent copy while the store is open.
+//! - [`copy`] makes a consistent copy while the store is open; [`durable`] writes what must survive the machine.
 
 pub mod aside;
 pub mod codec;
 pub mod copy;
+mod durable;
 mod files;
 pub mod log;
 pub mod merge;
@@ -151,9 +152,13 @@ impl Store {
         self.log.last()
     }
 
-    /// Lets the log say that what it holds is synced, once nothing was committed for a while.
+    /// Lets the log say that what it holds is synced, once nothing was committed for a while. A disk without room for that
+    /// loses nothing by it.
     pub fn attest(&self) -> Result<(), Fatal> {
-        self.log.attest().map_err(|e| Fatal(format!("a sync failed: {e}")))
+        match self.log.attest() {
+            Err(e) if !is_full(&e) => Err(Fatal(format!("a sync failed: {e}"))),
+            _ => Ok(()),
+        }
     }
 
     /// The store as it is now.

@@ -1,11 +1,12 @@
-//! Opening: finds out whose directory it is, locks it, and opens the database.
+//! Opening: finds out whose directory it is, locks it, and opens the store.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use super::aside::{Aside, sync};
+use super::aside::Aside;
+use super::durable::sync;
 use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
@@ -17,7 +18,7 @@ use super::{Slice, Space, Store, StoreLimits, describe, is_full, tables};
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
 const FORMAT: u32 = 5;
-/// The line of the mark that stands there once the database is whole.
+/// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
 const REPAIRING: &str = "repairing\n";
@@ -46,7 +47,7 @@ pub enum OpenError {
 #[derive(Debug)]
 pub struct Mark {
     file: File,
-    /// Whether the database was whole once: from then on, what is missing is damage.
+    /// Whether the store was whole once: from then on, what is missing is damage.
     made: bool,
     /// Whether a repair was begun and not ended: nobody knows what it has done.
     repairing: bool,
@@ -98,9 +99,9 @@ impl Mark {
         self.file.sync_all()
     }
 
-    /// Notes that there is no database any more, or that there is a whole one.
-    pub fn write_made(&mut self, made: bool) -> std::io::Result<()> {
-        (self.made, self.closed) = (made, None);
+    /// Notes that there is a whole store, which is open.
+    fn write_made(&mut self) -> std::io::Result<()> {
+        (self.made, self.closed) = (true, None);
         self.write()
     }
 
@@ -114,7 +115,7 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, repairing: false, closed: None, was_closed: None }.write_made(true)?;
+    Mark { file, made: false, repairing: false, closed: None, was_closed: None }.write_made()?;
     sync(path)
 }
 
@@ -144,8 +145,6 @@ pub struct Judged {
     pub trees: Vec<Space>,
     /// The log, if its manifest can be read.
     pub log: Option<(Manifest, Findings)>,
-    /// Whether the log is too old for the tables: a repair begins it anew.
-    pub begins_anew: bool,
 }
 
 impl Judged {
@@ -162,7 +161,7 @@ impl Judged {
 
 /// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
 pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
-    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None, begins_anew: false };
+    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None };
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
             judged.damage.push(format!("the directory {dir} is missing"));
@@ -209,8 +208,7 @@ pub const CUT_OFF: &str = "a repair of it was cut off";
 
 /// As [`open`], also while a repair has not ended: for who goes on with it.
 pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenError> {
-    let mark = lock(path)?;
-    open_locked(path, limits, mark)
+    open_locked(path, limits, lock(path)?)
 }
 
 fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
@@ -222,7 +220,7 @@ fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Stor
     let store = open_whole(path, limits, mark.closed)?;
     mark.was_closed = mark.closed;
     if !mark.made || (mark.closed.is_some() && !mark.repairing) {
-        mark.write_made(true).map_err(io)?;
+        mark.write_made().map_err(io)?;
     }
     Ok((store, mark))
 }
@@ -246,8 +244,8 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
         log::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
     let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;
-    if trees.newest() > findings.last.number {
-        return Err(OpenError::Damaged(path.to_owned(), behind(&trees, &findings)));
+    if let Some(damage) = behind(&trees, &findings) {
+        return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
     log::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
     trees.commit(findings.last.number, []);
@@ -256,10 +254,10 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
     Ok(Store::new(path, trees, log))
 }
 
-/// What is wrong where tables have what the log has lost.
-pub fn behind(trees: &Trees, findings: &Findings) -> String {
+/// Whether tables have what the log has lost.
+pub fn behind(trees: &Trees, findings: &Findings) -> Option<LogDamage> {
     let (tables, last) = (trees.newest(), findings.last.number);
-    format!("tables have group {tables} of requests, and the log ends with group {last}")
+    (tables > last).then_some(LogDamage::Behind { tables, last })
 }
 
 /// Makes a store that holds nothing. What a start that was cut off has left is set aside.
@@ -355,7 +353,7 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
         mark.write().map_err(io)?;
-        File::open(path).and_then(|dir| dir.sync_all()).map_err(io)?;
+        sync(path).map_err(io)?;
         return Ok(mark);
     }
     let text = String::from_utf8_lossy(&bytes);

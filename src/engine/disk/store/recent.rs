@@ -30,6 +30,10 @@ pub struct Entry {
 }
 
 impl Entry {
+    fn is_of(&self, space: Space, key: &[u8]) -> bool {
+        self.space == space && *self.key == *key
+    }
+
     fn bytes(&self) -> usize {
         self.key.len() + self.value.as_ref().map_or(0, |value| value.len())
     }
@@ -56,7 +60,8 @@ impl Recent {
         let mut entry = Entry { group, space, key, value, is_new, hash };
         let next = self.left.wrapping_add(self.entries.len() as u32);
         let (entries, left) = (&mut self.entries, self.left);
-        let is_it = |place: &u32| is_at(entries, left, *place, space, &entry.key);
+        let is_it =
+            |place: &u32| entry_at(entries, left, *place).is_some_and(|at| at.is_of(space, &entry.key));
         match self.places.find_entry(hash, is_it) {
             Ok(mut known) => {
                 let at = known.get().wrapping_sub(left) as usize;
@@ -73,10 +78,7 @@ impl Recent {
             Err(_) if entry.is_new && entry.value.is_none() => return false,
             Err(_) => {
                 // Only when the table grows: it asks for the hash of what it holds.
-                let rehash = |place: &u32| {
-                    let at = place.wrapping_sub(left) as usize;
-                    entries.get(at).and_then(Option::as_ref).map_or(0, |entry| entry.hash)
-                };
+                let rehash = |place: &u32| entry_at(entries, left, *place).map_or(0, |entry| entry.hash);
                 self.places.insert_unique(hash, next, rehash);
             }
         }
@@ -91,9 +93,10 @@ impl Recent {
 
     /// What a key was written last, if that stands here. `Some(None)`: it was deleted.
     pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<Slice>> {
-        let is_it = |place: &u32| is_at(&self.entries, self.left, *place, space, key);
+        let at = |place: &u32| entry_at(&self.entries, self.left, *place);
+        let is_it = |place: &u32| at(place).is_some_and(|entry| entry.is_of(space, key));
         let place = self.places.find(self.hash(space, key), is_it)?;
-        self.entries.get(place.wrapping_sub(self.left) as usize)?.as_ref().map(|entry| entry.value.clone())
+        at(place).map(|entry| entry.value.clone())
     }
 
     /// The oldest entries, as many as are too many. Groups go on as a whole: of a group that a table has it has all.
@@ -122,17 +125,15 @@ impl Recent {
     }
 
     fn pop(&mut self) -> Option<Entry> {
-        loop {
-            let first = self.entries.pop_front()?;
-            let place = self.left;
-            self.left = place.wrapping_add(1);
-            let Some(entry) = first else { continue };
-            self.bytes -= entry.bytes();
-            if let Ok(known) = self.places.find_entry(entry.hash, |known| *known == place) {
-                known.remove();
-            }
-            return Some(entry);
+        // What has left in the middle stands first no more.
+        self.first()?;
+        let (place, entry) = (self.left, self.entries.pop_front().flatten()?);
+        self.left = place.wrapping_add(1);
+        self.bytes -= entry.bytes();
+        if let Ok(known) = self.places.find_entry(entry.hash, |known| *known == place) {
+            known.remove();
         }
+        Some(entry)
     }
 
     /// The first group with an entry that stands here.
@@ -145,10 +146,9 @@ impl Recent {
     }
 }
 
-/// Whether the entry at this place is of this key.
-fn is_at(entries: &VecDeque<Option<Entry>>, left: u32, place: u32, space: Space, key: &[u8]) -> bool {
-    let entry = entries.get(place.wrapping_sub(left) as usize).and_then(Option::as_ref);
-    entry.is_some_and(|entry| entry.space == space && *entry.key == *key)
+/// The entry at this place, if it has not left.
+fn entry_at(entries: &VecDeque<Option<Entry>>, left: u32, place: u32) -> Option<&Entry> {
+    entries.get(place.wrapping_sub(left) as usize)?.as_ref()
 }
 
 #[cfg(test)]

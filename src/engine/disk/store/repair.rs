@@ -81,12 +81,12 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     let mut judged = open::judge(path, mark.closed()).map_err(io)?;
     // lsm-tree deletes only what no list names, and the judge found each list whole.
     if judged.damage.is_empty()
-        && let Some((_, findings)) = &judged.log
+        && let Some((_, findings)) = &mut judged.log
     {
         let trees = Trees::open(path, StoreLimits::OF_A_TOOL).map_err(|e| open::not_opened(path, e))?;
-        if trees.newest() > findings.last.number {
-            judged.damage.push(open::behind(&trees, findings));
-            judged.begins_anew = true;
+        if let Some(damage) = open::behind(&trees, findings) {
+            judged.damage.push(damage.to_string());
+            findings.damage.push(damage);
         }
     }
     report.damage.clone_from(&judged.damage);
@@ -114,7 +114,7 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     }
     // Every group that is whole is put into tables, and the log begins anew.
     let old = path.join(log::DIR);
-    if judged.begins_anew || judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty()) {
+    if judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty()) {
         let groups = whole_groups(&old, judged).map_err(io)?;
         let trees = Trees::open(path, StoreLimits::OF_A_TOOL).map_err(|e| open::not_opened(path, e))?;
         for (number, group) in &groups.whole {

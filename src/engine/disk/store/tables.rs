@@ -7,13 +7,14 @@
 //! little-endian (lsm-tree 3.1.10, `version/persist.rs`). Its version is pinned for that.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Cursor, Error, ErrorKind, Read, Result, Write};
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::aside::{Aside, sync};
+use super::aside::Aside;
+use super::durable;
 
 /// Where a keyspace keeps its tables.
 pub const TABLES: &str = "tables";
@@ -168,10 +169,8 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         if dir.join(&name).exists() {
             aside.take(&dir.join(&name))?;
         }
-        let mut file = File::create(dir.join(&name))?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        sync(dir)?;
+        durable::write(&dir.join(&name), &bytes)?;
+        durable::sync(dir)?;
     }
     Ok(())
 }

@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use lsm_tree::AbstractTree;
+
 use super::log::group::Draft;
-pub use super::tender::Tender;
+use super::tender::Tender;
 use super::trees::Written;
 use super::{Fatal, Space, Store, describe, is_full};
-use lsm_tree::AbstractTree;
 
 /// From so many files of the log on, what keeps the older half of them is written out.
 const FILES: usize = 8;
@@ -71,10 +72,11 @@ impl Store {
 
     fn write_out_some(&self, spaces: Vec<Space>, until: Option<Instant>) -> Result<Tended, Fatal> {
         let files = self.files.read();
-        let (mut done, mut torso) = (Tended::Done, Vec::new());
+        let (mut done, mut partial) = (Tended::Done, Vec::new());
         for space in spaces {
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Ok(Tended::NotDone);
+                done = Tended::NotDone;
+                break;
             }
             if self.trees.of(space).l0_run_count() >= MOST_RUNS {
                 return Err(Fatal(format!("the tables of {space:?} could not be merged for too long")));
@@ -82,14 +84,14 @@ impl Store {
             let next = self.trees.of(space).next_table_id();
             match self.trees.flush(space, |group| self.log.secure(group)) {
                 Ok(()) => {}
-                Err(lsm_tree::Error::Io(e)) if is_full(&e) => torso.push((space, next)),
+                Err(lsm_tree::Error::Io(e)) if is_full(&e) => partial.push((space, next)),
                 Err(e) => return Err(Fatal(format!("{space:?} could not be written out: {}", describe(&e)))),
             }
         }
         let tended = self.log.tend(self.trees.first_needed());
         drop(files);
-        for (space, next) in torso {
-            self.delete_torso(space, next);
+        for (space, next) in partial {
+            self.delete_partial(space, next);
             done = Tended::NotDone;
         }
         match tended {

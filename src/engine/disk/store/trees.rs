@@ -53,7 +53,7 @@ impl StoreLimits {
 }
 
 /// The number of the entries of a group.
-pub fn seqno(group: u64) -> SeqNo {
+fn seqno(group: u64) -> SeqNo {
     BASE + group
 }
 

@@ -1,5 +1,5 @@
-//! What the engine's threads beside the writer do: one syncs, looks at the room on the disk, one
-//! writes out what is in memory, one sweeps and compacts, one merges. They end when they are told to, or when the store is poisoned.
+//! What the engine's threads beside the writer do: one syncs and looks at the room on the disk, one writes out what is in
+//! memory, one sweeps and compacts, and one merges. They end when they are told to, or when the store is poisoned.
 
 pub mod quarantine;
 pub mod rebuild;
@@ -100,15 +100,6 @@ impl Unreadable {
     }
 }
 
-/// Poisons a store of which so much could not be merged that reads take ever longer.
-fn is_too_late(store: &Store, space: Space, poison: &Poison) -> bool {
-    let is_late = store.too_many_unmerged(space);
-    if is_late {
-        poison.set(format!("the tables of {space:?} could not be merged for too long"));
-    }
-    is_late
-}
-
 /// Merges tables.
 pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
     let mut done: [Option<Shape>; Space::ALL.len()] = Default::default();
@@ -121,25 +112,32 @@ pub fn merge(store: &Store, room: &Room, stop: &Stop, poison: &Poison) {
             if stop.is_stopped() || done[space as usize] == Some(shape) {
                 continue;
             }
-            if unreadable.0.contains(&space) {
-                if is_too_late(store, space, poison) {
-                    return;
+            let merged = match unreadable.0.contains(&space) {
+                true => None,
+                false => Some(store.merge(space, |bytes| room.compact(bytes))),
+            };
+            match merged {
+                None => {}
+                Some(Ok(Merged::Some)) => {
+                    pause = if pause < SECOND { Duration::ZERO } else { pause };
+                    continue;
                 }
-                continue;
-            }
-            match store.merge(space, |bytes| room.compact(bytes)) {
-                Ok(Merged::Some) => pause = if pause < SECOND { Duration::ZERO } else { pause },
-                Ok(Merged::Nothing) => done[space as usize] = Some(shape),
+                Some(Ok(Merged::Nothing)) => {
+                    done[space as usize] = Some(shape);
+                    continue;
+                }
                 // Looked at again, after a while.
-                Ok(Merged::NoRoom) => pause = pause.max(SECOND),
-                Ok(Merged::DiskFull) => pause = FULL_PAUSE,
-                Ok(Merged::Unreadable(reason)) => unreadable.add(space, &reason),
-                Err(Fatal(reason)) => {
+                Some(Ok(Merged::NoRoom)) => pause = pause.max(SECOND),
+                Some(Ok(Merged::DiskFull)) => pause = FULL_PAUSE,
+                Some(Ok(Merged::Unreadable(reason))) => unreadable.add(space, &reason),
+                Some(Err(Fatal(reason))) => {
                     poison.set(format!("a merge failed: {reason}"));
                     return;
                 }
             }
-            if done[space as usize].is_none() && pause >= SECOND && is_too_late(store, space, poison) {
+            // It could not be merged.
+            if store.too_many_unmerged(space) {
+                poison.set(format!("the tables of {space:?} could not be merged for too long"));
                 return;
             }
         }

@@ -10,7 +10,7 @@ use crate::engine::disk::store::repair::{self as files, RepairReport};
 use crate::engine::disk::store::{Fatal, StoreLimits};
 
 /// Judges the directory. Where its files are damaged it changes nothing but for `accept_loss`. Where they are not it
-/// opens the database, as a server does, and looks at the lists, at the settings and at the quarantine.
+/// opens the store, as a server does, and looks at the lists, at the settings and at the quarantine.
 pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError> {
     let mut report = files::repair(path, accept_loss)?;
     if report.is_new || !report.opens() {

@@ -17,6 +17,8 @@ pub enum LogDamage {
     Unreadable { slot: u32, bytes: Range<usize>, groups: Range<u64> },
     /// A file is not there.
     NoFile { slot: u32 },
+    /// The log ends before a group of which tables have entries.
+    Behind { tables: u64, last: u64 },
     /// The manifest is not there, or not what was written.
     Manifest { what: &'static str },
 }
@@ -36,6 +38,9 @@ impl fmt::Display for LogDamage {
                 }
             }
             LogDamage::NoFile { slot } => write!(f, "{} is missing", name(*slot)),
+            LogDamage::Behind { tables, last } => {
+                write!(f, "tables have group {tables} of requests, and the log ends with group {last}")
+            }
             LogDamage::Manifest { what } => write!(f, "log/manifest {what}"),
         }
     }

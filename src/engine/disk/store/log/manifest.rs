@@ -3,11 +3,13 @@
 //!
 //! `magic:8 pool:8 first:8 synced:8 count:4 (slot:4 turn:8)* check:8`.
 
-use std::fs::{self, File};
-use std::io::{Error, ErrorKind, Result, Write};
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::engine::disk::store::durable;
 
 /// The directory of the log, in the pool's.
 pub const DIR: &str = "log";
@@ -83,11 +85,9 @@ impl Manifest {
 
     /// Puts it in the place of the one that is there, synced.
     pub fn write(&self, dir: &Path) -> Result<()> {
-        let mut file = File::create(dir.join(NEW))?;
-        file.write_all(&self.to_bytes())?;
-        file.sync_all()?;
+        durable::write(&dir.join(NEW), &self.to_bytes())?;
         fs::rename(dir.join(NEW), dir.join(NAME))?;
-        File::open(dir)?.sync_all()
+        durable::sync(dir)
     }
 }
 

@@ -29,6 +29,7 @@ use self::group::{Draft, FILE_HEAD, FileHead, Group};
 use self::judge::{Findings, Torn};
 pub use self::manifest::DIR;
 use self::manifest::{FILE, Manifest};
+use super::durable;
 
 /// So many bytes get their blocks at a time, and so many a new file has.
 const AHEAD: u64 = 256 << 10;
@@ -64,8 +65,6 @@ struct Tail {
     /// The file is ready at least up to here.
     ready: u64,
     last: Group,
-    /// Whether the last group only says that those before it are synced.
-    is_attest: bool,
 }
 
 /// The files.
@@ -118,10 +117,6 @@ fn open_file(dir: &Path, slot: u32) -> Result<File> {
     options.open(dir.join(slot.to_string()))
 }
 
-fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir)?.sync_all()
-}
-
 /// Makes a file whose first bytes have their blocks. The name is not synced.
 fn new_file(dir: &Path, slot: u32) -> Result<Spare> {
     let file = open_file(dir, slot)?;
@@ -143,7 +138,7 @@ impl Log {
         let file = new_file(dir, 0)?.file;
         file.write_all_at(&FileHead { pool, turn, first }.to_bytes(), 0)?;
         file.sync_all()?;
-        sync_dir(dir)?;
+        durable::sync(dir)?;
         Manifest { pool, first, synced: first - 1, files: vec![(0, turn)] }.write(dir)
     }
 
@@ -191,7 +186,7 @@ impl Log {
             pool: manifest.pool,
             at: AtomicU64::new(at),
             dirty: Mutex::new(vec![file.clone()]),
-            tail: Mutex::new(Tail { file, at, ready, last: findings.last, is_attest: true }),
+            tail: Mutex::new(Tail { file, at, ready, last: findings.last }),
             synced: AtomicU64::new(findings.last.number),
             noted: AtomicU64::new(0),
             files: Mutex::new(Files { used, current, next: None, spare, free, first: manifest.first }),
@@ -234,11 +229,7 @@ impl Log {
     /// Appends a group, and answers its number. It has survived the process then. After an error nothing may be
     /// appended any more.
     pub fn append(&self, draft: &mut Draft) -> Result<u64> {
-        let mut tail = self.tail.lock();
-        self.append_to(&mut tail, draft, false)
-    }
-
-    fn append_to(&self, tail: &mut Tail, draft: &mut Draft, is_attest: bool) -> Result<u64> {
+        let tail = &mut *self.tail.lock();
         let number = tail.last.number + 1;
         let (synced, previous) = (self.synced.load(Ordering::Acquire), tail.last.check);
         let (bytes, check) = draft.seal(self.pool, number, synced, previous);
@@ -254,7 +245,7 @@ impl Log {
             tail.at = end;
         }
         self.at.store(tail.at, Ordering::Relaxed);
-        (tail.last, tail.is_attest) = (Group { number, synced, previous, check }, is_attest);
+        tail.last = Group { number, synced, previous, check };
         draft.clear();
         Ok(number)
     }
@@ -317,23 +308,17 @@ impl Log {
         if self.noted.load(Ordering::Acquire) >= group {
             return Ok(());
         }
-        self.sync()?;
+        if self.synced.load(Ordering::Acquire) < group {
+            self.sync()?;
+        }
         self.rewrite_manifest(0)
     }
 
-    /// Says, in a group without items, that the last group is synced, if no other group says so. Until then damage to
-    /// that one looks like an end that a power cut tore.
+    /// Notes that the last group is synced, if it is and no later group can say so. Until then damage to it looks like an
+    /// end that a power cut tore.
     pub fn attest(&self) -> Result<()> {
-        let mut tail = self.tail.lock();
-        let is_synced = self.synced.load(Ordering::Acquire) == tail.last.number;
-        // Not for this a file is begun: a disk without room would fail a store that rests.
-        let has_room = tail.at + (group::HEAD + 2 * group::CHECK) as u64 <= FILE;
-        if !is_synced || tail.is_attest || !has_room {
-            return Ok(());
-        }
-        self.append_to(&mut tail, &mut Draft::default(), true)?;
-        drop(tail);
-        self.sync()
+        let last = self.last();
+        if self.synced.load(Ordering::Acquire) >= last { self.secure(last) } else { Ok(()) }
     }
 
     /// Whether [`tend`](Log::tend) should be called soon.
@@ -392,7 +377,7 @@ impl Log {
             Some(spare) => spare,
             None => {
                 let next = new_file(&self.dir, free)?;
-                sync_dir(&self.dir)?;
+                durable::sync(&self.dir)?;
                 next
             }
         };
@@ -473,16 +458,8 @@ impl Log {
             let used: Vec<_> = files.used.iter().map(|used| (used.slot, used.turn)).collect();
             (tail.at, tail.last.number, files.first, used)
         };
-        for (n, (slot, _)) in files.iter().enumerate() {
-            let mut bytes = fs::read(self.dir.join(slot.to_string()))?;
-            if n + 1 == files.len() {
-                bytes.truncate(at as usize);
-            }
-            let file = open_file(to, *slot)?;
-            file.write_all_at(&bytes, 0)?;
-            file.sync_all()?;
-        }
-        sync_dir(to)?;
+        write_again(&self.dir, to, &files, at as usize)?;
+        durable::sync(to)?;
         Manifest { pool: self.pool, first, synced: last, files }.write(to)
     }
 
@@ -510,13 +487,18 @@ fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {
 /// Writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes that
 /// never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
 pub fn rewrite(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<()> {
-    for (n, (slot, _)) in manifest.files.iter().enumerate().take(findings.end.0 + 1) {
-        let path = dir.join(slot.to_string());
-        let mut bytes = fs::read(&path)?;
-        if n == findings.end.0 {
-            bytes.truncate(findings.end.1);
+    let (last, at) = findings.end;
+    write_again(dir, dir, &manifest.files[..=last], at)
+}
+
+/// Writes the bytes of these files into files of the same names, synced; of the last one those before `end`.
+fn write_again(from: &Path, to: &Path, files: &[(u32, u64)], end: usize) -> Result<()> {
+    for (n, (slot, _)) in files.iter().enumerate() {
+        let mut bytes = fs::read(from.join(slot.to_string()))?;
+        if n + 1 == files.len() {
+            bytes.truncate(end);
         }
-        let file = open_file(dir, *slot)?;
+        let file = open_file(to, *slot)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
     }

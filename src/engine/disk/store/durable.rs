@@ -1,0 +1,17 @@
+//! Writes files and makes names so that they survive the machine. Knows nothing of what is in them.
+
+use std::fs::File;
+use std::io::{Result, Write};
+use std::path::Path;
+
+/// Syncs a directory: the names in it survive the machine.
+pub fn sync(dir: &Path) -> Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Writes a file, in the place of one that is there, and syncs it. Its name is not synced.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
