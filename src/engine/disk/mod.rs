@@ -8,12 +8,13 @@
 //! - What is in memory is a window on what is on disk: the first ready jobs of each queue ([`state::queues`]),
 //!   the earliest delayed jobs and all running ones ([`state::timers`]). [`state::load`] rebuilds it.
 //! - [`verbs::list_jobs`] reads what may be long beside the writer, from a snapshot.
-//! - What the bytes look like is known to [`store::codec`]; docs/disk-format.md draws them and says why.
+//! - What the bytes look like is known to [`codec`]; docs/disk-format.md draws them and says why.
 //! - [`upkeep`] sweeps, compacts, merges and syncs beside the writer, refuses what is new while the disk is almost
 //!   full, keeps the jobs that cannot be read, and makes lists anew that cannot.
 //!
 //! Imports point one way: `upkeep → verbs → writer → step → state → store`.
 
+mod codec;
 mod options;
 mod raw;
 mod records;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+pub use super::codec::{META_SECRET, QUOTA, put_short, take_short};
 use super::state::WriterState;
 pub use super::state::tables::Table;
 use super::state::tables::{Rows, Tables};
 use super::step::{Step, StepResult};
-pub use super::store::codec::{META_SECRET, QUOTA, put_short, take_short};
 use super::writer::handle::Handle;
 use crate::clock::{Micros, Millis};
 use crate::error::Result;

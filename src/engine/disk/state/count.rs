@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ahash::HashMap;
 use parking_lot::Mutex;
 
-use crate::engine::disk::store::codec;
+use crate::engine::disk::codec;
 use crate::engine::disk::store::{Fatal, Space, Store};
 
 /// What was counted, by the prefixes of queues.

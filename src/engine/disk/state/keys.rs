@@ -2,7 +2,7 @@
 //! for nothing, so one that was left behind harms nobody.
 
 use super::WriterState;
-use crate::engine::disk::store::codec::{self, Record};
+use crate::engine::disk::codec::{self, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::JobId;
 use crate::name::{JobKey, Queue};

@@ -12,7 +12,7 @@ use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
 use crate::clock::{Clock, Micros};
-use crate::engine::disk::store::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
+use crate::engine::disk::codec::{self, FIRST_SEQ, META_CLOCK, META_NEWEST, META_SEQ};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::job::JobId;

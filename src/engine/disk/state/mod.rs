@@ -29,7 +29,7 @@ use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
 use crate::engine::Quota;
-use crate::engine::disk::store::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
+use crate::engine::disk::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ, Record, TimerKey};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::next_due::NextDue;

@@ -11,7 +11,7 @@ use ahash::HashMap;
 use bytes::Bytes;
 
 use crate::clock::Micros;
-use crate::engine::disk::store::codec::{Entry, queue_key};
+use crate::engine::disk::codec::{Entry, queue_key};
 use crate::job::JobId;
 use crate::name::{Namespace, Queue, QueueList};
 

@@ -4,7 +4,7 @@
 use std::sync::Weak;
 
 use crate::engine::Quota;
-use crate::engine::disk::store::codec;
+use crate::engine::disk::codec;
 use crate::name::Namespace;
 
 /// What is known of one namespace.

@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes};
 
 use super::WriterState;
 use crate::clock::Micros;
-use crate::engine::disk::store::codec::{self, Malformed};
+use crate::engine::disk::codec::{self, Malformed};
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::name::Queue;
 

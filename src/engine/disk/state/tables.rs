@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::engine::disk::store::codec::{META_SECRET, QUOTA};
+use crate::engine::disk::codec::{META_SECRET, QUOTA};
 use crate::engine::disk::store::{Fatal, Space, Store};
 
 /// One table. What is in it may be secret.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use ahash::HashMap;
 
-use crate::engine::disk::store::codec::{Entry, TimerKey};
+use crate::engine::disk::codec::{Entry, TimerKey};
 use crate::job::JobRef;
 use crate::name::Queue;
 

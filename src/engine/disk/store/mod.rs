@@ -10,7 +10,6 @@
 //! - [`copy`] makes a consistent copy while the store is open; [`durable`] writes what must survive the machine.
 
 pub mod aside;
-pub mod codec;
 pub mod copy;
 mod durable;
 mod files;
@@ -36,12 +35,12 @@ use lsm_tree::{AbstractTree, Guard};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use self::codec::{Malformed, Record};
 use self::log::Log;
 pub use self::space::{PerSpace, Space};
 use self::tender::Tending;
 pub use self::trees::StoreLimits;
 use self::trees::{Read, Trees};
+use crate::engine::disk::codec::{self, Malformed, Record};
 
 /// The store cannot go on: it must be poisoned.
 #[derive(Debug)]

@@ -7,13 +7,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::aside::Aside;
-use super::codec::{FIRST_SEQ, META_SEQ};
 use super::log::group::{self, FILE_HEAD, FileHead};
 use super::log::{self, Log};
 use super::open::{self, Judged, Mark, OpenError};
 use super::trees::{self, Trees};
 use super::txn::Txn;
 use super::{Fatal, Space, StoreLimits, describe, tables};
+use crate::engine::disk::codec::{FIRST_SEQ, META_SEQ};
 
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]

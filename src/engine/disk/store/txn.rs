@@ -6,10 +6,10 @@ use std::cell::Cell;
 use ahash::HashMap;
 use lsm_tree::Slice;
 
-use super::codec::{self, Record};
 use super::log::group::Draft;
 use super::trees::Written;
 use super::{Fatal, Found, PerSpace, Space, Store};
+use crate::engine::disk::codec::{self, Record};
 
 /// Reads and writes of the writer thread: writes gather in one batch until [`flush`](Txn::flush), and point
 /// reads of jobs see them before that. Ranges do not: flush first.

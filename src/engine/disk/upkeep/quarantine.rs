@@ -5,9 +5,9 @@
 use std::path::Path;
 
 use crate::clock::Micros;
+use crate::engine::disk::codec::{self, Entry};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{self, Entry};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
 use crate::job::JobRef;

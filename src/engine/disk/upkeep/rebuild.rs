@@ -5,9 +5,7 @@
 use std::collections::{HashMap, HashSet, hash_map};
 use std::path::Path;
 
-use crate::engine::disk::store::codec::{
-    self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record,
-};
+use crate::engine::disk::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits};

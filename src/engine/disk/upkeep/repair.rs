@@ -51,9 +51,9 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
+    use crate::engine::disk::codec::{self, QUOTA};
     use crate::engine::disk::state::tables::Table;
     use crate::engine::disk::state::{Windows, load};
-    use crate::engine::disk::store::codec::{self, QUOTA};
     use crate::engine::disk::store::txn::Txn;
     use crate::engine::disk::store::{Fatal, Space};
     use crate::engine::disk::{DiskEngine, DiskOptions};

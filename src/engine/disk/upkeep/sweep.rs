@@ -6,11 +6,11 @@
 use std::ops::Bound;
 
 use crate::clock::{Micros, micros};
+use crate::engine::disk::codec::{self, Entry};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::garbage::Upkeep;
 use crate::engine::disk::state::queues::ToSweep;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{self, Entry};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::name::Queue;
 

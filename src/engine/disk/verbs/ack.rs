@@ -1,9 +1,9 @@
 //! Ack: deletes a job in whatever state it is, or only in the hand-over of a receipt.
 
 use crate::clock::Micros;
+use crate::engine::disk::codec::{self, Location, Record};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{self, Location, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::Queue;

@@ -1,9 +1,10 @@
 //! Destroy: deletes the ready jobs of a queue, in steps.
 
 use crate::clock::Micros;
+use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
-use crate::engine::disk::store::{Found, Space, codec};
+use crate::engine::disk::store::{Found, Space};
 use crate::name::Queue;
 
 /// Deletes the ready jobs of a queue: those that were ready at the first step.

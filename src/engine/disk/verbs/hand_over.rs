@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::clock::{Micros, micros};
+use crate::engine::disk::codec::{Location, Record};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{Held, Release, Released, Touched, Tries};
 use crate::job::{JobRef, Receipt};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::clock::{Micros, Millis};
 use crate::engine::Detail;
+use crate::engine::disk::codec::{self, Entry, Location, Record};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{self, Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
 use crate::name::{JobKey, Queue};

@@ -1,9 +1,9 @@
 //! What is remembered of publishes: by the key of a job, to cancel it, and by that of a call that is safe to repeat.
 
 use crate::clock::{Micros, micros};
+use crate::engine::disk::codec::{self, Remembered};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{self, Remembered};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Once, Placed, Published, REMEMBERED};
 use crate::job::JobRef;

@@ -9,9 +9,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::inspect::view;
 use crate::clock::{Micros, Millis};
+use crate::engine::disk::codec::{self, Entry, TimerKey};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
-use crate::engine::disk::store::codec::{self, Entry, TimerKey};
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::{Cursor, JobList, JobPage};

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::clock::{Micros, micros};
+use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::{Space, codec};
+use crate::engine::disk::store::Space;
 use crate::engine::{MAX_PAUSED, Pause, Pausing};
 use crate::error::Error;
 use crate::name::{Namespace, Queue};

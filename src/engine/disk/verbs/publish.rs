@@ -2,9 +2,9 @@
 //! that is not the newest.
 
 use crate::clock::{Micros, Millis, micros};
+use crate::engine::disk::codec::{Entry, Location, Record};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
-use crate::engine::disk::store::codec::{Entry, Location, Record};
 use crate::engine::disk::store::{Fatal, Found};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published};
 use crate::error::Error;

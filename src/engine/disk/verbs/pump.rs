@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::clock::{Micros, micros};
 use crate::engine::Pumped;
+use crate::engine::disk::codec::{self, Entry, Location, Record, TimerKey};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::timers::Due;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
-use crate::engine::disk::store::codec::{self, Entry, Location, Record, TimerKey};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::job::JobRef;
 use crate::name::Queue;

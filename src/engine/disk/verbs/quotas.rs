@@ -10,10 +10,10 @@ use ahash::HashMap;
 
 use crate::clock::Micros;
 use crate::engine::Quotas;
+use crate::engine::disk::codec;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::quotas::{QuotaCount, QuotaUse};
 use crate::engine::disk::step::{Step, StepError, StepResult};
-use crate::engine::disk::store::codec;
 use crate::engine::disk::store::{Fatal, Found, Snapshot, Space};
 use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::threads::Stop;

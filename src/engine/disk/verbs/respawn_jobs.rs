@@ -1,9 +1,9 @@
 //! Respawn by id: makes dead jobs ready or delayed again.
 
 use crate::clock::{Micros, micros};
+use crate::engine::disk::codec::{self, Entry, Location};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, Step, StepError, StepResult};
-use crate::engine::disk::store::codec::{self, Entry, Location};
 use crate::engine::disk::store::{Fatal, Found, Space};
 use crate::engine::{Revival, Revived};
 use crate::job::JobId;
