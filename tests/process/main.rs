@@ -18,6 +18,7 @@ mod token_cli;
 #[path = "../support"]
 mod support {
     pub mod client;
+    pub mod complaints;
     pub mod faults;
     pub mod process;
     pub mod redis_connection;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::support::complaints::complaints;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use reqwest::{Client, Method, StatusCode};
@@ -599,7 +600,7 @@ async fn open_doors_are_said_at_the_start() {
         process.line_with("serving");
         process.signal("TERM");
         let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
-        let warned: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
+        let warned = complaints(&said);
         assert_eq!(warned.len(), says.len(), "{args:?} {toml:?}: as many warnings, in:\n{said}");
         assert!(warned.iter().zip(&says).all(|(line, says)| line.contains(says)), "{says:?} in {warned:?}");
     }

@@ -1,6 +1,7 @@
 //! A real redis-server of a test's own: a free port, a directory that goes with it, killed on drop. The environment
 //! variable REDIS_SERVER names another program than the one in the PATH, to test with another version.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -127,8 +128,18 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port that was free a moment ago. Somebody may take it meanwhile, so starting on it may fail.
+/// A port that was free a moment ago. Somebody may take it meanwhile, so starting on it may fail. It is none that the
+/// system gives to connections: while the server is killed, one of them would take the port that it comes back to.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port can be bound");
-    listener.local_addr().expect("a bound socket has an address").port()
+    const LEAST: u16 = 10_000;
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let given = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
+    let ports = u64::from(u16::max(given, LEAST + 1000) - LEAST);
+    loop {
+        // A new state is random.
+        let port = LEAST + (RandomState::new().build_hasher().finish() % ports) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{raw, read_until, status};
 use crate::support::client::send;
+use crate::support::complaints::complaints;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
@@ -423,7 +424,6 @@ async fn connections_leave_the_store_its_open_files() {
     process.signal("TERM");
     let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
     assert_eq!(ended.status.code(), Some(0), "it ends as told to; it said:\n{}", ended.said);
-    let complaints = ended.said.lines().filter(|line| line.contains("WARN") || line.contains("ERROR"));
-    let complaints: Vec<&str> = complaints.collect();
+    let complaints = complaints(&ended.said);
     assert!(complaints.len() <= 2, "a line when it begins and one when it ends, not {complaints:#?}");
 }

@@ -24,6 +24,7 @@ mod verbs_publish;
 #[path = "../support"]
 mod support {
     pub mod client;
+    pub mod complaints;
     pub mod process;
     pub mod redis_connection;
     pub mod redis_restart;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::until_status;
 use crate::support::client::send;
+use crate::support::complaints::complaints;
 use crate::support::process::Process;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{TestServer, redis_toml};
@@ -203,8 +204,7 @@ async fn an_outage_under_load_is_one_pair_of_lines_per_store_and_no_secret_is_ev
             assert_eq!(said.len(), 1, "one line that {store} {what}, but:\n{}", said.join("\n"));
         }
     }
-    let worse: Vec<&str> =
-        ended.said.lines().filter(|line| line.contains("ERROR") || line.contains("WARN")).collect();
+    let worse = complaints(&ended.said);
     assert_eq!(worse.len(), 2, "an error when each store goes, and nothing else, but:\n{}", worse.join("\n"));
     for (store, least) in stores.into_iter().zip([100, 100]) {
         let again = lines(&format!("the store can be used again store={store:?}"))[0];
