@@ -10,8 +10,6 @@ const GARBAGE_AT_REST: u64 = 2 << 20;
 /// The store rests when fewer bytes than this were written since upkeep was last asked for. Not none, because
 /// the clock is written all the time.
 const REST: u64 = 64 << 10;
-/// More files of the log than this are too many: each is read at the start.
-const LOG_FILES: usize = 12;
 /// Once so many bytes were written since memory was last written out, it is written out at the next rest.
 const WRITE_OUT: u64 = 4 << 20;
 
@@ -82,8 +80,7 @@ impl Garbage {
                 compact.push((space, (bytes * (1.0 - share)) as u64));
             }
         }
-        let piled_up = txn.store().log_files() > LOG_FILES;
-        let write_out = !compact.is_empty() || piled_up || (rests && self.should_write_out(txn));
+        let write_out = !compact.is_empty() || (rests && self.should_write_out(txn));
         if write_out {
             self.written_out_at = written;
         }

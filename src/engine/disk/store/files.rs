@@ -35,7 +35,7 @@ impl Store {
     /// block that cannot be read is left out, although an older value can be read. For a store that nobody else uses:
     /// memory is written out first.
     pub fn readable(&self, space: Space) -> Result<Vec<(Slice, Slice)>, Fatal> {
-        self.write_out_all()?;
+        self.move_to_tables()?;
         let tree = self.trees.of(space);
         // A walk over the keyspace ends at the first bad block, one over a table goes on behind it.
         let mut keys = BTreeSet::new();
@@ -66,10 +66,20 @@ impl Store {
 
     /// Deletes all entries of a keyspace, also those that cannot be read. For a store that nobody else uses.
     pub fn clear(&self, space: Space) -> Result<(), Fatal> {
-        self.write_out_all()?;
-        // The log must not bring them back.
-        self.log.forget(self.log.last() + 1)?;
+        self.move_to_tables()?;
         Ok(self.trees.of(space).clear()?)
+    }
+
+    /// Writes all that is in memory out, and has the log forget it: it brings nothing of it back.
+    fn move_to_tables(&self) -> Result<(), Fatal> {
+        self.write_out_all()?;
+        Ok(self.log.forget(self.log.last() + 1)?)
+    }
+
+    /// Deletes the tables of a keyspace, also those that cannot be read, and leaves what was put since it was
+    /// [read](Store::readable). For a store that nobody else uses.
+    pub fn drop_tables(&self, space: Space) -> Result<(), Fatal> {
+        Ok(self.trees.of(space).drop_range::<&[u8], _>(..)?)
     }
 
     /// Writes all that is in memory out as tables.
@@ -155,6 +165,27 @@ mod tests {
         let tables = dir.path().join(trees::DIR).join("ready/tables");
         let left = std::fs::read_dir(tables).unwrap().count(); // made with the store
         assert_eq!(left, 0, "files of tables that nobody reads");
+    }
+
+    #[test]
+    fn what_was_put_before_the_tables_were_dropped_stays() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let put = |key: &[u8], value: &[u8]| {
+            let mut txn = Txn::new(store.clone());
+            txn.put(Space::Push, key, value);
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+        };
+        put(b"kept", b"1");
+        put(b"damaged", b"2");
+        assert_eq!(store.readable(Space::Push).unwrap().len(), 2, "rows"); // as above
+        put(b"kept", b"1");
+        store.drop_tables(Space::Push).unwrap(); // as above
+        // As after a kill: nothing is closed in order.
+        drop((store, mark));
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // nothing is damaged
+        assert!(store.get(Space::Push, b"kept").unwrap().is_some(), "it was in the log"); // as above
+        assert_eq!(store.get(Space::Push, b"damaged").unwrap(), None, "its table was dropped"); // as above
     }
 
     #[test]

@@ -75,14 +75,16 @@ pub fn describe(e: &lsm_tree::Error) -> String {
 /// Whether an error says that bytes on the disk cannot be read or are not what was written. That harms whatever lies in
 /// the same block. Any other error says something of the whole store.
 pub fn is_unreadable(e: &lsm_tree::Error) -> bool {
-    const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
     match e {
-        lsm_tree::Error::Io(e) => {
-            e.kind() == ErrorKind::UnexpectedEof
-                || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
-        }
+        lsm_tree::Error::Io(e) => is_unreadable_io(e),
         _ => true,
     }
+}
+
+/// The same of an error of the system's.
+fn is_unreadable_io(e: &std::io::Error) -> bool {
+    const UNREADABLE: [Errno; 5] = [Errno::IO, Errno::BADMSG, Errno::UCLEAN, Errno::NODATA, Errno::ILSEQ];
+    e.kind() == ErrorKind::UnexpectedEof || Errno::from_io_error(e).is_some_and(|e| UNREADABLE.contains(&e))
 }
 
 /// Whether there was no room for what was to be written.

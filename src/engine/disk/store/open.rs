@@ -12,7 +12,7 @@ use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
 use super::log::{self, Log};
 use super::trees::{self, Trees, Written};
-use super::{Slice, Space, Store, StoreLimits, describe, is_full, tables};
+use super::{Slice, Space, Store, StoreLimits, describe, is_full, is_unreadable_io, tables};
 
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
@@ -137,7 +137,7 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
 }
 
 /// What is wrong with the files of a pool, and what its log holds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Judged {
     /// What is damaged, each in a line.
     pub damage: Vec<String>,
@@ -161,7 +161,7 @@ impl Judged {
 
 /// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
 pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
-    let mut judged = Judged { damage: Vec::new(), trees: Vec::new(), log: None };
+    let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
             judged.damage.push(format!("the directory {dir} is missing"));
@@ -231,8 +231,8 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let judged = judge(path, closed).map_err(io)?;
-    let (manifest, mut findings) = match judged.log {
+    let mut judged = judge(path, closed).map_err(io)?;
+    let (manifest, mut findings) = match judged.log.take() {
         Some(log) if judged.damage.is_empty() => log,
         _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
     };
@@ -243,7 +243,7 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
     if closed != Some(findings.last.number) {
         log::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
-    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e))?;
+    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
     if let Some(damage) = behind(&trees, &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
@@ -274,12 +274,26 @@ fn make(path: &Path, limits: StoreLimits) -> std::io::Result<()> {
     sync_names(path)
 }
 
-/// What an error of lsm-tree's at an open means.
-pub fn not_opened(path: &Path, e: lsm_tree::Error) -> OpenError {
+/// What an error of lsm-tree's at an open means. `judged` is told the tables that it is about.
+pub fn not_opened(path: &Path, e: lsm_tree::Error, judged: &mut Judged) -> OpenError {
     match e {
-        lsm_tree::Error::Io(e) => OpenError::Io(path.to_owned(), e),
-        e => OpenError::Damaged(path.to_owned(), describe(&e)),
+        lsm_tree::Error::Io(e) if !is_unreadable_io(&e) => return OpenError::Io(path.to_owned(), e),
+        e => {
+            for (space, name, _) in Space::ALL {
+                // A directory that cannot be listed was met before.
+                let tables = tables::unopenable(&path.join(trees::DIR).join(name)).unwrap_or_default();
+                judged.trees.extend((!tables.is_empty()).then_some(space));
+                let line = |table| {
+                    format!("keyspace {name}: the index or the filter of table {table} cannot be read")
+                };
+                judged.damage.extend(tables.into_iter().map(line));
+            }
+            if judged.damage.is_empty() {
+                judged.damage.push(describe(&e));
+            }
+        }
     }
+    OpenError::Damaged(path.to_owned(), judged.summary())
 }
 
 /// Puts the entries of a group of the log into memory, but for those that a table has.

@@ -80,13 +80,19 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
     }
     let mut judged = open::judge(path, mark.closed()).map_err(io)?;
     // lsm-tree deletes only what no list names, and the judge found each list whole.
-    if judged.damage.is_empty()
-        && let Some((_, findings)) = &mut judged.log
-    {
-        let trees = Trees::open(path, StoreLimits::OF_A_TOOL).map_err(|e| open::not_opened(path, e))?;
-        if let Some(damage) = open::behind(&trees, findings) {
-            judged.damage.push(damage.to_string());
-            findings.damage.push(damage);
+    if judged.damage.is_empty() {
+        match (Trees::open(path, StoreLimits::OF_A_TOOL), &mut judged.log) {
+            (Ok(trees), Some((_, findings))) => {
+                if let Some(damage) = open::behind(&trees, findings) {
+                    judged.damage.push(damage.to_string());
+                    findings.damage.push(damage);
+                }
+            }
+            (Ok(_), None) => {}
+            (Err(e), _) => match open::not_opened(path, e, &mut judged) {
+                OpenError::Damaged(..) if !judged.trees.is_empty() => {}
+                e => return Err(e),
+            },
         }
     }
     report.damage.clone_from(&judged.damage);
@@ -112,11 +118,11 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     for space in &judged.trees {
         tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
     }
+    let trees = open_trees(path, &mut aside)?;
     // Every group that is whole is put into tables, and the log begins anew.
     let old = path.join(log::DIR);
     if judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty()) {
         let groups = whole_groups(&old, judged).map_err(io)?;
-        let trees = Trees::open(path, StoreLimits::OF_A_TOOL).map_err(|e| open::not_opened(path, e))?;
         for (number, group) in &groups.whole {
             open::fill(&trees, *number, group).map_err(io)?;
         }
@@ -125,13 +131,13 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
             trees.flush(space, |_| Ok(())).map_err(|e| OpenError::Damaged(path.to_owned(), describe(&e)))?;
         }
         let next = groups.next.max(trees.newest() + 1);
-        drop(trees);
         if old.exists() {
             aside.take(&old).map_err(io)?;
         }
         DirBuilder::new().mode(0o700).create(&old).map_err(io)?;
         Log::create(&old, next, groups.turn).map_err(io)?;
     }
+    drop(trees);
     let store = open::open_whole(path, StoreLimits::OF_A_TOOL, None)?;
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
@@ -139,6 +145,21 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     txn.settle(true).map_err(fatal)?;
     drop((txn, store));
     Ok(aside)
+}
+
+/// Opens the trees. Tables of which only this shows that they cannot be opened are set aside.
+fn open_trees(path: &Path, aside: &mut Aside) -> Result<Trees, OpenError> {
+    let open = || Trees::open(path, StoreLimits::OF_A_TOOL);
+    let mut found = Judged::default();
+    match open().map_err(|e| open::not_opened(path, e, &mut found)) {
+        Err(OpenError::Damaged(..)) if !found.trees.is_empty() => {}
+        done => return done,
+    }
+    for space in &found.trees {
+        let dir = path.join(trees::DIR).join(space.name());
+        tables::mend(&dir, aside).map_err(|e| OpenError::Io(path.to_owned(), e))?;
+    }
+    open().map_err(|e| open::not_opened(path, e, &mut found))
 }
 
 /// What can be read of a damaged log.

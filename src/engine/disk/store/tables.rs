@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Cursor, Error, ErrorKind, Read, Result, Write};
 use std::path::Path;
+use std::sync::Arc;
 
+use lsm_tree::{Cache, Checksum, Table};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::aside::Aside;
-use super::durable;
+use super::{durable, is_unreadable_io};
 
 /// Where a keyspace keeps its tables.
 pub const TABLES: &str = "tables";
@@ -43,7 +45,7 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
     if xxh3_128(&bytes) != checksum {
         return wrong(format!("its list of tables, v{version}, is not what was written"));
     }
-    let tables = match tables(&list) {
+    let tables = match tables(&bytes) {
         Ok(tables) => tables,
         Err(e) => return wrong(format!("its list of tables, v{version}, cannot be read: {e}")),
     };
@@ -58,22 +60,43 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
         if !there.contains(&table) {
             return wrong(format!("table {table} is missing"));
         }
-        if !is_table(&dir.join(TABLES).join(table.to_string()))? {
+        if !opens(&dir.join(TABLES).join(table.to_string()), Part::Ends)? {
             return wrong(format!("the end of table {table} cannot be read"));
         }
     }
     Ok(None)
 }
 
-/// Whether a table's list of its own parts can be read, which lsm-tree needs to open it.
-fn is_table(path: &Path) -> Result<bool> {
+/// What lsm-tree reads of a table when it opens it.
+#[derive(Clone, Copy)]
+enum Part {
+    /// The list of its parts, and what it says of itself.
+    Ends,
+    /// Also its index and its filter, as of a table that was not merged yet.
+    All,
+}
+
+/// Whether lsm-tree can read this part of a table.
+fn opens(path: &Path, part: Part) -> Result<bool> {
     const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
-    match sfa::Reader::new(path) {
+    let (cache, pin) = (Arc::new(Cache::with_capacity_bytes(0)), matches!(part, Part::All));
+    match Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, pin, pin) {
         Ok(_) => Ok(true),
         // Too many open files, for instance, say nothing of the table.
-        Err(sfa::Error::Io(e)) if !DAMAGED.contains(&e.kind()) => Err(e),
+        Err(lsm_tree::Error::Io(e)) if !DAMAGED.contains(&e.kind()) && !is_unreadable_io(&e) => Err(e),
         Err(_) => Ok(false),
     }
+}
+
+/// Those tables in `dir` that lsm-tree may not open, although their ends can be read.
+pub fn unopenable(dir: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for name in names_in(&dir.join(TABLES))? {
+        if !opens(&dir.join(TABLES).join(&name), Part::All)? {
+            found.push(name);
+        }
+    }
+    Ok(found)
 }
 
 /// The files of the list that is the newest, and of its tables, below `dir`: what a copy of the keyspace needs.
@@ -81,7 +104,7 @@ pub fn files(dir: &Path) -> Result<Vec<String>> {
     let current = read_current(&fs::read(dir.join(CURRENT))?);
     let (version, _) = current.ok_or_else(|| Error::from(ErrorKind::InvalidData))?;
     let list = format!("v{version}");
-    let tables = tables(&dir.join(&list))?.into_iter().map(|table| format!("{TABLES}/{table}"));
+    let tables = tables(&fs::read(dir.join(&list))?)?.into_iter().map(|table| format!("{TABLES}/{table}"));
     Ok(tables.chain([list, CURRENT.to_owned()]).collect())
 }
 
@@ -111,8 +134,12 @@ fn table(mut bytes: &[u8]) -> Result<u64> {
     let id = u64::from_le_bytes(read(&mut bytes)?);
     match read::<1>(&mut bytes)? {
         [0] => Ok(id),
-        _ => Err(Error::new(ErrorKind::InvalidData, "an unknown kind of checksum")),
+        _ => Err(invalid("an unknown kind of checksum")),
     }
+}
+
+fn invalid(what: impl ToString) -> Error {
+    Error::new(ErrorKind::InvalidData, what.to_string())
 }
 
 fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
@@ -120,22 +147,40 @@ fn read<const N: usize>(from: &mut impl Read) -> Result<[u8; N]> {
     from.read_exact(&mut bytes).map(|()| bytes)
 }
 
-/// The tables in a list: levels, runs in each, tables in each.
-fn tables(list: &Path) -> Result<Vec<u64>> {
-    let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
-    let reader = sfa::Reader::new(list).map_err(|e| invalid(e.to_string()))?;
-    let section =
-        reader.toc().section(b"tables").ok_or_else(|| invalid("no tables stand in it".to_owned()))?;
-    let mut section = section.buf_reader(list)?;
-    let mut found = Vec::new();
+/// What a list says: runs in each level, tables in each run.
+type Levels = Vec<Vec<Vec<[u8; TABLE]>>>;
+
+/// The section of a list that names the tables.
+fn levels(mut section: &[u8]) -> Result<Levels> {
+    let mut levels = Vec::new();
     for _ in 0..read::<1>(&mut section)?[0] {
+        let mut runs = Vec::new();
         for _ in 0..read::<1>(&mut section)?[0] {
-            for _ in 0..u32::from_le_bytes(read(&mut section)?) {
-                found.push(table(&read::<TABLE>(&mut section)?)?);
-            }
+            let count = u32::from_le_bytes(read(&mut section)?);
+            runs.push((0..count).map(|_| read(&mut section)).collect::<Result<_>>()?);
         }
+        levels.push(runs);
     }
-    Ok(found)
+    Ok(levels)
+}
+
+/// The sections of a list.
+fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
+    let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
+    let bytes = |section: &sfa::TocEntry| {
+        let from = section.pos() as usize;
+        list.get(from..from.saturating_add(section.len() as usize))
+            .ok_or_else(|| invalid("a section is cut off"))
+    };
+    reader.toc().iter().map(|section| Ok((bytes(section)?, section.name().to_vec()))).collect()
+}
+
+/// The tables in a list.
+fn tables(list: &[u8]) -> Result<Vec<u64>> {
+    let sections = sections(list)?;
+    let named = sections.iter().find(|(_, name)| name == TABLES.as_bytes());
+    let (section, _) = named.ok_or_else(|| invalid("no tables stand in it"))?;
+    levels(section)?.iter().flatten().flatten().map(|bytes| table(bytes)).collect()
 }
 
 /// Makes a keyspace open again, without the tables that are not there. One that has no list of tables is set aside
@@ -154,7 +199,7 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
     let mut kept = BTreeSet::new();
     for name in names_in(&dir.join(TABLES))? {
         let path = dir.join(TABLES).join(&name);
-        match is_table(&path)? {
+        match opens(&path, Part::All)? {
             true => drop(kept.insert(name)),
             false => aside.take(&path)?,
         }
@@ -184,59 +229,38 @@ fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
         let number = name.to_str().and_then(|name| name.strip_prefix('v')?.parse::<u64>().ok());
         let Some(number) = number else { continue };
         highest = highest.max(number);
-        let path = dir.join(name);
-        let bytes = fs::read(&path)?;
+        let bytes = fs::read(dir.join(name))?;
         // Of a list that is not what was written nothing is believed.
         let is_rotten = meant.is_some_and(|(version, sum)| version == number && sum != xxh3_128(&bytes));
-        if !is_rotten && tables(&path).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
+        if !is_rotten && tables(&bytes).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
             best = Some((number, bytes));
         }
     }
     Ok(best.map(|(_, bytes)| (highest, bytes)))
 }
 
-/// A list with those of its tables that `keep` says.
+/// A list with those of its tables that `keep` says. A run without tables is left out.
 fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
-    let invalid = |what: String| Error::new(ErrorKind::InvalidData, what);
-    let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(|e| invalid(e.to_string()))?;
     let mut writer = sfa::Writer::from_writer(Cursor::new(Vec::new()));
-    for section in reader.toc().iter() {
-        let (from, len) = (section.pos() as usize, section.len() as usize);
-        let bytes = list.get(from..from + len).ok_or_else(|| invalid("a section is cut off".to_owned()))?;
-        writer.start(section.name())?;
-        if section.name() == b"tables" {
-            writer.write_all(&tables_without(bytes, &keep)?)?;
-        } else {
+    for (bytes, name) in sections(list)? {
+        writer.start(name.clone())?;
+        if name != TABLES.as_bytes() {
             writer.write_all(bytes)?;
+            continue;
         }
-    }
-    writer.into_inner().map(Cursor::into_inner).map_err(|e| invalid(e.to_string()))
-}
-
-/// The same of the section that names the tables. A run without tables is left out.
-fn tables_without(mut section: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
-    let levels = read::<1>(&mut section)?[0];
-    let mut kept = vec![levels];
-    for _ in 0..levels {
-        let mut runs = Vec::new();
-        for _ in 0..read::<1>(&mut section)?[0] {
-            let mut run = Vec::new();
-            for _ in 0..u32::from_le_bytes(read(&mut section)?) {
-                let bytes: [u8; TABLE] = read(&mut section)?;
-                if keep(table(&bytes)?) {
-                    run.push(bytes);
-                }
-            }
-            if !run.is_empty() {
-                runs.push(run);
+        let mut levels = levels(bytes)?;
+        // All were read as tables before.
+        levels.iter_mut().flatten().for_each(|run| run.retain(|bytes| table(bytes).is_ok_and(&keep)));
+        levels.iter_mut().for_each(|runs| runs.retain(|run| !run.is_empty()));
+        // No count is above the one that was read.
+        writer.write_all(&[levels.len() as u8])?;
+        for runs in levels {
+            writer.write_all(&[runs.len() as u8])?;
+            for run in runs {
+                writer.write_all(&(run.len() as u32).to_le_bytes())?;
+                writer.write_all(&run.concat())?;
             }
         }
-        // Both counts are not above those that were read.
-        kept.push(runs.len() as u8);
-        for run in runs {
-            kept.extend((run.len() as u32).to_le_bytes());
-            kept.extend(run.concat());
-        }
     }
-    Ok(kept)
+    writer.into_inner().map(Cursor::into_inner).map_err(invalid)
 }

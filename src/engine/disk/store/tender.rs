@@ -1,21 +1,13 @@
 //! Whether a thread tends the store, and how it is called. Knows nothing of what it does.
 
+use std::thread::{self, Thread};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-/// Whether there is something to do, and somebody who does it.
+/// The thread that tends the store, if there is one.
 #[derive(Debug, Default)]
-pub struct Tending {
-    state: Mutex<State>,
-    called: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    is_tended: bool,
-    is_called: bool,
-}
+pub struct Tending(Mutex<Option<Thread>>);
 
 /// A thread tends the store as long as this lives.
 #[derive(Debug)]
@@ -23,34 +15,33 @@ pub struct Tender<'a>(&'a Tending);
 
 impl Drop for Tender<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().is_tended = false;
+        *self.0.0.lock() = None;
     }
 }
 
 impl Tender<'_> {
-    /// Waits until there is something to do, or for this long.
+    /// Waits until it is called, or for this long. At once if it was called since it last waited.
     pub fn wait(&self, time: Duration) {
-        let mut state = self.0.state.lock();
-        self.0.called.wait_while_for(&mut state, |state| !state.is_called, time);
-        state.is_called = false;
+        thread::park_timeout(time);
     }
 }
 
 impl Tending {
     /// From now on the caller's thread tends the store.
     pub fn tender(&self) -> Tender<'_> {
-        self.state.lock().is_tended = true;
+        *self.0.lock() = Some(thread::current());
         Tender(self)
     }
 
     /// Calls that thread.
     pub fn call(&self) {
-        self.state.lock().is_called = true;
-        self.called.notify_all();
+        if let Some(thread) = &*self.0.lock() {
+            thread.unpark();
+        }
     }
 
     /// Whether there is such a thread.
     pub fn is_tended(&self) -> bool {
-        self.state.lock().is_tended
+        self.0.lock().is_some()
     }
 }

@@ -83,17 +83,25 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
             name.insert(is_known);
         }
     }
-    for list in &damaged {
-        if SETTINGS.contains(list) {
-            tracing::warn!(settings = ?list, "settings cannot all be read: those that can are kept");
-        } else {
-            tracing::warn!(list = ?list, jobs_in_no_list = lost.len(), "a list cannot be read and is rebuilt from the jobs");
-        }
-        store.clear(*list)?;
-    }
     let mut txn = Txn::new(store.clone());
     for (settings, key, value) in kept {
         txn.put(settings, key, value);
+    }
+    // They are in the log before what is damaged goes: nothing else says them.
+    txn.settle(true)?;
+    let (settings, lists): (Vec<Space>, Vec<Space>) =
+        damaged.iter().partition(|space| SETTINGS.contains(space));
+    for settings in settings {
+        tracing::warn!(?settings, "settings cannot all be read: those that can are kept");
+        store.drop_tables(settings)?;
+    }
+    for list in lists {
+        tracing::warn!(
+            ?list,
+            jobs_in_no_list = lost.len(),
+            "a list cannot be read and is rebuilt from the jobs"
+        );
+        store.clear(list)?;
     }
     // What is there may say that a queue is paused.
     for (prefix, _) in names.iter().filter(|(_, is_known)| !**is_known) {

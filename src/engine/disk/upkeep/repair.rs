@@ -46,6 +46,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -111,13 +112,21 @@ mod tests {
         store.write_out(Duration::MAX).unwrap(); // as above
     }
 
-    /// Flips ten bytes at a third of the largest table of a keyspace.
-    fn damage(pool: &Path, space: Space) {
+    fn largest(pool: &Path, space: Space) -> PathBuf {
         let tables = pool.join(format!("trees/{}/tables", Space::ALL[space as usize].1));
         let tables = fs::read_dir(tables).unwrap().flatten().map(|entry| entry.path()); // it has tables
-        let table = tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap(); // as above
+        tables.max_by_key(|path| path.metadata().unwrap().len()).unwrap() // as above
+    }
+
+    /// Flips ten bytes at a third of the largest table of a keyspace, or of one of its sections.
+    fn damage(pool: &Path, space: Space, section: Option<&[u8]>) {
+        let table = largest(pool, space);
         let mut bytes = fs::read(&table).unwrap(); // it was listed
-        let at = bytes.len() / 3;
+        let at = match section {
+            // It is a table.
+            Some(name) => sfa::Reader::new(&table).unwrap().toc().section(name).unwrap().pos() as usize + 5,
+            None => bytes.len() / 3,
+        };
         bytes[at..at + 10].iter_mut().for_each(|byte| *byte ^= 0x55);
         fs::write(table, bytes).unwrap(); // as above
     }
@@ -164,7 +173,7 @@ mod tests {
         {
             let dir = pool_with_jobs().await;
             fill(dir.path(), space, kinds);
-            damage(dir.path(), space);
+            damage(dir.path(), space, None);
             assert!(loaded(dir.path(), table).is_err(), "{space:?}: the pool does not start");
             let told = repair(dir.path(), false).unwrap(); // it can be judged
             assert_eq!(told.damage.len(), 1, "{space:?}: {told}");
@@ -185,13 +194,48 @@ mod tests {
         }
     }
 
+    /// Guards against a pool that does not open and of which a repair finds nothing wrong.
+    #[tokio::test]
+    async fn a_table_that_cannot_be_opened_is_named_and_set_aside() {
+        for section in [&b"meta"[..], b"tli", b"toc"] {
+            let part = String::from_utf8_lossy(section);
+            let dir = pool_with_jobs().await;
+            fill(dir.path(), Space::Push, &[b"s"]);
+            match section {
+                // It stands at the end.
+                b"toc" => {
+                    let table = largest(dir.path(), Space::Ready);
+                    let len = table.metadata().unwrap().len(); // it was written
+                    fs::OpenOptions::new().write(true).open(table).unwrap().set_len(len - 9).unwrap(); // as above
+                }
+                section => damage(dir.path(), Space::Ready, Some(section)),
+            }
+            let table = largest(dir.path(), Space::Ready);
+            let named = format!("table {}", table.file_name().unwrap().to_string_lossy()); // it has one
+            let refused = DiskEngine::open(options(dir.path())).map(drop).expect_err("a table is damaged");
+            assert!(refused.to_string().contains(&named), "{part}: the start says which, and not: {refused}");
+            let told = repair(dir.path(), false).unwrap(); // it can be judged
+            assert!(
+                told.damage.iter().any(|line| line.contains(&named)),
+                "{part}: the repair says which: {told}"
+            );
+            assert!(!told.opens(), "{part}: nothing was changed: {told}");
+            let told = repair(dir.path(), true).unwrap(); // it can be repaired
+            assert!(told.accepted, "{part}: {told}");
+            let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+            let ready = engine.size(&queue(), SizeOf::Ready).await.unwrap().jobs; // nothing is wrong with the disk
+            assert_eq!(ready, JOBS, "{part}: jobs that are in their list again");
+            engine.close().await;
+        }
+    }
+
     /// Guards against a repair that empties a list, then fails, and finds nothing to rebuild the next time.
     #[tokio::test]
     async fn a_list_is_rebuilt_although_the_counts_of_quotas_cannot_be_read() {
         let dir = pool_with_jobs().await;
         fill(dir.path(), Space::Quotas, &[b"u"]);
-        damage(dir.path(), Space::Ready);
-        damage(dir.path(), Space::Quotas);
+        damage(dir.path(), Space::Ready, None);
+        damage(dir.path(), Space::Quotas, None);
         let told = repair(dir.path(), true);
         let again = repair(dir.path(), true);
         let engine = DiskEngine::open(options(dir.path()));
