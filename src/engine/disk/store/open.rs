@@ -10,7 +10,7 @@ use super::durable::sync;
 use super::log::group::{self, Item};
 use super::log::judge::{self, Findings, LogDamage};
 use super::log::manifest::Manifest;
-use super::log::{self, Log};
+use super::log::{self, Log, start};
 use super::trees::{self, Trees, Written};
 use super::{Slice, Space, Store, StoreLimits, describe, is_full, is_unreadable_io, tables};
 
@@ -241,13 +241,13 @@ pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Resu
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
     if closed != Some(findings.last.number) {
-        log::rewrite(&dir, &manifest, &findings).map_err(io)?;
+        start::rewrite(&dir, &manifest, &findings).map_err(io)?;
     }
     let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
     if let Some(damage) = behind(&trees, &findings) {
         return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
-    log::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
+    start::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
@@ -316,7 +316,7 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
     let dir = path.join(log::DIR);
     let mut aside = Aside::new(path)?;
     let mut total = 0;
-    for (slot, _, bytes) in log::torn_bytes(&dir, manifest, torn)? {
+    for (slot, _, bytes) in start::torn_bytes(&dir, manifest, torn)? {
         let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         total += end;
         match aside.copy(&dir.join(slot.to_string()), &bytes[..end]) {
@@ -325,7 +325,7 @@ fn set_torn_aside(path: &Path, manifest: &Manifest, torn: &judge::Torn) -> std::
             done => done?,
         }
     }
-    log::clear_torn(&dir, manifest, torn)?;
+    start::clear_torn(&dir, manifest, torn)?;
     let path = path.display().to_string();
     tracing::warn!(path, bytes = total, "the log's torn end, which nobody was answered for, was set aside");
     Ok(())

@@ -3,8 +3,9 @@
 //!
 //! `magic:8 pool:8 first:8 synced:8 count:4 (slot:4 turn:8)* check:8`.
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -27,6 +28,13 @@ const CHECK: usize = 8;
 /// How messages call a file of the log.
 pub fn name(slot: u32) -> String {
     format!("{DIR}/{slot}")
+}
+
+/// Opens a file of the log in `dir`, made if it is not there.
+pub fn open_file(dir: &Path, slot: u32) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.open(dir.join(slot.to_string()))
 }
 
 /// What the file says.

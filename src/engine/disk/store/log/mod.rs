@@ -13,11 +13,12 @@
 pub mod group;
 pub mod judge;
 pub mod manifest;
+pub mod start;
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Result};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,9 +27,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::group::{Draft, FILE_HEAD, FileHead, Group};
-use self::judge::{Findings, Torn};
+use self::judge::Findings;
 pub use self::manifest::DIR;
-use self::manifest::{FILE, Manifest};
+use self::manifest::{FILE, Manifest, open_file};
 use super::durable;
 
 /// So many bytes get their blocks at a time, and so many a new file has.
@@ -109,12 +110,6 @@ impl Files {
     fn turn(&self) -> u64 {
         self.used.back().map_or(0, |used| used.turn)
     }
-}
-
-fn open_file(dir: &Path, slot: u32) -> Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.open(dir.join(slot.to_string()))
 }
 
 /// Makes a file whose first bytes have their blocks. The name is not synced.
@@ -458,7 +453,7 @@ impl Log {
             let used: Vec<_> = files.used.iter().map(|used| (used.slot, used.turn)).collect();
             (tail.at, tail.last.number, files.first, used)
         };
-        write_again(&self.dir, to, &files, at as usize)?;
+        start::write_again(&self.dir, to, &files, at as usize)?;
         durable::sync(to)?;
         Manifest { pool: self.pool, first, synced: last, files }.write(to)
     }
@@ -484,76 +479,10 @@ fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {
     fs::remove_file(dir.join(slot.to_string()))
 }
 
-/// Writes the bytes of each file in its place once more, synced. After an unclean end the system may show bytes that
-/// never reached the disk: when a sync has failed they stay in memory, and no later sync writes them.
-pub fn rewrite(dir: &Path, manifest: &Manifest, findings: &Findings) -> Result<()> {
-    let (last, at) = findings.end;
-    write_again(dir, dir, &manifest.files[..=last], at)
-}
-
-/// Writes the bytes of these files into files of the same names, synced; of the last one those before `end`.
-fn write_again(from: &Path, to: &Path, files: &[(u32, u64)], end: usize) -> Result<()> {
-    for (n, (slot, _)) in files.iter().enumerate() {
-        let mut bytes = fs::read(from.join(slot.to_string()))?;
-        if n + 1 == files.len() {
-            bytes.truncate(end);
-        }
-        let file = open_file(to, *slot)?;
-        file.write_all_at(&bytes, 0)?;
-        file.sync_data()?;
-    }
-    Ok(())
-}
-
-/// The bytes of a torn end, and those of all files behind it.
-pub fn torn_bytes(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<Vec<(u32, u64, Vec<u8>)>> {
-    let mut parts = Vec::new();
-    for (n, (slot, _)) in manifest.files.iter().enumerate().skip(torn.file) {
-        let from = if n == torn.file { torn.bytes.start } else { 0 };
-        let bytes = fs::read(dir.join(slot.to_string()))?;
-        parts.push((*slot, from as u64, bytes.get(from..).unwrap_or_default().to_vec()));
-    }
-    Ok(parts)
-}
-
-/// Overwrites a torn end with zeros, so that nobody takes a group in it for one of those that will be written there.
-pub fn clear_torn(dir: &Path, manifest: &Manifest, torn: &Torn) -> Result<()> {
-    // From behind: as long as it is not done, the rest looks torn.
-    for (slot, from, bytes) in torn_bytes(dir, manifest, torn)?.into_iter().rev() {
-        let file = open_file(dir, slot)?;
-        file.write_all_at(&vec![0; bytes.len()], from)?;
-        file.sync_data()?;
-    }
-    Ok(())
-}
-
-/// Shows the groups of the log from `first` on, one after the other, as the manifest and `findings` say.
-pub fn replay(
-    dir: &Path,
-    manifest: &Manifest,
-    findings: &Findings,
-    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
-) -> Result<()> {
-    for (slot, _) in manifest.files.iter().take(findings.end.0 + 1) {
-        let bytes = fs::read(dir.join(slot.to_string()))?;
-        let (mut at, mut next) = (FILE_HEAD, FileHead::read(&bytes).map_or(0, |head| head.first));
-        while let Some((group, end)) = group::read(&bytes, at, manifest.pool) {
-            // Behind the last one there may be one of an earlier turn.
-            if group.number != next || group.number > findings.last.number {
-                break;
-            }
-            if group.number >= manifest.first {
-                each(group.number, &bytes[at..])?;
-            }
-            (at, next) = (end, next + 1);
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::judge::LogDamage;
+    use super::start::{clear_torn, replay, rewrite, torn_bytes};
     use super::*;
     use crate::engine::disk::store::Space;
 
@@ -776,6 +705,9 @@ mod tests {
             let (dir, log) = new();
             std::thread::scope(|scope| {
                 let tended = scope.spawn(|| {
+                    while log.last() == 0 {
+                        std::thread::yield_now();
+                    }
                     for _ in 0..100 {
                         // The last twenty groups are needed.
                         log.tend(log.last().saturating_sub(20)).unwrap(); // nothing is wrong with the disk
