@@ -2,13 +2,16 @@
 //! that nobody has open. What a list alone knows is lost: how many tries its jobs have left, and which of them had moved
 //! on since their record was written. Settings stand in no job: of those the rows that can be read are kept.
 
-use std::collections::{HashMap, HashSet, hash_map};
+use std::collections::HashSet;
 use std::path::Path;
+
+use bytes::Bytes;
 
 use crate::engine::disk::codec::{self, Entry, FIRST_SEQ, Location, META_CLOCK, META_SEQ, QUOTA, Record};
 use crate::engine::disk::store::open::{self, OpenError};
 use crate::engine::disk::store::txn::Txn;
-use crate::engine::disk::store::{Fatal, Space, Store, StoreLimits};
+use crate::engine::disk::store::{Fatal, Slice, Space, Store, StoreLimits};
+use crate::name::JobKey;
 
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
@@ -40,52 +43,10 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     if damaged.is_empty() && !gaps {
         return Ok(0);
     }
-    // Jobs that stand in a list that can be read stay there.
-    let mut listed = HashSet::new();
-    for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
-        visit(store, list, |prefix, entry| {
-            listed.insert((codec::job_key(prefix, entry.id), entry.generation));
-        })?;
-    }
-    // Everything is read before anything is changed.
-    let (mut lost, mut keys) = (Vec::new(), Vec::new());
-    for item in store.all(Space::Jobs) {
-        let (key, value) = item?;
-        let Ok(record) = codec::read_record(&key, &value) else { continue };
-        if let Some(name) = &record.key {
-            keys.push((key.to_vec(), name.clone(), record.generation));
-        }
-        let quarantined = store.get(Space::Quarantine, &key)?.is_some();
-        if !quarantined && !listed.contains(&(key.to_vec(), record.generation)) {
-            lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
-        }
-    }
-    let mut kept = Vec::new();
-    for settings in SETTINGS.into_iter().filter(|settings| damaged.contains(settings)) {
-        kept.extend(store.readable(settings)?.into_iter().map(|(key, value)| (settings, key, value)));
-    }
-    // What namespaces with a quota have is counted anew.
-    kept.retain(|(settings, key, _)| *settings != Space::Quotas || key.starts_with(QUOTA));
-    let mut counts = Vec::new();
-    if !damaged.contains(&Space::Quotas) {
-        for row in store.range(Space::Quotas, codec::used_keys()) {
-            counts.push(row?.0);
-        }
-    }
-    let mut next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
-    // Since when they were there is lost.
-    let since = Some(store.number(META_CLOCK)?.unwrap_or(0));
-    let mut names = HashMap::new();
-    for (key, _) in &lost {
-        let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
-        if let hash_map::Entry::Vacant(name) = names.entry(prefix) {
-            let is_known = store.get(Space::Queues, name.key())?.is_some();
-            name.insert(is_known);
-        }
-    }
+    let known = Known::read(store, &damaged)?;
     let mut txn = Txn::new(store.clone());
-    for (settings, key, value) in kept {
-        txn.put(settings, key, value);
+    for (settings, key, value) in &known.settings {
+        txn.put(*settings, key.clone(), value.clone());
     }
     // They are in the log before what is damaged goes: nothing else says them.
     txn.settle(true)?;
@@ -98,48 +59,117 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     for list in lists {
         tracing::warn!(
             ?list,
-            jobs_in_no_list = lost.len(),
+            jobs_in_no_list = known.lost.len(),
             "a list cannot be read and is rebuilt from the jobs"
         );
         store.clear(list)?;
     }
-    // What is there may say that a queue is paused.
-    for (prefix, _) in names.iter().filter(|(_, is_known)| !**is_known) {
-        txn.put(Space::Queues, prefix, codec::queue_value(None));
-    }
-    txn.put(Space::Meta, META_SEQ, (next + lost.len() as u64).to_be_bytes());
-    for (key, record) in &lost {
-        let (id, queue) = codec::read_job_key(key)?;
-        let prefix = codec::queue_key(&queue);
-        let entry = Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
-        match record.location {
-            Location::Delayed(timer) if gaps || damaged.contains(&Space::Delayed) => {
-                txn.put(Space::Delayed, codec::timer_key(timer), codec::timer_value(&prefix, &entry));
+    known.write(&mut txn, |list| gaps || damaged.contains(&list))?;
+    txn.settle(true)?;
+    Ok(known.lost.len() as u64)
+}
+
+/// What can be read of a store, of which some keyspaces cannot. Everything is read before anything is changed.
+#[derive(Default)]
+struct Known {
+    /// The jobs that stand in no list, without their bodies.
+    lost: Vec<(Vec<u8>, Record)>,
+    /// Jobs with keys, and their generations.
+    keys: Vec<(Vec<u8>, JobKey, u64)>,
+    /// Rows of settings.
+    settings: Vec<(Space, Slice, Slice)>,
+    /// What namespaces with a quota have: it is counted anew.
+    counts: Vec<Slice>,
+    /// Queues of lost jobs that no list of queues names.
+    queues: HashSet<Bytes>,
+    /// The first free number,
+    next: u64,
+    /// and the pool's time: since when lost jobs were where they were is lost.
+    now: u64,
+}
+
+impl Known {
+    fn read(store: &Store, damaged: &[Space]) -> Result<Known, Fatal> {
+        // Jobs that stand in a list that can be read stay there.
+        let mut listed = HashSet::new();
+        for list in LISTS.into_iter().filter(|list| !damaged.contains(list)) {
+            visit(store, list, |prefix, entry| {
+                listed.insert((codec::job_key(prefix, entry.id), entry.generation));
+            })?;
+        }
+        let mut known = Known::default();
+        for item in store.all(Space::Jobs) {
+            let (key, value) = item?;
+            let Ok(record) = codec::read_record(&key, &value) else { continue };
+            if let Some(name) = &record.key {
+                known.keys.push((key.to_vec(), name.clone(), record.generation));
             }
-            Location::Dead(seq) if gaps || damaged.contains(&Space::Dead) => {
-                txn.put(Space::Dead, codec::list_key(&prefix, seq), codec::list_value(&entry, since));
-            }
-            // In their order, behind all others: where they stood, another job may stand by now.
-            Location::Ready(_) | Location::Delayed(_) | Location::Dead(_) => {
-                txn.put(Space::Ready, codec::list_key(&prefix, next), codec::list_value(&entry, since));
-                next += 1;
+            let quarantined = store.get(Space::Quarantine, &key)?.is_some();
+            if !quarantined && !listed.contains(&(key.to_vec(), record.generation)) {
+                known.lost.push((key.to_vec(), Record { body: Default::default(), ..record }));
             }
         }
-        txn.relieve()?;
+        for settings in SETTINGS.into_iter().filter(|settings| damaged.contains(settings)) {
+            known
+                .settings
+                .extend(store.readable(settings)?.into_iter().map(|(key, value)| (settings, key, value)));
+        }
+        known.settings.retain(|(settings, key, _)| *settings != Space::Quotas || key.starts_with(QUOTA));
+        if !damaged.contains(&Space::Quotas) {
+            for row in store.range(Space::Quotas, codec::used_keys()) {
+                known.counts.push(row?.0);
+            }
+        }
+        for (key, _) in &known.lost {
+            let prefix = codec::queue_key(&codec::read_job_key(key)?.1);
+            // What is there may say that a queue is paused.
+            if store.get(Space::Queues, &prefix)?.is_none() {
+                known.queues.insert(prefix);
+            }
+        }
+        known.next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
+        known.now = store.number(META_CLOCK)?.unwrap_or(0);
+        Ok(known)
     }
-    if gaps || damaged.contains(&Space::Keys) {
-        for (key, name, generation) in &keys {
+
+    /// Writes what stands in no list into those that are `rebuilt`, or makes it ready.
+    fn write(&self, txn: &mut Txn, rebuilt: impl Fn(Space) -> bool) -> Result<(), Fatal> {
+        let (mut next, since) = (self.next, Some(self.now));
+        for prefix in &self.queues {
+            txn.put(Space::Queues, prefix, codec::queue_value(None));
+        }
+        txn.put(Space::Meta, META_SEQ, (next + self.lost.len() as u64).to_be_bytes());
+        for (key, record) in &self.lost {
+            let (id, queue) = codec::read_job_key(key)?;
+            let prefix = codec::queue_key(&queue);
+            let entry =
+                Entry { id, tries: TRIES, generation: record.generation, keyed: record.key.is_some() };
+            match record.location {
+                Location::Delayed(timer) if rebuilt(Space::Delayed) => {
+                    txn.put(Space::Delayed, codec::timer_key(timer), codec::timer_value(&prefix, &entry));
+                }
+                Location::Dead(seq) if rebuilt(Space::Dead) => {
+                    txn.put(Space::Dead, codec::list_key(&prefix, seq), codec::list_value(&entry, since));
+                }
+                // In their order, behind all others: where they stood, another job may stand by now.
+                Location::Ready(_) | Location::Delayed(_) | Location::Dead(_) => {
+                    txn.put(Space::Ready, codec::list_key(&prefix, next), codec::list_value(&entry, since));
+                    next += 1;
+                }
+            }
+            txn.relieve()?;
+        }
+        for (key, name, generation) in self.keys.iter().filter(|_| rebuilt(Space::Keys)) {
             let (id, queue) = codec::read_job_key(key)?;
             let row = codec::key_key(&codec::queue_key(&queue), name);
             txn.put(Space::Keys, row, codec::key_value(id, *generation));
             txn.relieve()?;
         }
+        for count in &self.counts {
+            txn.delete(Space::Quotas, count.clone());
+        }
+        Ok(())
     }
-    for count in counts {
-        txn.delete(Space::Quotas, count);
-    }
-    txn.settle(true)?;
-    Ok(lost.len() as u64)
 }
 
 /// Reads a list from the first entry to the last, and shows each with the prefix of its queue.
