@@ -55,11 +55,12 @@ pub mod metered;
 pub mod migration;
 mod next_due;
 pub mod notifier;
+pub mod observer;
 pub mod redis;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -70,6 +71,7 @@ pub use self::calls::{
     Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
 use self::notifier::Notifier;
+use self::observer::Observer;
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -217,6 +219,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// A consumer waits for this queue from now on. The notifier says for how long.
     fn watch(&self, queue: &Queue);
+
+    /// From now on tells `observer` what the store does beside what it answers.
+    fn observe(&self, observer: Arc<dyn Observer>);
 
     /// Whether the store serves requests now. One without room for more does.
     async fn check(&self) -> Result<()>;

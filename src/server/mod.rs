@@ -37,6 +37,7 @@ use crate::outage::Outage;
 use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
+use crate::process::version::Version;
 use crate::pump;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
@@ -126,7 +127,8 @@ impl Server {
         let (admin_listener, admin) =
             listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
-        let metrics = Arc::new(Metrics::default());
+        let (metrics, build) = (Arc::new(Metrics::default()), Version::current());
+        metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let mut stores = Stores::default();
@@ -211,12 +213,14 @@ impl Server {
         let routes = http::api(state.clone(), names(api, &config.host, false));
         let of_address = half_unless(config.max_connections_per_address, files.connections);
         let most = (files.connections, of_address);
-        let port = http::serve("public", api_listener, routes, most, api_tasks.clone());
+        let metrics = state.metrics.port("public", most.0);
+        let port = http::serve("public", api_listener, routes, most, metrics, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
         let routes = http::admin(state.clone(), names);
         let most = (files.admin_connections, half_unless(0, files.admin_connections));
-        let port = http::serve("admin", admin_listener, routes, most, admin_tasks.clone());
+        let metrics = state.metrics.port("admin", most.0);
+        let port = http::serve("admin", admin_listener, routes, most, metrics, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         // A pool that moves closes its two stores.

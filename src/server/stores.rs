@@ -85,6 +85,7 @@ pub async fn open_stores(
                     .map_err(|e| failed(&e))?
                     .map_err(|e| failed(&e))?;
                 stores.disks.insert(name.clone(), disk.clone());
+                metrics.engine.pool(&name).on_disk(pool.min_free_disk.saturating_mul(1 << 20));
                 let poisoned = disk.clone();
                 let failed_for_good = StoreFailure::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)

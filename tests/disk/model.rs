@@ -141,7 +141,7 @@ struct World {
 
 /// A job without its receipt, which is the engine's own business.
 fn plain(job: &Job) -> Job {
-    Job { receipt: 0, ..job.clone() }
+    Job { receipt: 0, due: 0, ..job.clone() }
 }
 
 fn job_key(key: &str) -> JobKey {

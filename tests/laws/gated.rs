@@ -2,13 +2,14 @@
 //! panic; that can keep its notifications to itself; and that can be away or hang as a whole.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
+use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
@@ -286,6 +287,10 @@ impl<E: Engine> Engine for Gated<E> {
 
     fn watch(&self, queue: &Queue) {
         self.inner.watch(queue);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.inner.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

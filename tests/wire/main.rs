@@ -6,6 +6,7 @@ mod common;
 mod connections;
 mod fuzz;
 mod http;
+mod metrics;
 mod moving;
 mod outage;
 mod player;

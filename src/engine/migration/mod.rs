@@ -66,6 +66,7 @@ use self::pauses::PauseCopier;
 pub use self::stores::PATIENCE;
 use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
 use super::notifier::Notifier;
+use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf,
@@ -270,6 +271,11 @@ impl Engine for Migration {
     fn watch(&self, queue: &Queue) {
         self.stores.old.watch(queue);
         self.stores.new.watch(queue);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.stores.old.observe(observer.clone());
+        self.stores.new.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -9,17 +9,21 @@ use std::time::Duration;
 use tokio_util::sync::DropGuard;
 
 use super::arming::Watch;
+use super::cache::HandOvers;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
 use crate::engine::notifier::Notifiers;
+use crate::engine::observer::Observers;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 
+/// How many of the hand-overs of this process are remembered at least.
+const REMEMBERED_HAND_OVERS: usize = 131_072;
 /// How long a new engine waits for its connections. A busy machine needs some of it.
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 
@@ -53,6 +57,9 @@ pub struct Link {
     pub shared: SharedConnection,
     pub clock: RedisClock,
     pub notifiers: Notifiers,
+    pub observers: Observers,
+    /// What this process remembers of what it handed out.
+    pub handed_out: HandOvers,
     pub watch: Watch,
     pub ready_lists: Box<dyn ReadyLists>,
     pub tasks: Tasks,
@@ -104,6 +111,8 @@ impl Link {
             outage,
             clock: RedisClock::new(),
             notifiers: Notifiers::default(),
+            observers: Observers::default(),
+            handed_out: HandOvers::new(REMEMBERED_HAND_OVERS),
             watch: Watch::default(),
             ready_lists: Box::new(ready_lists),
             tasks,

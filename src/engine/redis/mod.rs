@@ -48,6 +48,7 @@ use crate::clock::Millis;
 use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
+use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
@@ -57,7 +58,7 @@ use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use batches::MAX_WAITING;
-use cache::{RecordedQueues, TriesCache};
+use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
 use verbs::check::first_check;
@@ -71,8 +72,6 @@ use self::pauses::Pauses;
 
 /// RPOP and LPOP take a count since this version.
 pub(crate) const OLDEST: (u32, u32) = (6, 2);
-/// How many running jobs' tries are remembered at least.
-const TRIES_CACHED: usize = 131_072;
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
@@ -98,7 +97,6 @@ impl RedisEngine {
             scripts: Scripts::default(),
             next_due: NextDue::default(),
             recorded_queues: RecordedQueues::default(),
-            tries: TriesCache::new(TRIES_CACHED),
             pauses: Pauses::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
@@ -266,6 +264,10 @@ impl Engine for RedisEngine {
 
     fn watch(&self, queue: &Queue) {
         self.core.watch.arm([queue.clone()]);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.core.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

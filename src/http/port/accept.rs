@@ -11,8 +11,9 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connection::{LAST_CALL, Routes, connection};
+use super::connection::{Counted, LAST_CALL, Routes, connection};
 use crate::http::state::failed_logins::network;
+use crate::metrics::PortMetrics;
 use crate::process::tasks::Tasks;
 
 /// How many connections may wait to be accepted.
@@ -43,20 +44,23 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
 
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
 /// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue. Those
-/// of one address beyond `most_of_address` are closed. `port` is what the log calls it.
+/// of one address beyond `most_of_address` are closed. `port` is what the log calls it; `metrics` are its own.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
     routes: impl Routes,
     (most, most_of_address): (usize, usize),
+    metrics: PortMetrics,
     tasks: Tasks,
 ) {
     let mut addresses = Addresses { most: most_of_address, connected: HashMap::default(), sweep_at: 0 };
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
     let [mut trouble, mut refused] = [(); 2].map(|()| AcceptTrouble { port, failing: None });
-    let begin = |stream, addr, permit| {
-        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
+    let begin = |stream, addr, (permit, place)| {
+        let counted = Counted { _permit: permit, _place: place, _connected: metrics.connected() };
+        let counted = (counted, metrics.clone());
+        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), counted));
     };
     let accept = async || {
         // Nobody closes the semaphore.
@@ -76,6 +80,7 @@ pub async fn serve(
                 }
             }
             Err(error) => {
+                metrics.accept_failures.inc();
                 trouble.failed(&error);
                 drop(permit);
                 sleep(ACCEPT_PAUSE).await;

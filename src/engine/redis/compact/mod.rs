@@ -43,6 +43,7 @@ use super::watch;
 use crate::clock::Millis;
 use crate::engine::batch;
 use crate::engine::notifier::Notifier;
+use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
@@ -270,6 +271,10 @@ impl Engine for CompactEngine {
 
     fn watch(&self, queue: &Queue) {
         self.core.watch.arm([queue.clone()]);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.core.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {
