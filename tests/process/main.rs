@@ -7,6 +7,7 @@ mod config_files;
 mod disk_faults;
 mod faketime;
 mod fleet;
+mod monitoring;
 mod power_cut;
 mod queue_cli;
 mod redis_stall;
