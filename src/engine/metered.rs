@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
+use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
@@ -229,6 +230,10 @@ impl Engine for Metered {
 
     async fn stats(&self) -> Result<Stats> {
         self.step(Operation::Stats, self.inner.stats()).await
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.step(Operation::Delays, self.inner.delays(count)).await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {

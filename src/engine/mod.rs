@@ -50,6 +50,7 @@
 
 pub mod batch;
 mod calls;
+pub mod delays;
 pub mod disk;
 pub mod metered;
 pub mod migration;
@@ -70,6 +71,7 @@ pub use self::calls::{
     Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas,
     Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
+use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
 use self::observer::Observer;
 use crate::clock::Millis;
@@ -205,6 +207,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// Every queue that jobs were published to, sorted, with its sizes; and figures of the whole store. For a scrape of
     /// the metrics. A store may forget queues long empty.
     async fn stats(&self) -> Result<Stats>;
+
+    /// How many delayed jobs fall due when. Reads all of them in bounded steps, and rests between these: seconds for
+    /// millions. Jobs that come, go or fall due meanwhile may be missed.
+    async fn delays(&self, count: &DelayCount) -> Result<Delays>;
 
     /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole,
     /// with [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what

@@ -288,6 +288,43 @@ mod tests {
         assert_eq!(series, MOST_QUEUES + 1, "the rest share one series");
     }
 
+    /// Guards against the largest queue, which hides behind ten thousand small ones.
+    #[test]
+    fn the_largest_queues_keep_their_names() {
+        let (metrics, pool) = (Metrics::default(), PoolName::default_pool());
+        let names: Vec<Queue> = (0..MOST_QUEUES + 100).map(|i| queue(&format!("q{i}"))).collect();
+        let of = |(i, queue)| {
+            let (ready, dead) = if i < 100 { (0, 0) } else { (1, 2) };
+            QueueFigures { queue, ready, dead, delayed: Some(1), running: None, oldest_ready: None }
+        };
+        let largest = queue("z-the-largest");
+        let large = QueueFigures {
+            queue: &largest,
+            ready: 1_000_000,
+            dead: 0,
+            delayed: Some(1),
+            running: None,
+            oldest_ready: Some(Duration::from_secs(9)),
+        };
+        metrics.sizes(&pool, 0, None, names.iter().enumerate().map(of).chain([large]));
+        let text = String::from_utf8(metrics.text()).expect("it is text");
+        let sizes = |name: &str| {
+            let start = format!(r#"infra_lmstfy_redis_queue_sizes{{namespace="{name}""#);
+            text.lines().filter(|line| line.starts_with(&start)).count()
+        };
+        assert_eq!((sizes("ns"), sizes("(other)")), (MOST_QUEUES, 1), "series of sizes");
+        for line in [
+            r#"infra_lmstfy_redis_queue_sizes{namespace="ns",pool="default",queue="z-the-largest"} 1000000"#,
+            r#"dormouse_oldest_ready_seconds{namespace="ns",pool="default",queue="z-the-largest"} 9"#,
+            r#"dormouse_queue_jobs{namespace="(other)",pool="default",queue="(other)",state="delayed"} 101"#,
+        ] {
+            assert!(text.contains(line), "missing {line}");
+        }
+        metrics.forget_figures();
+        let text = String::from_utf8(metrics.text()).expect("it is text");
+        assert!(!text.contains("queue_sizes{"), "what nobody says any more is absent");
+    }
+
     #[test]
     fn a_refused_token_is_not_shown() {
         let metrics = Metrics::default();

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
+use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
@@ -273,6 +274,11 @@ impl<E: Engine> Engine for Gated<E> {
     async fn stats(&self) -> Result<Stats> {
         self.up().await?;
         self.inner.stats().await
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.up().await?;
+        self.inner.delays(count).await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {

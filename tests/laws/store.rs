@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dormouse::clock::Millis;
+use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{Held, QueueSize, Release, Released};
 use dormouse::error::{Error, Result};
@@ -71,6 +73,60 @@ pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
     let stats = ok("stats", s.engine().stats().await);
     let oldest = stats.queues.iter().find(|size| size.queue == q).and_then(|size| size.oldest_ready);
     assert_eq!((oldest, stats.overdue), (None, None), "nothing is ready, and nothing due");
+}
+
+/// Guards against a forecast that leaves jobs out, counts them twice, or counts those of others.
+pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
+    const HOUR: Millis = 3_600_000;
+    let (a, b, other) = (queue_in("a", "q"), queue_in("a", "r"), queue_in("ab", "q"));
+    let hours = |n: u64| Duration::from_secs(3600 * n);
+    s.put_all([1, 1, 3].map(|n| job(&a, "delayed").delay(hours(n)))).await;
+    s.put_all([1, 50].map(|n| job(&b, "delayed").delay(hours(n)))).await;
+    s.put(job(&other, "delayed").delay(hours(2))).await;
+    // None of these is delayed, but for the first, which is due.
+    s.put(job(&a, "overdue").delay(SHORT).tries(2)).await;
+    s.put_all(["ready", "running", "acked"].map(|body| job(&b, body).tries(2))).await;
+    s.take(&b, 2, LONG).await;
+    let acked = s.put(job(&a, "acked").delay(hours(1))).await;
+    s.ack(&acked).await;
+    s.advance(SHORT).await;
+    let counted = async |of: DelayedOf, most: usize| {
+        let count = DelayCount { of, step: HOUR, most };
+        ok("delays", s.engine().delays(&count).await)
+    };
+    let all = counted(DelayedOf::All, 100).await;
+    let slack = ms(s.differences().slack);
+    assert!(all.now.abs_diff(s.engine().now()) <= slack + ms(TIMEOUT), "by the store's clock: {}", all.now);
+    let parts =
+        |delays: &Delays| (delays.overdue, delays.steps.values().copied().collect::<Vec<_>>(), delays.later);
+    // An hour begins between now and then: jobs of one delay may be in two steps only if the test began at its end.
+    assert_eq!((all.overdue, all.later, all.delayed()), (1, 0, 7), "all of them: {all:?}");
+    assert!(all.steps.keys().all(|begins| begins % HOUR == 0), "whole steps: {all:?}");
+    assert!(all.steps.values().all(|jobs| *jobs > 0), "none is empty: {all:?}");
+    let last = *all.steps.keys().next_back().expect("some");
+    assert!((48..=50).contains(&((last - all.now / HOUR * HOUR) / HOUR)), "the last in 50 hours: {all:?}");
+    let first = counted(DelayedOf::All, 1).await;
+    assert_eq!(first.steps.first_key_value(), all.steps.first_key_value(), "the first step");
+    assert_eq!((first.steps.len(), first.delayed()), (1, 7), "and the rest is later: {:?}", parts(&first));
+    for (of, expected) in [
+        (DelayedOf::Namespace(a.namespace.clone()), 6),
+        (DelayedOf::Namespace(other.namespace.clone()), 1),
+        (DelayedOf::Queue(a.clone()), 4),
+        (DelayedOf::Queue(b.clone()), 2),
+        (DelayedOf::Queue(queue("nothing")), 0),
+    ] {
+        let some = counted(of.clone(), 100).await;
+        assert_eq!(some.delayed(), expected, "of {of:?}: {some:?}");
+    }
+}
+
+/// Guards against jobs between two parts, and among many that are due together, that count twice or not at all.
+pub async fn delays_of_many_jobs_are_counted_in_parts(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((0..2100).map(|n| job(&q, "x").delay(Duration::from_secs(10 + 40 * (n % 3))))).await;
+    let count = DelayCount { of: DelayedOf::Queue(q), step: 60_000, most: 100 };
+    let delays = ok("delays", s.engine().delays(&count).await);
+    assert_eq!(delays.delayed(), 2100, "{delays:?}");
 }
 
 /// Guards against a lateness that contains the delay, or the time that the last worker had.

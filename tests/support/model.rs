@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
+use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
@@ -795,6 +796,24 @@ impl Engine for ModelEngine {
             queues: state.queues.keys().map(size).collect(),
             gauges: Vec::new(),
         })
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let (state, now) = self.open()?;
+        let mut delays = Delays::new(now);
+        for stored in state.jobs.values() {
+            let counts = match &count.of {
+                DelayedOf::All => true,
+                DelayedOf::Namespace(namespace) => stored.job.queue.namespace == *namespace,
+                DelayedOf::Queue(queue) => stored.job.queue == *queue,
+            };
+            if let State::Delayed { due } = stored.state
+                && counts
+            {
+                delays.add(due, count);
+            }
+        }
+        Ok(delays)
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {

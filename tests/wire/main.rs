@@ -4,6 +4,7 @@ mod admin;
 mod body_memory;
 mod common;
 mod connections;
+mod delays;
 mod fuzz;
 mod http;
 mod metrics;

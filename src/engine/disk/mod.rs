@@ -41,7 +41,7 @@ use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-pub use self::store::open::OpenError;
+pub use self::store::open::{FORMAT, OpenError};
 pub use self::store::repair::RepairReport;
 use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
@@ -54,6 +54,7 @@ use self::upkeep::sweep::ShareStore;
 use self::verbs::ack::Ack;
 use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest, TakenDead};
+use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
@@ -74,6 +75,7 @@ use self::writer::poison::Poison;
 use self::writer::threads::Stop;
 use self::writer::{Writer, heartbeat, mailbox, threads};
 use super::batch::BatchLimit;
+use super::delays::{DelayCount, Delays};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::observer::{Observer, Observers};
@@ -439,6 +441,13 @@ impl Engine for DiskEngine {
         gauges.push(("disk_free_bytes", self.room.free() as f64));
         gauges.push(("disk_full", f64::from(u8::from(self.room.is_low()))));
         Ok(Stats { timers: figures.timers, overdue: figures.overdue, queues, gauges })
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let store = self.handle.ask(ShareStore).await?;
+        let (count, now, stop) = (count.clone(), self.handle.clock.now_micros(), self.stop.clone());
+        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, now, &stop));
+        counted.await?.ok_or(Error::Closed)
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {

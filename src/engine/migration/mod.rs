@@ -65,6 +65,7 @@ use tokio::time::timeout;
 use self::pauses::PauseCopier;
 pub use self::stores::PATIENCE;
 use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
+use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
@@ -256,6 +257,12 @@ impl Engine for Migration {
 
     async fn stats(&self) -> Result<Stats> {
         self.stores.stats().await
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let (mut all, new) = tokio::try_join!(self.stores.old.delays(count), self.stores.new.delays(count))?;
+        all.merge(new, count.most);
+        Ok(all)
     }
 
     /// Of the new store, to which publishes go.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
@@ -56,6 +56,8 @@ pub struct Link {
     /// For everything off the hot path.
     pub shared: SharedConnection,
     pub clock: RedisClock,
+    /// Of the Redis that the engine began with, if it says.
+    pub version: OnceLock<String>,
     pub notifiers: Notifiers,
     pub observers: Observers,
     /// What this process remembers of what it handed out.
@@ -110,6 +112,7 @@ impl Link {
             connections,
             outage,
             clock: RedisClock::new(),
+            version: OnceLock::new(),
             notifiers: Notifiers::default(),
             observers: Observers::default(),
             handed_out: HandOvers::new(REMEMBERED_HAND_OVERS),

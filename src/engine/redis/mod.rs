@@ -46,6 +46,7 @@ pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
 use crate::engine::batch::{self, Caller};
+use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
@@ -124,6 +125,11 @@ impl RedisEngine {
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
+    }
+
+    /// The version of the Redis, if it says.
+    pub fn version(&self) -> Option<&str> {
+        self.core.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
@@ -252,6 +258,10 @@ impl Engine for RedisEngine {
 
     async fn stats(&self) -> Result<Stats> {
         self.open()?.stats().await
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.open()?.delays(count).await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
