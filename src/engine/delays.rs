@@ -40,9 +40,20 @@ pub struct Delays {
     later_from: Option<Millis>,
 }
 
-/// How long a store that is counted rests after each part of the work, for so long as that took.
-pub fn rest(took: Duration) -> Duration {
-    took / 2
+/// The rests of a store that is counted: a third of what the work takes. Short ones are put together, since a timer
+/// counts in milliseconds.
+#[derive(Debug, Default)]
+pub struct Rests(Duration);
+
+impl Rests {
+    /// The shortest.
+    const SHORTEST: Duration = Duration::from_millis(4);
+
+    /// How long to rest after a part of the work that took so long.
+    pub fn after(&mut self, took: Duration) -> Duration {
+        self.0 += took / 3;
+        if self.0 < Rests::SHORTEST { Duration::ZERO } else { std::mem::take(&mut self.0) }
+    }
 }
 
 impl Delays {

@@ -1,7 +1,7 @@
 //! Laws of the store as a whole: its health, its figures, its end.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::Millis;
@@ -10,6 +10,7 @@ use dormouse::engine::observer::Observer;
 use dormouse::engine::{Held, QueueSize, Release, Released};
 use dormouse::error::{Error, Result};
 use dormouse::name::Queue;
+use parking_lot::Mutex;
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -163,12 +164,12 @@ struct Told(Mutex<BTreeMap<(&'static str, String), u64>>);
 impl Told {
     fn add(&self, what: &'static str, of: &str, jobs: u64) {
         if jobs > 0 {
-            *self.0.lock().unwrap().entry((what, of.into())).or_default() += jobs;
+            *self.0.lock().entry((what, of.into())).or_default() += jobs;
         }
     }
 
     fn of(&self, what: &'static str, of: &str) -> u64 {
-        self.0.lock().unwrap().get(&(what, of.to_owned())).copied().unwrap_or(0)
+        self.0.lock().get(&(what, of.to_owned())).copied().unwrap_or(0)
     }
 }
 

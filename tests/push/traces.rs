@@ -82,7 +82,8 @@ async fn a_trace_survives_the_sleep_of_its_job(store: Store) {
     };
     take("after its delay").await;
     let again: Value = take("after its ttr").await;
-    let (id, receipt) = (again["job_id"].as_str().unwrap(), again["receipt"].as_str().unwrap());
+    let text = |field: &str| again[field].as_str().unwrap_or_else(|| panic!("{field} in {again}"));
+    let (id, receipt) = (text("job_id"), text("receipt"));
     let release = format!("/api/ns/q/job/{id}/release?receipt={receipt}&delay=0.1&spend=0");
     send(server.api("POST", &release, &token)).await.expect(200);
     take("after its release").await;

@@ -95,7 +95,7 @@ async fn the_life_of_jobs_is_to_be_seen(store: Store) {
         let path = format!(
             "/api/ns/q/job/{}/{what}?receipt={}",
             job.job_id(),
-            job.json["receipt"].as_str().unwrap()
+            job.json["receipt"].as_str().expect("a receipt")
         );
         send(server.api("POST", &path, &token)).await.expect(200);
     };

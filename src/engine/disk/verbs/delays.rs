@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::time::Instant;
 
 use crate::clock::Micros;
-use crate::engine::delays::{DelayCount, DelayedOf, Delays, rest};
+use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::disk::codec::{self, TimerKey};
 use crate::engine::disk::store::{Fatal, Space, Store};
 use crate::engine::disk::writer::threads::Stop;
@@ -25,6 +25,7 @@ pub fn count(store: &Store, count: &DelayCount, now: Micros, stop: &Stop) -> Res
         DelayedOf::All | DelayedOf::Namespace(_) => queue.starts_with(&prefix),
     };
     let (mut delays, mut last): (Delays, Option<TimerKey>) = (Delays::new(now / 1000), None);
+    let mut rests = Rests::default();
     loop {
         let began = Instant::now();
         let from = last.map_or(Bound::Unbounded, |last| Bound::Excluded(codec::timer_key(last)));
@@ -40,7 +41,7 @@ pub fn count(store: &Store, count: &DelayCount, now: Micros, stop: &Stop) -> Res
         if read < PART {
             return Ok(Some(delays));
         }
-        if stop.stopped_within(rest(began.elapsed())) {
+        if stop.stopped_within(rests.after(began.elapsed())) {
             return Ok(None);
         }
     }

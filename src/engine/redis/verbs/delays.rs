@@ -5,7 +5,7 @@ use redis::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::Millis;
-use crate::engine::delays::{DelayCount, DelayedOf, Delays, rest};
+use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::keys;
@@ -38,6 +38,7 @@ impl RedisCore {
             DelayedOf::Queue(queue) => keys::member_prefix(queue),
         };
         let (mut delays, mut from, mut read): (Option<Delays>, String, u64) = (None, String::new(), 0);
+        let mut rests = Rests::default();
         loop {
             let began = Instant::now();
             let mut cmd = self.scripts.count_timers.call(1);
@@ -51,7 +52,7 @@ impl RedisCore {
                 return Ok(std::mem::take(delays));
             }
             (from, read) = (next, next_read);
-            sleep(rest(began.elapsed())).await;
+            sleep(rests.after(began.elapsed())).await;
             self.is_open()?;
         }
     }

@@ -7,7 +7,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::partitions::Partition;
 use super::super::together;
 use crate::clock::Millis;
-use crate::engine::delays::{DelayCount, DelayedOf, Delays, rest};
+use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::verbs::delays::add;
 use crate::error::Result;
@@ -46,7 +46,7 @@ impl CompactCore {
         count: &DelayCount,
         delays: &mut Option<Delays>,
     ) -> Outcome<()> {
-        let (mut from, mut read) = (String::new(), 0_u64);
+        let (mut from, mut read, mut rests) = (String::new(), 0_u64, Rests::default());
         loop {
             let began = Instant::now();
             let mut cmd = self.call(&self.scripts.count_near, partition);
@@ -58,7 +58,7 @@ impl CompactCore {
                 return Ok(());
             }
             (from, read) = (next, next_read);
-            sleep(rest(began.elapsed())).await;
+            sleep(rests.after(began.elapsed())).await;
         }
     }
 
@@ -68,7 +68,7 @@ impl CompactCore {
         count: &DelayCount,
         delays: &mut Option<Delays>,
     ) -> Outcome<()> {
-        let (mut from, mut behind) = (String::new(), Vec::new());
+        let (mut from, mut behind, mut rests) = (String::new(), Vec::new(), Rests::default());
         loop {
             let began = Instant::now();
             let mut cmd = self.call(&self.scripts.count_far, partition);
@@ -80,7 +80,7 @@ impl CompactCore {
                 return Ok(());
             }
             (from, behind) = (next, bucket);
-            sleep(rest(began.elapsed())).await;
+            sleep(rests.after(began.elapsed())).await;
         }
     }
 }
