@@ -2,7 +2,8 @@
 -- KEYS    timer_set | ready lists, the first is served first | their dead letters
 -- ARGV    per ready list: prefix of its job keys, prefix of its timer members
 --         per run of jobs with the same ttr: how many, ttr in us
--- returns {now, elements that were garbage, 1 = there may be more jobs, {ready lists of another type},
+-- returns {now, elements that were garbage, 1 = there may be more jobs, {ready lists of another type}, {per job that
+--         died, since it had no tries left: ready list},
 --         {per job: ready list, id, tries left, due in us, ttl left in ms (-1 = forever), value}}
 -- bound   1000 elements popped, 2 MiB of values and one value more, 128 jobs (the caller's)
 local MAX_POPPED, MAX_BYTES, STEP, SKIP_STEP = 1000, 2097152, 32, 250
@@ -11,7 +12,7 @@ local run = 2 * lists + 1
 local left_in_run, wanted = tonumber(ARGV[run]), 0
 for i = run, #ARGV, 2 do wanted = wanted + tonumber(ARGV[i]) end
 local popped, bytes, garbage, more = 0, 0, 0, 0
-local other_types, jobs, timers = {}, {}, {}
+local other_types, died, jobs, timers = {}, {}, {}, {}
 -- A job that is popped and gets no timer is lost, so nothing may fail after the first pop. A timer set of another
 -- type fails here, before it.
 call('ZCARD', KEYS[1])
@@ -54,6 +55,8 @@ for list = 1, lists do
                 -- The dead letter is of another type: the pump tries again in a minute.
                 timers[t + 1] = score(now + 60000000)
                 timers[t + 2] = member .. struct.pack('<HH', 0, #id) .. id
+              else
+                died[#died + 1] = list
               end
             else
               -- Two microseconds apart, so that jobs that come back together keep their order, and odd (see
@@ -89,4 +92,4 @@ for list = 1, lists do
   end
 end
 if #timers > 0 then call('ZADD', KEYS[1], unpack(timers)) end
-return {now, garbage, more, other_types, jobs}
+return {now, garbage, more, other_types, died, jobs}

@@ -4,22 +4,36 @@
 -- KEYS    timer_set
 -- ARGV    how many at most
 -- returns {now, how many left the timer, us until the next is due (-1 = none), members that were garbage,
---         members put off because their list has another type, {ns/queue that got ready jobs}}
+--         members put off because their list has another type, {ns/queue that got ready jobs}, {per ns/queue with some:
+--         name, jobs whose hand-over has ended and that are ready again, jobs that died}}
 -- bound   200 members (the caller's)
 local t, byte = KEYS[1], string.byte
 local second, most = string.format('%.0f', math.floor(now / 1000000)), tonumber(ARGV[1])
-local due = call('ZRANGEBYSCORE', t, '-inf', score(now), 'LIMIT', 0, most)
+-- Members of the range, and behind them their scores: delayed jobs are due at even microseconds and running ones at odd
+-- ones, which tells those that come again.
+local function read_due(from, to, limit, due, scores)
+  local found = call('ZRANGEBYSCORE', t, from, to, 'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #found, 2 do
+    due[#due + 1] = found[i]
+    scores[#due] = found[i + 1]
+  end
+  return due, scores
+end
+local due, scores = read_due('-inf', score(now), most, {}, {})
 -- Members of this second without a fraction are not due yet. The due ones stand before and behind them.
 local below, early = #due, #due > 0 and call('ZCOUNT', t, second, second) or 0
 if early > 0 then
-  due = call('ZRANGEBYSCORE', t, '-inf', '(' .. second, 'LIMIT', 0, most)
+  due, scores = read_due('-inf', '(' .. second, most, {}, {})
   below = #due
-  if below < most then
-    local behind = call('ZRANGEBYSCORE', t, '(' .. second, score(now), 'LIMIT', 0, most - below)
-    for i = 1, #behind do due[below + i] = behind[i] end
-  end
+  if below < most then read_due('(' .. second, score(now), most - below, due, scores) end
 end
-local n, garbage, put_off, ready = #due, 0, 0, {}
+local n, garbage, put_off, ready, told = #due, 0, 0, {}, {}
+-- Whether the score is of a hand-over. Of lmstfy's, whole seconds, nobody can say it; whole seconds of delayed jobs are
+-- written half a microsecond later.
+local function ran(score)
+  local part = (score % 1) * 1000000
+  return part >= 0.75 and math.floor(part + 0.5) % 2 == 1
+end
 -- The names that the last member began with, and their group: the next begins with them too, mostly.
 local names, group
 -- A member is two names, tries and an id: answers group, tries, id, and the member's end from the tries on, which
@@ -47,12 +61,13 @@ if n > 0 then
   -- The first write frees memory, so that a full Redis can still be drained; nothing below it may fail.
   if n > below then call('ZREMRANGEBYRANK', t, below + early, n + early - 1) end
   if below > 0 then call('ZREMRANGEBYRANK', t, 0, below - 1) end
-  local keys, groups, tries, entries, whole, k = {}, {}, {}, {}, {}, 0
+  local keys, groups, tries, entries, whole, again, k = {}, {}, {}, {}, {}, {}, 0
   for i = 1, n do
     local group, left, id, entry = read(due[i])
     if group then
       k = k + 1
       keys[k], groups[k], tries[k], entries[k], whole[k] = 'j/' .. group .. '/' .. id, group, left, entry, due[i]
+      again[k] = left > 0 and ran(scores[i]) and 1 or 0
     else
       garbage = garbage + 1
     end
@@ -68,12 +83,13 @@ if n > 0 then
       end
       local l = lists[list]
       if not l then
-        l = {whole = {}, group = tries[i] > 0 and groups[i]}
+        l = {whole = {}, group = tries[i] > 0 and groups[i], of = groups[i], again = 0}
         lists[list] = l
         order[#order + 1] = list
       end
       l[#l + 1] = entry
       l.whole[#l.whole + 1] = whole[i]
+      l.again = l.again + again[i]
     end
   end
   for _, list in ipairs(order) do
@@ -82,8 +98,12 @@ if n > 0 then
       -- Not a list: another program's key. Look again in a minute, so that the others are not held up.
       for i = 1, #l do call('ZADD', t, score(now + 60000000 + i), l.whole[i]) end
       put_off = put_off + #l
-    elseif l.group then
-      ready[#ready + 1] = l.group
+    else
+      if l.group then ready[#ready + 1] = l.group end
+      if l.again > 0 or not l.group then
+        local k = #told
+        told[k + 1], told[k + 2], told[k + 3] = l.of, l.again, l.group and 0 or #l
+      end
     end
   end
 end
@@ -99,4 +119,4 @@ if head[2] then
   if next_due < 0 then next_due = 0 end
   if next_due > 1000000000 then next_due = 1000000000 end
 end
-return {now, n, next_due, garbage, put_off, ready}
+return {now, n, next_due, garbage, put_off, ready, told}

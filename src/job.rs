@@ -73,6 +73,11 @@ impl JobId {
         (self.ulid as u32).swap_bytes()
     }
 
+    /// When its delay ends.
+    pub fn first_due(self) -> Millis {
+        self.published_at() + 1000 * Millis::from(self.delay_seconds())
+    }
+
     /// Whether the stored form carries attributes.
     pub fn is_versioned(self) -> bool {
         self.versioned
@@ -168,6 +173,8 @@ pub struct Job {
     pub ttl: Option<Duration>,
     /// Since it was published; 0 when clocks disagree.
     pub elapsed: Duration,
+    /// When it became ready, as far as the store knows: the end of its delay, of a ttr, or of a release.
+    pub due: Millis,
     /// How many times it may be handed out after this one (consume), or still (peek of a queue's head).
     pub tries_left: u16,
     /// Which hand-over this is, in the engine's own terms; 0 when it was only read. [`give_back`] needs it. The highest

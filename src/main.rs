@@ -101,6 +101,7 @@ fn main() -> ExitCode {
     let links: Vec<&str> =
         env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
     let links = links.join(" ");
+    let config_file = file.clone();
     let config = match Config::load(file.as_deref(), env) {
         Ok(config) => config,
         Err(error) => return fail(2, &error),
@@ -114,7 +115,8 @@ fn main() -> ExitCode {
     if !links.is_empty() {
         tracing::info!(variables = links, "the variables of Kubernetes' service links are no configuration");
     }
-    let options = Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file };
+    let options =
+        Options { skip_verification: args.skip_verification, demo, pid_file: args.pid_file, config_file };
     let mut runtime = Builder::new_multi_thread();
     if let Some(threads) = threads(&config) {
         runtime.worker_threads(threads);
@@ -160,8 +162,8 @@ fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     }
 }
 
-/// Resolves at the first signal that ends the process. Until then SIGUSR1 opens the logs anew.
-fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = ()>> {
+/// Resolves at the first signal that ends the process, and says which. Until then SIGUSR1 opens the logs anew.
+fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = &'static str>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;
@@ -169,9 +171,9 @@ fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = ()>> {
     Ok(async move {
         loop {
             tokio::select! {
-                _ = term.recv() => return,
-                _ = int.recv() => return,
-                _ = hup.recv() => return,
+                _ = term.recv() => return "SIGTERM",
+                _ = int.recv() => return "SIGINT",
+                _ = hup.recv() => return "SIGHUP",
                 Some(()) = usr1.recv() => logs.reopen(),
             }
         }

@@ -37,6 +37,8 @@ struct Failing {
     since: Instant,
     last: Instant,
     failures: u64,
+    /// The first request that failed of it.
+    first_request: Option<String>,
 }
 
 impl Outage {
@@ -48,18 +50,35 @@ impl Outage {
 
     /// The store did not do what it was asked.
     pub fn failed(&self, error: &dyn Display) {
+        self.failed_for(error, None);
+    }
+
+    /// It did not do what a request asked for.
+    pub fn failed_request(&self, error: &dyn Display, request_id: &str) {
+        self.failed_for(error, Some(request_id));
+    }
+
+    fn failed_for(&self, error: &dyn Display, request_id: Option<&str>) {
         let now = Instant::now();
         let mut state = self.state.lock();
         match &mut *state {
             Some(failing) => {
                 failing.last = now;
                 failing.failures += 1;
+                if failing.first_request.is_none() {
+                    failing.first_request = request_id.map(str::to_owned);
+                }
             }
             None => {
-                *state = Some(Failing { since: now, last: now, failures: 1 });
+                *state = Some(Failing {
+                    since: now,
+                    last: now,
+                    failures: 1,
+                    first_request: request_id.map(str::to_owned),
+                });
                 self.on.store(true, Ordering::Relaxed);
                 self.began.notify_one();
-                tracing::error!(store = self.store, %error, "the store cannot be used");
+                tracing::error!(store = self.store, request_id, %error, "the store cannot be used");
             }
         }
     }
@@ -70,11 +89,12 @@ impl Outage {
             return;
         }
         let mut state = self.state.lock();
-        if let Some(Failing { since, last, failures }) = &*state
+        if let Some(Failing { since, last, failures, first_request }) = &*state
             && last.elapsed() >= SETTLED
         {
             let seconds = last.duration_since(*since).as_secs();
-            tracing::info!(store = self.store, failures, seconds, "the store can be used again");
+            let request_id = first_request.as_deref();
+            tracing::info!(store = self.store, failures, seconds, request_id, "the store can be used again");
             *state = None;
             self.on.store(false, Ordering::Relaxed);
         }

@@ -110,7 +110,7 @@ impl Server {
 
     /// How many requests its pushes have ended so far, with whatever outcome.
     pub async fn push_attempts(&self) -> Outcome<f64> {
-        Ok(self.metric("dormouse_push_attempts{").await?.iter().sum())
+        Ok(self.metric("dormouse_push_attempts_total{").await?.iter().sum())
     }
 
     /// Waits until this many polls are parked.

@@ -5,7 +5,8 @@
 --         queue is forgotten
 -- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
 --         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
---         bytes, queues}
+--         bytes, queues, {per queue with some: its name, jobs whose hand-over has ended and that are ready again, jobs
+--         that died}}
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
@@ -39,7 +40,16 @@ end
 local until_then = now
 if first[1] then until_then = math.min(now, first[2] * 1000 - 1) end
 local due = call('ZRANGEBYSCORE', timers, '-inf', until_then, 'WITHSCORES', 'LIMIT', 0, most)
-local moved, lists, order = #due / 2, {}, {}
+local moved, lists, order, told, order_told = #due / 2, {}, {}, {}, {}
+-- One more of a queue has come again, or died.
+local function tell(name, n)
+  local of = told[name]
+  if not of then
+    of = {0, 0}
+    told[name], order_told[#order_told + 1] = of, name
+  end
+  of[n] = of[n] + 1
+end
 if moved > 0 then
   call('ZREMRANGEBYRANK', timers, 0, moved - 1)
   for i = 1, #due, 2 do
@@ -59,6 +69,7 @@ if moved > 0 then
         if job then
           ready = job.tries > 0
           if not ready then die(job, time) end
+          tell(name, ready and 1 or 2)
         end
       end
       q.changed = true
@@ -151,4 +162,9 @@ for namespace, of in pairs(by_namespace) do
   freed[#freed + 1] = namespace
   for n = 1, 3 do freed[#freed + 1] = of[n] end
 end
-return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed}
+local ended = {}
+for _, name in ipairs(order_told) do
+  local k = #ended
+  ended[k + 1], ended[k + 2], ended[k + 3] = name, told[name][1], told[name][2]
+end
+return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended}

@@ -91,6 +91,10 @@ table! {
         "MaxBodyMemory" max_body_memory: usize = 512;
         /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
+        /// Dormouse's own. Networks of proxies that are believed who sent a request (`X-Forwarded-For`):
+        /// `["10.0.0.0/8"]`. In a variable they are separated by commas.
+        #[serde(deserialize_with = "list")]
+        "TrustedProxies" trusted_proxies: Vec<String> = Vec::new();
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         #[serde(deserialize_with = "unless_empty")]

@@ -140,6 +140,7 @@ mod tests {
             attributes: Default::default(),
             ttl: None,
             elapsed: Duration::ZERO,
+            due: 1,
             tries_left: 1,
             receipt: n,
         };

@@ -117,6 +117,11 @@ pub struct QueueSize {
     pub queue: Queue,
     pub ready: u64,
     pub dead: u64,
+    /// `None` where the store does not know them by queue.
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    /// For how long the first ready job has been ready; `None` when none is.
+    pub oldest_ready: Option<Duration>,
 }
 
 /// What a scrape of the metrics shows of a store.
@@ -124,6 +129,8 @@ pub struct QueueSize {
 pub struct Stats {
     /// Jobs with a timer: delayed ones and running ones.
     pub timers: u64,
+    /// How long ago the earliest of them was due; `None` when none is due.
+    pub overdue: Option<Duration>,
     pub queues: Vec<QueueSize>,
     /// Figures that only one kind of store has, by the name of their gauge (`used_mem_bytes`, …).
     pub gauges: Vec<(&'static str, f64)>,

@@ -1,4 +1,5 @@
-//! A wrapper that counts: every metric of an engine is recorded here, and nowhere else.
+//! A wrapper that counts: every metric of an engine is recorded here, and nowhere else. What no answer says the engine
+//! tells its observer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -6,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
+use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
+use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, How, JobList, JobPage, NewId, Once, Pause, Pausing, Placing,
     Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf,
@@ -15,27 +18,36 @@ use super::{
 use crate::clock::Millis;
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
-use crate::metrics::{Metrics, PoolMetrics};
+use crate::metrics::{Metrics, Operation, PoolMetrics};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 
 /// An engine whose work is counted under its pool's name.
 #[derive(Debug)]
 pub struct Metered {
     inner: Arc<dyn Engine>,
-    metrics: PoolMetrics,
+    metrics: Arc<PoolMetrics>,
 }
 
 impl Metered {
     /// Counts what `inner` does.
     pub fn new(inner: Arc<dyn Engine>, pool: &PoolName, metrics: &Metrics) -> Metered {
-        Metered { inner, metrics: metrics.engine.pool(pool) }
+        let metrics = metrics.engine.pool(pool);
+        inner.observe(metrics.clone());
+        Metered { inner, metrics }
     }
 
-    async fn step<T>(&self, command: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn step<T>(&self, operation: Operation, work: impl Future<Output = Result<T>>) -> Result<T> {
         let began = Instant::now();
         let result = work.await;
-        self.metrics.step(command, result.is_ok(), began.elapsed());
+        self.metrics.step(operation, result.is_ok(), began.elapsed());
         result
+    }
+
+    /// A step was for so many jobs. One without any says nothing.
+    fn batch(&self, operation: Operation, jobs: usize) {
+        if jobs > 0 {
+            self.metrics.batch(operation, jobs);
+        }
     }
 
     fn stored(&self, queue: &Queue, jobs: usize, delayed: usize) {
@@ -69,7 +81,7 @@ impl Engine for Metered {
         let queue_and_delayed =
             |Placing { job, at, .. }: &Placing| (job.queue.clone(), at.is_some() || !job.delay.is_zero());
         let mut jobs: Vec<(Queue, bool)> = publication.jobs.iter().map(queue_and_delayed).collect();
-        let published = self.step("publish", self.inner.publish(publication)).await?;
+        let published = self.step(Operation::Publish, self.inner.publish(publication)).await?;
         if let Published::Done(placed) = &published {
             replaces.iter().for_each(|job| self.forgotten(&job.queue, job.id));
             for ((queue, _), placed) in jobs.iter().zip(placed) {
@@ -88,15 +100,16 @@ impl Engine for Metered {
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
-        self.step("recall", self.inner.recall(queue, once)).await
+        self.step(Operation::Recall, self.inner.recall(queue, once)).await
     }
 
     async fn cancel_key(&self, queue: &Queue, key: &JobKey) -> Result<bool> {
-        self.step("cancel_key", self.inner.cancel_key(queue, key)).await
+        self.step(Operation::CancelKey, self.inner.cancel_key(queue, key)).await
     }
 
     async fn consume(&self, queues: &QueueList, ttrs: &[Duration]) -> Result<Consumed> {
-        let consumed = self.step("consume", self.inner.consume(queues, ttrs)).await?;
+        let consumed = self.step(Operation::Consume, self.inner.consume(queues, ttrs)).await?;
+        let now = self.inner.now();
         for job in &consumed.jobs {
             self.metrics.counters.consume_jobs.inc();
             self.metrics.counters.queue_pop_jobs.inc();
@@ -105,20 +118,23 @@ impl Engine for Metered {
             if queues.names().len() > 1 {
                 self.metrics.counters.consume_multi_jobs.inc();
             }
-            self.metrics.consumed(&job.queue, job.elapsed);
+            let late = Duration::from_millis(now.saturating_sub(job.due));
+            self.metrics.consumed(&job.queue, job.elapsed, late);
         }
+        self.batch(Operation::Consume, consumed.jobs.len());
         Ok(consumed)
     }
 
     async fn give_back(&self, jobs: Vec<Job>) -> Result<()> {
         let count = jobs.len() as u64;
-        self.step("give_back", self.inner.give_back(jobs)).await?;
+        self.step(Operation::GiveBack, self.inner.give_back(jobs)).await?;
         self.metrics.counters.given_back_jobs.inc_by(count);
+        self.batch(Operation::GiveBack, count as usize);
         Ok(())
     }
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
-        let stale = self.step("ack", self.inner.ack(queue, jobs)).await?;
+        let stale = self.step(Operation::Ack, self.inner.ack(queue, jobs)).await?;
         for (id, _) in jobs.iter().filter(|(id, _)| !stale.contains(id)) {
             self.forgotten(queue, *id);
         }
@@ -126,19 +142,25 @@ impl Engine for Metered {
     }
 
     async fn touch(&self, job: &JobRef, receipt: Receipt, ttr: Duration) -> Result<Held<Touched>> {
-        self.step("touch", self.inner.touch(job, receipt, ttr)).await
+        self.step(Operation::Touch, self.inner.touch(job, receipt, ttr)).await
     }
 
     async fn release(&self, job: &JobRef, receipt: Receipt, release: Release) -> Result<Held<Released>> {
-        self.step("release", self.inner.release(job, receipt, release)).await
+        let held = self.step(Operation::Release, self.inner.release(job, receipt, release)).await?;
+        match held {
+            Held::Done(Released::Back { .. }) => self.metrics.released(&job.queue),
+            Held::Done(Released::Dead) => self.metrics.died(&job.queue, 1),
+            Held::NotYours | Held::NotFound => {}
+        }
+        Ok(held)
     }
 
     async fn peek(&self, queue: &Queue) -> Result<Option<Job>> {
-        self.step("peek", self.inner.peek(queue)).await
+        self.step(Operation::Peek, self.inner.peek(queue)).await
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        let found = self.step("inspect", self.inner.inspect(queue, by, detail)).await?;
+        let found = self.step(Operation::Inspect, self.inner.inspect(queue, by, detail)).await?;
         // A look by key is no fetch of a job.
         let is_fetched = found.is_some() && matches!(by, By::Id(_));
         self.metrics.counters.pool_get_jobs.inc_by(u64::from(is_fetched));
@@ -146,34 +168,37 @@ impl Engine for Metered {
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {
-        self.step("list_jobs", self.inner.list_jobs(queue, list)).await
+        self.step(Operation::ListJobs, self.inner.list_jobs(queue, list)).await
     }
 
     async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
-        self.step("size", self.inner.size(queue, of)).await
+        self.step(Operation::Size, self.inner.size(queue, of)).await
     }
 
     async fn destroy(&self, queue: &Queue) -> Result<()> {
-        self.step("destroy", self.inner.destroy(queue)).await
+        self.step(Operation::Destroy, self.inner.destroy(queue)).await
     }
 
     async fn respawn(&self, queue: &Queue, which: Respawn<'_>) -> Result<Respawned> {
-        let respawned = self.step("respawn", self.inner.respawn(queue, which)).await;
+        let respawned = self.step(Operation::Respawn, self.inner.respawn(queue, which)).await;
         let done = match &respawned {
             Ok(respawned) => respawned.count,
             Err(Error::Partly { done, .. }) if matches!(which, Respawn::Oldest { .. }) => *done,
             Err(_) => 0,
         };
         self.metrics.counters.deadletter_respawn_jobs.inc_by(done);
+        self.batch(Operation::Respawn, done as usize);
         respawned
     }
 
     async fn delete_dead(&self, queue: &Queue, limit: u64) -> Result<u64> {
-        self.step("delete_dead", self.inner.delete_dead(queue, limit)).await
+        let deleted = self.step(Operation::DeleteDead, self.inner.delete_dead(queue, limit)).await?;
+        self.batch(Operation::DeleteDead, deleted as usize);
+        Ok(deleted)
     }
 
     async fn pause(&self, queue: &Queue, pausing: Pausing) -> Result<Option<Pause>> {
-        self.step("pause", self.inner.pause(queue, pausing)).await
+        self.step(Operation::Pause, self.inner.pause(queue, pausing)).await
     }
 
     async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
@@ -181,8 +206,9 @@ impl Engine for Metered {
     }
 
     async fn pump(&self) -> Result<Pumped> {
-        let pumped = self.step("pump", self.inner.pump()).await?;
+        let pumped = self.step(Operation::Pump, self.inner.pump()).await?;
         self.metrics.counters.timer_due_jobs.inc_by(pumped.moved as u64);
+        self.batch(Operation::Pump, pumped.moved);
         // More is due than the store moves in one step.
         let is_full = pumped.moved > 0 && pumped.next.is_zero();
         self.metrics.counters.timer_full_batches.inc_by(u64::from(is_full));
@@ -199,15 +225,19 @@ impl Engine for Metered {
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<QueuePage> {
-        self.step("list_queues", self.inner.list_queues(namespace, after, limit)).await
+        self.step(Operation::ListQueues, self.inner.list_queues(namespace, after, limit)).await
     }
 
     async fn stats(&self) -> Result<Stats> {
-        self.step("stats", self.inner.stats()).await
+        self.step(Operation::Stats, self.inner.stats()).await
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.step(Operation::Delays, self.inner.delays(count)).await
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
-        self.step("set_quotas", self.inner.set_quotas(quotas)).await
+        self.step(Operation::SetQuotas, self.inner.set_quotas(quotas)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
@@ -218,11 +248,41 @@ impl Engine for Metered {
         self.inner.watch(queue);
     }
 
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.inner.observe(observer);
+    }
+
     async fn check(&self) -> Result<()> {
         self.inner.check().await
     }
 
     async fn close(&self) {
         self.inner.close().await;
+    }
+}
+
+impl Observer for PoolMetrics {
+    fn published_together(&self, jobs: usize) {
+        self.batch(Operation::Publish, jobs);
+    }
+
+    fn acked_together(&self, jobs: usize) {
+        self.batch(Operation::Ack, jobs);
+    }
+
+    fn synced(&self, took: Duration, calls: usize) {
+        PoolMetrics::synced(self, took, calls);
+    }
+
+    fn died(&self, queue: &Queue, jobs: u64) {
+        PoolMetrics::died(self, queue, jobs);
+    }
+
+    fn redelivered(&self, queue: &Queue, jobs: u64) {
+        PoolMetrics::redelivered(self, queue, jobs);
+    }
+
+    fn expired(&self, jobs: u64) {
+        PoolMetrics::expired(self, jobs);
     }
 }

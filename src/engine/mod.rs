@@ -50,16 +50,18 @@
 
 pub mod batch;
 mod calls;
+pub mod delays;
 pub mod disk;
 pub mod metered;
 pub mod migration;
 mod next_due;
 pub mod notifier;
+pub mod observer;
 pub mod redis;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -69,7 +71,9 @@ pub use self::calls::{
     Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView, Quota, Quotas,
     Release, Released, Respawn, Respawned, Revival, Revived, Size, SizeOf, Stats, Touched, Tries,
 };
+use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
+use self::observer::Observer;
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -204,6 +208,10 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// the metrics. A store may forget queues long empty.
     async fn stats(&self) -> Result<Stats>;
 
+    /// How many delayed jobs fall due when. Reads all of them in bounded steps, and rests between these: seconds for
+    /// millions. Jobs that come, go or fall due meanwhile may be missed.
+    async fn delays(&self, count: &DelayCount) -> Result<Delays>;
+
     /// From now on a publish of any kind that would leave a namespace with more than its quota is refused as a whole,
     /// with [`OverQuota`](crate::error::Error::OverQuota). A job that is replaced in the same step counts no more; what
     /// stores nothing is not refused. Nothing else is. Takes the place of all quotas before. A store that others write
@@ -217,6 +225,9 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
 
     /// A consumer waits for this queue from now on. The notifier says for how long.
     fn watch(&self, queue: &Queue);
+
+    /// From now on tells `observer` what the store does beside what it answers.
+    fn observe(&self, observer: Arc<dyn Observer>);
 
     /// Whether the store serves requests now. One without room for more does.
     async fn check(&self) -> Result<()>;

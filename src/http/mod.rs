@@ -21,8 +21,8 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{logins, operations, push, quotas, tokens};
-pub use self::port::accept::{listen, serve};
+use self::operators::{delays, logins, operations, push, quotas, tokens};
+pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
 pub use self::request::origin::OwnNames;
@@ -30,12 +30,13 @@ use self::request::origin::{self, OriginCheck};
 pub use self::state::cursors::Cursors;
 pub use self::state::failed_logins::FailedLogins;
 pub use self::state::parked_tokens::keep_checked;
+pub use self::state::proxies::TrustedProxies;
 pub use self::state::{AppState, Defaults, PoolState, Readiness};
 
 /// The public port. With `-sv` on loopback no token keeps a page out that has its own name lead there.
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
     let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
-    let observe = Observe { state, guard: OriginCheck::Public(names) };
+    let observe = Observe { state, guard: OriginCheck::Public(names), port: "public" };
     Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
 }
 
@@ -73,8 +74,8 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ping", only(get(operations::ping)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for
-/// one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, what falls due when
+/// and the access log ask for one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
@@ -99,6 +100,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/push/{namespace}/{queue}/secret", only(post(push::new_secret)))
         .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
+        .route("/info/delays", only(get(delays::show)))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(operations::pools)))
@@ -108,7 +110,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/accesslog", get(operations::get_access_log))
         .route("/ping", only(get(operations::ping)))
         .route("/ready", only(get(operations::ready)));
-    finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)) })
+    finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" })
 }
 
 /// Answers 404 to all other methods of a route, as lmstfy does. HEAD is one of them: axum would run the GET

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use prometheus::core::{Collector, Desc, MetricVec, MetricVecBuilder};
 use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     exponential_buckets, proto::MetricFamily,
 };
 
@@ -17,6 +17,21 @@ use crate::name::PoolName;
 pub(super) const POOL: &[&str] = &["pool"];
 const QUEUE: &[&str] = &["pool", "namespace", "queue"];
 const STEP: &[&str] = &["node", "command", "status"];
+const OPERATION: &[&str] = &["pool", "operation"];
+const PORT: &[&str] = &["port"];
+
+/// Seconds from due to handed over: a millisecond is on time, a day is a queue that nobody consumes.
+const LATENESS: &[f64] = &[
+    0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0, 604_800.0,
+];
+/// Seconds of a step of a store.
+const STEP_SECONDS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0,
+];
+const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+/// Seconds of a request to an endpoint.
+const PUSH_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// Declares a struct of families, one line each: the help, then `field: Kind = name, labels, kind's options;`.
 macro_rules! families {
@@ -84,7 +99,7 @@ pool_counters! {
     /// Jobs respawned from dead letters.
     deadletter_respawn_jobs = "infra_lmstfy_redis_deadletter_respawn_jobs";
     /// Jobs given back because their consumer had left.
-    given_back_jobs = "dormouse_given_back_jobs";
+    given_back_jobs = "dormouse_given_back_jobs_total";
 }
 
 families! {
@@ -92,7 +107,7 @@ families! {
     HttpFamilies {
         /// How long requests took, long polls included.
         latency: Parted<HistogramVec> =
-            "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets(2.5, 9);
+            "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets::OfLmstfy(2.5, 9);
         /// Answers by status code.
         codes: Parted<IntCounterVec> =
             "infra_lmstfy_http_http_codes", &["pool", "namespace", "api", "method", "code"];
@@ -101,6 +116,30 @@ families! {
             "infra_lmstfy_http_rate_limit", &["pool", "namespace", "token", "action"];
         /// Consumers waiting in long polls.
         parked_polls: IntGauge = "dormouse_parked_polls", &[];
+        /// The most consumers that may wait in long polls.
+        parked_polls_limit: IntGauge = "dormouse_parked_polls_limit", &[];
+        /// Open connections of a port.
+        connections: IntGaugeVec = "dormouse_connections", PORT;
+        /// The most connections that a port takes; further ones wait.
+        connections_limit: IntGaugeVec = "dormouse_connections_limit", PORT;
+        /// Connections that could not be accepted, most likely for want of open files.
+        accept_failures: IntCounterVec = "dormouse_accept_failures_total", PORT;
+        /// Requests that are no HTTP, or whose head or path is too large: refused with 400, 431 or 414 before a route was looked for.
+        bad_requests: IntCounterVec = "dormouse_bad_requests_total", PORT;
+    }
+}
+
+families! {
+    /// What is told of the server as a whole, and of whether its stores can be used. Asked for at each scrape.
+    ServerFamilies {
+        /// Always 1; the labels say what runs.
+        build_info: IntGaugeVec = "dormouse_build_info", &["version", "commit"];
+        /// Whether the server is ready, as /ready says.
+        ready: IntGauge = "dormouse_ready", &[];
+        /// Whether the store of tokens and limits can be used.
+        tokens_up: IntGauge = "dormouse_tokens_up", &[];
+        /// Whether the pool's store can be used.
+        pool_up: IntGaugeVec = "dormouse_pool_up", POOL;
     }
 }
 
@@ -112,12 +151,12 @@ families! {
         /// Jobs handed out, by queue.
         consume_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
         /// From publish to hand-over, milliseconds.
-        job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets::OfLmstfy(3.5, 7);
         /// From publish to ack, milliseconds.
         job_ack_elapsed_ms: Parted<HistogramVec> =
-            "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(3.5, 7);
+            "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets::OfLmstfy(3.5, 7);
         /// How long the store took for one step, milliseconds.
-        latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets(3.5, 7);
+        latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets::OfLmstfy(3.5, 7);
         /// Steps that the store was asked for.
         qps: IntCounterVec = "infra_lmstfy_redis_qps", STEP;
         /// Delayed and running jobs.
@@ -126,17 +165,57 @@ families! {
         queue_sizes: IntGaugeVec = "infra_lmstfy_redis_queue_sizes", QUEUE;
         /// Dead jobs.
         deadletter_sizes: IntGaugeVec = "infra_lmstfy_redis_deadletter_sizes", QUEUE;
+        /// From due (the end of the delay, of the ttr, of a release) to handed over, in seconds.
+        lateness: Parted<HistogramVec> = "dormouse_lateness_seconds", QUEUE, Buckets::Upto(LATENESS);
+        /// For how long the first ready job of a queue has been ready; 0 when none is.
+        oldest_ready: GaugeVec = "dormouse_oldest_ready_seconds", QUEUE;
+        /// How long ago the earliest job was due that the pump has not moved yet; 0 when none is due.
+        timer_overdue: GaugeVec = "dormouse_timer_overdue_seconds", POOL;
+        /// Delayed and running jobs of a queue, where the store knows them.
+        queue_jobs: IntGaugeVec = "dormouse_queue_jobs", &["pool", "namespace", "queue", "state"];
+        /// 1 while the queue is paused.
+        queue_paused: IntGaugeVec = "dormouse_queue_paused", QUEUE;
+        /// Jobs that died, by whatever: no tries left, or buried.
+        dead_jobs: Parted<IntCounterVec> = "dormouse_dead_jobs_total", QUEUE;
+        /// Jobs that are ready again because the ttr of their hand-over has ended.
+        redelivered_jobs: Parted<IntCounterVec> = "dormouse_redelivered_jobs_total", QUEUE;
+        /// Jobs that their workers gave up for now.
+        released_jobs: Parted<IntCounterVec> = "dormouse_released_jobs_total", QUEUE;
+        /// Jobs whose ttl has ended before they were acked.
+        expired_jobs: IntCounterVec = "dormouse_expired_jobs_total", POOL;
+        /// How long one step of the store took, in seconds; sync is the disk's.
+        store_seconds: HistogramVec = "dormouse_store_seconds", OPERATION, Buckets::Upto(STEP_SECONDS);
+        /// How many jobs one step of the store was for; of a sync, how many calls it made last.
+        batch_jobs: HistogramVec = "dormouse_batch_jobs", OPERATION, Buckets::Upto(BATCH);
+        /// Free bytes on the disk below which publishes are refused.
+        disk_min_free: IntGaugeVec = "dormouse_disk_min_free_bytes", POOL;
     }
 }
+
+/// The figures that only one kind of store has: what stands behind `infra_lmstfy_redis_` in the name, and the help.
+pub(super) const FIGURES: &[(&str, &str)] = &[
+    ("max_mem_bytes", "The most memory that the Redis may use; 0 when it has no bound."),
+    ("used_mem_bytes", "Memory that the Redis uses."),
+    ("connections", "Clients that are connected to the Redis."),
+    ("blocking_connections", "Clients of the Redis that wait in a blocking command; Dormouse uses none."),
+    ("total_keys", "Keys in the Redis, those of other programs included."),
+    ("total_ttl_keys", "Keys in the Redis that expire."),
+    ("disk_bytes", "Bytes of the pool's files."),
+    ("disk_journals", "Files of the store's log; the next start reads them."),
+    ("disk_quarantined_jobs", "Jobs that cannot be read and are handed out to nobody."),
+    ("disk_ready_in_memory", "Ready jobs whose places in their queues are kept in memory."),
+    ("disk_free_bytes", "Free bytes on the pool's disk."),
+    ("disk_full", "Whether the disk is almost full: publishes are refused."),
+];
 
 families! {
     /// What is told of pushed queues.
     PushFamilies {
         /// Attempts to push a job, by what came of them.
         attempts: Parted<IntCounterVec> =
-            "dormouse_push_attempts", &["pool", "namespace", "queue", "outcome"];
-        /// How long attempts to push a job took, milliseconds.
-        milliseconds: Parted<HistogramVec> = "dormouse_push_milliseconds", QUEUE, Buckets(3.5, 7);
+            "dormouse_push_attempts_total", &["pool", "namespace", "queue", "outcome"];
+        /// How long attempts to push a job took, in seconds.
+        seconds: Parted<HistogramVec> = "dormouse_push_seconds", QUEUE, Buckets::Upto(PUSH_SECONDS);
         /// Requests of push that wait for their answer.
         in_flight: Parted<IntGaugeVec> = "dormouse_push_in_flight", QUEUE;
         /// Whether push waits for an endpoint that is down.
@@ -184,14 +263,22 @@ impl<V: Collector> Collector for Parted<V> {
     }
 }
 
-/// The buckets of a histogram begin at 15; how much larger each is than the one before, and how many there are.
+/// The buckets of a histogram.
 #[derive(Clone)]
-pub(super) struct Buckets(f64, usize);
+pub(super) enum Buckets {
+    /// From 15 on; how much larger each is than the one before, and how many there are.
+    OfLmstfy(f64, usize),
+    /// Where each ends.
+    Upto(&'static [f64]),
+}
 
 impl Family for HistogramVec {
     type Options = Buckets;
     fn declare(name: &str, help: &str, labels: &[&str], buckets: Buckets) -> prometheus::Result<Self> {
-        let buckets = exponential_buckets(15.0, buckets.0, buckets.1)?;
+        let buckets = match buckets {
+            Buckets::OfLmstfy(factor, count) => exponential_buckets(15.0, factor, count)?,
+            Buckets::Upto(ends) => ends.to_vec(),
+        };
         HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels)
     }
 }
@@ -207,6 +294,13 @@ impl Family for IntGaugeVec {
     type Options = ();
     fn declare(name: &str, help: &str, labels: &[&str], (): ()) -> prometheus::Result<Self> {
         IntGaugeVec::new(Opts::new(name, help), labels)
+    }
+}
+
+impl Family for GaugeVec {
+    type Options = ();
+    fn declare(name: &str, help: &str, labels: &[&str], (): ()) -> prometheus::Result<Self> {
+        GaugeVec::new(Opts::new(name, help), labels)
     }
 }
 

@@ -1,20 +1,24 @@
 //! The metric families ([`families`]), and who counts what in them: requests, and the pools' stores. Exceptions are the
-//! gauges for figures of a store's own, whose names the stores choose.
+//! gauges for figures of a store's own, which only one kind of store has.
 //! Takes plain values and names, and knows no engine and no HTTP types.
 
 mod families;
 mod requests;
 mod stores;
 
+use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ahash::HashMap;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 
-use self::families::{HttpFamilies, POOL, PoolFamilies, PushFamilies, StoreFamilies, register};
-pub use self::requests::{RouteMetrics, pattern};
-pub use self::stores::{EngineMetrics, PoolMetrics, PushSeries};
+use self::families::{
+    FIGURES, HttpFamilies, POOL, PoolFamilies, PushFamilies, ServerFamilies, StoreFamilies, register,
+};
+pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
+pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};
 use self::stores::{JOB_ID, MOST_QUEUES, OTHER, is_job_id};
 use crate::name::{Namespace, PoolName, Queue, Token};
 
@@ -23,23 +27,54 @@ use crate::name::{Namespace, PoolName, Queue, Token};
 pub struct Metrics {
     registry: Registry,
     http: HttpFamilies,
+    server: ServerFamilies,
     /// What engines do.
     pub engine: EngineMetrics,
     /// The gauges for figures of a store's own, by their names.
-    figures: Mutex<HashMap<&'static str, GaugeVec>>,
+    figures: Vec<(&'static str, GaugeVec)>,
+}
+
+/// What a scrape shows of one queue.
+#[derive(Clone, Debug)]
+pub struct QueueFigures<'a> {
+    pub queue: &'a Queue,
+    pub ready: u64,
+    pub dead: u64,
+    /// Where the store knows them.
+    pub delayed: Option<u64>,
+    pub running: Option<u64>,
+    /// For how long the first ready job has been ready.
+    pub oldest_ready: Option<Duration>,
+}
+
+/// Whether the stores can be used, and the server is ready, at the time of a scrape.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    pub ready: bool,
+    pub tokens: bool,
+    pub pools: Vec<(PoolName, bool)>,
 }
 
 impl Default for Metrics {
     fn default() -> Metrics {
         let registry = Registry::new();
         let http = HttpFamilies::register(&registry);
+        let server = ServerFamilies::register(&registry);
         let engine = EngineMetrics {
             pools: PoolFamilies::register(&registry),
             stores: Arc::new(StoreFamilies::register(&registry)),
             push: Arc::new(PushFamilies::register(&registry)),
             named: Arc::default(),
+            of_pools: Default::default(),
         };
-        Metrics { registry, http, engine, figures: Mutex::default() }
+        let figure = |(name, help): &(&'static str, &str)| {
+            let opts = Opts::new(format!("infra_lmstfy_redis_{name}"), *help);
+            (*name, register(&registry, GaugeVec::new(opts, POOL)))
+        };
+        let figures = FIGURES.iter().map(figure).collect();
+        // Fails only when it is registered twice.
+        let _ = registry.register(Box::new(ProcessCollector::for_self()));
+        Metrics { registry, http, server, engine, figures }
     }
 }
 
@@ -48,6 +83,22 @@ impl Metrics {
     pub fn route(&self, route: &str) -> RouteMetrics {
         let (latency, codes) = (self.http.latency.clone(), self.http.codes.clone());
         RouteMetrics { api: pattern(route), latency, codes, series: RwLock::default() }
+    }
+
+    /// Counts the connections of a port that takes so many, and what cannot be made a request of.
+    pub fn port(&self, port: &str, most: usize) -> PortMetrics {
+        self.http.connections_limit.with_label_values(&[port]).set(most as i64);
+        PortMetrics {
+            connections: self.http.connections.with_label_values(&[port]),
+            accept_failures: self.http.accept_failures.with_label_values(&[port]),
+            bad_requests: self.http.bad_requests.with_label_values(&[port]),
+        }
+    }
+
+    /// What runs, and how many polls may be parked.
+    pub fn began(&self, version: &str, commit: &str, most_polls: usize) {
+        self.server.build_info.with_label_values(&[version, commit]).set(1);
+        self.http.parked_polls_limit.set(i64::try_from(most_polls).unwrap_or(i64::MAX));
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.
@@ -60,55 +111,90 @@ impl Metrics {
         self.http.parked_polls.set(polls as i64);
     }
 
-    /// Before a scrape sets the sizes anew: forgets those of queues that are gone.
-    pub fn forget_sizes(&self) {
-        self.engine.stores.queue_sizes.reset();
-        self.engine.stores.deadletter_sizes.reset();
+    /// What can be used now.
+    pub fn health(&self, health: &Health) {
+        self.server.ready.set(health.ready.into());
+        self.server.tokens_up.set(health.tokens.into());
+        for (pool, up) in &health.pools {
+            self.server.pool_up.with_label_values(&[pool.as_str()]).set((*up).into());
+        }
     }
 
-    /// What a pool's store holds now: jobs with a timer, and each queue's ready and dead jobs.
+    /// Before a scrape sets anew what stores say: forgets it. A queue that is gone, and a store that is away, would show
+    /// their last figures for ever.
+    pub fn forget_figures(&self) {
+        let stores = &self.engine.stores;
+        let sizes = [&stores.queue_sizes, &stores.deadletter_sizes, &stores.timer_sizes];
+        sizes.into_iter().chain([&stores.queue_jobs, &stores.queue_paused]).for_each(|family| family.reset());
+        stores.oldest_ready.reset();
+        stores.timer_overdue.reset();
+        self.figures.iter().for_each(|(_, gauge)| gauge.reset());
+    }
+
+    /// What a pool's store holds now: jobs with a timer, how long the earliest of them is overdue, and each queue's.
+    /// Beyond the queues that have series of their own, those with the most ready and dead jobs keep their names.
     pub fn sizes<'a>(
         &self,
         pool: &PoolName,
         timers: u64,
-        queues: impl IntoIterator<Item = (&'a Queue, u64, u64)>,
+        overdue: Option<Duration>,
+        queues: impl IntoIterator<Item = QueueFigures<'a>>,
     ) {
         let stores = &self.engine.stores;
         stores.timer_sizes.with_label_values(&[pool.as_str()]).set(timers as i64);
-        let set = |[namespace, queue]: [&str; 2], ready: u64, dead: u64| {
-            let labels = [pool.as_str(), namespace, queue];
-            stores.queue_sizes.with_label_values(&labels).set(ready as i64);
-            stores.deadletter_sizes.with_label_values(&labels).set(dead as i64);
-        };
-        let (mut named, mut of_jobs, mut others) = (0, None, None);
-        for (queue, ready, dead) in queues {
-            let shared = if is_job_id(queue) {
-                &mut of_jobs
-            } else if named == MOST_QUEUES {
-                &mut others
-            } else {
-                named += 1;
-                set([queue.namespace.as_str(), queue.name.as_str()], ready, dead);
-                continue;
-            };
-            let (ready_before, dead_before) = shared.unwrap_or((0, 0));
-            *shared = Some((ready_before + ready, dead_before + dead));
+        stores.timer_overdue.with_label_values(&[pool.as_str()]).set(seconds(overdue));
+        let (mut of_jobs, mut named): (Vec<_>, Vec<_>) =
+            queues.into_iter().partition(|figures| is_job_id(figures.queue));
+        let mut others = Vec::new();
+        if named.len() > MOST_QUEUES {
+            named.sort_unstable_by_key(|of| (Reverse(of.ready + of.dead), of.queue));
+            others = named.split_off(MOST_QUEUES);
         }
-        for (name, sizes) in [(JOB_ID, of_jobs), (OTHER, others)] {
-            if let Some((ready, dead)) = sizes {
-                set([OTHER, name], ready, dead);
+        let counts = self.engine.pool(pool);
+        for figures in &named {
+            counts.knows(figures.queue);
+            let labels = [pool.as_str(), figures.queue.namespace.as_str(), figures.queue.name.as_str()];
+            self.queue(labels, std::slice::from_ref(figures));
+        }
+        for (name, figures) in [(JOB_ID, &mut of_jobs), (OTHER, &mut others)] {
+            if let Some(first) = figures.first() {
+                counts.knows(first.queue);
+                self.queue([pool.as_str(), OTHER, name], figures);
             }
         }
     }
 
-    /// A figure that only one kind of store has. Its gauge is declared when it first comes.
-    pub fn store_figure(&self, pool: &PoolName, name: &'static str, value: f64) {
-        let mut figures = self.figures.lock();
-        let gauge = figures.entry(name).or_insert_with(|| {
-            let opts = Opts::new(format!("infra_lmstfy_redis_{name}"), "A figure of the store itself.");
-            register(&self.registry, GaugeVec::new(opts, POOL))
-        });
-        gauge.with_label_values(&[pool.as_str()]).set(value);
+    /// The gauges of queues that share their labels.
+    fn queue(&self, labels @ [pool, namespace, queue]: [&str; 3], figures: &[QueueFigures<'_>]) {
+        let stores = &self.engine.stores;
+        let sum = |of: fn(&QueueFigures<'_>) -> u64| figures.iter().map(of).sum::<u64>() as i64;
+        stores.queue_sizes.with_label_values(&labels).set(sum(|figures| figures.ready));
+        stores.deadletter_sizes.with_label_values(&labels).set(sum(|figures| figures.dead));
+        let oldest = figures.iter().filter_map(|figures| figures.oldest_ready).max();
+        stores.oldest_ready.with_label_values(&labels).set(seconds(oldest));
+        let known = |of: fn(&QueueFigures<'_>) -> Option<u64>| figures.iter().map(of).sum::<Option<u64>>();
+        for (state, jobs) in
+            [("delayed", known(|figures| figures.delayed)), ("running", known(|figures| figures.running))]
+        {
+            if let Some(jobs) = jobs {
+                stores.queue_jobs.with_label_values(&[pool, namespace, queue, state]).set(jobs as i64);
+            }
+        }
+    }
+
+    /// These queues are paused. Those named after jobs are not shown.
+    pub fn paused<'a>(&self, pool: &PoolName, queues: impl IntoIterator<Item = &'a Queue>) {
+        for queue in queues.into_iter().filter(|queue| !is_job_id(queue)).take(MOST_QUEUES) {
+            let labels = [pool.as_str(), queue.namespace.as_str(), queue.name.as_str()];
+            self.engine.stores.queue_paused.with_label_values(&labels).set(1);
+        }
+    }
+
+    /// A figure that only one kind of store has: one of those that have a help.
+    pub fn store_figure(&self, pool: &PoolName, name: &str, value: f64) {
+        if let Some((_, gauge)) = self.figures.iter().find(|(figure, _)| *figure == name) {
+            gauge.with_label_values(&[pool.as_str()]).set(value);
+        }
     }
 
     /// Everything, in Prometheus's text format.
@@ -120,6 +206,11 @@ impl Metrics {
         }
         text
     }
+}
+
+/// Nothing is no time.
+fn seconds(time: Option<Duration>) -> f64 {
+    time.unwrap_or_default().as_secs_f64()
 }
 
 #[cfg(test)]
@@ -154,7 +245,15 @@ mod tests {
         let engine = metrics.engine.pool(&pool);
         engine.counters.publish_jobs.inc();
         engine.published(&queue("q"), 2);
-        metrics.sizes(&pool, 3, [(&queue("q"), 4, 5)]);
+        let of = QueueFigures {
+            queue: &queue("q"),
+            ready: 4,
+            dead: 5,
+            delayed: Some(6),
+            running: None,
+            oldest_ready: Some(Duration::from_millis(2500)),
+        };
+        metrics.sizes(&pool, 3, None, [of]);
         metrics.store_figure(&pool, "used_mem_bytes", 6.0);
         let text = String::from_utf8(metrics.text()).expect("it is text");
         for line in [
@@ -187,6 +286,43 @@ mod tests {
         assert_eq!(text.matches("# TYPE infra_lmstfy_redis_publish_queue_jobs ").count(), 1, "one family");
         let series = text.lines().filter(|l| l.starts_with("infra_lmstfy_redis_publish_queue_jobs")).count();
         assert_eq!(series, MOST_QUEUES + 1, "the rest share one series");
+    }
+
+    /// Guards against the largest queue, which hides behind ten thousand small ones.
+    #[test]
+    fn the_largest_queues_keep_their_names() {
+        let (metrics, pool) = (Metrics::default(), PoolName::default_pool());
+        let names: Vec<Queue> = (0..MOST_QUEUES + 100).map(|i| queue(&format!("q{i}"))).collect();
+        let of = |(i, queue)| {
+            let (ready, dead) = if i < 100 { (0, 0) } else { (1, 2) };
+            QueueFigures { queue, ready, dead, delayed: Some(1), running: None, oldest_ready: None }
+        };
+        let largest = queue("z-the-largest");
+        let large = QueueFigures {
+            queue: &largest,
+            ready: 1_000_000,
+            dead: 0,
+            delayed: Some(1),
+            running: None,
+            oldest_ready: Some(Duration::from_secs(9)),
+        };
+        metrics.sizes(&pool, 0, None, names.iter().enumerate().map(of).chain([large]));
+        let text = String::from_utf8(metrics.text()).expect("it is text");
+        let sizes = |name: &str| {
+            let start = format!(r#"infra_lmstfy_redis_queue_sizes{{namespace="{name}""#);
+            text.lines().filter(|line| line.starts_with(&start)).count()
+        };
+        assert_eq!((sizes("ns"), sizes("(other)")), (MOST_QUEUES, 1), "series of sizes");
+        for line in [
+            r#"infra_lmstfy_redis_queue_sizes{namespace="ns",pool="default",queue="z-the-largest"} 1000000"#,
+            r#"dormouse_oldest_ready_seconds{namespace="ns",pool="default",queue="z-the-largest"} 9"#,
+            r#"dormouse_queue_jobs{namespace="(other)",pool="default",queue="(other)",state="delayed"} 101"#,
+        ] {
+            assert!(text.contains(line), "missing {line}");
+        }
+        metrics.forget_figures();
+        let text = String::from_utf8(metrics.text()).expect("it is text");
+        assert!(!text.contains("queue_sizes{"), "what nobody says any more is absent");
     }
 
     #[test]

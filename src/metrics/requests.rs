@@ -1,10 +1,10 @@
-//! What is counted of requests, by route. Knows no HTTP types.
+//! What is counted of requests, by route, and of the connections that they come on. Knows no HTTP types.
 
 use std::time::Duration;
 
 use ahash::HashMap;
 use parking_lot::RwLock;
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::families::{Parted, ms};
 use crate::name::{Namespace, PoolName};
@@ -64,5 +64,32 @@ impl RouteMetrics {
         let (labels, code) = ([pool, namespace, &self.api, method], status.to_string());
         let codes = self.codes.with_label_values(&[pool, namespace, &self.api, method, &code]);
         RouteSeries { method, status, latency: self.latency.with_label_values(&labels), codes }
+    }
+}
+
+/// The connections of one port.
+#[derive(Clone, Debug)]
+pub struct PortMetrics {
+    pub(super) connections: IntGauge,
+    pub accept_failures: IntCounter,
+    /// What is no HTTP, or too large to be read.
+    pub bad_requests: IntCounter,
+}
+
+impl PortMetrics {
+    /// One more connection, for as long as what it gets is kept.
+    pub fn connected(&self) -> Connected {
+        self.connections.inc();
+        Connected(self.connections.clone())
+    }
+}
+
+/// A connection that is counted.
+#[derive(Debug)]
+pub struct Connected(IntGauge);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }

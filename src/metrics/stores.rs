@@ -25,6 +25,50 @@ pub(super) fn is_job_id(queue: &Queue) -> bool {
     JobId::parse(queue.name.as_str()).is_some()
 }
 
+/// Declares the operations of a store, each with the name that it has as a label.
+macro_rules! operations {
+    ($($operation:ident = $name:literal,)*) => {
+        /// What a store is asked for.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Operation { $($operation,)* }
+
+        impl Operation {
+            const ALL: &[Operation] = &[$(Operation::$operation,)*];
+
+            fn name(self) -> &'static str {
+                match self { $(Operation::$operation => $name,)* }
+            }
+        }
+    };
+}
+
+operations! {
+    Publish = "publish",
+    Recall = "recall",
+    CancelKey = "cancel_key",
+    Consume = "consume",
+    GiveBack = "give_back",
+    Ack = "ack",
+    Touch = "touch",
+    Release = "release",
+    Peek = "peek",
+    Inspect = "inspect",
+    ListJobs = "list_jobs",
+    Size = "size",
+    Destroy = "destroy",
+    Respawn = "respawn",
+    DeleteDead = "delete_dead",
+    Pause = "pause",
+    Pump = "pump",
+    ListQueues = "list_queues",
+    Stats = "stats",
+    Delays = "delays",
+    SetQuotas = "set_quotas",
+}
+
+/// The label of what a disk does by itself.
+const SYNC: &str = "sync";
+
 /// What [`Metered`](crate::engine::metered::Metered) records.
 #[derive(Debug)]
 pub struct EngineMetrics {
@@ -33,21 +77,15 @@ pub struct EngineMetrics {
     pub(super) push: Arc<PushFamilies>,
     /// The queues that have time series of their own.
     pub(super) named: Arc<Mutex<HashSet<Queue>>>,
+    /// Of each pool, once it was asked for.
+    pub(super) of_pools: Mutex<HashMap<PoolName, Arc<PoolMetrics>>>,
 }
 
 impl EngineMetrics {
-    pub fn pool(&self, pool: &PoolName) -> PoolMetrics {
-        PoolMetrics {
-            counters: self.pools.of(pool),
-            pool: pool.clone(),
-            stores: self.stores.clone(),
-            push: self.push.clone(),
-            named: self.named.clone(),
-            steps: RwLock::default(),
-            queues: RwLock::default(),
-            of_jobs: Arc::new(QueueSeries::new(OTHER, JOB_ID)),
-            others: Arc::new(QueueSeries::new(OTHER, OTHER)),
-        }
+    /// The metrics of a pool, whose series are born now.
+    pub fn pool(&self, pool: &PoolName) -> Arc<PoolMetrics> {
+        let new = || Arc::new(PoolMetrics::new(self, pool));
+        self.of_pools.lock().entry(pool.clone()).or_insert_with(new).clone()
     }
 }
 
@@ -59,54 +97,103 @@ pub struct PoolMetrics {
     stores: Arc<StoreFamilies>,
     push: Arc<PushFamilies>,
     named: Arc<Mutex<HashSet<Queue>>>,
-    /// By command, and whether the step went well.
-    steps: RwLock<HashMap<(&'static str, bool), StepSeries>>,
+    /// By [`Operation`].
+    steps: Box<[StepSeries]>,
+    /// Of a pool on a disk.
+    disk: OnceLock<DiskSeries>,
     /// Those of `named` that this pool has met.
     queues: RwLock<HashMap<Queue, Arc<QueueSeries>>>,
     /// Of the queues that are named after jobs.
-    of_jobs: Arc<QueueSeries>,
+    of_jobs: OnceLock<Arc<QueueSeries>>,
     /// Of the queues that there was no room for.
-    others: Arc<QueueSeries>,
+    others: OnceLock<Arc<QueueSeries>>,
 }
 
-/// How long steps took, and how many there were.
-type StepSeries = (Histogram, IntCounter);
+/// What is told of one operation. lmstfy's two are told apart by how the step went: well, or not.
+#[derive(Debug)]
+struct StepSeries {
+    seconds: Histogram,
+    jobs: Histogram,
+    ok: (Histogram, IntCounter),
+    failed: (Histogram, IntCounter),
+}
 
-/// The labels of a queue, and its time series as far as they have begun.
+#[derive(Debug)]
+struct DiskSeries {
+    sync_seconds: Histogram,
+    sync_calls: Histogram,
+    expired: IntCounter,
+}
+
+/// The time series of a queue. Those that lmstfy has begin when there is something to tell.
 #[derive(Debug)]
 struct QueueSeries {
     namespace: Box<str>,
     queue: Box<str>,
-    published: OnceLock<IntCounter>,
-    consumed: OnceLock<(IntCounter, Histogram)>,
+    published: IntCounter,
+    consumed: IntCounter,
+    lateness: Histogram,
+    dead: IntCounter,
+    redelivered: IntCounter,
+    released: IntCounter,
+    elapsed: OnceLock<Histogram>,
     acked: OnceLock<Histogram>,
 }
 
-impl QueueSeries {
-    fn new(namespace: &str, queue: &str) -> QueueSeries {
-        let (published, consumed, acked) = Default::default();
-        QueueSeries { namespace: namespace.into(), queue: queue.into(), published, consumed, acked }
-    }
-}
-
 impl PoolMetrics {
+    fn new(metrics: &EngineMetrics, pool: &PoolName) -> PoolMetrics {
+        let stores = metrics.stores.clone();
+        let steps = Operation::ALL.iter().map(|operation| {
+            let name = operation.name();
+            let of = |status| {
+                let labels = [pool.as_str(), name, status];
+                (stores.latency.with_label_values(&labels), stores.qps.with_label_values(&labels))
+            };
+            let labels = [pool.as_str(), name];
+            let seconds = stores.store_seconds.with_label_values(&labels);
+            let jobs = stores.batch_jobs.with_label_values(&labels);
+            StepSeries { seconds, jobs, ok: of("ok"), failed: of("error") }
+        });
+        PoolMetrics {
+            counters: metrics.pools.of(pool),
+            pool: pool.clone(),
+            steps: steps.collect(),
+            stores,
+            push: metrics.push.clone(),
+            named: metrics.named.clone(),
+            disk: OnceLock::new(),
+            queues: RwLock::default(),
+            of_jobs: OnceLock::new(),
+            others: OnceLock::new(),
+        }
+    }
+
+    /// The pool is on a disk, and refuses publishes when so few bytes are free.
+    pub fn on_disk(&self, min_free: u64) {
+        self.stores.disk_min_free.with_label_values(&[self.pool.as_str()]).set(min_free as i64);
+        self.disk();
+    }
+
+    fn disk(&self) -> &DiskSeries {
+        self.disk.get_or_init(|| DiskSeries {
+            sync_seconds: self.stores.store_seconds.with_label_values(&[self.pool.as_str(), SYNC]),
+            sync_calls: self.stores.batch_jobs.with_label_values(&[self.pool.as_str(), SYNC]),
+            expired: self.stores.expired_jobs.with_label_values(&[self.pool.as_str()]),
+        })
+    }
+
     /// `jobs` were published to a queue.
     pub fn published(&self, queue: &Queue, jobs: usize) {
-        let series = self.series(queue);
-        let published = || self.stores.publish_queue_jobs.with_label_values(&self.labels(&series));
-        series.published.get_or_init(published).inc_by(jobs as u64);
+        self.series(queue).published.inc_by(jobs as u64);
     }
 
-    /// A job of this age was handed out.
-    pub fn consumed(&self, queue: &Queue, elapsed: Duration) {
+    /// A job of this age was handed out, so long after it was due.
+    pub fn consumed(&self, queue: &Queue, elapsed: Duration, late: Duration) {
         let series = self.series(queue);
-        let (jobs, ages) = series.consumed.get_or_init(|| {
-            let labels = self.labels(&series);
-            let jobs = self.stores.consume_queue_jobs.with_label_values(&labels);
-            (jobs, self.stores.job_elapsed_ms.with_label_values(&labels))
-        });
-        jobs.inc();
-        ages.observe(ms(elapsed));
+        series.consumed.inc();
+        series.lateness.observe(late.as_secs_f64());
+        let elapsed_ms = || self.stores.job_elapsed_ms.with_label_values(&self.labels(&series));
+        series.elapsed.get_or_init(elapsed_ms).observe(ms(elapsed));
     }
 
     /// A job of this age was acked.
@@ -116,21 +203,45 @@ impl PoolMetrics {
         series.acked.get_or_init(acked).observe(ms(elapsed));
     }
 
+    /// Jobs of a queue died.
+    pub fn died(&self, queue: &Queue, jobs: u64) {
+        self.series(queue).dead.inc_by(jobs);
+    }
+
+    /// Jobs of a queue are ready again, since the ttr of their hand-over has ended.
+    pub fn redelivered(&self, queue: &Queue, jobs: u64) {
+        self.series(queue).redelivered.inc_by(jobs);
+    }
+
+    /// A job of a queue was given up for now.
+    pub fn released(&self, queue: &Queue) {
+        self.series(queue).released.inc();
+    }
+
+    /// The ttl of jobs has ended.
+    pub fn expired(&self, jobs: u64) {
+        self.disk().expired.inc_by(jobs);
+    }
+
     /// A step of the store, and whether it went well.
-    pub fn step(&self, command: &'static str, ok: bool, took: Duration) {
-        let count = |(times, steps): &StepSeries| {
-            times.observe(ms(took));
-            steps.inc();
-        };
-        if let Some(series) = self.steps.read().get(&(command, ok)) {
-            return count(series);
-        }
-        let labels = [self.pool.as_str(), command, if ok { "ok" } else { "error" }];
-        let new = || {
-            let times = self.stores.latency.with_label_values(&labels);
-            (times, self.stores.qps.with_label_values(&labels))
-        };
-        count(self.steps.write().entry((command, ok)).or_insert_with(new));
+    pub fn step(&self, operation: Operation, ok: bool, took: Duration) {
+        let series = &self.steps[operation as usize];
+        series.seconds.observe(took.as_secs_f64());
+        let (times, steps) = if ok { &series.ok } else { &series.failed };
+        times.observe(ms(took));
+        steps.inc();
+    }
+
+    /// A step of the store was for so many jobs.
+    pub fn batch(&self, operation: Operation, jobs: usize) {
+        self.steps[operation as usize].jobs.observe(jobs as f64);
+    }
+
+    /// The disk took so long to make what so many calls have done last.
+    pub fn synced(&self, took: Duration, calls: usize) {
+        let disk = self.disk();
+        disk.sync_seconds.observe(took.as_secs_f64());
+        disk.sync_calls.observe(calls as f64);
     }
 
     /// What is told of a queue that is pushed.
@@ -146,8 +257,13 @@ impl PoolMetrics {
             gone: attempts("gone"),
             in_flight: self.push.in_flight.with_label_values(&labels),
             breaker_open: self.push.breaker_open.with_label_values(&labels),
-            milliseconds: self.push.milliseconds.with_label_values(&labels),
+            seconds: self.push.seconds.with_label_values(&labels),
         }
+    }
+
+    /// The queue is there: its series are born, if they were not before.
+    pub fn knows(&self, queue: &Queue) {
+        self.series(queue);
     }
 
     fn labels<'a>(&'a self, series: &'a QueueSeries) -> [&'a str; 3] {
@@ -161,14 +277,31 @@ impl PoolMetrics {
             return series.clone();
         }
         if is_job_id(queue) {
-            return self.of_jobs.clone();
+            return self.of_jobs.get_or_init(|| self.new_series(OTHER, JOB_ID)).clone();
         }
         let mut named = self.named.lock();
         if !named.contains(queue) && (named.len() >= MOST_QUEUES || !named.insert(queue.clone())) {
-            return self.others.clone();
+            return self.others.get_or_init(|| self.new_series(OTHER, OTHER)).clone();
         }
-        let new = || Arc::new(QueueSeries::new(queue.namespace.as_str(), queue.name.as_str()));
+        let new = || self.new_series(queue.namespace.as_str(), queue.name.as_str());
         self.queues.write().entry(queue.clone()).or_insert_with(new).clone()
+    }
+
+    fn new_series(&self, namespace: &str, queue: &str) -> Arc<QueueSeries> {
+        let labels = [self.pool.as_str(), namespace, queue];
+        let stores = &self.stores;
+        Arc::new(QueueSeries {
+            namespace: namespace.into(),
+            queue: queue.into(),
+            published: stores.publish_queue_jobs.with_label_values(&labels),
+            consumed: stores.consume_queue_jobs.with_label_values(&labels),
+            lateness: stores.lateness.with_label_values(&labels),
+            dead: stores.dead_jobs.with_label_values(&labels),
+            redelivered: stores.redelivered_jobs.with_label_values(&labels),
+            released: stores.released_jobs.with_label_values(&labels),
+            elapsed: OnceLock::new(),
+            acked: OnceLock::new(),
+        })
     }
 }
 
@@ -183,12 +316,12 @@ pub struct PushSeries {
     pub gone: IntCounter,
     pub in_flight: IntGauge,
     pub breaker_open: IntGauge,
-    milliseconds: Histogram,
+    seconds: Histogram,
 }
 
 impl PushSeries {
     /// An attempt has ended with an answer, or without one.
     pub fn took(&self, time: Duration) {
-        self.milliseconds.observe(ms(time));
+        self.seconds.observe(time.as_secs_f64());
     }
 }

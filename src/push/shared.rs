@@ -83,7 +83,7 @@ pub struct PushedPool {
     pub engine: Arc<dyn Engine>,
     pub dispatcher: Arc<Dispatcher>,
     pub ids: Arc<JobIds>,
-    pub metrics: PoolMetrics,
+    pub metrics: Arc<PoolMetrics>,
     /// Hears whether the pool's store answers.
     pub outage: Arc<Outage>,
 }

@@ -29,7 +29,8 @@ use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
 use crate::http::{
-    self, AppState, BodyRoom, Cursors, Defaults, FailedLogins, OwnNames, PoolState, Readiness,
+    self, AppState, BodyRoom, Bounds, Cursors, Defaults, FailedLogins, OwnNames, PoolState, Readiness,
+    TrustedProxies,
 };
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -37,6 +38,7 @@ use crate::outage::Outage;
 use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
+use crate::process::version::Version;
 use crate::pump;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
@@ -71,19 +73,21 @@ pub struct Options {
     pub demo: bool,
     /// Written once the server serves, removed at its end.
     pub pid_file: Option<PathBuf>,
+    /// Where the configuration was read, for the log.
+    pub config_file: Option<PathBuf>,
 }
 
 /// Runs a server until `stop` resolves or a part of it fails for good.
 pub async fn run(
     config: Config,
     options: Options,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = &'static str>,
 ) -> Result<(), ServerError> {
     let mut stop = std::pin::pin!(stop);
     // A store may take its time to open, and an operator need not wait for it.
     let server = tokio::select! {
         biased;
-        () = &mut stop => return Ok(()),
+        _ = &mut stop => return Ok(()),
         server = Box::pin(Server::start(config, options)) => server?,
     };
     server.run(stop).await
@@ -113,6 +117,8 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
         let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
+        let trusted = TrustedProxies::new(&config.trusted_proxies);
+        let trusted = trusted.map_err(|e| ServerError::Configuration(format!("TrustedProxies: {e}")))?;
         let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
@@ -126,7 +132,8 @@ impl Server {
         let (admin_listener, admin) =
             listen(&config.admin_host, config.admin_port, "DORMOUSE_ADMIN_PORT").await?;
 
-        let metrics = Arc::new(Metrics::default());
+        let (metrics, build) = (Arc::new(Metrics::default()), Version::current());
+        metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
         let mut stores = Stores::default();
@@ -164,7 +171,7 @@ impl Server {
             served,
             admin_state,
             metrics,
-            readiness,
+            (readiness, Arc::new(trusted)),
             tasks.clone(),
             push,
         );
@@ -210,13 +217,17 @@ impl Server {
         };
         let routes = http::api(state.clone(), names(api, &config.host, false));
         let of_address = half_unless(config.max_connections_per_address, files.connections);
-        let most = (files.connections, of_address);
-        let port = http::serve("public", api_listener, routes, most, api_tasks.clone());
+        let bounds =
+            |most, most_of_address| Bounds { most, most_of_address, trusted: state.trusted_proxies.clone() };
+        let metrics = state.metrics.port("public", files.connections);
+        let most = bounds(files.connections, of_address);
+        let port = http::serve("public", api_listener, routes, most, metrics, api_tasks.clone());
         api_tasks.spawn_essential("the public port", port);
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
         let routes = http::admin(state.clone(), names);
-        let most = (files.admin_connections, half_unless(0, files.admin_connections));
-        let port = http::serve("admin", admin_listener, routes, most, admin_tasks.clone());
+        let most = bounds(files.admin_connections, half_unless(0, files.admin_connections));
+        let metrics = state.metrics.port("admin", files.admin_connections);
+        let port = http::serve("admin", admin_listener, routes, most, metrics, admin_tasks.clone());
         admin_tasks.spawn_essential("the admin port", port);
 
         // A pool that moves closes its two stores.
@@ -232,22 +243,29 @@ impl Server {
         }
     }
 
-    /// Serves until `stop` resolves or a part of the server fails for good, and stops then. The error says what
+    /// Serves until `stop` resolves, which says by what, or a part of the server fails for good, and stops then. The error says what
     /// failed.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), ServerError> {
+    pub async fn run(self, stop: impl Future<Output = &'static str>) -> Result<(), ServerError> {
         let failure = self.failure.clone();
-        let result = tokio::select! {
-            () = stop => Ok(()),
-            reason = failure.reported() => Err(ServerError::Failed(reason.to_owned())),
+        let (by, result) = tokio::select! {
+            by = stop => (by, Ok(())),
+            reason = failure.reported() => ("a failure", Err(ServerError::Failed(reason.to_owned()))),
         };
-        self.stop().await;
+        self.stop_by(by).await;
         result
     }
 
     /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
     pub async fn stop(self) {
+        self.stop_by("its owner").await;
+    }
+
+    /// The same, and says by what: a signal, or a failure.
+    async fn stop_by(self, by: &str) {
         let began = Instant::now();
-        tracing::info!("stopping");
+        let polls = self.state.parked.count();
+        let requests = self.state.requests.load(Ordering::Relaxed).saturating_sub(polls);
+        tracing::info!(by, polls, requests, "stopping");
         self.state.readiness.drain();
         self.state.push.stop();
         for pool in self.state.pools.values() {
@@ -281,7 +299,10 @@ impl Server {
     async fn announce(&mut self, config: &Config, options: &Options) -> Result<(), ServerError> {
         let file = options.pid_file.as_deref().map(PidFile::write).transpose();
         self.pid_file = file.map_err(|e| ServerError::Failed(e.to_string()))?;
-        tracing::info!(api = %self.api, admin = %self.admin, version = env!("CARGO_PKG_VERSION"), "serving");
+        let Version { version, build_commit: commit, .. } = Version::current();
+        let file = options.config_file.as_deref().map(|file| file.display().to_string());
+        let file = file.unwrap_or_else(|| "none".into());
+        tracing::info!(version, commit, config = file, api = %self.api, admin = %self.admin, "serving");
         if options.skip_verification {
             tracing::warn!(
                 "-sv: tokens are not checked, everybody who reaches the public port may use every queue"
@@ -342,7 +363,7 @@ fn app_state(
     served: BTreeMap<PoolName, Arc<dyn Engine>>,
     ((store, push_store), outage): (AdminStores, Arc<Outage>),
     metrics: Arc<Metrics>,
-    readiness: Readiness,
+    (readiness, trusted): (Readiness, Arc<TrustedProxies>),
     tasks: Tasks,
     (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
 ) -> AppState {
@@ -354,7 +375,8 @@ fn app_state(
         let failure = tasks.failure().clone();
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: Arc::default() })
+        let (delays, ids) = Default::default();
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, delays, ids })
     };
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
@@ -411,6 +433,8 @@ fn app_state(
         under_way: Arc::default(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
+        trusted_proxies: trusted,
+        requests: AtomicUsize::new(0),
         tasks,
     }
 }

@@ -13,7 +13,7 @@ use crate::admin::redis::RedisAdmin;
 use crate::clock::SystemClock;
 use crate::config::{Config, Layout, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
-use crate::engine::disk::{DiskEngine, DiskOptions, Sync};
+use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
 use crate::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, check_safety};
 use crate::metrics::Metrics;
@@ -66,9 +66,9 @@ pub async fn open_stores(
         let name = PoolName::parse(name).map_err(|e| failed(&e))?;
         let (engine, outage, failed_for_good): Opened = match &pool.path {
             Some(path) => {
-                let sync = match pool.sync {
-                    SyncMode::Always => Sync::Always,
-                    SyncMode::EverySec => Sync::EverySecond,
+                let (sync, mode) = match pool.sync {
+                    SyncMode::Always => (Sync::Always, "always"),
+                    SyncMode::EverySec => (Sync::EverySecond, "everysec"),
                 };
                 let options = DiskOptions {
                     sync,
@@ -84,7 +84,10 @@ pub async fn open_stores(
                     .await
                     .map_err(|e| failed(&e))?
                     .map_err(|e| failed(&e))?;
+                let (pool_name, path) = (name.as_str(), path.display().to_string());
+                tracing::info!(pool = pool_name, kind = "disk", path, sync = mode, format = FORMAT, "pool");
                 stores.disks.insert(name.clone(), disk.clone());
+                metrics.engine.pool(&name).on_disk(pool.min_free_disk.saturating_mul(1 << 20));
                 let poisoned = disk.clone();
                 let failed_for_good = StoreFailure::Alone(Box::pin(async move { poisoned.poisoned().await }));
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)
@@ -113,6 +116,7 @@ async fn open_redis(
     Ok(match pool.layout {
         Layout::Lmstfy => {
             let redis = RedisEngine::connect(address, name).await?;
+            log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
             (redis.clone(), redis.outage(), failed)
         }
@@ -120,10 +124,18 @@ async fn open_redis(
             let prefix = pool.prefix(name.as_str()).to_owned();
             let layout = CompactLayout { prefix, partitions: pool.partitions.unwrap_or(1) };
             let redis = CompactEngine::connect(address, name, &layout).await?;
+            log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
             (redis.clone(), redis.outage(), failed)
         }
     })
+}
+
+/// What the log says of a pool on a Redis at the start. The version is unknown where it is forbidden to ask.
+fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
+    let layout = if of.layout == Layout::Compact { "compact" } else { "lmstfy" };
+    let (pool, addr) = (name.as_str(), of.addr.as_deref());
+    tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
 
 /// In one store: tokens and limits, and what push keeps.

@@ -2,13 +2,15 @@
 //! panic; that can keep its notifications to itself; and that can be away or hang as a whole.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::Millis;
+use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
+use dormouse::engine::observer::Observer;
 use dormouse::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
@@ -274,6 +276,11 @@ impl<E: Engine> Engine for Gated<E> {
         self.inner.stats().await
     }
 
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.up().await?;
+        self.inner.delays(count).await
+    }
+
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.inner.set_quotas(quotas).await
     }
@@ -286,6 +293,10 @@ impl<E: Engine> Engine for Gated<E> {
 
     fn watch(&self, queue: &Queue) {
         self.inner.watch(queue);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.inner.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -211,6 +211,11 @@ macro_rules! laws {
                 store {
                     check_is_fine,
                     stats_count_timers_ready_and_dead,
+                    stats_say_how_late_it_is,
+                    delays_are_counted_by_when_they_end,
+                    delays_of_many_jobs_are_counted_in_parts,
+                    a_job_says_when_it_was_due,
+                    what_no_answer_says_is_told_to_observers,
                     after_close_every_call_says_closed,
                     close_twice_is_fine,
                 }

@@ -132,9 +132,10 @@ impl Run<'_> {
         if self.unsettled { self.pass(&*engine).await } else { Ok(()) }
     }
 
-    /// A job as far as it can be compared: the receipt is the engine's own business.
+    /// A job as far as it can be compared: the receipt is the engine's own business, and so is how well it knows since
+    /// when the job was ready.
     fn plain(&self, job: &Job) -> Job {
-        let job = Job { receipt: 0, ..job.clone() };
+        let job = Job { receipt: 0, due: 0, ..job.clone() };
         if self.virtual_time {
             return job;
         }

@@ -1,6 +1,16 @@
 //! Laws of the store as a whole: its health, its figures, its end.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dormouse::clock::Millis;
+use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
+use dormouse::engine::observer::Observer;
+use dormouse::engine::{Held, QueueSize, Release, Released};
 use dormouse::error::{Error, Result};
+use dormouse::name::Queue;
+use parking_lot::Mutex;
 
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -29,6 +39,192 @@ pub async fn stats_count_timers_ready_and_dead(s: &dyn Stage) {
         assert_eq!(of.len(), 1, "{q} is listed once: {:?}", stats.queues);
         assert_eq!((of[0].ready, of[0].dead), expected, "ready and dead of {q}");
     }
+    let of_a = stats.queues.iter().find(|size| size.queue == a).expect("it is listed");
+    let of_b = stats.queues.iter().find(|size| size.queue == b).expect("it is listed");
+    if of_a.running.is_some() {
+        let known = |size: &QueueSize| (size.delayed, size.running);
+        assert_eq!(
+            (known(of_a), known(of_b)),
+            ((Some(0), Some(2)), (Some(1), Some(0))),
+            "delayed and running"
+        );
+    }
+}
+
+/// Guards against a queue that nobody consumes and a pump that does not keep up, of which no gauge says anything.
+pub async fn stats_say_how_late_it_is(s: &dyn Stage) {
+    let (q, late) = (queue("q"), Duration::from_millis(1300));
+    s.put(job(&q, "delayed").delay(SHORT)).await;
+    s.put(job(&q, "ready")).await;
+    s.advance(late).await;
+    let stats = ok("stats", s.engine().stats().await);
+    let oldest = stats.queues.iter().find(|size| size.queue == q).and_then(|size| size.oldest_ready);
+    assert!(
+        oldest.is_some_and(|age| age >= late - s.differences().slack),
+        "a job is ready for {late:?}: {oldest:?}"
+    );
+    let overdue = stats.overdue;
+    let least = late - SHORT - s.differences().slack;
+    assert!(
+        overdue.is_some_and(|by| by >= least && by < least + TIMEOUT),
+        "a timer ended long ago: {overdue:?}"
+    );
+    s.pump().await;
+    assert_eq!(s.drain(&q).await.len(), 2, "both are ready");
+    let stats = ok("stats", s.engine().stats().await);
+    let oldest = stats.queues.iter().find(|size| size.queue == q).and_then(|size| size.oldest_ready);
+    assert_eq!((oldest, stats.overdue), (None, None), "nothing is ready, and nothing due");
+}
+
+/// Guards against a forecast that leaves jobs out, counts them twice, or counts those of others.
+pub async fn delays_are_counted_by_when_they_end(s: &dyn Stage) {
+    const HOUR: Millis = 3_600_000;
+    let (a, b, other) = (queue_in("a", "q"), queue_in("a", "r"), queue_in("ab", "q"));
+    let hours = |n: u64| Duration::from_secs(3600 * n);
+    s.put_all([1, 1, 3].map(|n| job(&a, "delayed").delay(hours(n)))).await;
+    s.put_all([1, 50].map(|n| job(&b, "delayed").delay(hours(n)))).await;
+    s.put(job(&other, "delayed").delay(hours(2))).await;
+    // None of these is delayed, but for the first, which is due.
+    s.put(job(&a, "overdue").delay(SHORT).tries(2)).await;
+    s.put_all(["ready", "running", "acked"].map(|body| job(&b, body).tries(2))).await;
+    s.take(&b, 2, LONG).await;
+    let acked = s.put(job(&a, "acked").delay(hours(1))).await;
+    s.ack(&acked).await;
+    s.advance(SHORT).await;
+    let counted = async |of: DelayedOf, most: usize| {
+        let count = DelayCount { of, step: HOUR, most };
+        ok("delays", s.engine().delays(&count).await)
+    };
+    let all = counted(DelayedOf::All, 100).await;
+    let slack = ms(s.differences().slack);
+    assert!(all.now.abs_diff(s.engine().now()) <= slack + ms(TIMEOUT), "by the store's clock: {}", all.now);
+    let parts =
+        |delays: &Delays| (delays.overdue, delays.steps.values().copied().collect::<Vec<_>>(), delays.later);
+    // An hour begins between now and then: jobs of one delay may be in two steps only if the test began at its end.
+    assert_eq!((all.overdue, all.later, all.delayed()), (1, 0, 7), "all of them: {all:?}");
+    assert!(all.steps.keys().all(|begins| begins % HOUR == 0), "whole steps: {all:?}");
+    assert!(all.steps.values().all(|jobs| *jobs > 0), "none is empty: {all:?}");
+    let last = *all.steps.keys().next_back().expect("some");
+    assert!((48..=50).contains(&((last - all.now / HOUR * HOUR) / HOUR)), "the last in 50 hours: {all:?}");
+    let first = counted(DelayedOf::All, 1).await;
+    assert_eq!(first.steps.first_key_value(), all.steps.first_key_value(), "the first step");
+    assert_eq!((first.steps.len(), first.delayed()), (1, 7), "and the rest is later: {:?}", parts(&first));
+    for (of, expected) in [
+        (DelayedOf::Namespace(a.namespace.clone()), 6),
+        (DelayedOf::Namespace(other.namespace.clone()), 1),
+        (DelayedOf::Queue(a.clone()), 4),
+        (DelayedOf::Queue(b.clone()), 2),
+        (DelayedOf::Queue(queue("nothing")), 0),
+    ] {
+        let some = counted(of.clone(), 100).await;
+        assert_eq!(some.delayed(), expected, "of {of:?}: {some:?}");
+    }
+}
+
+/// Guards against jobs between two parts, and among many that are due together, that count twice or not at all.
+pub async fn delays_of_many_jobs_are_counted_in_parts(s: &dyn Stage) {
+    let q = queue("q");
+    s.put_all((0..2100).map(|n| job(&q, "x").delay(Duration::from_secs(10 + 40 * (n % 3))))).await;
+    let count = DelayCount { of: DelayedOf::Queue(q), step: 60_000, most: 100 };
+    let delays = ok("delays", s.engine().delays(&count).await);
+    assert_eq!(delays.delayed(), 2100, "{delays:?}");
+}
+
+/// Guards against a lateness that contains the delay, or the time that the last worker had.
+pub async fn a_job_says_when_it_was_due(s: &dyn Stage) {
+    let (q, slack) = (queue("q"), ms(s.differences().slack));
+    let new = s.put(job(&q, "job").delay(Duration::from_secs(1)).tries(9)).await;
+    s.pass(Duration::from_millis(1200)).await;
+    let due = new.id.published_at() + 1000;
+    let first = s.take_one(&q, SHORT).await;
+    assert!(first.due.abs_diff(due) <= slack, "due at {due} by its delay: {}", first.due);
+    let ends = s.engine().now() + ms(SHORT);
+    s.pass(Duration::from_millis(300)).await;
+    let second = s.take_one(&q, LONG).await;
+    let latest = ends + slack;
+    assert!(
+        (first.due + ms(SHORT)..=latest).contains(&second.due),
+        "due by {latest} at the end of its ttr: {}",
+        second.due
+    );
+    let release = Release { delay: Duration::from_millis(200), ..Release::default() };
+    let before = s.engine().now();
+    let Held::Done(Released::Back { due_at, .. }) = s.release(&new, second.proof(), release).await else {
+        panic!("the hand-over stands")
+    };
+    assert!(due_at + slack >= before + 200, "released at {before} for 200 ms, until {due_at}");
+    s.pass(Duration::from_millis(300)).await;
+    assert_eq!(s.take_one(&q, LONG).await.due, due_at, "when its release was over");
+}
+
+/// What an observer was told.
+#[derive(Debug, Default)]
+struct Told(Mutex<BTreeMap<(&'static str, String), u64>>);
+
+impl Told {
+    fn add(&self, what: &'static str, of: &str, jobs: u64) {
+        if jobs > 0 {
+            *self.0.lock().entry((what, of.into())).or_default() += jobs;
+        }
+    }
+
+    fn of(&self, what: &'static str, of: &str) -> u64 {
+        self.0.lock().get(&(what, of.to_owned())).copied().unwrap_or(0)
+    }
+}
+
+impl Observer for Told {
+    fn published_together(&self, jobs: usize) {
+        self.add("published", "", jobs as u64);
+    }
+
+    fn acked_together(&self, jobs: usize) {
+        self.add("acked", "", jobs as u64);
+    }
+
+    fn synced(&self, _: Duration, calls: usize) {
+        self.add("synced", "", calls as u64);
+    }
+
+    fn died(&self, queue: &Queue, jobs: u64) {
+        self.add("died", queue.name.as_str(), jobs);
+    }
+
+    fn redelivered(&self, queue: &Queue, jobs: u64) {
+        self.add("redelivered", queue.name.as_str(), jobs);
+    }
+
+    fn expired(&self, jobs: u64) {
+        self.add("expired", "", jobs);
+    }
+}
+
+/// Guards against counters of deaths that hang on who notices, and that take a delay for a hand-over.
+pub async fn what_no_answer_says_is_told_to_observers(s: &dyn Stage) {
+    let (told, twice, once) = (Arc::new(Told::default()), queue("twice"), queue("once"));
+    s.engine().observe(told.clone());
+    s.put_all((0..3).map(|n| job(&twice, n.to_string()).tries(2).delay(SHORT))).await;
+    s.put(job(&once, "dies")).await;
+    s.put(job(&once, "is acked")).await;
+    s.pass(SHORT).await;
+    assert_eq!((told.of("redelivered", "twice"), told.of("died", "once")), (0, 0), "only delays have ended");
+    s.take(&twice, 2, SHORT).await;
+    let taken = s.take(&once, 2, SHORT).await;
+    s.ack(&taken[1]).await;
+    s.pass(SHORT).await;
+    assert_eq!((told.of("redelivered", "twice"), told.of("died", "twice")), (2, 0), "two came back of three");
+    assert_eq!(
+        (told.of("redelivered", "once"), told.of("died", "once")),
+        (0, 1),
+        "one try, and one was acked"
+    );
+    s.take(&twice, 9, SHORT).await;
+    s.pass(SHORT).await;
+    assert_eq!(
+        (told.of("redelivered", "twice"), told.of("died", "twice")),
+        (3, 2),
+        "and then they were dead"
+    );
 }
 
 fn closed<T: std::fmt::Debug>(what: &str, answer: Result<T>) {

@@ -583,7 +583,8 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
         // The preambles stand before other scripts and are none themselves.
         let preambles = ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua"];
         let compact = [
-            "base", "queue", "number", "value", "job", "change", "view", "horizon", "delay", "rank", "pieces",
+            "base", "queue", "number", "value", "job", "change", "view", "horizon", "delay", "rank",
+            "pieces", "due",
         ];
         let is_compact = |name: &str| script.path == format!("lua/compact/{name}.lua");
         if preambles.contains(&&*script.path) || compact.into_iter().any(is_compact) {

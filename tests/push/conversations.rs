@@ -83,7 +83,8 @@ async fn a_job_is_delivered_and_acked(store: Store) {
     assert!(!shown.to_string().contains(secret) && !shown.to_string().contains("Bearer"), "{shown}");
     assert_eq!((&shown["attempts"][0]["job_id"], &shown["attempts"][0]["status"]), (&json!(id), &json!(200)));
     let metrics = send(server.admin("GET", "/metrics")).await.expect(200).text;
-    let line = r#"dormouse_push_attempts{namespace="ns",outcome="delivered",pool="default",queue="q"} 1"#;
+    let line =
+        r#"dormouse_push_attempts_total{namespace="ns",outcome="delivered",pool="default",queue="q"} 1"#;
     assert!(metrics.contains(line), "{line} should be in the metrics");
     ask(&server, "DELETE", "", None).await.expect(204);
     ask(&server, "GET", "", None).await.expect(404);

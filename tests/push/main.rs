@@ -11,6 +11,7 @@ mod secrets;
 mod settings;
 mod tinyproxy;
 mod tls;
+mod traces;
 
 #[path = "../support"]
 mod support {

@@ -154,7 +154,7 @@ fn deliveries(receiver: &Receiver) -> BTreeMap<String, usize> {
 /// How many requests this server has begun, by its metrics.
 async fn begun(admin: &str) -> u64 {
     let text = send(request("GET", &format!("http://{admin}/metrics"), "")).await.expect(200).text;
-    let attempts = text.lines().filter(|line| line.starts_with("dormouse_push_attempts{"));
+    let attempts = text.lines().filter(|line| line.starts_with("dormouse_push_attempts_total{"));
     attempts.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 

@@ -250,9 +250,9 @@ async fn metrics_tell_what_push_does(store: Store) {
     pushed.until_gone("q", &good).await;
     pushed.until_job("q", &bad, "delayed").await;
     for series in [
-        r#"dormouse_push_attempts{namespace="ns",outcome="delivered",pool="default",queue="q"} 1"#,
-        r#"dormouse_push_attempts{namespace="ns",outcome="failed",pool="default",queue="q"} 1"#,
-        r#"dormouse_push_milliseconds_count{namespace="ns",pool="default",queue="q"} 2"#,
+        r#"dormouse_push_attempts_total{namespace="ns",outcome="delivered",pool="default",queue="q"} 1"#,
+        r#"dormouse_push_attempts_total{namespace="ns",outcome="failed",pool="default",queue="q"} 1"#,
+        r#"dormouse_push_seconds_count{namespace="ns",pool="default",queue="q"} 2"#,
         r#"dormouse_push_in_flight{namespace="ns",pool="default",queue="q"} 0"#,
         r#"dormouse_push_breaker_open{namespace="ns",pool="default",queue="q"} 0"#,
     ] {

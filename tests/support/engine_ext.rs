@@ -55,7 +55,8 @@ pub trait EngineExt: Engine {
             );
             let body = body.expect("a job is inspected with its body");
             assert_eq!(size, body.len() as u64, "the size of the body");
-            Job { queue: job.queue.clone(), id, body, attributes, ttl, elapsed, tries_left: 0, receipt: 0 }
+            let (queue, due) = (job.queue.clone(), id.first_due());
+            Job { queue, id, body, attributes, ttl, elapsed, due, tries_left: 0, receipt: 0 }
         }))
     }
 

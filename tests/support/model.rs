@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dormouse::clock::{Clock, Millis};
+use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
+use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
     By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
     Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView,
@@ -54,6 +56,7 @@ pub struct ModelEngine {
     clock: Arc<dyn Clock>,
     state: Mutex<Jobs>,
     notifiers: Notifiers,
+    observers: Observers,
     /// Told whenever a timer was armed.
     armed: Notify,
     /// As in stores that find out only when a timer is due that its job has expired: until then the timer counts in
@@ -139,6 +142,7 @@ impl Stored {
             attributes: if kept { self.job.attributes.clone() } else { Attributes::new() },
             ttl: self.expires.map(|at| Duration::from_millis(at.saturating_sub(now))),
             elapsed: Duration::from_millis(now.saturating_sub(self.job.id.published_at())),
+            due: self.since,
             tries_left,
             receipt,
         }
@@ -299,6 +303,7 @@ impl ModelEngine {
             clock,
             state: Mutex::default(),
             notifiers: Notifiers::default(),
+            observers: Observers::default(),
             armed: Notify::new(),
             expired_timers_stay: false,
             pump: 500,
@@ -446,8 +451,8 @@ impl Engine for ModelEngine {
             let stored = state.get(&queue, id);
             stored.tries -= 1; // a ready job has at least one
             stored.state = State::Running { due: now + ms(*ttr), receipt };
-            (stored.armed, stored.since) = (armed, now);
             jobs.push(stored.read(now, stored.tries, receipt));
+            (stored.armed, stored.since) = (armed, now);
         }
         drop(state);
         self.armed.notify_waiters();
@@ -690,13 +695,18 @@ impl Engine for ModelEngine {
             let stored = state.get(queue, *id);
             let was_delayed = matches!(stored.state, State::Delayed { .. });
             if stored.tries > 0 {
-                // A delayed job became ready when it was due; when the pump came by does not matter to it.
-                stored.since = stored.state.due().filter(|_| was_delayed).unwrap_or(now);
+                // It became ready when it was due; when the pump came by does not matter to it.
+                stored.since = stored.state.due().unwrap_or(now);
                 stored.state = State::Ready { order };
+                if !was_delayed {
+                    self.observers.tell(|observer| observer.redelivered(queue, 1));
+                }
             } else if stored.expired(now) {
                 state.jobs.remove(&(queue.clone(), *id));
+                self.observers.tell(|observer| observer.expired(1));
             } else {
                 stored.die(order, now);
+                self.observers.tell(|observer| observer.died(queue, 1));
             }
         }
         let resumed: Vec<Queue> = state
@@ -762,14 +772,48 @@ impl Engine for ModelEngine {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let (state, _) = self.open()?;
+        let (state, now) = self.open()?;
         let timers = state.jobs.values().filter(|stored| stored.state.due().is_some()).count() as u64;
+        let count = |queue: &Queue, name| {
+            let is = |stored: &&Stored| stored.job.queue == *queue && stored.state.name() == name;
+            Some(state.jobs.values().filter(is).count() as u64)
+        };
         let size = |queue: &Queue| QueueSize {
             queue: queue.clone(),
             ready: state.ready(queue).len() as u64,
             dead: state.dead(queue).len() as u64,
+            delayed: count(queue, JobState::Delayed),
+            running: count(queue, JobState::Running),
+            oldest_ready: state.ready(queue).first().map(|id| {
+                let head = &state.jobs[&(queue.clone(), *id)];
+                Duration::from_millis(now.saturating_sub(head.since))
+            }),
         };
-        Ok(Stats { timers, queues: state.queues.keys().map(size).collect(), gauges: Vec::new() })
+        let overdue = state.earliest().and_then(|due| now.checked_sub(due)).filter(|late| *late > 0);
+        Ok(Stats {
+            timers,
+            overdue: overdue.map(Duration::from_millis),
+            queues: state.queues.keys().map(size).collect(),
+            gauges: Vec::new(),
+        })
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let (state, now) = self.open()?;
+        let mut delays = Delays::new(now);
+        for stored in state.jobs.values() {
+            let counts = match &count.of {
+                DelayedOf::All => true,
+                DelayedOf::Namespace(namespace) => stored.job.queue.namespace == *namespace,
+                DelayedOf::Queue(queue) => stored.job.queue == *queue,
+            };
+            if let State::Delayed { due } = stored.state
+                && counts
+            {
+                delays.add(due, count);
+            }
+        }
+        Ok(delays)
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
@@ -782,6 +826,10 @@ impl Engine for ModelEngine {
     }
 
     fn watch(&self, _: &Queue) {}
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.observers.attach(observer);
+    }
 
     async fn check(&self) -> Result<()> {
         self.open().map(drop)

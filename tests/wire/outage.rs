@@ -48,6 +48,12 @@ async fn while_the_redis_is_away_every_answer_is_5xx_and_afterwards_all_is_there
         let answer = send(server.api(method, path, &token)).await;
         assert!((500..600).contains(&answer.status), "{method} {path}: {answer:?}");
         assert_eq!(answer.json["error"].as_str(), Some("internal error"), "{method} {path} tells no inside");
+        let id = answer.header("x-request-id");
+        assert_eq!(
+            answer.json["request_id"].as_str(),
+            Some(id),
+            "{method} {path} names its request: {answer:?}"
+        );
     }
     let bulk = send(server.api("PUT", "/api/ns/q/bulk", &token).body("[1]")).await;
     assert!(bulk.status >= 500, "{bulk:?}");

@@ -280,14 +280,15 @@ async fn names_are_decoded_bounded_and_may_not_begin_with_an_underscore() {
 }
 
 #[tokio::test]
-async fn every_answer_has_an_id_of_its_own() {
+async fn every_answer_has_its_caller_s_id_or_one_of_its_own() {
     let server = TestServer::on_disk().await;
     let token = server.token("ns").await;
     let mut ids = BTreeSet::new();
     let asked = [
         server.api("GET", "/nothing", ""),
-        server.api("PUT", "/api/ns/q", "").header("X-Request-ID", "mine"),
-        server.api("PUT", "/api/ns/q", &token).header("X-Request-ID", "mine"),
+        server.api("PUT", "/api/ns/q", "").header("X-Request-ID", "what is this"),
+        server.api("PUT", "/api/ns/q", &token).header("X-Request-ID", "x".repeat(65)),
+        server.api("GET", "/ping", "").header("X-Request-ID", ""),
         server.api("DELETE", "/api/ns/q", &token),
         server.api("GET", "/ping", ""),
         server.admin("GET", "/metrics"),
@@ -302,6 +303,17 @@ async fn every_answer_has_an_id_of_its_own() {
         ids.insert(id);
     }
     assert_eq!(ids.len(), many, "ids repeat: {ids:?}");
+    for id in ["a", "Az09._-", &"x".repeat(64)] {
+        let asked = [
+            server.api("PUT", "/api/ns/q", ""),
+            server.api("GET", "/ping", ""),
+            server.admin("GET", "/ping"),
+        ];
+        for request in asked {
+            let answer = send(request.header("X-Request-ID", id)).await;
+            assert_eq!(answer.header("x-request-id"), id, "the caller's is kept: {answer:?}");
+        }
+    }
 }
 
 /// Guards against a reader of paths that finds other names where there are escapes.

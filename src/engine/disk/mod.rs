@@ -41,7 +41,7 @@ use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-pub use self::store::open::OpenError;
+pub use self::store::open::{FORMAT, OpenError};
 pub use self::store::repair::RepairReport;
 use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
@@ -54,6 +54,7 @@ use self::upkeep::sweep::ShareStore;
 use self::verbs::ack::Ack;
 use self::verbs::consume::Consume;
 use self::verbs::dead_letter::{DeleteDead, RespawnOldest, TakenDead};
+use self::verbs::delays;
 use self::verbs::destroy::{Destroy, Rest};
 use self::verbs::give_back::GiveBack;
 use self::verbs::hand_over::{GiveUp, Touch};
@@ -74,8 +75,10 @@ use self::writer::poison::Poison;
 use self::writer::threads::Stop;
 use self::writer::{Writer, heartbeat, mailbox, threads};
 use super::batch::BatchLimit;
+use super::delays::{DelayCount, Delays};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
+use super::observer::{Observer, Observers};
 use super::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
@@ -96,6 +99,7 @@ const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 pub struct DiskEngine {
     handle: Handle,
     notifiers: Arc<Notifiers>,
+    observers: Arc<Observers>,
     next_due: Arc<NextDue>,
     tables: Arc<Mutex<Tables>>,
     lists: Lists,
@@ -175,6 +179,7 @@ impl DiskEngine {
         let engine = DiskEngine {
             handle: handle.clone(),
             notifiers: Arc::default(),
+            observers: state.observers.clone(),
             next_due: state.next_due.clone(),
             tables: state.tables.clone(),
             lists: Lists::default(),
@@ -207,8 +212,8 @@ impl DiskEngine {
                 move || heartbeat::watch(&heartbeats, limit, &told, &fails, || notifiers.notify_all());
             threads.upkeep.push(threads::spawn("disk-watch", &stop, &poison, watch)?);
             let (of, on, told, fails) = (store.clone(), room.clone(), stop.clone(), poison.clone());
-            let sync = options.sync == Sync::EverySecond;
-            let second = move || upkeep::each_second(&of, sync, &on, &syncing, &told, &fails);
+            let (sync, hears) = (options.sync == Sync::EverySecond, engine.observers.clone());
+            let second = move || upkeep::each_second(&of, sync, (&on, &hears), &syncing, &told, &fails);
             threads.upkeep.push(threads::spawn("disk-second", &stop, &poison, second)?);
             let (of, told, fails) = (store.clone(), stop.clone(), poison.clone());
             let tend = move || upkeep::tend(&of, &told, &fails);
@@ -299,6 +304,7 @@ impl Engine for DiskEngine {
         } else {
             self.room.publish(publication.jobs.len(), publication.bytes())?;
         }
+        self.observers.tell(|observer| observer.published_together(publication.jobs.len()));
         self.handle.ask(Publish(publication)).await
     }
 
@@ -323,6 +329,7 @@ impl Engine for DiskEngine {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let queue = queue.clone();
+        self.observers.tell(|observer| observer.acked_together(jobs.len()));
         match jobs {
             [one] => self.handle.ask(Ack { queue, jobs: [*one] }).await,
             jobs => self.handle.ask(Ack { queue, jobs: jobs.to_vec() }).await,
@@ -433,7 +440,14 @@ impl Engine for DiskEngine {
         let mut gauges = figures.gauges;
         gauges.push(("disk_free_bytes", self.room.free() as f64));
         gauges.push(("disk_full", f64::from(u8::from(self.room.is_low()))));
-        Ok(Stats { timers: figures.timers, queues, gauges })
+        Ok(Stats { timers: figures.timers, overdue: figures.overdue, queues, gauges })
+    }
+
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let store = self.handle.ask(ShareStore).await?;
+        let (count, now, stop) = (count.clone(), self.handle.clock.now_micros(), self.stop.clone());
+        let counted = self.counts.beside(&self.handle, move || delays::count(&store, &count, now, &stop));
+        counted.await?.ok_or(Error::Closed)
     }
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
@@ -450,6 +464,10 @@ impl Engine for DiskEngine {
 
     /// Nobody else writes to this store: whoever makes a job ready here notifies.
     fn watch(&self, _: &Queue) {}
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.observers.attach(observer);
+    }
 
     async fn check(&self) -> Result<()> {
         self.handle.check().await

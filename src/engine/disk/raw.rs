@@ -36,7 +36,7 @@ impl RawStore {
     pub fn delete(&self, keyspace: &str, key: &[u8]) -> Result<(), String> {
         let mut txn = Txn::new(self.store.clone());
         txn.delete(Self::keyspace(keyspace)?, key);
-        txn.settle(true).map_err(|Fatal(e)| e)
+        txn.settle(true).map(drop).map_err(|Fatal(e)| e)
     }
 
     /// Writes all rows out as tables, so that the log holds none that is needed.

@@ -66,15 +66,28 @@ impl TwoStores {
 
     pub async fn stats(&self) -> Result<Stats> {
         let (old, new) = (self.old.stats().await?, self.new.stats().await?);
-        let mut queues: BTreeMap<Queue, (u64, u64)> = BTreeMap::new();
+        let mut queues: BTreeMap<Queue, QueueSize> = BTreeMap::new();
         for size in old.queues.into_iter().chain(new.queues) {
-            let (ready, dead) = queues.entry(size.queue).or_default();
-            (*ready, *dead) = (*ready + size.ready, *dead + size.dead);
+            let both = match queues.remove(&size.queue) {
+                Some(other) => QueueSize {
+                    ready: other.ready + size.ready,
+                    dead: other.dead + size.dead,
+                    delayed: sum(other.delayed, size.delayed),
+                    running: sum(other.running, size.running),
+                    oldest_ready: other.oldest_ready.max(size.oldest_ready),
+                    queue: size.queue,
+                },
+                None => size,
+            };
+            queues.insert(both.queue.clone(), both);
         }
-        let queues =
-            queues.into_iter().map(|(queue, (ready, dead))| QueueSize { queue, ready, dead }).collect();
-        // The new pool's own figures are scraped under its own name; these are the old one's.
-        Ok(Stats { timers: old.timers + new.timers, queues, gauges: old.gauges })
+        Ok(Stats {
+            timers: old.timers + new.timers,
+            overdue: old.overdue.max(new.overdue),
+            queues: queues.into_values().collect(),
+            // The new pool's own figures are scraped under its own name; these are the old one's.
+            gauges: old.gauges,
+        })
     }
 }
 
@@ -93,9 +106,13 @@ fn in_store(page: JobPage, store: &str) -> JobPage {
     JobPage { cursor: page.cursor.map(|Cursor(cursor)| Cursor(format!("{store}{cursor}"))), ..page }
 }
 
+/// Known where both are.
+fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    Some(a? + b?)
+}
+
 /// The figures of one queue in both stores.
 fn together(a: QueueView, b: QueueView) -> QueueView {
-    let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
     let age_known = |view: &QueueView| view.ready == Some(0) || view.oldest_ready_age.is_some();
     let age = if age_known(&a) && age_known(&b) { a.oldest_ready_age.max(b.oldest_ready_age) } else { None };
     let paused = match (a.paused, b.paused) {

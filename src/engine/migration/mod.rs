@@ -65,7 +65,9 @@ use tokio::time::timeout;
 use self::pauses::PauseCopier;
 pub use self::stores::PATIENCE;
 use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
+use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
+use super::observer::Observer;
 use super::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf,
@@ -257,6 +259,12 @@ impl Engine for Migration {
         self.stores.stats().await
     }
 
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        let (mut all, new) = tokio::try_join!(self.stores.old.delays(count), self.stores.new.delays(count))?;
+        all.merge(new, count.most);
+        Ok(all)
+    }
+
     /// Of the new store, to which publishes go.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.stores.new.set_quotas(quotas).await
@@ -270,6 +278,11 @@ impl Engine for Migration {
     fn watch(&self, queue: &Queue) {
         self.stores.old.watch(queue);
         self.stores.new.watch(queue);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.stores.old.observe(observer.clone());
+        self.stores.new.observe(observer);
     }
 
     async fn check(&self) -> Result<()> {

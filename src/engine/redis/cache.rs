@@ -8,6 +8,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
 use tokio::time::Instant;
 
+use crate::clock::{Micros, Millis};
 use crate::job::JobId;
 use crate::name::Queue;
 
@@ -24,31 +25,52 @@ fn newest<K: Hash + Eq, V: Clone>(entries: usize) -> Cache<K, V> {
     Cache::with_options(options, UnitWeighter, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
-/// The tries left of the running jobs that this process handed out: what their timer members are made of, so
-/// that an ack can remove them.
+/// The last hand-overs of this process: the tries left of running jobs, of which their timer members are made, so that
+/// an ack can remove them; and when a hand-over ends or a release is over, from which a job is late that comes again.
 #[derive(Debug)]
-pub struct TriesCache(Cache<JobId, u16>);
+pub struct HandOvers(Cache<JobId, HandOver>);
 
-impl TriesCache {
+#[derive(Clone, Copy, Debug)]
+struct HandOver {
+    /// `None`: it is over, and the job's timer is not known.
+    tries: Option<u16>,
+    /// When the job is due next.
+    ends: Millis,
+}
+
+impl HandOvers {
     /// An empty cache that keeps the newest `least` jobs, and at most twice as many. (The cache is made of
     /// shards that fill unevenly, so the difference is needed.)
-    pub fn new(least: usize) -> TriesCache {
-        TriesCache(newest(2 * least))
+    pub fn new(least: usize) -> HandOvers {
+        HandOvers(newest(2 * least))
     }
 
-    /// The job was handed out, and has so many tries left.
-    pub fn insert(&self, id: JobId, tries: u16) {
-        self.0.insert(id, tries);
+    /// The job was handed out, has so many tries left, and comes again at the end of its ttr. Answers when it was due
+    /// this time: by its id, or when what is remembered of it ended.
+    pub fn begin(&self, id: JobId, tries: u16, ends: Micros) -> Millis {
+        let before = self.0.get(&id).map(|before| before.ends);
+        self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
+        before.unwrap_or(0).max(id.first_due())
+    }
+
+    /// The hand-over goes on until then.
+    pub fn touch(&self, id: JobId, tries: u16, ends: Micros) {
+        self.0.insert(id, HandOver { tries: Some(tries), ends: ends / 1000 });
+    }
+
+    /// The hand-over is over, and the job is due then.
+    pub fn release(&self, id: JobId, due: Micros) {
+        self.0.insert(id, HandOver { tries: None, ends: due / 1000 });
     }
 
     /// The tries of the job, when they are remembered.
-    pub fn get(&self, id: &JobId) -> Option<u16> {
-        self.0.get(id)
+    pub fn tries(&self, id: &JobId) -> Option<u16> {
+        self.0.get(id)?.tries
     }
 
-    /// The job ends: its tries, when they are remembered.
+    /// The job ends, or its hand-over is undone: its tries, when they are remembered.
     pub fn remove(&self, id: &JobId) -> Option<u16> {
-        self.0.remove(id).map(|(_, tries)| tries)
+        self.0.remove(id)?.1.tries
     }
 }
 
@@ -87,14 +109,28 @@ mod tests {
     #[test]
     fn the_newest_jobs_are_kept_and_the_rest_is_bounded() {
         let id = |n: u64| JobId::from_parts(n, n, 0, false);
-        let cache = TriesCache::new(1000);
+        let cache = HandOvers::new(1000);
         for n in 0..20_000 {
-            cache.insert(id(n), n as u16);
+            cache.begin(id(n), n as u16, 0);
         }
         assert!(cache.0.len() <= 2000, "at most twice the least, but {} are kept", cache.0.len());
         let lost: Vec<u64> = (19_000..20_000).filter(|n| cache.remove(&id(*n)) != Some(*n as u16)).collect();
         assert!(lost.is_empty(), "the newest thousand should be there, without: {lost:?}");
         assert_eq!(cache.remove(&id(19_999)), None, "it was taken out");
+    }
+
+    #[test]
+    fn a_job_that_comes_again_is_due_at_the_end_of_its_last_hand_over() {
+        let (id, cache) = (JobId::from_parts(5_000, 1, 10, false), HandOvers::new(10));
+        assert_eq!(cache.begin(id, 2, 20_000_000), 15_000, "published at 5 s with a delay of 10 s");
+        assert_eq!(cache.begin(id, 1, 30_000_000), 20_000, "the end of its ttr");
+        cache.touch(id, 1, 40_000_000);
+        assert_eq!(cache.tries(&id), Some(1), "tries left while it runs");
+        cache.release(id, 50_000_000);
+        assert_eq!(cache.tries(&id), None, "its timer is another one now");
+        assert_eq!(cache.begin(id, 0, 60_000_000), 50_000, "the end of its release");
+        assert_eq!(cache.remove(&id), Some(0), "given back");
+        assert_eq!(cache.begin(id, 0, 60_000_000), 15_000, "as if it had not been handed out");
     }
 
     #[tokio::test(start_paused = true)]

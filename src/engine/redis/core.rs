@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use tokio::sync::Mutex;
 
 use super::batches::Plain;
-use super::cache::{RecordedQueues, TriesCache};
+use super::cache::RecordedQueues;
 use super::copies::Copies;
 use super::counting::Counting;
 use super::layout::scripts::Scripts;
@@ -27,7 +27,6 @@ pub(crate) struct RedisCore {
     pub(super) scripts: Scripts,
     pub(super) next_due: NextDue,
     pub(super) recorded_queues: RecordedQueues,
-    pub(super) tries: TriesCache,
     pub(super) pauses: Pauses,
     pub(super) copies: Copies,
     /// Held by who finishes destroys of others.

@@ -3,23 +3,27 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
 
 use super::arming::Watch;
+use super::cache::HandOvers;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::shared::SharedConnection;
 use super::connection::status::Connections;
 use crate::engine::notifier::Notifiers;
+use crate::engine::observer::Observers;
 use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
 use crate::process::tasks::Tasks;
 
+/// How many of the hand-overs of this process are remembered at least.
+const REMEMBERED_HAND_OVERS: usize = 131_072;
 /// How long a new engine waits for its connections. A busy machine needs some of it.
 const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 
@@ -52,7 +56,12 @@ pub struct Link {
     /// For everything off the hot path.
     pub shared: SharedConnection,
     pub clock: RedisClock,
+    /// Of the Redis that the engine began with, if it says.
+    pub version: OnceLock<String>,
     pub notifiers: Notifiers,
+    pub observers: Observers,
+    /// What this process remembers of what it handed out.
+    pub handed_out: HandOvers,
     pub watch: Watch,
     pub ready_lists: Box<dyn ReadyLists>,
     pub tasks: Tasks,
@@ -103,7 +112,10 @@ impl Link {
             connections,
             outage,
             clock: RedisClock::new(),
+            version: OnceLock::new(),
             notifiers: Notifiers::default(),
+            observers: Observers::default(),
+            handed_out: HandOvers::new(REMEMBERED_HAND_OVERS),
             watch: Watch::default(),
             ready_lists: Box::new(ready_lists),
             tasks,

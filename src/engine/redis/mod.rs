@@ -46,8 +46,10 @@ pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
 use crate::engine::batch::{self, Caller};
+use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
+use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
     Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
@@ -57,7 +59,7 @@ use crate::job::{Job, JobId, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use batches::MAX_WAITING;
-use cache::{RecordedQueues, TriesCache};
+use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
 use verbs::check::first_check;
@@ -71,8 +73,6 @@ use self::pauses::Pauses;
 
 /// RPOP and LPOP take a count since this version.
 pub(crate) const OLDEST: (u32, u32) = (6, 2);
-/// How many running jobs' tries are remembered at least.
-const TRIES_CACHED: usize = 131_072;
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
@@ -98,7 +98,6 @@ impl RedisEngine {
             scripts: Scripts::default(),
             next_due: NextDue::default(),
             recorded_queues: RecordedQueues::default(),
-            tries: TriesCache::new(TRIES_CACHED),
             pauses: Pauses::default(),
             copies: Copies::default(),
             finishing: Mutex::default(),
@@ -126,6 +125,11 @@ impl RedisEngine {
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
+    }
+
+    /// The version of the Redis, if it says.
+    pub fn version(&self) -> Option<&str> {
+        self.core.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
@@ -256,6 +260,10 @@ impl Engine for RedisEngine {
         self.open()?.stats().await
     }
 
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.open()?.delays(count).await
+    }
+
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
     }
@@ -266,6 +274,10 @@ impl Engine for RedisEngine {
 
     fn watch(&self, queue: &Queue) {
         self.core.watch.arm([queue.clone()]);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.core.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -23,6 +23,35 @@ pub type HandlerResult = Result<Response, ApiError>;
 #[derive(Clone, Debug)]
 pub struct StoreFailure(pub Error);
 
+/// Travels with a 5xx of ours to where the request's id is known, which its body then names.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct OwnFault {
+    error: Cow<'static, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_id: Option<JobId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
+}
+
+impl OwnFault {
+    /// The body, for the request of this id.
+    pub fn of(self, request_id: &str) -> Vec<u8> {
+        let fault = OwnFault { request_id: Some(request_id.to_owned()), ..self };
+        // It has string keys and no failing serializers.
+        serde_json::to_vec(&fault).unwrap_or_default()
+    }
+
+    fn response(self, status: StatusCode) -> Response {
+        let mut response = reply::json(status, &self);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
 /// Why a request gets an error response.
 #[derive(Debug)]
 pub enum ApiError {
@@ -203,14 +232,17 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         match self {
             ApiError::Refused(status, text) => reply::error(status, text),
-            ApiError::Ours(status, text, failure) => with_failure(reply::error(status, text), failure),
-            ApiError::Partly(done, status, error, failure) => {
-                #[derive(Serialize)]
-                struct Partly {
-                    error: &'static str,
-                    done: u64,
-                }
-                with_failure(reply::json(status, &Partly { error, done }), failure)
+            ApiError::Ours(status, text, failure) => {
+                let fault = OwnFault { error: text.into(), ..OwnFault::default() };
+                with_failure(fault.response(status), failure)
+            }
+            ApiError::Partly(done, status, text, failure) => {
+                let fault = OwnFault { error: text.into(), done: Some(done), ..OwnFault::default() };
+                with_failure(fault.response(status), failure)
+            }
+            ApiError::Detailed(status, details) if status.is_server_error() => {
+                let Details { error, index, job_id } = *details;
+                OwnFault { error, index, job_id, ..OwnFault::default() }.response(status)
             }
             ApiError::Detailed(status, details) => reply::json(status, &details),
             ApiError::Busy(text) => {

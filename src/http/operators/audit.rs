@@ -9,7 +9,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 use crate::admin::{Scope, TokenKey};
-use crate::http::request::peer::Peer;
+use crate::http::request::peer::Client;
 use crate::process::log::AUDIT;
 use crate::push::store::PushKey;
 
@@ -51,7 +51,7 @@ impl<S: Sync> FromRequestParts<S> for By {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<By, Infallible> {
         let account = parts.extensions.get::<Account>().map(|account| account.0.clone());
-        let peer = || parts.extensions.get::<Peer>().map(|peer| peer.addr.ip().to_string());
-        Ok(By(account.or_else(peer).unwrap_or_default()))
+        let client = || parts.extensions.get::<Client>().map(|client| client.0.to_string());
+        Ok(By(account.or_else(client).unwrap_or_default()))
     }
 }

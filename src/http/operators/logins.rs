@@ -11,7 +11,8 @@ use subtle::ConstantTimeEq;
 
 use super::audit::{self, Account};
 use crate::http::answer::reply;
-use crate::http::request::peer::Peer;
+use crate::http::request::extract::Labels;
+use crate::http::request::peer::Client;
 use crate::http::state::{App, AppState};
 
 /// Refuses a request without a valid account, if accounts are configured. An address that has failed too often
@@ -21,7 +22,7 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
         return next.run(request).await;
     }
     if let Some(given) = request.headers().get(header::AUTHORIZATION) {
-        let address = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        let address = request.extensions().get::<Client>().map(|client| client.0);
         // Without an address there is no connection, and so no request.
         let address = address.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
         let allowed = state.failed_logins.begin(address);
@@ -29,6 +30,9 @@ pub async fn basic_auth(State(state): App, mut request: Request, next: Next) -> 
             && let Some(account) = account(&state, given)
         {
             state.failed_logins.succeeded(address);
+            if let Some(labels) = request.extensions().get::<std::sync::Arc<Labels>>() {
+                labels.asked_by(|| account.0.clone());
+            }
             request.extensions_mut().insert(account);
             return next.run(request).await;
         }

@@ -8,24 +8,29 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderValue, StatusCode};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::timeout;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::engine::{Engine, QueueSize, Stats};
-use crate::error::Result;
+use crate::engine::{Engine, Pause, QueueSize, Stats};
+use crate::error::{Error, Result};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply::{self, TEXT};
 use crate::http::request::params::Query;
-use crate::http::state::{App, AppState};
-use crate::metrics::Metrics;
-use crate::name::PoolName;
+use crate::http::state::{App, AppState, PoolState};
+use crate::metrics::{Health, Metrics, QueueFigures};
+use crate::name::{PoolName, Queue};
 use crate::process::tasks::beside_the_runtime;
 
-/// How long a store may take to say that it is well, or how much it holds.
+/// How long a store may take to say that it is well.
 const CHECK_TIME: Duration = Duration::from_secs(1);
+/// How long it may take to say how much it holds.
+const FIGURES_TIME: Duration = Duration::from_secs(2);
+/// How long a scrape waits: for stores, and for its turn to be written.
+const SCRAPE_TIME: Duration = Duration::from_millis(2500);
 
 /// `GET /ping`, on both ports: the process answers.
 pub async fn ping() -> Response {
@@ -96,45 +101,64 @@ pub async fn info(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
     Ok(reply::with_body(StatusCode::OK, TEXT, text.await.into()))
 }
 
-/// `GET /metrics`
+/// What one pool's store said to a scrape. `None`: it did not answer, and nothing is shown in place of that.
+struct Asked {
+    pool: PoolName,
+    up: bool,
+    stats: Option<Stats>,
+    paused: Option<BTreeMap<Queue, Pause>>,
+}
+
+async fn ask(pool: PoolName, engine: Arc<dyn Engine>) -> Asked {
+    let (up, stats, paused) = tokio::join!(
+        timeout(CHECK_TIME, engine.check()),
+        timeout(FIGURES_TIME, engine.stats()),
+        timeout(FIGURES_TIME, engine.pauses()),
+    );
+    Asked { pool, up: matches!(up, Ok(Ok(()))), stats: told(stats), paused: told(paused) }
+}
+
+fn told<T>(answer: std::result::Result<Result<T>, Elapsed>) -> Option<T> {
+    answer.ok()?.ok()
+}
+
+/// `GET /metrics`. Takes [`SCRAPE_TIME`] at most, and what is written then, whatever hangs.
 pub async fn metrics(State(state): App) -> Response {
-    let ask = |engine: Arc<dyn Engine>| async move { timeout(CHECK_TIME, engine.stats()).await };
+    let end = Instant::now() + SCRAPE_TIME;
     // All together. When the asker leaves, they end.
-    let asked: Vec<_> = state
-        .pools
-        .values()
-        .map(|pool| (pool, AbortOnDropHandle::new(state.tasks.spawn(ask(pool.engine.clone())))))
-        .collect();
-    let mut sizes = Vec::new();
-    for (pool, stats) in asked {
-        let pool = &pool.name;
-        match stats.await {
-            Ok(Ok(Ok(stats))) => sizes.push((pool.clone(), stats)),
-            Ok(Ok(Err(error))) => tracing::warn!(pool = pool.as_str(), %error, "no sizes for the metrics"),
-            Ok(Err(_)) => tracing::warn!(pool = pool.as_str(), "no sizes for the metrics in time"),
-            Err(error) => tracing::error!(pool = pool.as_str(), %error, "no sizes for the metrics"),
-        }
+    let ask = |pool: &Arc<PoolState>| state.tasks.spawn(ask(pool.name.clone(), pool.engine.clone()));
+    let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
+    let tokens = timeout(CHECK_TIME, state.tokens.store().check()).await;
+    let mut asked = Vec::new();
+    for pool in asking {
+        // One that does not answer is away; a panic was logged.
+        asked.extend(timeout_at(end, pool).await.ok().and_then(|asked| asked.ok()));
     }
-    let alone = state.scrape.clone().lock_owned().await;
+    let pools = state
+        .pools
+        .keys()
+        .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.up)));
+    let (pools, tokens): (Vec<_>, _) = (pools.collect(), matches!(tokens, Ok(Ok(()))));
+    let ready = state.readiness.problem().is_none() && tokens && pools.iter().all(|(_, up)| *up);
+    let Ok(alone) = timeout_at(end, state.scrape.clone().lock_owned()).await else {
+        return ApiError::from(Error::Overloaded).into_response();
+    };
     state.metrics.parked(state.parked.count());
-    let text = written(state.metrics.clone(), sizes, alone).await;
+    state.metrics.health(&Health { ready, tokens, pools });
+    let text = written(state.metrics.clone(), asked, alone).await;
     reply::with_body(StatusCode::OK, HeaderValue::from_static(prometheus::TEXT_FORMAT), text.into())
 }
 
-/// The text of a scrape. With ten thousand queues it takes a tenth of a second, so it is made beside the runtime.
+/// The text of a scrape. With ten thousand queues it takes some tenths of a second, so it is made beside the runtime.
 /// `alone` is kept there, also when the asker leaves meanwhile.
-async fn written(
-    metrics: Arc<Metrics>,
-    sizes: Vec<(PoolName, Stats)>,
-    alone: OwnedMutexGuard<()>,
-) -> Vec<u8> {
+async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuard<()>) -> Vec<u8> {
     beside_the_runtime(move || {
         let _alone = alone;
-        // A queue that is gone would show its last size for ever.
-        metrics.forget_sizes();
-        for (pool, stats) in &sizes {
-            let queues = stats.queues.iter().map(|size| (&size.queue, size.ready, size.dead));
-            metrics.sizes(pool, stats.timers, queues);
+        metrics.forget_figures();
+        for Asked { pool, stats, paused, .. } in &asked {
+            metrics.paused(pool, paused.iter().flat_map(BTreeMap::keys));
+            let Some(stats) = stats else { continue };
+            metrics.sizes(pool, stats.timers, stats.overdue, stats.queues.iter().map(figures));
             for (name, value) in &stats.gauges {
                 metrics.store_figure(pool, name, *value);
             }
@@ -142,6 +166,18 @@ async fn written(
         metrics.text()
     })
     .await
+}
+
+fn figures(size: &QueueSize) -> QueueFigures<'_> {
+    let QueueSize { queue, ready, dead, delayed, running, oldest_ready } = size;
+    QueueFigures {
+        queue,
+        ready: *ready,
+        dead: *dead,
+        delayed: *delayed,
+        running: *running,
+        oldest_ready: *oldest_ready,
+    }
 }
 
 fn access_log_status(enabled: bool) -> Response {
@@ -173,18 +209,26 @@ mod tests {
     use tokio::sync::Mutex;
 
     use super::*;
-    use crate::name::{Namespace, Queue, QueueName};
+    use crate::name::{Namespace, QueueName};
 
     const QUEUES: usize = 2_000;
 
     /// As many queues, each with `ready` ready jobs.
-    fn sizes(ready: u64) -> Vec<(PoolName, Stats)> {
+    fn sizes(ready: u64) -> Vec<Asked> {
         let queue = |n| Queue {
             namespace: Namespace::parse("ns").expect("a literal"),
             name: QueueName::parse(&format!("q{n}")).expect("a name"),
         };
-        let queues = (0..QUEUES).map(|n| QueueSize { queue: queue(n), ready, dead: 0 }).collect();
-        vec![(PoolName::default_pool(), Stats { timers: 0, queues, gauges: Vec::new() })]
+        let size = |n| QueueSize {
+            queue: queue(n),
+            ready,
+            dead: 0,
+            delayed: None,
+            running: None,
+            oldest_ready: None,
+        };
+        let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };
+        vec![Asked { pool: PoolName::default_pool(), up: true, stats: Some(stats), paused: None }]
     }
 
     /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.

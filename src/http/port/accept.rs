@@ -11,8 +11,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connection::{LAST_CALL, Routes, connection};
+use super::connection::{Counted, LAST_CALL, Routes, connection};
 use crate::http::state::failed_logins::network;
+use crate::http::state::proxies::TrustedProxies;
+use crate::metrics::PortMetrics;
 use crate::process::tasks::Tasks;
 
 /// How many connections may wait to be accepted.
@@ -41,22 +43,35 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// How many connections a port takes.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    pub most: usize,
+    pub most_of_address: usize,
+    /// These may have any number of them.
+    pub trusted: Arc<TrustedProxies>,
+}
+
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
-/// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue. Those
-/// of one address beyond `most_of_address` are closed. `port` is what the log calls it.
+/// answers what has come, and ends. Connections beyond its [`Bounds`] wait in the listen queue; those
+/// of one address are closed. `port` is what the log calls it; `metrics` are its own.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
     routes: impl Routes,
-    (most, most_of_address): (usize, usize),
+    Bounds { most, most_of_address, trusted }: Bounds,
+    metrics: PortMetrics,
     tasks: Tasks,
 ) {
-    let mut addresses = Addresses { most: most_of_address, connected: HashMap::default(), sweep_at: 0 };
+    let mut addresses =
+        Addresses { most: most_of_address, trusted, connected: HashMap::default(), sweep_at: 0 };
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
     let [mut trouble, mut refused] = [(); 2].map(|()| AcceptTrouble { port, failing: None });
-    let begin = |stream, addr, permit| {
-        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
+    let begin = |stream, addr, (permit, place)| {
+        let counted = Counted { _permit: permit, _place: place, _connected: metrics.connected() };
+        let counted = (counted, metrics.clone());
+        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), counted));
     };
     let accept = async || {
         // Nobody closes the semaphore.
@@ -76,6 +91,7 @@ pub async fn serve(
                 }
             }
             Err(error) => {
+                metrics.accept_failures.inc();
                 trouble.failed(&error);
                 drop(permit);
                 sleep(ACCEPT_PAUSE).await;
@@ -98,6 +114,8 @@ pub async fn serve(
 #[derive(Debug)]
 struct Addresses {
     most: usize,
+    /// Proxies have many clients behind them.
+    trusted: Arc<TrustedProxies>,
     /// Each of its connections has a handle too.
     connected: HashMap<IpAddr, Arc<()>>,
     /// With so many addresses, those that have left are forgotten.
@@ -106,9 +124,9 @@ struct Addresses {
 
 impl Addresses {
     /// One more connection of this address, for as long as what it gets is kept. Nothing is counted of this machine,
-    /// where a balancer may have all clients behind it.
+    /// where a balancer may have all clients behind it, nor of trusted proxies.
     fn enter(&mut self, address: IpAddr) -> io::Result<Option<Arc<()>>> {
-        if address.to_canonical().is_loopback() {
+        if address.to_canonical().is_loopback() || self.trusted.contains(address) {
             return Ok(None);
         }
         let address = network(address);
@@ -195,7 +213,12 @@ mod tests {
     /// taken for one client.
     #[test]
     fn one_address_has_its_connections_and_no_more() {
-        let mut addresses = Addresses { most: 2, connected: HashMap::default(), sweep_at: 0 };
+        let mut addresses = Addresses {
+            most: 2,
+            trusted: Arc::new(TrustedProxies::new(&["198.51.100.0/24".into()]).expect("a network")),
+            connected: HashMap::default(),
+            sweep_at: 0,
+        };
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         let mut places = Vec::new();
         for (address, fits) in [
@@ -213,8 +236,8 @@ mod tests {
             places.extend(place);
         }
         for _ in 0..5 {
-            for own in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"] {
-                assert!(addresses.enter(ip(own)).is_ok(), "{own} is this machine");
+            for own in ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "198.51.100.7"] {
+                assert!(addresses.enter(ip(own)).is_ok(), "{own} is this machine, or a proxy");
             }
         }
         let error = addresses.enter(ip("192.0.2.1")).expect_err("two are the most").to_string();

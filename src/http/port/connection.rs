@@ -22,6 +22,7 @@ use tower::Service;
 use super::head_timer::HeadTimer;
 use super::stream::SharedStream;
 use crate::http::request::peer::{Peer, Socket};
+use crate::metrics::{Connected, PortMetrics};
 use crate::process::tasks::StopSignal;
 
 /// The most bytes that a request's line and headers may take.
@@ -52,6 +53,14 @@ impl Routes for Router {
     }
 }
 
+/// What a connection is counted in, until it ends.
+pub struct Counted {
+    pub _permit: OwnedSemaphorePermit,
+    /// Among those of its address.
+    pub _place: Option<Arc<()>>,
+    pub _connected: Connected,
+}
+
 /// Serves one connection. Not an `async fn`: its future would keep every argument twice, and there is one for
 /// every parked poll.
 pub fn connection(
@@ -59,7 +68,7 @@ pub fn connection(
     addr: SocketAddr,
     routes: impl Routes,
     stop: StopSignal,
-    places: (OwnedSemaphorePermit, Option<Arc<()>>),
+    (counted, metrics): (Counted, PortMetrics),
 ) -> impl Future<Output = ()> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
@@ -78,9 +87,12 @@ pub fn connection(
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {
-        let _places = places;
+        let _counted = counted;
         // Errors here are the peer's: bad HTTP, or gone. hyper has answered what can be answered.
-        if stop.run_until(&mut connection).await.is_some() {
+        if let Some(ended) = stop.run_until(&mut connection).await {
+            if ended.is_err_and(|error| error.is_parse()) {
+                metrics.bad_requests.inc();
+            }
             return;
         }
         let last = async move {

@@ -5,28 +5,29 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{MatchedPath, Request};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tower::{Layer, Service};
 
-use crate::http::answer::error::StoreFailure;
+use crate::http::answer::error::{ApiError, OwnFault, StoreFailure};
 use crate::http::answer::reply;
 use crate::http::request::extract::Labels;
 use crate::http::request::origin::OriginCheck;
-use crate::http::request::peer::Peer;
+use crate::http::request::peer::{Client, Peer};
 use crate::http::state::AppState;
 use crate::metrics::RouteMetrics;
 use crate::random;
 
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How much of a body that no handler read is read and thrown away, so that its sender gets to see the
 /// answer instead of a reset connection; and how long that may take.
@@ -41,6 +42,8 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 pub struct Observe {
     pub state: Arc<AppState>,
     pub guard: OriginCheck,
+    /// What the log calls the port.
+    pub port: &'static str,
 }
 
 impl<S> Layer<S> for Observe {
@@ -73,9 +76,13 @@ where
         self.routes.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request) -> Observation<S::Future> {
+    fn call(&mut self, mut request: Request) -> Observation<S::Future> {
         let route = request.extensions().get::<MatchedPath>().cloned();
         let peer = request.extensions().get::<Peer>().map(|peer| peer.addr.ip());
+        if let Some(peer) = peer {
+            let client = self.observe.state.trusted_proxies.client(peer, request.headers());
+            request.extensions_mut().insert(Client(client));
+        }
         self.observe.watch(
             request,
             route.as_ref().map(MatchedPath::as_str),
@@ -100,16 +107,23 @@ impl Observe {
         handle: impl FnOnce(Request, Arc<Labels>) -> F,
     ) -> Observation<F> {
         let state = self.state.clone();
-        let labels = Arc::new(Labels::default());
         let log = state.access_log.load(Ordering::Relaxed);
-        let log = log.then(|| Box::new((peer, loggable(route, request.uri().path()))));
+        let labels = Arc::new(Labels::new(log));
+        let log = log.then(|| {
+            let headers = request.headers();
+            let ip = peer.map(|peer| state.trusted_proxies.client(peer, headers));
+            let path = loggable(route, request.uri().path());
+            Box::new(Logged { port: self.port, ip, path, trace_id: trace_id(headers), read: Arc::default() })
+        });
+        let caller_id = request.headers().get(X_REQUEST_ID).and_then(caller_id);
         let method = request.method().clone();
         // A client that sends `Expect: 100-continue` holds its body back until hyper asks for it, which the first
         // read does. If no handler reads the body, reading it away would ask for it, although it is not wanted.
         let unread = (!request.body().is_end_stream()).then(UnreadBody::default);
         let holds_back = unread.is_some() && request.headers().contains_key(header::EXPECT);
         if let Some(unread) = &unread {
-            request = request.map(|body| unread.watch(body));
+            let read = log.as_deref().map(|log| log.read.clone());
+            request = request.map(|body| unread.watch(body, read));
         }
         if let Some(route) = route {
             counts.get_or_init(|| state.metrics.route(route));
@@ -119,7 +133,9 @@ impl Observe {
             Some(refusal) => Step::Answered(refusal.into_response()),
             None => Step::Handling(handle(request, labels.clone())),
         };
-        Observation { began: Instant::now(), state, labels, method, counts, log, unread, holds_back, step }
+        state.requests.fetch_add(1, Ordering::Relaxed);
+        let began = Instant::now();
+        Observation { began, state, labels, method, counts, log, caller_id, unread, holds_back, step }
     }
 }
 
@@ -131,11 +147,29 @@ pub struct Observation<F> {
     method: Method,
     /// Empty when there is no route.
     counts: Arc<OnceLock<RouteMetrics>>,
-    /// From where, and what the log says of the path, if requests are logged.
-    log: Option<Box<(Option<IpAddr>, String)>>,
+    /// What the log says of the request, if requests are logged.
+    log: Option<Box<Logged>>,
+    /// The id that the caller has given it.
+    caller_id: Option<Box<str>>,
     unread: Option<UnreadBody>,
     holds_back: bool,
     step: Step<F>,
+}
+
+impl<F> Drop for Observation<F> {
+    fn drop(&mut self) {
+        self.state.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is known of a request that is logged, before it is answered.
+struct Logged {
+    port: &'static str,
+    ip: Option<IpAddr>,
+    path: String,
+    trace_id: Option<Box<str>>,
+    /// Bytes of its body that were read.
+    read: Arc<AtomicU64>,
 }
 
 enum Step<F> {
@@ -198,12 +232,20 @@ impl<F> Observation<F> {
         if response.status() == StatusCode::SERVICE_UNAVAILABLE {
             response = reply::retry_after(response, Duration::ZERO);
         }
+        let mut own_id = [0; ulid::ULID_LEN];
+        let id = match &self.caller_id {
+            Some(id) => id,
+            None => &*random::ulid().array_to_str(&mut own_id),
+        };
+        if let Some(fault) = response.extensions_mut().remove::<OwnFault>() {
+            *response.body_mut() = Body::from(fault.of(id));
+        }
         let failure = response.extensions().get::<StoreFailure>();
         // The pool is known once the request's token has named one. What fails without one is an operator's
         // request: they are few, and logged each.
         match (failure, labels.pool().and_then(|name| state.pools.get(name))) {
-            (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed(error),
-            (Some(StoreFailure(error)), None) => tracing::error!(%error, "a request failed"),
+            (Some(StoreFailure(error)), Some(pool)) => pool.outage.failed_request(error, id),
+            (Some(StoreFailure(error)), None) => tracing::error!(%error, request_id = id, "a request failed"),
             (None, Some(pool)) if response.status().is_success() => pool.outage.works(),
             (None, _) => {}
         }
@@ -212,18 +254,23 @@ impl<F> Observation<F> {
         if let Some(counts) = counts.get() {
             counts.request(labels.accepted(), method_label(method), status.as_u16(), took);
         }
-        let mut id = [0; ulid::ULID_LEN];
-        let id = random::ulid().array_to_str(&mut id);
-        if let Some((ip, path)) = self.log.as_deref() {
+        if let Some(Logged { port, ip, path, trace_id, read }) = self.log.as_deref() {
             tracing::info!(
                 target: crate::process::log::ACCESS,
                 request_id = id,
+                port,
                 ip = ip.map(|ip| ip.to_string()),
+                by = labels.by(),
                 method = method.as_str(),
                 path,
                 pool = labels.accepted().map(|(pool, _)| pool.as_str()),
+                namespace = labels.accepted().map(|(_, namespace)| namespace.as_str()),
                 status = status.as_u16(),
                 latency_ms = took.as_millis() as u64,
+                latency_us = took.as_micros() as u64,
+                bytes_in = read.load(Ordering::Relaxed),
+                bytes_out = response.body().size_hint().exact(),
+                trace_id = trace_id.as_deref(),
                 "request"
             );
         }
@@ -244,8 +291,27 @@ fn poll_and_catch(
         || Pin::new(response).poll(cx).map(|response| response.unwrap_or_else(IntoResponse::into_response));
     match catch_unwind(AssertUnwindSafe(poll)) {
         Ok(polled) => polled,
-        Err(_) => Poll::Ready(reply::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")),
+        Err(_) => {
+            let fault = ApiError::Ours(StatusCode::INTERNAL_SERVER_ERROR, "internal error", None);
+            Poll::Ready(fault.into_response())
+        }
     }
+}
+
+/// The id that a caller has given its request, if it is one that logs and headers can carry.
+fn caller_id(value: &HeaderValue) -> Option<Box<str>> {
+    let id = value.to_str().ok()?;
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    ((1..=64).contains(&id.len()) && id.bytes().all(fits)).then(|| id.into())
+}
+
+/// The trace of a `traceparent` (W3C): 32 digits behind the version, not all of them 0.
+fn trace_id(headers: &HeaderMap) -> Option<Box<str>> {
+    let mut parts = headers.get(TRACEPARENT)?.to_str().ok()?.split('-');
+    let (version, trace) = (parts.next()?, parts.next()?);
+    let hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let is_one = version.len() == 2 && hex(version) && trace.len() == 32 && hex(trace);
+    (is_one && trace.bytes().any(|b| b != b'0') && parts.next().is_some()).then(|| trace.into())
 }
 
 /// A path as the log may show it. Those of jobs hold no secret. Others may hold a token, in any spelling, so the
@@ -286,8 +352,9 @@ enum Rest {
 }
 
 impl UnreadBody {
-    fn watch(&self, body: Body) -> Body {
-        Body::new(Watched { body: Some(body), unread: self.clone() })
+    /// Counts in `read` what is read of the body.
+    fn watch(&self, body: Body, read: Option<Arc<AtomicU64>>) -> Body {
+        Body::new(Watched { body: Some(body), unread: self.clone(), read })
     }
 
     /// Reads the rest away, unless its sender holds it back. Answers whether the end was reached.
@@ -322,6 +389,7 @@ struct Watched {
     /// `Some` until the end was seen.
     body: Option<Body>,
     unread: UnreadBody,
+    read: Option<Arc<AtomicU64>>,
 }
 
 impl HttpBody for Watched {
@@ -334,13 +402,18 @@ impl HttpBody for Watched {
     ) -> Poll<Option<Result<hyper::body::Frame<bytes::Bytes>, axum::Error>>> {
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(cx);
-        match polled {
+        match &polled {
             Poll::Ready(None) => self.body = None,
             Poll::Ready(Some(Err(_))) => {
                 self.body = None;
                 *self.unread.0.lock() = Rest::Broken;
             }
-            _ => {}
+            Poll::Ready(Some(Ok(frame))) => {
+                if let (Some(read), Some(data)) = (&self.read, frame.data_ref()) {
+                    read.fetch_add(data.len() as u64, Ordering::Relaxed);
+                }
+            }
+            Poll::Pending => {}
         }
         polled
     }

@@ -28,9 +28,29 @@ pub const BAD_TOKEN: ApiError = ApiError::Refused(StatusCode::UNAUTHORIZED, "inv
 pub struct Labels {
     accepted: OnceLock<(PoolName, Namespace)>,
     pool: OnceLock<PoolName>,
+    /// Whether the request is logged: only then it is kept who asks.
+    is_logged: bool,
+    by: OnceLock<String>,
 }
 
 impl Labels {
+    /// Of a request that is logged or not.
+    pub fn new(is_logged: bool) -> Labels {
+        Labels { is_logged, ..Labels::default() }
+    }
+
+    /// Notes who asks: an account, or the hash of a token.
+    pub fn asked_by(&self, by: impl FnOnce() -> String) {
+        if self.is_logged {
+            let _ = self.by.set(by());
+        }
+    }
+
+    /// Who asks, if that was noted.
+    pub fn by(&self) -> Option<&str> {
+        self.by.get().map(String::as_str)
+    }
+
     /// The configured pool that the request names, whether or not its token is accepted.
     pub fn pool(&self) -> Option<&PoolName> {
         self.pool.get()
@@ -216,6 +236,7 @@ async fn authenticate(
     };
     if let Some(labels) = head.labels {
         let _ = labels.accepted.set((pool.name.clone(), namespace.clone()));
+        labels.asked_by(|| key.token.hash());
     }
     Ok((pool, key, record))
 }

@@ -4,7 +4,7 @@
 //! packet, and nearly everybody who sends it has left. Bytes that it sent before do not hide that.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,6 +39,10 @@ pub struct Peer {
     /// Where it came from.
     pub addr: SocketAddr,
 }
+
+/// Who sent a request: the peer, or whom a proxy that is trusted says.
+#[derive(Clone, Copy, Debug)]
+pub struct Client(pub IpAddr);
 
 impl Peer {
     /// Whether it is gone, as far as the kernel knows now. One system call.

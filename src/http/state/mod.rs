@@ -2,20 +2,24 @@
 //! `http` it imports `answer`.
 
 pub mod cursors;
+pub mod delays;
 pub mod failed_logins;
 pub mod idempotency;
 pub mod parked_tokens;
+pub mod proxies;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use axum::extract::State;
 
 use self::cursors::Cursors;
+use self::delays::DelayCounts;
 use self::failed_logins::FailedLogins;
 use self::idempotency::UnderWay;
 use self::parked_tokens::ParkedTokens;
+use self::proxies::TrustedProxies;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
@@ -46,6 +50,8 @@ pub struct PoolState {
     pub dispatcher: Arc<Dispatcher>,
     /// Hears of requests that fail, and of those that work.
     pub outage: Arc<Outage>,
+    /// What falls due when, as it was counted last.
+    pub delays: DelayCounts,
     /// Ids of the jobs published to this pool.
     pub ids: Arc<JobIds>,
 }
@@ -125,6 +131,10 @@ pub struct AppState {
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,
+    /// Who is believed who sent a request.
+    pub trusted_proxies: Arc<TrustedProxies>,
+    /// How many requests are under way, parked polls included.
+    pub requests: AtomicUsize,
     /// Where handlers start tasks that outlive their request.
     pub tasks: Tasks,
 }

@@ -61,6 +61,7 @@ pub fn load(
         quotas: Default::default(),
         quarantine: Default::default(),
         to_notify: Default::default(),
+        observers: Arc::default(),
         must_sync: false,
     };
     state.load_used(&store)?;

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
-use self::queues::{QueueState, Queues};
+use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
 use self::tables::Tables;
 use self::timers::Timers;
@@ -33,6 +33,7 @@ use crate::engine::disk::codec::{self, Entry, META_CLOCK, META_NEWEST, META_SEQ,
 use crate::engine::disk::store::txn::Txn;
 use crate::engine::disk::store::{Fatal, Found, Space, Store};
 use crate::engine::next_due::NextDue;
+use crate::engine::observer::Observers;
 use crate::error::Error;
 use crate::job::{Job, JobId, JobRef};
 use crate::name::{Namespace, Queue};
@@ -96,6 +97,8 @@ pub struct WriterState {
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.
     pub to_notify: HashSet<Queue>,
+    /// Hears what the store does by itself.
+    pub observers: Arc<Observers>,
     /// Whether this group must be synced in any case.
     pub must_sync: bool,
 }
@@ -161,7 +164,8 @@ impl WriterState {
     pub fn push_ready(&mut self, queue: &Queue, seq: u64, entry: Entry, since: Option<Micros>) {
         let (limit, now) = (self.windows.ready, self.clock_mark);
         let state = self.queue(queue);
-        state.push(seq, entry, limit);
+        let at = since.map_or_else(|| entry.id.published_at(), |since| since / 1000);
+        state.push((seq, entry, at), limit);
         let (key, is_looked_at) = (codec::list_key(&state.key, seq), state.is_looked_at(now));
         self.txn.put(Space::Ready, key, codec::list_value(&entry, since));
         if !is_looked_at {
@@ -175,7 +179,7 @@ impl WriterState {
     pub fn push_ready_first(&mut self, queue: &Queue, entry: Entry, expires: Option<Micros>, now: Micros) {
         let limit = self.windows.ready;
         let state = self.queue(queue);
-        let seq = state.push_front(entry, limit);
+        let seq = state.push_front(entry, now / 1000, limit);
         let key = codec::list_key(&state.key, seq);
         self.txn.put(Space::Ready, key, codec::list_value(&entry, Some(now)));
         self.will_expire(queue, expires);
@@ -246,7 +250,7 @@ impl WriterState {
         Ok(())
     }
 
-    /// Up to `limit` entries of a list, numbered `from` to `to`. What is not committed is not seen.
+    /// Up to `limit` entries of a list, numbered `from` to `to`, each with since when it is there. What is not committed is not seen.
     pub fn read_list(
         &self,
         space: Space,
@@ -254,7 +258,7 @@ impl WriterState {
         from: u64,
         to: u64,
         limit: usize,
-    ) -> Result<Vec<(u64, Entry)>, Fatal> {
+    ) -> Result<Vec<Waiting>, Fatal> {
         if from > to {
             return Ok(Vec::new());
         }
@@ -266,7 +270,8 @@ impl WriterState {
             .map(|item| {
                 let (key, value) = item?;
                 let seq = codec::split_list_key(&key)?.1;
-                Ok((seq, codec::read_list_value(seq, &value)?.0))
+                let (entry, since) = codec::read_list_value(seq, &value)?;
+                Ok((seq, entry, since))
             })
             .collect()
     }
@@ -406,8 +411,14 @@ impl WriterState {
         self.next_due.stored(timer.0);
     }
 
-    /// What a reader gets to see.
-    pub fn show(queue: &Queue, entry: &Entry, record: Record, receipt: u64, now: Micros) -> Job {
+    /// What a reader gets to see of a job that is ready since then.
+    pub fn show(
+        queue: &Queue,
+        (entry, since): (&Entry, Millis),
+        record: Record,
+        receipt: u64,
+        now: Micros,
+    ) -> Job {
         Job {
             queue: queue.clone(),
             id: entry.id,
@@ -415,6 +426,7 @@ impl WriterState {
             attributes: record.attributes,
             ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
             elapsed: Duration::from_millis((now / 1000).saturating_sub(entry.id.published_at())),
+            due: since,
             tries_left: entry.tries,
             receipt,
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ahash::HashMap;
 use bytes::Bytes;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Millis};
 use crate::engine::disk::codec::{Entry, queue_key};
 use crate::job::JobId;
 use crate::name::{Namespace, Queue, QueueList};
@@ -25,6 +25,9 @@ const NEVER: Micros = Micros::MAX;
 /// Jobs that became ready are looked at so long afterwards, in microseconds, if they are still there: only their records
 /// say when they expire.
 const TAIL_AFTER: Micros = 60_000_000;
+
+/// A ready entry: its number, and since when it is ready.
+pub type Waiting = (u64, Entry, Millis);
 
 /// How many entries the windows of all queues hold together. Only the writer changes it.
 #[derive(Debug)]
@@ -73,7 +76,7 @@ pub struct QueueState {
     /// The prefix of the queue's keys.
     pub key: Bytes,
     /// The first ready entries with their numbers, ascending: all that are on disk below `from`.
-    window: VecDeque<(u64, Entry)>,
+    window: VecDeque<Waiting>,
     /// Where the disk is read next when the window has run out. Entries at or above are on disk only.
     from: u64,
     /// Whether there are any at or above `from`.
@@ -141,11 +144,11 @@ impl QueueState {
     }
 
     /// Adds an entry at the end. `seq` is larger than every number used so far.
-    pub fn push(&mut self, seq: u64, entry: Entry, limit: usize) {
+    pub fn push(&mut self, (seq, entry, since): Waiting, limit: usize) {
         self.ready += 1;
         let has_room = self.window.len() < LEAST || self.held.left() > 0;
         if !self.more && self.window.len() < limit && has_room {
-            self.window.push_back((seq, entry));
+            self.window.push_back((seq, entry, since));
             self.from = seq + 1;
             self.count();
         } else {
@@ -154,13 +157,13 @@ impl QueueState {
     }
 
     /// Adds an entry before all others. Answers its number.
-    pub fn push_front(&mut self, entry: Entry, limit: usize) -> u64 {
+    pub fn push_front(&mut self, entry: Entry, since: Millis, limit: usize) -> u64 {
         let seq = self.low;
         self.low -= 1;
         self.ready += 1;
-        self.window.push_front((seq, entry));
+        self.window.push_front((seq, entry, since));
         let too_many = self.window.len() > 2 * limit || (self.window.len() > LEAST && self.held.left() == 0);
-        if too_many && let Some((last, _)) = self.window.pop_back() {
+        if too_many && let Some((last, ..)) = self.window.pop_back() {
             self.from = last;
             self.more = true;
         }
@@ -169,20 +172,20 @@ impl QueueState {
     }
 
     /// The first entry, if the window has it.
-    pub fn front(&self) -> Option<(u64, Entry)> {
+    pub fn front(&self) -> Option<Waiting> {
         self.window.front().copied()
     }
 
     /// Takes the first entry out.
-    pub fn pop(&mut self) -> Option<(u64, Entry)> {
-        let (seq, entry) = self.window.pop_front()?;
-        self.low = seq;
+    pub fn pop(&mut self) -> Option<Waiting> {
+        let waiting = self.window.pop_front()?;
+        self.low = waiting.0;
         self.ready -= 1;
         if self.window.is_empty() && self.window.capacity() > 2 * LEAST {
             self.window = VecDeque::new();
         }
         self.count();
-        Some((seq, entry))
+        Some(waiting)
     }
 
     /// Where to read on, when the window is empty and the disk is not.
@@ -191,8 +194,8 @@ impl QueueState {
     }
 
     /// Takes what was read from the disk from [`refill_from`](QueueState::refill_from) on. `more` may be there.
-    pub fn refill(&mut self, entries: Vec<(u64, Entry)>, more: bool) {
-        if let Some((last, _)) = entries.last() {
+    pub fn refill(&mut self, entries: Vec<Waiting>, more: bool) {
+        if let Some((last, ..)) = entries.last() {
             self.from = last + 1;
         }
         self.more = more;
@@ -225,14 +228,14 @@ impl QueueState {
 
     /// The entry at this number, if the window has it.
     pub fn find(&self, seq: u64) -> Option<Entry> {
-        let at = self.window.binary_search_by_key(&seq, |(s, _)| *s).ok()?;
+        let at = self.window.binary_search_by_key(&seq, |(s, ..)| *s).ok()?;
         Some(self.window[at].1)
     }
 
     /// Forgets an entry that was deleted on disk.
     pub fn remove(&mut self, seq: u64) {
         self.ready -= 1;
-        if let Ok(at) = self.window.binary_search_by_key(&seq, |(s, _)| *s) {
+        if let Ok(at) = self.window.binary_search_by_key(&seq, |(s, ..)| *s) {
             self.window.remove(at);
         }
         self.count();
@@ -241,8 +244,8 @@ impl QueueState {
     /// Forgets all entries above `after` up to `last`, `count` in all, that were deleted on disk.
     pub fn remove_run(&mut self, after: u64, last: u64, count: u64) {
         self.ready -= count;
-        let start = self.window.partition_point(|(s, _)| *s <= after);
-        let end = self.window.partition_point(|(s, _)| *s <= last);
+        let start = self.window.partition_point(|(s, ..)| *s <= after);
+        let end = self.window.partition_point(|(s, ..)| *s <= last);
         self.window.drain(start..end);
         self.count();
         if self.from <= last {
@@ -255,12 +258,13 @@ impl QueueState {
 
     /// The entry of a job, if the window has it, with its number.
     pub fn find_job(&self, id: JobId, generation: u64) -> Option<(u64, Entry)> {
-        self.window.iter().find(|(_, entry)| entry.id == id && entry.generation == generation).copied()
+        let of = self.window.iter().find(|(_, entry, _)| entry.id == id && entry.generation == generation);
+        of.map(|(seq, entry, _)| (*seq, *entry))
     }
 
     /// No ready entry has a lower number.
     pub fn ready_from(&self) -> u64 {
-        self.window.front().map_or(self.from, |(seq, _)| *seq)
+        self.window.front().map_or(self.from, |(seq, ..)| *seq)
     }
 
     /// Whether it hands out nothing now.

@@ -17,7 +17,7 @@ use super::{Slice, Space, Store, StoreLimits, describe, is_full, is_unreadable_i
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 5;
+pub const FORMAT: u32 = 5;
 /// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.

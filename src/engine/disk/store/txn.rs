@@ -182,10 +182,14 @@ impl Txn {
         if self.bytes >= BATCH_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Commits, and makes it survive: the process always, the machine if `sync`.
-    pub fn settle(&mut self, sync: bool) -> Result<(), Fatal> {
+    /// Commits, and makes it survive: the process always, the machine if `sync`. Answers whether it had to be synced.
+    pub fn settle(&mut self, sync: bool) -> Result<bool, Fatal> {
         self.flush()?;
-        if sync && std::mem::take(&mut self.unsettled) { self.store.sync() } else { Ok(()) }
+        let sync = sync && std::mem::take(&mut self.unsettled);
+        if sync {
+            self.store.sync()?;
+        }
+        Ok(sync)
     }
 
     /// How many bytes of keys and values were committed since the store was opened.

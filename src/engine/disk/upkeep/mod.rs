@@ -21,6 +21,7 @@ use crate::engine::disk::writer::handle::Handle;
 use crate::engine::disk::writer::heartbeat::Heartbeat;
 use crate::engine::disk::writer::poison::Poison;
 use crate::engine::disk::writer::threads::Stop;
+use crate::engine::observer::Observers;
 use crate::error::Error;
 
 /// How often a store is synced that need not be synced before each answer, and how often the room on the disk is looked
@@ -47,7 +48,7 @@ const COMPACTION_REST: u32 = 19;
 pub fn each_second(
     store: &Store,
     sync: bool,
-    room: &Room,
+    (room, observers): (&Room, &Observers),
     heartbeat: &Heartbeat,
     stop: &Stop,
     poison: &Poison,
@@ -57,8 +58,12 @@ pub fn each_second(
         let began = Instant::now();
         let work = heartbeat.work();
         let now = store.last_group();
-        let rests = std::mem::replace(&mut last, now) == now;
+        let groups = now.abs_diff(std::mem::replace(&mut last, now));
+        let rests = groups == 0;
         let done = if sync { store.sync() } else { Ok(()) };
+        if sync && !rests {
+            observers.tell(|observer| observer.synced(began.elapsed(), groups as usize));
+        }
         let done = if rests { done.and_then(|()| store.attest()) } else { done };
         drop(work);
         if let Err(Fatal(reason)) = done {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::{Micros, micros};
 use crate::engine::disk::codec::{self, Entry, Record};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::queues::Waiting;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{Consumed, MAX_CONSUME_BYTES};
@@ -36,10 +37,10 @@ impl WriterState {
         let (mut skipped, mut bytes) = (0, 0);
         for queue in self.queues.of_list(queues, now) {
             while let Some(ttr) = ttrs.get(consumed.jobs.len()) {
-                let Some((seq, entry)) = self.head(&queue)? else { break };
-                match self.read_entry(&queue, &entry)? {
+                let Some(waiting) = self.head(&queue)? else { break };
+                match self.read_entry(&queue, &waiting.1)? {
                     Some(Ok(record)) if !record.expired(now) => {
-                        let job = self.hand_out(&queue, (seq, entry), record, *ttr, now);
+                        let job = self.hand_out(&queue, waiting, record, *ttr, now);
                         bytes += job.body.len();
                         consumed.jobs.push(job);
                         if bytes >= MAX_CONSUME_BYTES && consumed.jobs.len() < ttrs.len() {
@@ -60,7 +61,7 @@ impl WriterState {
     }
 
     /// The first entry of a queue.
-    pub fn head(&mut self, queue: &Queue) -> Result<Option<(u64, Entry)>, Fatal> {
+    pub fn head(&mut self, queue: &Queue) -> Result<Option<Waiting>, Fatal> {
         self.refill_ready(queue)?;
         Ok(self.queues.get(queue).and_then(|state| state.front()))
     }
@@ -68,7 +69,7 @@ impl WriterState {
     fn hand_out(
         &mut self,
         queue: &Queue,
-        (seq, mut entry): (u64, Entry),
+        (seq, mut entry, since): Waiting,
         record: Record,
         ttr: Duration,
         now: Micros,
@@ -79,13 +80,13 @@ impl WriterState {
         let receipt = self.next_seq();
         let due = now.saturating_add(micros(ttr));
         self.start_ttr((due, receipt), queue, entry);
-        WriterState::show(queue, &entry, record, receipt, now)
+        WriterState::show(queue, (&entry, since), record, receipt, now)
     }
 
     /// Takes the first entry out, on disk too.
     fn pop(&mut self, queue: &Queue) -> Option<Entry> {
         let state = self.queues.get_mut(queue)?;
-        let (seq, entry) = state.pop()?;
+        let (seq, entry, _) = state.pop()?;
         self.txn.delete(Space::Ready, codec::list_key(&state.key, seq));
         Some(entry)
     }
@@ -100,7 +101,10 @@ impl WriterState {
         let Some(entry) = self.pop(queue) else { return Ok(()) };
         match found {
             // The record is this entry's own, and its ttl has ended.
-            Some(Ok(record)) => self.forget(queue, entry.id, &record)?,
+            Some(Ok(record)) => {
+                self.observers.tell(|observer| observer.expired(1));
+                self.forget(queue, entry.id, &record)?;
+            }
             Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }

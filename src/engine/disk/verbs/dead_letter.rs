@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::{Micros, micros};
 use crate::engine::disk::codec::{self, Entry, Location};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::queues::Waiting;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::name::Queue;
@@ -85,7 +86,7 @@ impl Step for DeleteDead {
 
 impl WriterState {
     /// The first entries of a dead letter.
-    pub fn oldest_dead(&mut self, queue: &Queue, limit: usize) -> Result<Vec<(u64, Entry)>, Fatal> {
+    pub fn oldest_dead(&mut self, queue: &Queue, limit: usize) -> Result<Vec<Waiting>, Fatal> {
         let Some((key, from)) =
             self.queues.get(queue).filter(|q| q.dead > 0).map(|q| (q.key.clone(), q.dead_from))
         else {
@@ -93,7 +94,7 @@ impl WriterState {
         };
         self.txn.flush()?;
         let read = self.read_list(Space::Dead, &key, from, u64::MAX, limit)?;
-        if let (Some((first, _)), Some(state)) = (read.first(), self.queues.get_mut(queue)) {
+        if let (Some((first, ..)), Some(state)) = (read.first(), self.queues.get_mut(queue)) {
             state.dead_from = *first;
         }
         Ok(read)
@@ -111,7 +112,7 @@ impl WriterState {
         let limit = usize::try_from(limit).unwrap_or(STEP_ENTRIES).min(STEP_ENTRIES);
         let oldest = self.oldest_dead(queue, limit)?;
         let (mut jobs, mut written, mut passed) = (0, 0, 0);
-        for (seq, entry) in &oldest {
+        for (seq, entry, _) in &oldest {
             if written >= STEP_BYTES {
                 break;
             }

@@ -40,8 +40,8 @@ impl Step for Destroy {
         let from = from.unwrap_or(Rest { after: 0, last: state.seq.0 - 1, done: 0 });
         state.txn.flush()?;
         let run = state.read_list(Space::Ready, &key, from.after + 1, from.last, STEP_ENTRIES)?;
-        let Some((after, _)) = run.last().copied() else { return Ok(None) };
-        for (seq, entry) in &run {
+        let Some((after, ..)) = run.last().copied() else { return Ok(None) };
+        for (seq, entry, _) in &run {
             state.txn.delete(Space::Ready, codec::list_key(&key, *seq));
             if let Found::Record(record) = state.txn.job(&codec::job_key(&key, entry.id))?
                 && record.generation == entry.generation

@@ -7,7 +7,7 @@ use super::pause::pause;
 use crate::clock::Micros;
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{STEP_BYTES, STEP_ENTRIES, Step, StepResult};
-use crate::engine::disk::store::{Fatal, Space};
+use crate::engine::disk::store::Fatal;
 use crate::engine::{QueuePage, QueueView};
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -67,13 +67,11 @@ impl WriterState {
     ) -> Result<Option<Duration>, Fatal> {
         while *steps < STEP_ENTRIES && *bytes < STEP_BYTES {
             *steps += 1;
-            let Some((seq, entry)) = self.head(queue)? else { return Ok(None) };
+            let Some((_, entry, since)) = self.head(queue)? else { return Ok(None) };
             match self.read_entry(queue, &entry)? {
                 Some(Ok(record)) if !record.expired(now) => {
                     *bytes += record.body.len();
-                    self.txn.flush()?;
-                    let since = self.list_row(Space::Ready, queue, seq)?.map(|(_, since)| since);
-                    return Ok(since.map(|at| Duration::from_millis((now / 1000).saturating_sub(at))));
+                    return Ok(Some(Duration::from_millis((now / 1000).saturating_sub(since))));
                 }
                 unfit => self.pass_over(queue, unfit, now)?,
             }

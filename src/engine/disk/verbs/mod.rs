@@ -5,6 +5,7 @@
 pub mod ack;
 pub mod consume;
 pub mod dead_letter;
+pub mod delays;
 pub mod destroy;
 pub mod give_back;
 pub mod hand_over;

@@ -16,10 +16,11 @@ impl Step for Peek {
     fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Progress<Option<Job>>> {
         let queue = &self.0;
         for _ in 0..STEP_ENTRIES {
-            let Some((_, entry)) = state.head(queue)? else { return Ok(Progress::Done(None)) };
+            let Some((_, entry, since)) = state.head(queue)? else { return Ok(Progress::Done(None)) };
             match state.read_entry(queue, &entry)? {
                 Some(Ok(record)) if !record.expired(now) => {
-                    return Ok(Progress::Done(Some(WriterState::show(queue, &entry, record, 0, now))));
+                    let job = WriterState::show(queue, (&entry, since), record, 0, now);
+                    return Ok(Progress::Done(Some(job)));
                 }
                 unfit => state.pass_over(queue, unfit, now)?,
             }

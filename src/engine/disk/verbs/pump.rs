@@ -76,14 +76,19 @@ impl WriterState {
         self.run_passed(queue);
         if entry.tries > 0 {
             let seq = self.next_seq();
-            self.push_ready(queue, seq, entry, Some(now));
+            self.push_ready(queue, seq, entry, Some(timer.0));
+            self.observers.tell(|observer| observer.redelivered(queue, 1));
             return Ok(0);
         }
         match self.read_entry(queue, &entry)? {
             Some(Ok(record)) if record.expired(now) => {
+                self.observers.tell(|observer| observer.expired(1));
                 self.ack(&JobRef { queue: queue.clone(), id: entry.id }, now)?;
             }
-            Some(Ok(record)) => return self.move_to_dead_letter(queue, entry, record, now),
+            Some(Ok(record)) => {
+                self.observers.tell(|observer| observer.died(queue, 1));
+                return self.move_to_dead_letter(queue, entry, record, now);
+            }
             Some(Err(reason)) => self.quarantine(queue, &entry, &reason),
             None => {}
         }

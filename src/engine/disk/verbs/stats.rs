@@ -2,10 +2,13 @@
 //! very many of them hold up nobody.
 
 use std::ops::Bound;
+use std::time::Duration;
 
-use crate::clock::Micros;
+use crate::clock::{Micros, Millis};
 use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::queues::QueueState;
 use crate::engine::disk::step::{STEP_ENTRIES, Step, StepResult};
+use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{QueueSize, Size, SizeOf};
 use crate::name::Queue;
 
@@ -25,7 +28,7 @@ impl Step for ReadSize {
             SizeOf::Ready => Size { jobs: queue.ready, head: None },
             SizeOf::Dead => {
                 let jobs = queue.dead;
-                Size { jobs, head: state.oldest_dead(&self.queue, 1)?.first().map(|(_, entry)| entry.id) }
+                Size { jobs, head: state.oldest_dead(&self.queue, 1)?.first().map(|(_, entry, _)| entry.id) }
             }
         })
     }
@@ -49,14 +52,39 @@ impl Step for ReadSizes {
     type Reply = Page;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Page> {
-        let queues: Vec<QueueSize> = state
-            .queues
-            .page(self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded), STEP_ENTRIES)
-            .map(|(queue, q)| QueueSize { queue: queue.clone(), ready: q.ready, dead: q.dead })
-            .collect();
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Page> {
+        let size = |(queue, q): (&Queue, &QueueState)| QueueSize {
+            queue: queue.clone(),
+            ready: q.ready,
+            dead: q.dead,
+            delayed: Some(q.timers.saturating_sub(q.running)),
+            running: Some(q.running),
+            oldest_ready: None,
+        };
+        let from = self.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let mut queues: Vec<QueueSize> = state.queues.page(from, STEP_ENTRIES).map(size).collect();
+        for of in queues.iter_mut().filter(|of| of.ready > 0) {
+            let since = state.ready_since(&of.queue)?;
+            of.oldest_ready = since.map(|since| Duration::from_millis((now / 1000).saturating_sub(since)));
+        }
         let more = queues.len() == STEP_ENTRIES;
         Ok(Page { queues, more })
+    }
+}
+
+impl WriterState {
+    /// Since when the first entry of a queue is there. It may stand for an expired job, until the sweep comes by. Where
+    /// memory has none of the queue's, one is read and not kept: a scrape looks at every queue.
+    fn ready_since(&mut self, queue: &Queue) -> Result<Option<Millis>, Fatal> {
+        let Some(of) = self.queues.get(queue) else { return Ok(None) };
+        if let Some((.., since)) = of.front() {
+            return Ok(Some(since));
+        }
+        let Some(from) = of.refill_from() else { return Ok(None) };
+        let key = of.key.clone();
+        self.txn.flush()?;
+        let first = self.read_list(Space::Ready, &key, from, u64::MAX, 1)?;
+        Ok(first.first().map(|(.., since)| *since))
     }
 }
 
@@ -68,6 +96,8 @@ pub struct ReadFigures;
 pub struct Figures {
     /// Delayed and running jobs.
     pub timers: u64,
+    /// How long ago the earliest of them was due, if it was.
+    pub overdue: Option<Duration>,
     pub gauges: Vec<(&'static str, f64)>,
 }
 
@@ -75,7 +105,7 @@ impl Step for ReadFigures {
     type Reply = Figures;
     const MUST_LAST: bool = false;
 
-    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<Figures> {
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Figures> {
         let store = state.txn.store();
         let gauges = vec![
             ("disk_bytes", store.disk_bytes() as f64),
@@ -83,6 +113,8 @@ impl Step for ReadFigures {
             ("disk_quarantined_jobs", state.quarantine.len() as f64),
             ("disk_ready_in_memory", state.queues.held() as f64),
         ];
-        Ok(Figures { timers: state.timers.len(), gauges })
+        let due = [state.timers.delayed_from(), state.timers.running_from()].into_iter().flatten().min();
+        let overdue = due.and_then(|(due, _)| now.checked_sub(due)).filter(|late| *late > 0);
+        Ok(Figures { timers: state.timers.len(), overdue: overdue.map(Duration::from_micros), gauges })
     }
 }

@@ -10,7 +10,7 @@ pub mod poison;
 pub mod threads;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::heartbeat::Heartbeat;
 use self::op::Op;
@@ -100,9 +100,18 @@ impl Writer {
     fn settle(&mut self, must_last: bool) {
         if self.poison.check().is_ok() {
             let sync = std::mem::take(&mut self.state.must_sync) || (self.sync && must_last);
-            if let Err(Fatal(reason)) = self.state.txn.settle(sync) {
+            if let Err(Fatal(reason)) = self.commit(sync) {
                 self.poison.set(reason);
             }
         }
+    }
+    fn commit(&mut self, sync: bool) -> Result<(), Fatal> {
+        self.state.txn.flush()?;
+        let began = Instant::now();
+        if self.state.txn.settle(sync)? {
+            let (took, calls) = (began.elapsed(), self.group.len());
+            self.state.observers.tell(|observer| observer.synced(took, calls));
+        }
+        Ok(())
     }
 }

@@ -33,6 +33,11 @@ pub fn names(base: &str, shard: u64) -> String {
     format!("{base}n{shard}")
 }
 
+/// The timers of jobs that run or are near, by when they are due in microseconds.
+pub fn timers(base: &str) -> String {
+    format!("{base}t")
+}
+
 /// Figures of the partition.
 pub fn meta(base: &str) -> String {
     format!("{base}m")

@@ -42,7 +42,9 @@ use super::verbs::check::first_check;
 use super::watch;
 use crate::clock::Millis;
 use crate::engine::batch;
+use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::notifier::Notifier;
+use crate::engine::observer::Observer;
 use crate::engine::{
     By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
@@ -129,6 +131,11 @@ impl CompactEngine {
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
         link.connected().await;
         Ok(Arc::new(CompactEngine { core, _closing: guards }))
+    }
+
+    /// The version of the Redis, if it says.
+    pub fn version(&self) -> Option<&str> {
+        self.core.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
@@ -260,6 +267,10 @@ impl Engine for CompactEngine {
         self.open()?.stats().await
     }
 
+    async fn delays(&self, count: &DelayCount) -> Result<Delays> {
+        self.open()?.delays(count).await
+    }
+
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
     }
@@ -270,6 +281,10 @@ impl Engine for CompactEngine {
 
     fn watch(&self, queue: &Queue) {
         self.core.watch.arm([queue.clone()]);
+    }
+
+    fn observe(&self, observer: Arc<dyn Observer>) {
+        self.core.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {

@@ -41,6 +41,8 @@ scripts! {
     ack: file "queue" file "value" file "job";
     cancel_key: file "queue" file "value" file "job";
     consume: file "queue" file "value";
+    count_far: file "number" file "value" file "rank" file "due";
+    count_near: file "number" file "due";
     describe: file "queue" file "value" file "job" file "view";
     destroy: file "queue" file "value" file "job";
     give_back: file "queue" file "value" file "job" file "change";

@@ -156,6 +156,13 @@ pub fn job_id(id: &[u8]) -> Option<JobId> {
     JobId::parse(std::str::from_utf8(id).ok()?)
 }
 
+/// What the timer members of a namespace begin with.
+pub fn namespace_prefix(namespace: &Namespace) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(32);
+    text(&mut bytes, namespace.as_str());
+    bytes
+}
+
 /// What the timer members of a queue begin with. Scripts put tries and id behind it.
 pub fn member_prefix(queue: &Queue) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(64);

@@ -72,6 +72,7 @@ pub fn job(queue: &Queue, id: JobId, stored: Bytes, ttl: i64, now: u64) -> Resul
         attributes,
         ttl: self::ttl(ttl),
         elapsed: elapsed(now, id.published_at()),
+        due: id.first_due(),
         tries_left: 0,
         receipt: 0,
     })

@@ -19,7 +19,10 @@ pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32,
     let sent = link.clock.begin();
     let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
     link.clock.learn(sent, seconds * 1_000_000 + micros);
-    Ok(usable(connection, oldest).await?)
+    if let Some(version) = usable(connection, oldest).await? {
+        let _ = link.version.set(version); // asked once
+    }
+    Ok(())
 }
 
 impl Link {
@@ -41,19 +44,20 @@ pub fn empty_write() -> Cmd {
 }
 
 /// Refuses a server that is too old, and one in cluster mode: its keys are spread over slots, and every script that
-/// touches two of them fails. Where INFO is forbidden neither can be told, and is not worth a refusal.
-pub async fn usable(connection: &mut Connection, oldest: (u32, u32)) -> Outcome<()> {
+/// touches two of them fails. Answers its version. Where INFO is forbidden nothing can be told, and that is not worth a
+/// refusal.
+pub async fn usable(connection: &mut Connection, oldest: (u32, u32)) -> Outcome<Option<String>> {
     let Ok(info) = connection.query::<InfoDict>(redis::cmd("INFO").arg("server")).await else {
-        return Ok(());
+        return Ok(None);
     };
     if info.get::<String>("redis_mode").is_some_and(|mode| mode == "cluster") {
         return Err(Fault::refused("this Redis is in cluster mode, which is not supported: use one without"));
     }
-    let Some(version) = info.get::<String>("redis_version") else { return Ok(()) };
+    let Some(version) = info.get::<String>("redis_version") else { return Ok(None) };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
     if (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) < oldest {
         let (major, minor) = oldest;
         return Err(Fault::refused(format!("Redis {major}.{minor} or later is needed, this is {version}")));
     }
-    Ok(())
+    Ok(Some(version))
 }

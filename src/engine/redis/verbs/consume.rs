@@ -29,6 +29,10 @@ pub struct HandedOut<'a> {
     pub stored: Bytes,
 }
 
+/// What the script says: now, garbage, whether there may be more, which ready lists are none, those of jobs that died, and
+/// the jobs.
+type ConsumeAnswer = (u64, u64, bool, Vec<usize>, Vec<usize>, Vec<Value>);
+
 /// The queue that a script calls by this number: it counts from 1.
 pub fn queue_at(queues: &[Queue], n: usize) -> Option<&Queue> {
     n.checked_sub(1).and_then(|n| queues.get(n))
@@ -99,11 +103,13 @@ impl RedisCore {
         asked: usize,
         sent: std::time::Instant,
     ) -> Outcome<Consumed> {
-        let (now, garbage, more, not_lists, cells): (u64, u64, bool, Vec<usize>, Vec<Value>) =
-            redis::from_redis_value(reply)?;
+        let (now, garbage, more, not_lists, died, cells): ConsumeAnswer = redis::from_redis_value(reply)?;
         self.clock.learn(sent, now);
         if garbage > 0 {
             tracing::warn!(pool = &*self.pool, garbage, "dropped list elements that are not jobs");
+        }
+        for queue in died.iter().filter_map(|n| queue_at(queues, *n)) {
+            self.observers.tell(|observer| observer.died(queue, 1));
         }
         let mut jobs = Vec::with_capacity(asked.min(cells.len() / 6));
         let (mut unreadable, mut earliest) = (false, u64::MAX);
@@ -117,8 +123,8 @@ impl RedisCore {
             };
             match value::job(queue, id, stored, ttl, now) {
                 Ok(job) => {
-                    self.tries.insert(id, tries_left);
-                    jobs.push(Job { tries_left, receipt: due, ..job });
+                    let was_due = self.handed_out.begin(id, tries_left, due);
+                    jobs.push(Job { due: was_due, tries_left, receipt: due, ..job });
                 }
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.

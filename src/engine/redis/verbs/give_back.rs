@@ -25,6 +25,7 @@ impl RedisCore {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
+        jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
         for step in jobs.chunks(STEP) {
             let mut lists = Vec::new();
             for job in step {

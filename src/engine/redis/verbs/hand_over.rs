@@ -33,6 +33,7 @@ impl RedisCore {
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
+            self.handed_out.touch(job.id, receipt.tries_left, due);
             self.next_due.stored(due);
         }
         Ok(map(held, |due| Touched {
@@ -61,7 +62,7 @@ impl RedisCore {
         self.clock.learn(sent, now);
         let held = held(due)?;
         if let Held::Done(due) = held {
-            self.tries.remove(id);
+            self.handed_out.release(*id, due);
             match (tries_left, delay.is_zero()) {
                 (0, _) => {}
                 (_, true) => self.notifiers.notify(queue),

@@ -1,6 +1,8 @@
 //! Sizes, names of queues, and figures for the metrics. Changes nothing.
 
-use redis::{Pipeline, RedisResult};
+use std::time::Duration;
+
+use redis::{FromRedisValue, Pipeline, RedisResult, Value};
 
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::core::RedisCore;
@@ -17,11 +19,25 @@ const SCAN: usize = 500;
 
 /// An answer about a list. A key of another type, which another program left, is an empty list: it must not hide the
 /// queues.
-fn of_a_list(answer: RedisResult<u64>) -> Outcome<u64> {
+fn of_a_list<T: Default>(answer: RedisResult<T>) -> Outcome<T> {
     match answer {
-        Err(error) if error.code() == Some("WRONGTYPE") => Ok(0),
+        Err(error) if error.code() == Some("WRONGTYPE") => Ok(T::default()),
         answer => Ok(answer?),
     }
+}
+
+/// When the first timer is due, in microseconds. lmstfy's scores have lost their fraction: theirs are due a second
+/// later.
+fn first_due(first: &[Value]) -> Option<u64> {
+    // RESP3 answers pairs, RESP2 one after the other.
+    let score = match first {
+        [Value::Array(pair)] => pair.get(1)?,
+        [_, score] => score,
+        _ => return None,
+    };
+    let score = f64::from_redis_value(score.clone()).ok()?;
+    let late = if score.fract() == 0.0 { 1.0 } else { 0.0 };
+    Some(((score + late) * 1e6) as u64)
 }
 
 impl RedisCore {
@@ -65,30 +81,45 @@ impl RedisCore {
     /// Sizes of everything, and the server's own figures.
     pub async fn stats(&self) -> Result<Stats> {
         let queues = self.queues().await?;
-        let timers = self.shared.query(redis::cmd("ZCARD").arg(keys::TIMER_SET)).await?;
+        let mut of_timers = redis::pipe();
+        of_timers.cmd("ZCARD").arg(keys::TIMER_SET);
+        of_timers.cmd("ZRANGE").arg(keys::TIMER_SET).arg(0).arg(0).arg("WITHSCORES");
+        let (timers, first): (u64, Vec<Value>) = self.shared.query_all(&of_timers).await?;
         let mut sizes = Vec::with_capacity(queues.len());
         for chunk in queues.chunks(CHUNK) {
-            let mut lens = redis::pipe();
+            let (mut lens, mut heads) = (redis::pipe(), redis::pipe());
             for queue in chunk {
                 lens.cmd("LLEN").arg(keys::ready(queue)).cmd("LLEN").arg(keys::dead(queue));
+                heads.cmd("LINDEX").arg(keys::ready(queue)).arg(-1);
             }
-            let lens = self.figures(&lens).await?;
-            sizes.extend(chunk.iter().zip(lens.chunks_exact(2)).map(|(queue, len)| QueueSize {
+            let (lens, heads) = (self.figures(&lens).await?, self.figures::<Option<Vec<u8>>>(&heads).await?);
+            let now = self.clock.now();
+            let age = |element: Option<Vec<u8>>| {
+                let id = element.and_then(|element| keys::id_of_element(&element))?;
+                Some(Duration::from_millis(now.saturating_sub(id.first_due())))
+            };
+            let of = chunk.iter().zip(lens.chunks_exact(2)).zip(heads);
+            sizes.extend(of.map(|((queue, len), head)| QueueSize {
                 queue: queue.clone(),
                 ready: len[0],
                 dead: len[1],
+                delayed: None,
+                running: None,
+                oldest_ready: age(head),
             }));
         }
-        Ok(Stats { timers, queues: sizes, gauges: self.gauges().await })
+        let overdue = first_due(&first).and_then(|due| self.clock.now_micros().checked_sub(due));
+        let overdue = overdue.filter(|late| *late > 0).map(Duration::from_micros);
+        Ok(Stats { timers, overdue, queues: sizes, gauges: self.gauges().await })
     }
 
-    /// Answers that are numbers, each of a list of which the key may be of another type.
-    pub async fn figures(&self, asked: &Pipeline) -> Outcome<Vec<u64>> {
+    /// Answers each of which is of a list, of which the key may be of another type.
+    pub async fn figures<T: FromRedisValue + Default>(&self, asked: &Pipeline) -> Outcome<Vec<T>> {
         let mut asked = asked.clone();
         asked.ignore_errors();
         self.shared
             .with(async |conn| {
-                let answers: Vec<RedisResult<u64>> = asked.query_async(conn).await?;
+                let answers: Vec<RedisResult<T>> = asked.query_async(conn).await?;
                 answers.into_iter().map(of_a_list).collect()
             })
             .await

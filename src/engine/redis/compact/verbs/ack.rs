@@ -35,6 +35,8 @@ impl CompactCore {
             }
         }
         let parts = parts.into_iter().map(async |((home, counted), jobs, replies)| {
+            self.observers.tell(|observer| observer.acked_together(jobs.len()));
+            jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
             let outcome = self.forget(home, Lane::HandOver, &jobs).await;
             if let (Some(namespace), Ok((bytes, count))) = (&counted, &outcome) {
                 self.give_room(namespace, [*count, *bytes, 0]).await;
@@ -60,6 +62,7 @@ impl CompactCore {
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let home = self.partition_of(queue);
+        self.observers.tell(|observer| observer.acked_together(jobs.len()));
         let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
         let call = self.ack_call(home, of);
         let answer: Vec<i64> = self.ask(home, Lane::HandOver, &self.scripts.ack, call).await?;

@@ -98,7 +98,10 @@ impl CompactCore {
             earliest = earliest.min(due);
             let job = id_at(home, &place).ok_or_else(|| Fault::unreadable("consume").into());
             match job.and_then(|id| value::job(queue, id, stored, ttl, now)) {
-                Ok(job) => jobs.push(Job { tries_left, receipt: due, ..job }),
+                Ok(job) => {
+                    let was_due = self.handed_out.begin(job.id, tries_left, due);
+                    jobs.push(Job { due: was_due, tries_left, receipt: due, ..job });
+                }
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
                     tracing::warn!(pool = &*self.pool, %queue, "skipped a job: {e}");

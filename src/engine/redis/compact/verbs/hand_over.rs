@@ -40,6 +40,7 @@ impl CompactCore {
         self.clock.learn(sent, now);
         Ok(match held(due)? {
             Held::Done(due) => {
+                self.handed_out.touch(job.id, receipt.tries_left, due);
                 self.dues.stored(home, due);
                 let receipt = Receipt { hand_over: due, tries_left: receipt.tries_left };
                 Held::Done(Touched { receipt, until: due / 1000 })
@@ -70,6 +71,7 @@ impl CompactCore {
         Ok(match held(due)? {
             Held::Done(_) if tries_left == 0 => Held::Done(Released::Dead),
             Held::Done(due) => {
+                self.handed_out.release(job.id, due);
                 if delay.is_zero() {
                     self.notifiers.notify(queue);
                 } else {
@@ -87,6 +89,7 @@ impl CompactCore {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
+        jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
         jobs.sort_by_key(|job| self.partition_of(&job.queue));
         for part in jobs.chunk_by(|a, b| self.partition_of(&a.queue) == self.partition_of(&b.queue)) {
             for step in part.chunks(STEP) {

@@ -4,6 +4,7 @@
 mod ack;
 mod consume;
 mod dead_letter;
+mod delays;
 mod hand_over;
 mod inspect;
 mod list_jobs;

@@ -132,6 +132,7 @@ impl CompactCore {
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
+        self.observers.tell(|observer| observer.published_together(publication.jobs.len()));
         let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
         let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
         let connection = self.lane(home, Lane::Other).connection().await?;
@@ -217,6 +218,8 @@ impl CompactCore {
         connection: &Connection,
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
+        let jobs = calls.iter().map(|call| call.jobs.len()).sum();
+        self.observers.tell(|observer| observer.published_together(jobs));
         // A call with more bytes than fit is alone in its batch.
         let mut values = Vec::with_capacity(calls.len());
         for call in calls {

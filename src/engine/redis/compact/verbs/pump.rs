@@ -23,8 +23,9 @@ const SWEEP: u64 = 1_000_000;
 const QUEUES: u64 = 2;
 
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
-/// jobs and bytes that have ended, queues that were forgotten, and the same for each namespace.
-type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>);
+/// jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
+/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads.
+type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>);
 
 impl CompactCore {
     /// Moves due jobs.
@@ -56,10 +57,11 @@ impl CompactCore {
         let mut cmd = self.call(&self.scripts.pump, partition);
         cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64);
         let sent = self.clock.begin();
-        let (now, moved, next, ready, jobs, bytes, queues, freed): PumpAnswer =
+        let (now, moved, next, ready, jobs, bytes, queues, freed, ended): PumpAnswer =
             self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await?;
         self.clock.learn(sent, now);
         self.dues.said(partition, now, u64::try_from(next).map_or(Duration::MAX, Duration::from_micros));
+        self.tell_ended(ended)?;
         for queue in ready.iter().filter_map(|name| queue_of_group(name)) {
             self.notifiers.notify(&queue);
         }

@@ -8,6 +8,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::together;
+use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
@@ -41,6 +42,12 @@ fn figures(record: &Record) -> Figures {
     let (fields, _) = record.as_deref().unwrap_or_default().as_chunks::<4>();
     let field = |n: usize| fields.get(n).map_or(0, |field| u32::from_be_bytes(*field).into());
     Figures { jobs: field(1), delayed: field(2), running: field(3), dead: field(4) }
+}
+
+/// Since when an entry of a ready list is there: it begins with that, in seven bytes.
+fn since(entry: &[u8]) -> Option<Micros> {
+    let time = entry.first_chunk::<7>()?;
+    Some(time.iter().fold(0, |time, byte| time << 8 | Micros::from(*byte)))
 }
 
 fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
@@ -126,18 +133,38 @@ impl CompactCore {
     /// Sizes of everything, and the server's own figures.
     pub async fn stats(&self) -> Result<Stats> {
         let each = together::try_all(self.partitions.all().map(|partition| self.sizes(partition))).await?;
-        let (mut timers, mut queues) = (0, Vec::new());
-        for (figures, queue) in each.into_iter().flatten() {
-            timers += figures.delayed + figures.running;
-            queues.push(QueueSize { queue, ready: figures.ready(), dead: figures.dead });
+        let (mut timers, mut queues, mut first) = (0, Vec::new(), None);
+        let now = self.clock.now_micros();
+        let age = |since: Micros| Duration::from_micros(now.saturating_sub(since));
+        for (of_partition, due) in each {
+            first = [first, due].into_iter().flatten().min();
+            for (figures, since, queue) in of_partition {
+                timers += figures.delayed + figures.running;
+                queues.push(QueueSize {
+                    queue,
+                    ready: figures.ready(),
+                    dead: figures.dead,
+                    delayed: Some(figures.delayed),
+                    running: Some(figures.running),
+                    oldest_ready: since.filter(|_| figures.ready() > 0).map(age),
+                });
+            }
         }
         queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
-        Ok(Stats { timers, queues, gauges: self.gauges().await })
+        let overdue = first.map(age).filter(|late| !late.is_zero());
+        Ok(Stats { timers, overdue, queues, gauges: self.gauges().await })
     }
 
-    /// Every queue of a partition.
-    async fn sizes(&self, partition: Partition) -> Outcome<Vec<(Figures, Queue)>> {
+    /// Every queue of a partition, with since when its head is ready; and when the partition's first timer is due.
+    async fn sizes(
+        &self,
+        partition: Partition,
+    ) -> Outcome<(Vec<(Figures, Option<Micros>, Queue)>, Option<Micros>)> {
         let base = self.partitions.base(partition);
+        let mut first = redis::cmd("ZRANGE");
+        first.arg(keys::timers(base)).arg(0).arg(0).arg("WITHSCORES");
+        let first: Vec<(Vec<u8>, f64)> = self.query(partition, &first).await?;
+        let due = first.first().map(|(_, due)| *due as Micros);
         let last: Option<u64> =
             self.query(partition, redis::cmd("HGET").arg(keys::meta(base)).arg("q")).await?;
         let shards: Vec<u64> = last.map_or(Vec::new(), |last| (0..=last / SHARD).collect());
@@ -153,8 +180,13 @@ impl CompactCore {
             let mut asked = redis::pipe();
             queues.iter().for_each(|queue| _ = asked.add_command(ask_figures(base, queue)));
             let of: Vec<Record> = self.query_all(partition, &asked).await?;
-            all.extend(of.iter().map(figures).zip(queues));
+            let mut asked = redis::pipe();
+            queues.iter().for_each(|queue| _ = asked.cmd("LINDEX").arg(keys::ready(base, queue)).arg(0));
+            let heads: Vec<Option<Vec<u8>>> = self.query_all(partition, &asked).await?;
+            let heads = heads.iter().map(|head| since(head.as_deref()?));
+            let all_of = of.iter().map(figures).zip(heads).zip(queues);
+            all.extend(all_of.map(|((figures, since), queue)| (figures, since, queue)));
         }
-        Ok(all)
+        Ok((all, due))
     }
 }

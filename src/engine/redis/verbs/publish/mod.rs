@@ -148,6 +148,8 @@ impl RedisCore {
 
     /// Carries several plain calls, or one call of any kind, and answers each.
     async fn carry(self: &Arc<Self>, connection: &Connection, calls: &[Publication], answer: Answer<'_>) {
+        let jobs = calls.iter().map(|call| call.jobs.len()).sum();
+        self.observers.tell(|observer| observer.published_together(jobs));
         match self.carry_together(connection, calls, answer).await {
             Ok(Carried::Answered) => {}
             Ok(Carried::WrongType) if calls.len() > 1 => self.carry_each(connection, calls, answer).await,
@@ -236,7 +238,7 @@ impl RedisCore {
                 }
                 None => {
                     if let Some(old) = &call.replaces {
-                        self.tries.remove(&old.id);
+                        self.handed_out.remove(&old.id);
                     }
                     answer(Ok(Published::Done(self.tell_of(call, &mut next, now))));
                 }

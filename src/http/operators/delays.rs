@@ -1,0 +1,86 @@
+//! What falls due when.
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use crate::engine::delays::{DelayCount, DelayedOf, Delays};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::request::params::Query;
+use crate::http::request::time::Instant;
+use crate::http::state::App;
+use crate::name::{Namespace, Queue, QueueName};
+
+/// How many steps are told apart when nothing is said, and at most.
+const USUAL_STEPS: usize = 100;
+const MOST_STEPS: usize = 1000;
+
+/// Units of time, and their milliseconds.
+const UNITS: [(&str, u64); 3] = [("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000)];
+
+#[derive(Serialize)]
+struct DelaysReply<'a> {
+    pool: &'a str,
+    by: &'static str,
+    now: Instant,
+    delayed: u64,
+    overdue: u64,
+    buckets: Vec<Bucket>,
+    later: u64,
+}
+
+#[derive(Serialize)]
+struct Bucket {
+    from: Instant,
+    count: u64,
+}
+
+/// `GET /info/delays?pool&namespace&queue&by&limit`
+pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
+    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+    let (by, count) = count(query)?;
+    let Some(pool) = state.pools.get(&pool) else { return Err(ApiError::bad("invalid pool")) };
+    let delays = pool.delays.count(&pool.engine, count, &state.tasks).await?;
+    let Delays { now, overdue, ref steps, later, .. } = *delays;
+    let bucket = |(from, count): (&u64, &u64)| Bucket { from: Instant(*from), count: *count };
+    let reply = DelaysReply {
+        pool: pool.name.as_str(),
+        by,
+        now: Instant(now),
+        delayed: delays.delayed(),
+        overdue,
+        buckets: steps.iter().map(bucket).collect(),
+        later,
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
+
+/// What is asked for, and the name of its unit.
+fn count(query: Query<'_>) -> Result<(&'static str, DelayCount), ApiError> {
+    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
+    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
+    let queue = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
+    let queue = queue.map_err(|_| ApiError::bad("invalid queue"))?;
+    let of = match (namespace, queue) {
+        (None, None) => DelayedOf::All,
+        (Some(namespace), None) => DelayedOf::Namespace(namespace),
+        (Some(namespace), Some(name)) => DelayedOf::Queue(Queue { namespace, name }),
+        (None, Some(_)) => {
+            return Err(ApiError::bad("invalid namespace: a queue needs the one that it is in"));
+        }
+    };
+    let by = query.get("by");
+    let unit = UNITS.into_iter().find(|(name, _)| by.as_deref().unwrap_or("minute") == *name);
+    let (by, step) = unit.ok_or(ApiError::bad("invalid by: minute, hour or day"))?;
+    let most = match query.get("limit") {
+        None => Some(USUAL_STEPS),
+        Some(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+        Some(_) => None,
+    };
+    let most = most.filter(|most| (1..=MOST_STEPS).contains(most));
+    let most = most.ok_or(ApiError::bad("invalid limit: 1 to 1000"))?;
+    Ok((by, DelayCount { of, step, most }))
+}

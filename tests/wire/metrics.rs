@@ -1,0 +1,201 @@
+//! What a scrape says, on each store, while a store is away, and while one hangs.
+
+use std::time::{Duration, Instant};
+
+use crate::common::raw;
+use crate::support::client::send;
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
+use crate::support::wait::until;
+
+/// What a scrape said.
+pub struct Scrape(String);
+
+impl Scrape {
+    pub async fn of(server: &TestServer) -> Scrape {
+        Scrape(send(server.admin("GET", "/metrics")).await.expect(200).text)
+    }
+
+    /// The value of a series, as Prometheus writes it.
+    pub fn value(&self, series: &str) -> Option<f64> {
+        let line = self.0.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+        line.parse().ok()
+    }
+
+    /// Panics where a series has another value.
+    #[track_caller]
+    pub fn says(&self, expected: &[(&str, f64)]) {
+        for (series, value) in expected {
+            assert_eq!(self.value(series), Some(*value), "{series} in:\n{}", self.0);
+        }
+    }
+
+    /// The series of a family.
+    pub fn family(&self, name: &str) -> Vec<&str> {
+        let of = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        self.0.lines().filter(of).collect()
+    }
+}
+
+/// Guards against an `increase` that does not see the first of its kind, since the series began with it.
+async fn series_are_born_with_nothing(store: Store) {
+    let on_disk = matches!(store, Store::Disk(_));
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let scrape = Scrape::of(&server).await;
+    scrape.says(&[
+        ("dormouse_ready", 1.0),
+        ("dormouse_tokens_up", 1.0),
+        (r#"dormouse_pool_up{pool="default"}"#, 1.0),
+        (r#"dormouse_timer_overdue_seconds{pool="default"}"#, 0.0),
+        ("dormouse_parked_polls", 0.0),
+        ("dormouse_parked_polls_limit", 100_000.0),
+        (r#"dormouse_connections_limit{port="admin"}"#, 1024.0),
+        (r#"dormouse_accept_failures_total{port="public"}"#, 0.0),
+        (r#"dormouse_accept_failures_total{port="admin"}"#, 0.0),
+        (r#"dormouse_bad_requests_total{port="public"}"#, 0.0),
+        (r#"dormouse_given_back_jobs_total{pool="default"}"#, 0.0),
+        (r#"dormouse_store_seconds_count{operation="release",pool="default"}"#, 0.0),
+        (r#"dormouse_batch_jobs_count{operation="publish",pool="default"}"#, 0.0),
+        (r#"infra_lmstfy_redis_qps{command="consume",node="default",status="error"}"#, 0.0),
+    ]);
+    assert!(scrape.value(r#"dormouse_connections{port="admin"}"#) >= Some(1.0), "this is one");
+    assert_eq!(scrape.family("dormouse_build_info").len(), 1, "what runs");
+    for name in ["process_start_time_seconds", "process_resident_memory_bytes", "process_open_fds"] {
+        assert!(scrape.value(name) > Some(0.0), "{name}");
+    }
+    let of_disk = [
+        r#"dormouse_expired_jobs_total{pool="default"}"#,
+        r#"dormouse_disk_min_free_bytes{pool="default"}"#,
+        r#"dormouse_store_seconds_count{operation="sync",pool="default"}"#,
+    ];
+    for series in of_disk {
+        assert_eq!(scrape.value(series).is_some(), on_disk, "{series} is of a disk");
+    }
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    Scrape::of(&server).await.says(&[
+        (r#"infra_lmstfy_redis_publish_queue_jobs{namespace="ns",pool="default",queue="q"}"#, 1.0),
+        (r#"infra_lmstfy_redis_consume_queue_jobs{namespace="ns",pool="default",queue="q"}"#, 0.0),
+        (r#"dormouse_dead_jobs_total{namespace="ns",pool="default",queue="q"}"#, 0.0),
+        (r#"dormouse_redelivered_jobs_total{namespace="ns",pool="default",queue="q"}"#, 0.0),
+        (r#"dormouse_released_jobs_total{namespace="ns",pool="default",queue="q"}"#, 0.0),
+        (r#"dormouse_lateness_seconds_count{namespace="ns",pool="default",queue="q"}"#, 0.0),
+    ]);
+}
+
+/// Guards against graphs on which a job that fails, comes again or dies is not to be seen.
+async fn the_life_of_jobs_is_to_be_seen(store: Store) {
+    let knows_states = matches!(store, Store::Disk(_));
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let of = |name: &str| format!(r#"dormouse_{name}{{namespace="ns",pool="default",queue="q"}}"#);
+    let take = async |path: &str| send(server.api("GET", path, &token)).await.expect(200);
+    let give_up = async |what: &str| {
+        let job = take("/api/ns/q?ttr=60&receipt=1").await;
+        let path = format!(
+            "/api/ns/q/job/{}/{what}?receipt={}",
+            job.job_id(),
+            job.json["receipt"].as_str().expect("a receipt")
+        );
+        send(server.api("POST", &path, &token)).await.expect(200);
+    };
+    server.put(&token, "/api/ns/q?tries=9", "x").await.expect(201);
+    server.put(&token, "/api/ns/q?delay=600", "x").await.expect(201);
+    give_up("release").await;
+    give_up("bury").await;
+    server.put(&token, "/api/ns/q?tries=2", "x").await.expect(201);
+    take("/api/ns/q?ttr=1").await;
+    let running = Scrape::of(&server).await;
+    if knows_states {
+        running.says(&[
+            (r#"dormouse_queue_jobs{namespace="ns",pool="default",queue="q",state="delayed"}"#, 1.0),
+            (r#"dormouse_queue_jobs{namespace="ns",pool="default",queue="q",state="running"}"#, 1.0),
+        ]);
+    } else {
+        assert_eq!(
+            running.family("dormouse_queue_jobs"),
+            [""; 0],
+            "a Redis in lmstfy's layout does not know"
+        );
+    }
+    until("the ttr has ended", async || server.size("/api/ns/q").await == 1).await;
+    let back = Scrape::of(&server).await;
+    back.says(&[(&of("redelivered_jobs_total"), 1.0), (&of("released_jobs_total"), 1.0)]);
+    back.says(&[(&of("dead_jobs_total"), 1.0), (&of("lateness_seconds_count"), 3.0)]);
+    let late = |scrape: &Scrape, le: &str| {
+        scrape.value(&format!(
+            r#"dormouse_lateness_seconds_bucket{{namespace="ns",pool="default",queue="q",le="{le}"}}"#
+        ))
+    };
+    assert_eq!(late(&back, "0.5"), Some(3.0), "all three were handed out as soon as they were due");
+    assert!(
+        back.value(&of("oldest_ready_seconds")) > Some(0.0),
+        "one is ready: {:?}",
+        back.family("dormouse_oldest_ready_seconds")
+    );
+    take("/api/ns/q?ttr=1").await;
+    until("it has no tries left", async || server.size("/api/ns/q/deadletter").await == 2).await;
+    send(server.api("POST", "/api/ns/q/pause", &token)).await.expect(200);
+    let dead = Scrape::of(&server).await;
+    dead.says(&[
+        (&of("dead_jobs_total"), 2.0),
+        (&of("queue_paused"), 1.0),
+        (&of("oldest_ready_seconds"), 0.0),
+    ]);
+    send(server.api("POST", "/api/ns/q/resume", &token)).await.expect(200);
+    assert_eq!(Scrape::of(&server).await.family("dormouse_queue_paused"), [""; 0], "no queue is paused");
+}
+
+on_each_store!(series_are_born_with_nothing, the_life_of_jobs_is_to_be_seen);
+
+/// Guards against attacks and broken clients that leave no trace, since hyper refuses what they send.
+#[tokio::test]
+async fn what_is_no_request_is_counted() {
+    let server = TestServer::on_disk().await;
+    for (bytes, status) in [
+        ("nonsense\r\n\r\n".to_owned(), 400),
+        (format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(70_000)), 431),
+    ] {
+        let answer = raw(server.api_addr, bytes.as_bytes()).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{status} was expected: {answer}");
+    }
+    Scrape::of(&server).await.says(&[
+        (r#"dormouse_bad_requests_total{port="public"}"#, 2.0),
+        (r#"dormouse_bad_requests_total{port="admin"}"#, 0.0),
+    ]);
+}
+
+/// Guards against figures of a store that is away, which stay as they last were, and against a scrape that waits as long
+/// as a store hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_away_or_hangs_is_told_by_its_absence() {
+    let mut redis = RedisServer::start();
+    let server = TestServer::start(&redis_toml(&redis), ()).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q", "x").await.expect(201);
+    let sizes = r#"infra_lmstfy_redis_queue_sizes{namespace="ns",pool="default",queue="q"}"#;
+    let memory = r#"infra_lmstfy_redis_used_mem_bytes{pool="default"}"#;
+    let counter = r#"infra_lmstfy_redis_publish_queue_jobs{namespace="ns",pool="default",queue="q"}"#;
+    let well = Scrape::of(&server).await;
+    well.says(&[(sizes, 1.0), (r#"dormouse_pool_up{pool="default"}"#, 1.0)]);
+    assert!(well.value(memory).is_some(), "the Redis says how much it uses");
+    let absent = |scrape: &Scrape| {
+        scrape.says(&[("dormouse_ready", 0.0), ("dormouse_tokens_up", 0.0), (counter, 1.0)]);
+        scrape.says(&[(r#"dormouse_pool_up{pool="default"}"#, 0.0)]);
+        let figures = ["infra_lmstfy_redis_queue_sizes", "infra_lmstfy_redis_used_mem_bytes"];
+        for name in
+            figures.into_iter().chain(["dormouse_oldest_ready_seconds", "dormouse_timer_overdue_seconds"])
+        {
+            assert_eq!(scrape.family(name), [""; 0], "the Redis is away");
+        }
+    };
+    let stalled = redis.stall();
+    let began = Instant::now();
+    let hangs = Scrape::of(&server).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(3), "a scrape took {took:?}");
+    absent(&hangs);
+    drop(stalled);
+    redis.kill();
+    absent(&Scrape::of(&server).await);
+}
