@@ -50,6 +50,17 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
+    /// Read the configuration as a start would, and print what is in force, without secrets
+    ///
+    /// Starts nothing and makes nothing. Exit code 2 and one line where the configuration is wrong.
+    Check {
+        /// Configuration file (TOML) [default: conf/config.toml, if it is there]
+        #[arg(short = 'c', long = "config", value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Ask each store too, on one line each; exit code 1 if one cannot be used
+        #[arg(long)]
+        stores: bool,
+    },
     /// Say what is damaged in the directory of a disk pool that no server has open
     Repair {
         /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
@@ -79,11 +90,24 @@ fn variables() -> Result<Vec<(String, String)>, String> {
     read.filter_map(Result::transpose).collect()
 }
 
+/// The configuration, whether nothing configures this server, and the names of service links.
+fn load(file: Option<PathBuf>) -> Result<(Config, bool, String), String> {
+    let file = file.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
+    let env = variables().map_err(|variable| format!("the variable {variable} is not UTF-8"))?;
+    let demo = file.is_none() && !is_configured(&env);
+    let links: Vec<&str> =
+        env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
+    let links = links.join(" ");
+    let config = Config::load(file.as_deref(), env).map_err(|error| error.to_string())?;
+    Ok((config, demo, links))
+}
+
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
     match args.command {
         Some(Command::Queue(args)) => return cli::run(*args),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
+        Some(Command::Check { config, stores }) => return check(config, stores),
         None => {}
     }
     if args.version {
@@ -92,17 +116,8 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     files::keep_private();
-    let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
-    let env = match variables() {
-        Ok(env) => env,
-        Err(variable) => return fail(2, &format!("the variable {variable} is not UTF-8")),
-    };
-    let demo = file.is_none() && !is_configured(&env);
-    let links: Vec<&str> =
-        env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
-    let links = links.join(" ");
-    let config = match Config::load(file.as_deref(), env) {
-        Ok(config) => config,
+    let (config, demo, links) = match load(args.config) {
+        Ok(loaded) => loaded,
         Err(error) => return fail(2, &error),
     };
     let dir = config.log_dir.as_deref();
@@ -146,6 +161,39 @@ fn threads(config: &Config) -> Option<usize> {
     let on_disk = config.pool.values().any(|pool| pool.path.is_some());
     let cores = std::thread::available_parallelism().ok()?.get();
     on_disk.then(|| (cores - 1).max(1))
+}
+
+/// Exit code 0 if a start would succeed, as far as the configuration can tell, 2 if it is wrong; 1 if a store cannot be
+/// used.
+fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
+    let config = match load(file) {
+        Ok((config, ..)) => config,
+        Err(error) => return fail(2, &error),
+    };
+    if let Err(error) = server::check(&config) {
+        return fail(2, &error);
+    }
+    print!("{}", config.in_force());
+    if !stores {
+        return ExitCode::SUCCESS;
+    }
+    let runtime = match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
+    };
+    let asked = runtime.block_on(server::check_stores(&config));
+    runtime.shutdown_background();
+    let mut code = ExitCode::SUCCESS;
+    for (store, answer) in asked {
+        match answer {
+            Ok(says) => println!("# {store}: {says}"),
+            Err(error) => {
+                eprintln!("dormouse: {store}: {error}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    code
 }
 
 /// Exit code 0 if the directory opens, 1 if it does not.

@@ -1,8 +1,10 @@
 //! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every
 //! task, opens the ports, and takes all of it down again. The only module that names a concrete engine.
 
+mod check;
 mod demo;
 mod error;
+mod prepare;
 mod stores;
 
 pub use crate::engine::disk::repair;
@@ -17,14 +19,16 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use self::check::{check, check_stores};
 pub use self::error::ServerError;
+use self::prepare::{Prepared, prepare};
 use self::stores::{AdminStores, StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
-use crate::config::{Config, PushHttps, Secret};
+use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::migration::Migration;
@@ -40,10 +44,9 @@ use crate::process::tasks::{Failure, Tasks};
 use crate::pump;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
-use crate::push::client::{self, Client, Proxy};
-use crate::push::encrypted::{Encrypted, SecretKeys};
+use crate::push::client::Client;
+use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
-use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
 
@@ -111,9 +114,7 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
-        let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
-        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
+        let Prepared { keys, push: (guard, client) } = prepare(&config)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
@@ -300,19 +301,6 @@ impl Server {
         }
         Ok(())
     }
-}
-
-/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is
-/// opened.
-fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
-    let https_only = config.push_https == PushHttps::Only;
-    let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
-    let guard = Arc::new(guard);
-    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
-    let roots = client::roots(config.push_ca.as_deref())?;
-    let resolver = SystemResolver::new().map_err(|e| format!("no threads to look up names: {e}"))?;
-    let of = guard.clone();
-    Ok((guard, move |connections| Client::new(of, Arc::new(resolver), proxy, roots, connections)))
 }
 
 /// What each pool serves from: its store, or both when it moves.

@@ -117,9 +117,7 @@ async fn open_redis(
             (redis.clone(), redis.outage(), failed)
         }
         Layout::Compact => {
-            let prefix = pool.prefix(name.as_str()).to_owned();
-            let layout = CompactLayout { prefix, partitions: pool.partitions.unwrap_or(1) };
-            let redis = CompactEngine::connect(address, name, &layout).await?;
+            let redis = CompactEngine::connect(address, name, &compact_layout(name.as_str(), pool)).await?;
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
             (redis.clone(), redis.outage(), failed)
         }
@@ -158,7 +156,12 @@ pub async fn admin_store(
     }
 }
 
-fn redis_address(pool: &PoolConfig) -> RedisAddress {
+/// The layout of a compact pool.
+pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
+    CompactLayout { prefix: pool.prefix(name).to_owned(), partitions: pool.partitions.unwrap_or(1) }
+}
+
+pub fn redis_address(pool: &PoolConfig) -> RedisAddress {
     let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
     RedisAddress {
         addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),

@@ -14,6 +14,7 @@ mod sentinel_failover;
 mod sentinels;
 mod server;
 mod token_cli;
+mod wrong_configurations;
 
 #[path = "../support"]
 mod support {

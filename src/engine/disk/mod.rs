@@ -41,7 +41,7 @@ use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-pub use self::store::open::OpenError;
+pub use self::store::open::{Look, OpenError, look};
 pub use self::store::repair::RepairReport;
 use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
