@@ -10,10 +10,12 @@ use dormouse::cli;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
 use dormouse::process::files;
 use dormouse::process::log;
+use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::process::version::Version;
-use dormouse::server::{self, Options, ServerError};
+use dormouse::server::{self, Options, ServerError, Signal};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 /// Each connection has buffers that a waiting consumer hardly touches. This allocator lays them out so that the
 /// untouched pages take no memory.
@@ -50,6 +52,10 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
+    /// Ask a server whether it is ready: exit code 0 if it is, 1 if not
+    ///
+    /// The server is the one whose admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
+    Health,
     /// Read the configuration as a start would, and print what is in force, without secrets
     ///
     /// Starts nothing and makes nothing. Exit code 2 and one line where the configuration is wrong.
@@ -106,6 +112,7 @@ fn main() -> ExitCode {
     let args = Args::parse_from(args());
     match args.command {
         Some(Command::Queue(args)) => return cli::run(*args),
+        Some(Command::Health) => return cli::health(),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
         Some(Command::Check { config, stores }) => return check(config, stores),
         None => {}
@@ -139,8 +146,8 @@ fn main() -> ExitCode {
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
     };
     let result = runtime.block_on(async {
-        let stop = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
-        server::run(config, options, stop).await
+        let signals = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
+        server::run(config, options, signals).await
     });
     // Whatever still runs has had its grace period.
     runtime.shutdown_background();
@@ -208,22 +215,30 @@ fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     }
 }
 
-/// Resolves at the first signal that ends the process. Until then SIGUSR1 opens the logs anew.
-fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = ()>> {
+/// The signals that the server is to hear of, for as long as the runtime is there. SIGUSR1 also opens the logs anew.
+fn signals(logs: log::Logs) -> std::io::Result<mpsc::Receiver<Signal>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;
     let mut usr1 = signal(SignalKind::user_defined1())?;
-    Ok(async move {
+    let (tell, heard) = mpsc::channel(8);
+    Tasks::new(Failure::default()).spawn(async move {
         loop {
-            tokio::select! {
-                _ = term.recv() => return,
-                _ = int.recv() => return,
-                _ = hup.recv() => return,
-                Some(()) = usr1.recv() => logs.reopen(),
+            let signal = tokio::select! {
+                _ = term.recv() => Signal::Stop("SIGTERM"),
+                _ = int.recv() => Signal::Stop("SIGINT"),
+                _ = hup.recv() => Signal::Stop("SIGHUP"),
+                _ = usr1.recv() => {
+                    logs.reopen();
+                    Signal::Reload
+                }
+            };
+            if tell.send(signal).await.is_err() {
+                return;
             }
         }
-    })
+    });
+    Ok(heard)
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {

@@ -13,11 +13,13 @@ use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
 use super::program::{CommandError, Result};
+use crate::tls::{ClientTls, system_roots};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -84,6 +86,8 @@ pub struct ApiClient {
     url: String,
     /// Host and port.
     address: String,
+    /// It speaks TLS.
+    tls: bool,
     key: Option<Header>,
 }
 
@@ -97,22 +101,33 @@ pub fn basic_auth(account: &str) -> Header {
 impl ApiClient {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
     pub fn new(url: &str, key: Option<Header>) -> Result<ApiClient> {
-        let address = url.parse::<Uri>().ok().and_then(|uri| {
-            let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
+        let found = url.parse::<Uri>().ok().and_then(|uri| {
+            let tls = match uri.scheme_str()? {
+                "http" => false,
+                "https" => true,
+                _ => return None,
+            };
+            let plain = uri.path() == "/" && uri.query().is_none();
             let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
             // What is behind the host is a port, or nothing.
             let port = match authority.as_str().strip_prefix(authority.host()) {
-                Some("") => 80,
+                Some("") => {
+                    if tls {
+                        443
+                    } else {
+                        80
+                    }
+                }
                 _ => authority.port_u16()?,
             };
-            Some(format!("{}:{port}", authority.host()))
+            Some((format!("{}:{port}", authority.host()), tls))
         });
-        let address = address
+        let (address, tls) = found
             .ok_or_else(|| CommandError::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
         if key.as_ref().is_some_and(|(_, key)| HeaderValue::from_str(key).is_err()) {
             return Err(CommandError::Usage("the token has characters that no token has".to_owned()));
         }
-        Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, key })
+        Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, tls, key })
     }
 
     /// Sends a call, and answers the status and the text.
@@ -128,7 +143,7 @@ impl ApiClient {
         }
         let request = request.body(Full::new(Bytes::from(call.body))).map_err(|e| trouble(&e))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
-        let answer = runtime.block_on(async { timeout(TIMEOUT, send(&self.address, request)).await });
+        let answer = runtime.block_on(async { timeout(TIMEOUT, self.carry(request)).await });
         // It may still look up a name.
         runtime.shutdown_background();
         answer.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))
@@ -161,11 +176,26 @@ impl ApiClient {
     }
 }
 
+/// An answer, or why there is none.
+type Answer = std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>>;
+
+impl ApiClient {
+    /// Over a connection of its own.
+    async fn carry(&self, request: Request<Full<Bytes>>) -> Answer {
+        let stream = TcpStream::connect(&self.address).await?;
+        if !self.tls {
+            return send(stream, request).await;
+        }
+        let host = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        send(ClientTls::new(system_roots(""), None).connect(host, stream).await?, request).await
+    }
+}
+
 async fn send(
-    address: &str,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
-) -> std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
-    let stream = TcpStream::connect(address).await?;
+) -> Answer {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let answer = async move {
         let answer = sender.send_request(request).await?;
@@ -178,11 +208,16 @@ async fn send(
 }
 
 /// What an error answer says: its text, and which job or element it is about.
-fn says(text: &str) -> String {
+pub fn says(text: &str) -> String {
     let Ok(json) = serde_json::from_str::<Value>(text) else {
         return super::show::one_line(text);
     };
-    let mut says = json["error"].as_str().or(json["msg"].as_str()).unwrap_or(text).to_owned();
+    let mut says = json["error"]
+        .as_str()
+        .or(json["msg"].as_str())
+        .or(json["reason"].as_str())
+        .unwrap_or(text)
+        .to_owned();
     if let Some(id) = json["job_id"].as_str() {
         says = format!("{says} (job {id})");
     }

@@ -25,6 +25,7 @@ use self::operators::{logins, operations, push, quotas, tokens};
 pub use self::port::accept::{listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
+pub use self::port::opening::Opening;
 pub use self::request::origin::OwnNames;
 use self::request::origin::{self, OriginCheck};
 pub use self::state::cursors::Cursors;
@@ -70,7 +71,8 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
         .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
         .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
-        .route("/ping", only(get(operations::ping)))
+        .route("/ping", probe(get(operations::ping)))
+        .route("/ready", probe(get(operations::ready_for_all)))
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for
@@ -106,8 +108,8 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/version", only(get(operations::version)))
         .route("/metrics", only(get(operations::metrics)))
         .route("/accesslog", get(operations::get_access_log))
-        .route("/ping", only(get(operations::ping)))
-        .route("/ready", only(get(operations::ready)));
+        .route("/ping", probe(get(operations::ping)))
+        .route("/ready", probe(get(operations::ready)));
     finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)) })
 }
 
@@ -115,6 +117,11 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
 /// handler for it, and a HEAD of a queue would consume a job and send it to nobody.
 fn only(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
     methods.head(reply::not_found).fallback(reply::not_found)
+}
+
+/// As [`only`], but for HEAD, by which some balancers ask.
+fn probe(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
+    methods.fallback(reply::not_found)
 }
 
 fn finish(routes: Router<Arc<AppState>>, observe: Observe) -> Router {

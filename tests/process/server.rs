@@ -496,7 +496,7 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     let secret = "01SECRETSECRETSECRETSECRET";
     let create = format!("/token/ns?description=d&token={secret}");
     for _ in 0..2000 {
-        if send("GET", &admin, "/ping", "").await.is_ok() {
+        if send("GET", &admin, "/ready", "").await.is_ok_and(|answer| answer.status() == 200) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

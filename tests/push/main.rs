@@ -14,6 +14,7 @@ mod tls;
 
 #[path = "../support"]
 mod support {
+    pub mod certificates;
     pub mod client;
     pub mod disk_store;
     pub mod fake_names;

@@ -10,8 +10,9 @@ use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_rustls::TlsAcceptor;
 
-use super::connection::{LAST_CALL, Routes, connection};
+use super::connection::{LAST_CALL, Routes, connection, secured};
 use crate::http::state::failed_logins::network;
 use crate::process::tasks::Tasks;
 
@@ -43,20 +44,25 @@ pub async fn listen(name: &str) -> io::Result<TcpListener> {
 
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
 /// answers what has come, and ends. At most `most` connections at a time: further ones wait in the listen queue. Those
-/// of one address beyond `most_of_address` are closed. `port` is what the log calls it.
+/// of one address beyond `most_of_address` are closed. With `tls` they speak TLS. `port` is what the log calls it.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
     routes: impl Routes,
     (most, most_of_address): (usize, usize),
+    tls: Option<TlsAcceptor>,
     tasks: Tasks,
 ) {
     let mut addresses = Addresses { most: most_of_address, connected: HashMap::default(), sweep_at: 0 };
     let permits = Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS)));
     let stop = tasks.stopping();
     let [mut trouble, mut refused] = [(); 2].map(|()| AcceptTrouble { port, failing: None });
-    let begin = |stream, addr, permit| {
-        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit));
+    let begin = |stream, addr, permit| match &tls {
+        None => drop(tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), permit))),
+        Some(tls) => {
+            let secured = secured(tls.clone(), stream, addr, routes.clone(), tasks.stop_signal(), permit);
+            drop(tasks.spawn(secured));
+        }
     };
     let accept = async || {
         // Nobody closes the semaphore.

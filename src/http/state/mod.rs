@@ -86,13 +86,9 @@ impl Readiness {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Why the server should get no requests now.
-    pub fn problem(&self) -> Option<String> {
-        match self.failure.reason() {
-            Some(reason) => Some(reason.to_owned()),
-            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
-            None => None,
-        }
+    /// What has failed for good, if anything has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.reason()
     }
 }
 
