@@ -52,6 +52,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
+    Backup(cli::BackupArgs),
     /// Ask a server whether it is ready: exit code 0 if it is, 1 if not
     ///
     /// The server is the one whose admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
@@ -112,6 +113,10 @@ fn main() -> ExitCode {
     let args = Args::parse_from(args());
     match args.command {
         Some(Command::Queue(args)) => return cli::run(*args),
+        Some(Command::Backup(args)) => {
+            files::keep_private();
+            return cli::backup(args);
+        }
         Some(Command::Health) => return cli::health(),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
         Some(Command::Check { config, stores }) => return check(config, stores),

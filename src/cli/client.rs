@@ -1,12 +1,14 @@
 //! The HTTP of the command line: one call, and what the server says to it.
 
 use std::error::Error;
+use std::io::{self, Read as _};
+use std::pin::Pin;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
@@ -15,7 +17,7 @@ use percent_encoding::{AsciiSet, utf8_percent_encode};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::program::{CommandError, Result};
@@ -23,6 +25,9 @@ use crate::tls::{ClientTls, system_roots};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long it may take until an answer begins that is long, and how long it may pause.
+const LONG: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_secs(60);
 /// The longest answer that is read, in bytes: a page of jobs with their bodies, or hundreds of thousands of tokens.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -132,16 +137,8 @@ impl ApiClient {
 
     /// Sends a call, and answers the status and the text.
     pub fn exchange(&self, call: HttpCall) -> Result<(StatusCode, String)> {
-        let trouble =
-            |e: &dyn std::fmt::Display| CommandError::NotDone(format!("cannot reach {}: {e}", self.url));
-        let mut request = Request::builder()
-            .method(call.method)
-            .uri(format!("{}{}", call.path, call.query))
-            .header(HOST, &self.address);
-        if let Some((name, key)) = &self.key {
-            request = request.header(*name, key);
-        }
-        let request = request.body(Full::new(Bytes::from(call.body))).map_err(|e| trouble(&e))?;
+        let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
+        let request = self.request(call)?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
         let answer = runtime.block_on(async { timeout(TIMEOUT, self.carry(request)).await });
         // It may still look up a name.
@@ -161,18 +158,62 @@ impl ApiClient {
     /// The same for an answer that is JSON.
     pub fn json(&self, call: HttpCall) -> Result<Value> {
         let text = self.send(call)?;
-        self.read(&text)
+        self.parse(&text)
     }
 
     /// The same for an answer that is JSON or nothing.
     pub fn json_or_nothing(&self, call: HttpCall) -> Result<Option<Value>> {
         let text = self.send(call)?;
-        if text.is_empty() { Ok(None) } else { self.read(&text).map(Some) }
+        if text.is_empty() { Ok(None) } else { self.parse(&text).map(Some) }
     }
 
-    fn read(&self, text: &str) -> Result<Value> {
+    fn parse(&self, text: &str) -> Result<Value> {
         serde_json::from_str(text)
             .map_err(|e| CommandError::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
+    }
+}
+
+/// A body that is read as it comes, however long it is.
+pub struct BodyReader {
+    runtime: Runtime,
+    connection: Option<Pin<Box<dyn Future<Output = hyper::Result<()>>>>>,
+    body: Incoming,
+    rest: Bytes,
+}
+
+impl BodyReader {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        let (connection, body) = (&mut self.connection, &mut self.body);
+        let frame = async {
+            loop {
+                let Some(running) = connection else { return body.frame().await };
+                tokio::select! {
+                    biased;
+                    frame = body.frame() => return frame,
+                    // What it fails with the body fails with too.
+                    _ = running => *connection = None,
+                }
+            }
+        };
+        let frame = self.runtime.block_on(async { timeout(PAUSE, frame).await });
+        match frame.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
+            Some(frame) => Ok(Some(frame.map_err(io::Error::other)?.into_data().unwrap_or_default())),
+            None => Ok(None),
+        }
+    }
+}
+
+impl io::Read for BodyReader {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() {
+            match self.next()? {
+                Some(bytes) => self.rest = bytes,
+                None => return Ok(0),
+            }
+        }
+        let n = to.len().min(self.rest.len());
+        to[..n].copy_from_slice(&self.rest.split_to(n));
+        Ok(n)
     }
 }
 
@@ -180,32 +221,82 @@ impl ApiClient {
 type Answer = std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>>;
 
 impl ApiClient {
-    /// Over a connection of its own.
-    async fn carry(&self, request: Request<Full<Bytes>>) -> Answer {
+    /// Sends a call, and answers with the body of a 2xx.
+    pub fn read(&self, call: HttpCall) -> Result<BodyReader> {
+        let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
+        let request = self.request(call)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
+        let begun = async {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+            let mut connection = Some(Box::pin(connection) as Pin<Box<dyn Future<Output = _>>>);
+            let mut answer = Box::pin(sender.send_request(request));
+            let answer = loop {
+                let Some(running) = &mut connection else { break answer.await? };
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => break answer?,
+                    _ = running => connection = None,
+                }
+            };
+            Ok::<_, Box<dyn Error + Send + Sync>>((answer, connection))
+        };
+        let begun = runtime.block_on(async { timeout(LONG, begun).await });
+        let (answer, connection) =
+            begun.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))?;
+        let status = answer.status();
+        let mut body = BodyReader { runtime, connection, body: answer.into_body(), rest: Bytes::new() };
+        if status.is_success() {
+            return Ok(body);
+        }
+        let mut text = Vec::new();
+        let _ = io::Read::take(&mut body, MAX_ANSWER as u64).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
+    }
+
+    fn trouble(&self, error: &dyn std::fmt::Display) -> CommandError {
+        CommandError::NotDone(format!("cannot reach {}: {error}", self.url))
+    }
+
+    fn request(&self, call: HttpCall) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(format!("{}{}", call.path, call.query))
+            .header(HOST, &self.address);
+        if let Some((name, key)) = &self.key {
+            request = request.header(*name, key);
+        }
+        request.body(Full::new(Bytes::from(call.body))).map_err(|e| self.trouble(&e))
+    }
+
+    async fn connect(&self) -> std::result::Result<Box<dyn Io>, Box<dyn Error + Send + Sync>> {
         let stream = TcpStream::connect(&self.address).await?;
         if !self.tls {
-            return send(stream, request).await;
+            return Ok(Box::new(stream));
         }
         let host = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        send(ClientTls::new(system_roots(""), None).connect(host, stream).await?, request).await
+        Ok(Box::new(ClientTls::new(system_roots(""), None).connect(host, stream).await?))
+    }
+
+    /// Over a connection of its own.
+    async fn carry(&self, request: Request<Full<Bytes>>) -> Answer {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+        let answer = async move {
+            let answer = sender.send_request(request).await?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        // The connection ends when its sender is gone. What it fails with the request fails with too.
+        tokio::join!(answer, connection).0
     }
 }
 
-async fn send(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request<Full<Bytes>>,
-) -> Answer {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let answer = async move {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
-    };
-    // The connection ends when its sender is gone. What it fails with the request fails with too.
-    tokio::join!(answer, connection).0
-}
+/// A connection, with TLS or without.
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
 /// What an error answer says: its text, and which job or element it is about.
 pub fn says(text: &str) -> String {

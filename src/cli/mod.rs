@@ -2,6 +2,7 @@
 //! as any client does, and to its admin port for what is pushed: it knows no store and no configuration. `tokens.rs` is
 //! the other tool, token-cli.
 
+mod backup;
 mod client;
 mod program;
 mod push;
@@ -13,8 +14,9 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
+pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
-use self::program::{CommandError, Result, exit_code, given, print_line, standard_input};
+use self::program::{CommandError, Result, admin_url, exit_code, given, print_line, standard_input};
 
 /// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
 const PAGE: usize = 100;
@@ -172,6 +174,11 @@ pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
 }
 
+/// Takes a copy of a pool.
+pub fn backup(args: BackupArgs) -> ExitCode {
+    exit_code("dormouse", backup::backup(args))
+}
+
 /// Asks the server at `DORMOUSE_ADMIN` whether it is ready.
 pub fn health() -> ExitCode {
     let ask = || {
@@ -192,16 +199,6 @@ pub fn health() -> ExitCode {
             exit_code("dormouse", Err(CommandError::NotDone(why)))
         }
     }
-}
-
-/// Where the admin port is: as the command line says it, or the variable.
-fn admin_url(said: Option<String>) -> Result<String> {
-    // The second is the name that the variable had before.
-    let url = match given(said, "DORMOUSE_ADMIN")? {
-        Some(url) => Some(url),
-        None => given(None, "DORMOUSE_ADMIN_URL")?,
-    };
-    Ok(url.unwrap_or_else(|| "http://127.0.0.1:7778".to_owned()))
 }
 
 /// A server, a namespace, and how answers are shown.

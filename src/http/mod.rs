@@ -21,7 +21,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{logins, operations, push, quotas, tokens};
+use self::operators::{backup, logins, operations, push, quotas, tokens};
 pub use self::port::accept::{listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
@@ -78,6 +78,7 @@ fn our_routes() -> Router<Arc<AppState>> {
 /// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push and the access log ask for
 /// one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
+    let backups = if names.loopback || names.accounts { get(backup::get) } else { get(backup::refused) };
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
         .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
@@ -101,6 +102,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/push/{namespace}/{queue}/secret", only(post(push::new_secret)))
         .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
+        .route("/backup", only(backups))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(operations::pools)))

@@ -32,6 +32,7 @@ use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
+use crate::engine::backup::Backup;
 use crate::engine::migration::Migration;
 use crate::http::{
     self, AppState, BodyRoom, Cursors, Defaults, FailedLogins, Opening, OwnNames, PoolState, Readiness,
@@ -475,6 +476,11 @@ fn app_state(
         accounts: config.accounts.clone(),
         body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
         under_way: Arc::default(),
+        backups: stores
+            .disks
+            .iter()
+            .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
+            .collect(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         tasks,

@@ -3,6 +3,7 @@
 
 mod access_list;
 mod architecture;
+mod backup;
 mod clock;
 mod config_files;
 mod disk_faults;

@@ -73,6 +73,7 @@ use self::writer::heartbeat::Heartbeat;
 use self::writer::poison::Poison;
 use self::writer::threads::Stop;
 use self::writer::{Writer, heartbeat, mailbox, threads};
+use super::backup::{Backup, StoreCopy};
 use super::batch::BatchLimit;
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
@@ -284,6 +285,20 @@ impl DiskEngine {
     fn end(&self) {
         self.stop.tell();
         self.handle.wake();
+    }
+}
+
+#[async_trait]
+impl Backup for DiskEngine {
+    async fn copy(&self) -> Result<StoreCopy> {
+        // The writer answers when all is committed that was answered before.
+        let store = self.handle.ask(ShareStore).await?;
+        let copy = move || {
+            let dir = store.copy_inside()?;
+            Ok(StoreCopy::new(dir, open::MARK))
+        };
+        let copied = tokio::task::spawn_blocking(copy).await.map_err(Error::away)?;
+        copied.map_err(|error: std::io::Error| Error::refused(error))
     }
 }
 

@@ -22,6 +22,7 @@ use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
+use crate::engine::backup::Backup;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -118,6 +119,8 @@ pub struct AppState {
     pub body_room: BodyRoom,
     /// The publishes with an idempotency key that are under way.
     pub under_way: Arc<UnderWay>,
+    /// The pools that copy themselves, each with its turn: one backup at a time.
+    pub backups: BTreeMap<PoolName, (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>)>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,

@@ -119,6 +119,17 @@ pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     sync(path)
 }
 
+/// Where a copy is made that is sent away, in the pool's directory.
+pub const COPY: &str = "copy";
+
+/// Removes a copy that was not removed: its process was killed.
+pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(pool.join(COPY)) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the directory, and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
@@ -213,6 +224,7 @@ pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenE
 
 fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
+    remove_copy(path).map_err(io)?;
     if !mark.made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
