@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use dormouse::cli;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
 use dormouse::process::files;
@@ -22,12 +23,55 @@ use tokio::sync::mpsc;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// What `--help` says behind the options.
+const AFTER: &str = "\
+Ports:
+  7777  the API, for producers and workers: lmstfy's, and more. Host, Port
+  7778  the admin port: tokens, limits, quotas, push, metrics, backups. AdminHost, AdminPort. Keep it private
+  /ping (200: the process answers) and /ready (200: send it requests, or 503 and why not) are on both.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP  stop: after DrainSeconds, in which a second one ends the wait, in five seconds at most
+  SIGUSR1                  open the log files anew, and read certificates anew
+  SIGKILL                  loses nothing that was answered with 2xx
+
+Exit codes:
+  0  it was told to stop; or a command has done what it was asked for
+  1  a port or a store could not be opened, or a store failed for good; or a command could not do it
+  2  the command line or the configuration is wrong; nothing was touched
+
+Environment:
+  DORMOUSE_<KEY>               any key of the configuration: DORMOUSE_PORT, DORMOUSE_LOG_DIR
+  DORMOUSE_POOL_<NAME>_<KEY>   of a pool: DORMOUSE_POOL_DEFAULT_ADDR
+  DORMOUSE_.._PASSWORD_FILE    a file that has the password
+  DORMOUSE_ADMIN               where commands find the admin port [default: http://127.0.0.1:7778]
+  DORMOUSE_ADMIN_AUTH          user:password for it, if it asks
+  DORMOUSE_URL, DORMOUSE_NAMESPACE, DORMOUSE_TOKEN   what `dormouse queue` asks, and as whom
+  NOTIFY_SOCKET                is told READY=1 and STOPPING=1, as systemd asks
+
+Examples:
+  dormouse                                        a first try: keeps its jobs in ./dormouse-data, prints what to try
+  dormouse check -c /etc/dormouse/config.toml --stores
+                                                  would it start?
+  dormouse -c /etc/dormouse/config.toml           start
+  dormouse health                                 is it ready?
+  dormouse backup /backups/monday                 copy its jobs and tokens while it runs
+  dormouse queue -n shop list                     what is in the queues of a namespace
+
+docs/configuration.md has every key, docs/operations.md what to know on call.";
+
 /// A delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a time, and
 /// come back if the worker dies. Speaks lmstfy's HTTP API.
 ///
 /// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints what to try.
 #[derive(Parser)]
-#[command(name = "dormouse", disable_version_flag = true, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "dormouse",
+    disable_version_flag = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "--help says more: ports, signals, exit codes, environment, examples.",
+    after_long_help = AFTER
+)]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -67,6 +111,16 @@ enum Command {
         /// Ask each store too, on one line each; exit code 1 if one cannot be used
         #[arg(long)]
         stores: bool,
+    },
+    /// Write the man pages of both binaries into a directory
+    Man {
+        /// Made if it is not there
+        dir: PathBuf,
+    },
+    /// Print the completions of a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
     },
     /// Say what is damaged in the directory of a disk pool that no server has open
     Repair {
@@ -116,6 +170,11 @@ fn main() -> ExitCode {
         Some(Command::Backup(args)) => {
             files::keep_private();
             return cli::backup(args);
+        }
+        Some(Command::Man { dir }) => return man(&dir),
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Args::command(), "dormouse", &mut std::io::stdout());
+            return ExitCode::SUCCESS;
         }
         Some(Command::Health) => return cli::health(),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
@@ -173,6 +232,19 @@ fn threads(config: &Config) -> Option<usize> {
     let on_disk = config.pool.values().any(|pool| pool.path.is_some());
     let cores = std::thread::available_parallelism().ok()?.get();
     on_disk.then(|| (cores - 1).max(1))
+}
+
+/// Writes a page for each binary and each command.
+fn man(dir: &Path) -> ExitCode {
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        clap_mangen::generate_to(Args::command(), dir)?;
+        clap_mangen::generate_to(cli::tokens::command(), dir)
+    };
+    match write() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &format!("{}: {error}", dir.display())),
+    }
 }
 
 /// Exit code 0 if a start would succeed, as far as the configuration can tell, 2 if it is wrong; 1 if a store cannot be

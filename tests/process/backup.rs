@@ -227,3 +227,47 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
     process.line_with("serving");
     assert!(!copy.exists(), "the start has");
 }
+
+/// Guards against a version that cannot read what this one wrote: tests/golden has a directory of each released format.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_each_format_opens() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/format-5.tar");
+    std::fs::create_dir(dir.path().join("jobs")).expect("a directory");
+    let tar = Command::new("tar").arg("xf").arg(golden).args(["-C", "jobs"]).current_dir(dir.path()).status();
+    assert!(tar.expect("tar runs").success(), "tar reads it");
+    let mut process = start(dir.path(), "jobs", "");
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    let token = "01GOLDENGOLDENGOLDENGOLDEN";
+    let ask = async |port: &str, path: &str| -> Value {
+        let got = Client::new().get(format!("http://{port}{path}")).header("X-Token", token).send().await;
+        let text = got.expect("it answers").text().await.expect("a body");
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e} in {text}"))
+    };
+    let figures = |queue: &Value| {
+        let of = |name: &str| queue[name].as_u64().unwrap_or(0);
+        let name = queue["queue"].as_str().unwrap_or_default().to_owned();
+        (name, [of("ready"), of("delayed"), of("running"), of("dead")], queue["paused"] == true)
+    };
+    let queues = ask(&api, "/api/ns").await;
+    let found: Vec<_> = queues["queues"].as_array().expect("queues").iter().map(figures).collect();
+    let want = [
+        ("dead", [0, 0, 0, 3], false),
+        ("delayed", [0, 6, 0, 0], false),
+        ("paused", [0; 4], true),
+        ("ready", [29, 0, 1, 0], false),
+    ];
+    assert_eq!(found, want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)), "{queues}");
+    let job = ask(&api, "/api/ns/ready").await;
+    assert_eq!((&job["data"], &job["attributes"]["color"]), (&"am9iIDE=".into(), &"blue".into()), "{job}");
+    let dead = ask(&api, "/api/ns/dead/jobs?state=dead&limit=1").await;
+    assert_eq!(dead["jobs"][0]["reason"], "broken", "{dead}");
+    assert_eq!(ask(&api, "/api/ns/delayed/key/golden").await["key"], "golden");
+    assert_eq!(
+        ask(&admin, "/token/ns").await["tokens"][format!("default:{token}")],
+        "golden",
+        "its description"
+    );
+    assert_eq!(ask(&admin, "/quota/ns").await["jobs"], 1000);
+    assert_eq!(ask(&admin, &format!("/token/ns/{token}/limit")).await["limiter"]["read"], 100_000);
+}
