@@ -21,3 +21,4 @@ pub mod pump;
 pub mod push;
 pub mod random;
 pub mod server;
+pub mod tls;

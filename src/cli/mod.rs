@@ -2,6 +2,7 @@
 //! as any client does, and to its admin port for what is pushed: it knows no store and no configuration. `tokens.rs` is
 //! the other tool, token-cli.
 
+mod backup;
 mod client;
 mod program;
 mod push;
@@ -13,8 +14,9 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
+pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
-use self::program::{CommandError, Result, exit_code, given, print_line, standard_input};
+use self::program::{CommandError, Result, admin_url, exit_code, given, print_line, standard_input};
 
 /// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
 const PAGE: usize = 100;
@@ -33,7 +35,7 @@ Examples:
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
-`push` speaks to the admin port: --admin or DORMOUSE_ADMIN_URL, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
+`push` speaks to the admin port: --admin or DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
 
 Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
 wrong.")]
@@ -172,6 +174,33 @@ pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
 }
 
+/// Takes a copy of a pool.
+pub fn backup(args: BackupArgs) -> ExitCode {
+    exit_code("dormouse", backup::backup(args))
+}
+
+/// Asks the server at `DORMOUSE_ADMIN` whether it is ready.
+pub fn health() -> ExitCode {
+    let ask = || {
+        let answer = ApiClient::new(&admin_url(None)?, None)?.exchange(HttpCall::get().to("ready"))?;
+        let (status, text) = answer;
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(CommandError::NotDone(format!("not ready: {}", client::says(&text))))
+        }
+    };
+    match ask() {
+        Ok(()) => {
+            print_line("ready");
+            ExitCode::SUCCESS
+        }
+        Err(CommandError::Usage(why) | CommandError::NotDone(why)) => {
+            exit_code("dormouse", Err(CommandError::NotDone(why)))
+        }
+    }
+}
+
 /// A server, a namespace, and how answers are shown.
 struct Session {
     client: ApiClient,
@@ -259,8 +288,7 @@ impl Session {
     }
 
     fn push(&self, command: push::PushCommand) -> Result<()> {
-        let url = given(self.admin.clone(), "DORMOUSE_ADMIN_URL")?;
-        let client = ApiClient::new(url.as_deref().unwrap_or("http://127.0.0.1:7778"), push::login()?)?;
+        let client = ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)?;
         let call = command.call(&self.namespace)?;
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
         self.show(&answer, || show::fields(&answer));

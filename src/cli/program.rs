@@ -44,6 +44,16 @@ pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
     Ok(Some(value).filter(|value| !value.is_empty()))
 }
 
+/// Where the admin port is: as the command line says it, or the variable.
+pub fn admin_url(said: Option<String>) -> Result<String> {
+    // The second is the name that the variable had before.
+    let url = match given(said, "DORMOUSE_ADMIN")? {
+        Some(url) => Some(url),
+        None => given(None, "DORMOUSE_ADMIN_URL")?,
+    };
+    Ok(url.unwrap_or_else(|| "http://127.0.0.1:7778".to_owned()))
+}
+
 pub fn standard_input() -> Result<Vec<u8>> {
     let mut input = std::io::stdin();
     if input.is_terminal() {

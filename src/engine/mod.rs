@@ -48,6 +48,7 @@
 //! | What is an answer's text? | HTTP | a store keeps of a publish what it placed, and no text |
 //! | Limits, sizes, defaults | HTTP | bad input never gets here |
 
+pub mod backup;
 pub mod batch;
 mod calls;
 pub mod delays;

@@ -184,6 +184,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ("name", &[]),
     ("job", &["clock", "name", "random"]),
     ("config", &["name"]),
+    ("tls", &[]),
     ("process", &["config"]),
     ("process::tasks", &[]),
     ("metrics", &["job", "name"]),
@@ -191,7 +192,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
     ("engine::migration", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
-    ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks", "random"]),
+    (
+        "engine::redis",
+        &["engine", "clock", "error", "job", "name", "outage", "process::tasks", "random", "tls"],
+    ),
     ("admin", &["clock", "engine", "error", "name", "outage", "process::tasks", "random"]),
     ("admin::disk", &["admin", "clock", "engine", "error", "name", "engine::disk"]),
     (
@@ -213,6 +217,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
             "process::tasks",
             "random",
+            "tls",
         ],
     ),
     ("push::store", &["clock", "error", "name"]),
@@ -330,10 +335,11 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "outage",
             "random",
+            "tls",
         ],
     ),
-    ("main", &["cli", "server", "config", "process"]),
-    ("cli", &[]),
+    ("main", &["cli", "server", "config", "process", "process::tasks"]),
+    ("cli", &["tls"]),
     ("token-cli", &["cli"]),
 ];
 

@@ -41,7 +41,7 @@ use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-pub use self::store::open::{FORMAT, OpenError};
+pub use self::store::open::{FORMAT, Look, OpenError, look};
 pub use self::store::repair::RepairReport;
 use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
@@ -74,6 +74,7 @@ use self::writer::heartbeat::Heartbeat;
 use self::writer::poison::Poison;
 use self::writer::threads::Stop;
 use self::writer::{Writer, heartbeat, mailbox, threads};
+use super::backup::{Backup, StoreCopy};
 use super::batch::BatchLimit;
 use super::delays::{DelayCount, Delays};
 use super::next_due::NextDue;
@@ -289,6 +290,20 @@ impl DiskEngine {
     fn end(&self) {
         self.stop.tell();
         self.handle.wake();
+    }
+}
+
+#[async_trait]
+impl Backup for DiskEngine {
+    async fn copy(&self) -> Result<StoreCopy> {
+        // The writer answers when all is committed that was answered before.
+        let store = self.handle.ask(ShareStore).await?;
+        let copy = move || {
+            let dir = store.copy_inside()?;
+            Ok(StoreCopy::new(dir, open::MARK))
+        };
+        let copied = tokio::task::spawn_blocking(copy).await.map_err(Error::away)?;
+        copied.map_err(|error: std::io::Error| Error::refused(error))
     }
 }
 

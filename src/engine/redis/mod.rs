@@ -9,7 +9,7 @@
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
-//! - `safety`: whether the server is set up to keep jobs.
+//! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
 
@@ -25,6 +25,7 @@ mod counting;
 mod in_time;
 pub(crate) mod layout;
 mod link;
+mod look;
 mod pauses;
 mod reply;
 mod safety;
@@ -42,6 +43,7 @@ use tokio_util::sync::DropGuard;
 
 pub use compact::{CompactEngine, CompactLayout};
 pub use connection::connector::RedisAddress;
+pub use look::look;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;

@@ -26,6 +26,7 @@ use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
+use crate::engine::backup::Backup;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -92,13 +93,9 @@ impl Readiness {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Why the server should get no requests now.
-    pub fn problem(&self) -> Option<String> {
-        match self.failure.reason() {
-            Some(reason) => Some(reason.to_owned()),
-            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
-            None => None,
-        }
+    /// What has failed for good, if anything has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.reason()
     }
 }
 
@@ -128,6 +125,8 @@ pub struct AppState {
     pub body_room: BodyRoom,
     /// The publishes with an idempotency key that are under way.
     pub under_way: Arc<UnderWay>,
+    /// The pools that copy themselves, each with its turn: one backup at a time.
+    pub backups: BTreeMap<PoolName, (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>)>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,

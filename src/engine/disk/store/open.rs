@@ -119,6 +119,17 @@ pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     sync(path)
 }
 
+/// Where a copy is made that is sent away, in the pool's directory.
+pub const COPY: &str = "copy";
+
+/// Removes a copy that was not removed: its process was killed.
+pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(pool.join(COPY)) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the directory, and locks it.
 pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
@@ -213,6 +224,7 @@ pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenE
 
 fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
+    remove_copy(path).map_err(io)?;
     if !mark.made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
@@ -370,26 +382,78 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         sync(path).map_err(io)?;
         return Ok(mark);
     }
-    let text = String::from_utf8_lossy(&bytes);
+    let (made, repairing, closed) = parse_mark(path, &bytes)?;
+    Ok(Mark { made, repairing, closed, ..mark })
+}
+
+/// What a mark says: whether the store was whole once, whether a repair of it has not ended, and its last group if it was
+/// closed in order.
+fn parse_mark(path: &Path, bytes: &[u8]) -> Result<(bool, bool, Option<u64>), OpenError> {
+    let text = String::from_utf8_lossy(bytes);
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
-    let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
-    let closed = match (format, rest.strip_prefix(MADE)) {
-        (FORMAT, Some(closed)) => {
-            mark.made = true;
-            mark.repairing = closed.starts_with(REPAIRING);
-            closed.strip_prefix(REPAIRING).unwrap_or(closed)
-        }
-        // A start that was cut off while it wrote that line.
-        (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",
-        (FORMAT, None) => {
-            let reason = format!("the file {MARK} is not what was written");
-            return Err(OpenError::Damaged(path.to_owned(), reason));
-        }
-        (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
-        (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
-    };
+    let (made, rest) =
+        match (format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?, rest.strip_prefix(MADE)) {
+            (FORMAT, Some(rest)) => (true, rest),
+            // A start that was cut off while it wrote that line.
+            (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => (false, ""),
+            (FORMAT, None) => {
+                let reason = format!("the file {MARK} is not what was written");
+                return Err(OpenError::Damaged(path.to_owned(), reason));
+            }
+            (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
+            (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
+        };
+    let repairing = rest.starts_with(REPAIRING);
+    let rest = rest.strip_prefix(REPAIRING).unwrap_or(rest);
     // A line that was cut off says nothing: the store is opened as after a crash.
-    mark.closed = closed.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
-    Ok(mark)
+    let closed = rest.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
+    Ok((made, repairing, closed))
+}
+
+/// What a look at a directory finds that is no error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It is not there, or holds nothing: the first start makes it.
+    New,
+    /// A server has it open.
+    InUse,
+    /// It is whole.
+    Whole,
+}
+
+/// Looks whether a directory can be opened. Makes and changes nothing.
+pub fn look(path: &Path) -> Result<Look, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let file = match File::open(path.join(MARK)) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return match std::fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
+                Ok(false) => Err(OpenError::NotOurs(path.to_owned())),
+                Err(e) if e.kind() != ErrorKind::NotFound => Err(io(e)),
+                Ok(true) | Err(_) => Ok(Look::New),
+            };
+        }
+        Err(e) => return Err(io(e)),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Look::InUse),
+        Err(TryLockError::Error(e)) => return Err(io(e)),
+    }
+    let mut bytes = Vec::new();
+    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
+    let (made, repairing, closed) = parse_mark(path, &bytes)?;
+    if repairing {
+        return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
+    }
+    if !made {
+        return Ok(Look::New);
+    }
+    let judged = judge(path, closed).map_err(io)?;
+    if judged.damage.is_empty() {
+        Ok(Look::Whole)
+    } else {
+        Err(OpenError::Damaged(path.to_owned(), judged.summary()))
+    }
 }

@@ -35,7 +35,7 @@ use self::partitions::Partitions;
 use self::scripts::Scripts;
 use super::batches::{self, MAX_WAITING};
 use super::connection::connector::RedisAddress;
-use super::connection::fault::Fault;
+use super::connection::fault::{Fault, Outcome};
 use super::link::Link;
 use super::safety::warn_of_tables;
 use super::verbs::check::first_check;
@@ -50,7 +50,7 @@ use crate::engine::{
     Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
     Touched,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
@@ -75,6 +75,25 @@ pub struct CompactEngine {
     _closing: [DropGuard; 2],
 }
 
+impl CompactLayout {
+    /// The key that has the number of partitions.
+    pub fn pool_key(&self) -> String {
+        Partitions::new(&self.prefix, self.partitions).pool_key()
+    }
+
+    /// Whether the pool has as many partitions as it is said to have.
+    pub fn fits(&self, kept: u16) -> Outcome<()> {
+        if kept == self.partitions {
+            return Ok(());
+        }
+        Err(Fault::refused(format!(
+            "Partitions is {}, and the pool with the prefix {} has {kept}: set it to {kept}; to change it, move the pool \
+             to another one with MigrateTo",
+            self.partitions, self.prefix
+        )))
+    }
+}
+
 impl CompactEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now, or when the pool
     /// has another number of partitions; once connected, the engine outlives any outage.
@@ -91,13 +110,7 @@ impl CompactEngine {
         use_first.arg(partitions.pool_key()).arg(layout.partitions);
         let _: u64 = opened.first.query(&use_first).await?;
         let kept: u16 = opened.first.query(redis::cmd("GET").arg(partitions.pool_key())).await?;
-        if kept != layout.partitions {
-            return Err(Error::from(Fault::refused(format!(
-                "Partitions is {}, and the pool with the prefix {} has {kept}: set it to {kept}; to change it, move \
-                 the pool to another one with MigrateTo",
-                layout.partitions, layout.prefix
-            ))));
-        }
+        layout.fits(kept)?;
         warn_of_tables(&mut opened.first, &link.pool).await;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
