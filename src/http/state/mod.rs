@@ -99,6 +99,9 @@ impl Readiness {
     }
 }
 
+/// A pool that copies itself, and its turn.
+pub type Backups = (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>);
+
 #[derive(Debug)]
 pub struct AppState {
     pub pools: BTreeMap<PoolName, Arc<PoolState>>,
@@ -126,7 +129,7 @@ pub struct AppState {
     /// The publishes with an idempotency key that are under way.
     pub under_way: Arc<UnderWay>,
     /// The pools that copy themselves, each with its turn: one backup at a time.
-    pub backups: BTreeMap<PoolName, (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>)>,
+    pub backups: BTreeMap<PoolName, Backups>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,
