@@ -106,6 +106,7 @@ pub async fn run(
             biased;
             Some(signal) = signals.recv() => if let Signal::Stop(by) = signal {
                 tracing::info!(by, "stopped before the stores were open");
+                notify::stopping(STOP);
                 return Ok(());
             },
             server = &mut starting => break server?,
@@ -386,11 +387,12 @@ impl Server {
                  tokens; set [Accounts], or AdminHost to 127.0.0.1"
             );
         }
-        notify::ready();
         if options.demo {
             let token = demo::token(&self.state.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
         }
+        // Last: whoever hears it may send a signal at once, which a server that starts takes in another way.
+        notify::ready();
         Ok(())
     }
 }
