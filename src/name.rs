@@ -1,5 +1,5 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey` or `Token` that
-//! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `ScheduleName`, `JobKey`, `IdempotencyKey` or
+//! `Token` that exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -95,6 +95,23 @@ impl QueueName {
     /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)
+    }
+}
+
+name!(
+    /// A schedule of a namespace.
+    ScheduleName
+);
+
+impl ScheduleName {
+    /// The longest, in bytes.
+    pub const MOST: usize = 100;
+
+    /// 1 to 100 of `[-_.A-Za-z0-9]`, the first of them neither `_` nor `.`. `None` for any other text.
+    pub fn parse(s: &str) -> Option<ScheduleName> {
+        let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        (fits && s.bytes().all(plain)).then(|| ScheduleName(s.into()))
     }
 }
 
