@@ -1,6 +1,7 @@
 //! Tests of the room: the contract's vectors, and what only several of its files do together.
 
 mod vectors;
+mod walk;
 
 use std::sync::Arc;
 
