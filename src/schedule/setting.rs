@@ -424,13 +424,12 @@ fn shown(value: &Value) -> String {
 }
 
 fn queue(fields: &Fields<'_>) -> Result<QueueName> {
-    let instead = "write the name of a queue";
     let Some(given) = fields.text("queue")? else {
-        return Err(Refusal::of("queue", format!("queue is missing: {instead}")));
+        return Err(Refusal::of("queue", "queue is missing: write the queue where the jobs go"));
     };
-    QueueName::parse(given).map_err(|why| {
-        Refusal::of("queue", format!("{} is no queue: {why}, not _ first: {instead}", quoted(given)))
-    })
+    let instead = "write 1 to 255 of letters, digits, - and _, not _ first";
+    QueueName::parse(given)
+        .map_err(|_| Refusal::of("queue", format!("{} is no queue: {instead}", quoted(given))))
 }
 
 fn rule(fields: &Fields<'_>) -> Result<Rule> {
