@@ -1,4 +1,4 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey` or `Token` that
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey`, `ScheduleName` or `Token` that
 //! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::borrow::Borrow;
@@ -115,6 +115,37 @@ impl JobKey {
 }
 
 impl fmt::Display for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A schedule's name in its namespace: 1 to [`ScheduleName::MOST`] of `-_.A-Za-z0-9`, beginning with neither `_` nor `.`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ScheduleName(Arc<str>);
+
+impl ScheduleName {
+    /// The longest, in bytes.
+    pub const MOST: usize = 100;
+
+    /// `None` for any other text.
+    pub fn parse(s: &str) -> Option<ScheduleName> {
+        let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
+        (fits && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)))
+            .then(|| ScheduleName(s.into()))
+    }
+
+    /// No name stands before it in their order.
+    pub fn first() -> ScheduleName {
+        ScheduleName("-".into())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ScheduleName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -286,6 +317,16 @@ mod tests {
         }
         for (bytes, fits) in [(0, false), (1, true), (255, true), (256, false)] {
             assert_eq!(IdempotencyKey::new(&vec![0; bytes]).is_some(), fits, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_schedule_has_a_short_name_without_a_mark_in_front() {
+        for good in ["a", "nightly.report", "-x", "9_", &"n".repeat(100)] {
+            assert!(ScheduleName::parse(good).is_some(), "{good:?} should be a name");
+        }
+        for bad in ["", "_a", ".a", "a b", "a/b", "é", &"n".repeat(101)] {
+            assert_eq!(ScheduleName::parse(bad), None, "{bad:?} should be no name");
         }
     }
 

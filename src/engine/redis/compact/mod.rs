@@ -44,9 +44,9 @@ use crate::clock::Millis;
 use crate::engine::batch;
 use crate::engine::notifier::Notifier;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -262,6 +262,21 @@ impl Engine for CompactEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        let _ = step;
+        todo!()
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        let _ = (namespace, list);
+        todo!()
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        let _ = list;
+        todo!()
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
