@@ -20,4 +20,6 @@ pub mod process;
 pub mod pump;
 pub mod push;
 pub mod random;
+pub mod schedule;
 pub mod server;
+pub mod time;

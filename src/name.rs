@@ -1,5 +1,5 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey`, `ScheduleName` or `Token` that
-//! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `ScheduleName`, `JobKey`, `IdempotencyKey` or
+//! `Token` that exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -98,6 +98,28 @@ impl QueueName {
     }
 }
 
+name!(
+    /// A schedule of a namespace.
+    ScheduleName
+);
+
+impl ScheduleName {
+    /// The longest, in bytes.
+    pub const MOST: usize = 100;
+
+    /// 1 to 100 of `[-_.A-Za-z0-9]`, the first of them neither `_` nor `.`. `None` for any other text.
+    pub fn parse(s: &str) -> Option<ScheduleName> {
+        let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        (fits && s.bytes().all(plain)).then(|| ScheduleName(s.into()))
+    }
+
+    /// No name stands before it in their order.
+    pub fn first() -> ScheduleName {
+        ScheduleName("-".into())
+    }
+}
+
 /// A producer's own name for a job in its queue: 1 to 255 bytes of printable ASCII without blanks.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct JobKey(Arc<str>);
@@ -115,37 +137,6 @@ impl JobKey {
 }
 
 impl fmt::Display for JobKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// A schedule's name in its namespace: 1 to [`ScheduleName::MOST`] of `-_.A-Za-z0-9`, beginning with neither `_` nor `.`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ScheduleName(Arc<str>);
-
-impl ScheduleName {
-    /// The longest, in bytes.
-    pub const MOST: usize = 100;
-
-    /// `None` for any other text.
-    pub fn parse(s: &str) -> Option<ScheduleName> {
-        let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
-        (fits && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)))
-            .then(|| ScheduleName(s.into()))
-    }
-
-    /// No name stands before it in their order.
-    pub fn first() -> ScheduleName {
-        ScheduleName("-".into())
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ScheduleName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -183,6 +183,8 @@ const PARTS: &[(&str, &[&str])] = &[
     ("outage", &["error"]),
     ("name", &[]),
     ("job", &["clock", "name", "random"]),
+    ("time", &["clock"]),
+    ("schedule", &["clock", "job", "name", "time"]),
     ("config", &["name"]),
     ("process", &["config"]),
     ("process::tasks", &[]),
@@ -254,6 +256,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "name",
             "process::tasks",
+            "time",
         ],
     ),
     (
@@ -268,6 +271,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "name",
             "process::tasks",
+            "time",
         ],
     ),
     (
