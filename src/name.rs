@@ -6,6 +6,8 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Serialize, Serializer};
+
 /// The longest namespace or queue name, in bytes: storage formats keep the length in one byte.
 pub const MAX_NAME: usize = 255;
 
@@ -102,6 +104,12 @@ name!(
     /// A schedule of a namespace.
     ScheduleName
 );
+
+impl Serialize for ScheduleName {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&self.0)
+    }
+}
 
 impl ScheduleName {
     /// The longest, in bytes.

@@ -59,6 +59,7 @@ mod next_due;
 pub mod notifier;
 pub mod redis;
 mod schedules;
+pub mod together;
 
 use std::collections::BTreeMap;
 use std::fmt;

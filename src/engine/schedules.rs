@@ -200,6 +200,8 @@ pub struct SchedulePage {
 pub enum DueList {
     /// Those that are due, up to so many, the earliest first.
     Now(usize),
+    /// The same of those that have become due within this time.
+    Within(usize, Duration),
     /// The same of all that did not move, whenever they are due.
     Ever(usize),
 }
@@ -207,7 +209,7 @@ pub enum DueList {
 impl DueList {
     pub fn limit(self) -> usize {
         match self {
-            DueList::Now(limit) | DueList::Ever(limit) => limit,
+            DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever(limit) => limit,
         }
     }
 }

@@ -876,8 +876,11 @@ impl Engine for ModelEngine {
         let mut all: Vec<&StoredSchedule> =
             state.schedules.values().filter(|schedule| schedule.state != ScheduleState::Moved).collect();
         all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
-        let is_due =
-            |of: &&&StoredSchedule| matches!(list, DueList::Ever(_)) || of.next.is_some_and(|at| at <= now);
+        let is_due = |of: &&&StoredSchedule| match list {
+            DueList::Ever(_) => true,
+            DueList::Now(_) => of.next.is_some_and(|at| at <= now),
+            DueList::Within(_, time) => of.next.is_some_and(|at| at <= now && at + ms(time) >= now),
+        };
         let taken: Vec<StoredSchedule> =
             all.iter().filter(is_due).take(list.limit()).map(|schedule| (*schedule).clone()).collect();
         let left = all.get(taken.len()).and_then(|schedule| schedule.next);

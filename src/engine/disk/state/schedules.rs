@@ -1,6 +1,7 @@
 //! What the writer keeps in memory of schedules: which there are, their versions, and when each is due. What they are is
 //! read from the disk. Changes memory only: the steps write the same change to the disk.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -25,7 +26,7 @@ pub struct Known {
 pub struct Schedules {
     known: BTreeMap<ScheduleId, Known>,
     /// Those that did not move, by when they are due.
-    due: BTreeSet<(Millis, ScheduleId)>,
+    due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
     of_namespace: HashMap<Namespace, u64>,
     /// No revision of a deleted schedule is above it.
@@ -63,15 +64,20 @@ impl Schedules {
 
     /// What is known of a schedule from now on; `None`: it is gone.
     pub fn set(&mut self, id: ScheduleId, known: Option<Known>) {
-        let place = |known: &Known| (known.next.unwrap_or(Millis::MAX), id.clone());
+        let place = |known: &Known| known.next.unwrap_or(Millis::MAX);
         if let Some(before) = self.known.get(&id) {
-            self.due.remove(&place(before));
+            if let Entry::Occupied(mut of) = self.due.entry(place(before)) {
+                of.get_mut().remove(&id);
+                if of.get().is_empty() {
+                    of.remove();
+                }
+            }
             self.counts[before.state as usize] -= 1;
         }
         if let Some(known) = &known {
             self.counts[known.state as usize] += 1;
             if known.state != ScheduleState::Moved {
-                self.due.insert(place(known));
+                self.due.entry(place(known)).or_default().insert(id.clone());
             }
         }
         let is_there = known.is_some();
@@ -88,14 +94,9 @@ impl Schedules {
         }
     }
 
-    /// Those that are due by then, the earliest first.
-    pub fn due(&self, until: Millis) -> impl Iterator<Item = &ScheduleId> {
-        self.due.iter().take_while(move |(due, _)| *due <= until).map(|(_, id)| id)
-    }
-
-    /// When the earliest is due that is due after so many others.
-    pub fn due_after(&self, others: usize) -> Option<Millis> {
-        self.due.iter().nth(others).map(|(due, _)| *due)
+    /// When those are due that are due from then on, the earliest first.
+    pub fn due(&self, from: Millis) -> impl Iterator<Item = (Millis, &ScheduleId)> {
+        self.due.range(from..).flat_map(|(due, ids)| ids.iter().map(move |id| (*due, id)))
     }
 
     /// Those of a namespace behind `after`, from `prefix` on, by name.

@@ -103,8 +103,13 @@ impl Step for ReadDue {
 
     fn run(self, state: &mut WriterState, _: Micros) -> StepResult<DueSchedules> {
         let now = state.clock.time_of_day();
-        let until = if let DueList::Now(_) = self.0 { now } else { Millis::MAX };
-        let ids: Vec<ScheduleId> = state.schedules.due(until).take(self.0.limit()).cloned().collect();
+        let (from, until) = match self.0 {
+            DueList::Now(_) => (0, now),
+            DueList::Within(_, time) => (now.saturating_sub(time.as_millis() as Millis), now),
+            DueList::Ever(_) => (0, Millis::MAX),
+        };
+        let due = state.schedules.due(from).take_while(|(due, _)| *due <= until);
+        let ids: Vec<ScheduleId> = due.take(self.0.limit()).map(|(_, id)| id.clone()).collect();
         let (mut schedules, mut bytes) = (Vec::new(), 0);
         for id in ids {
             if bytes >= STEP_BYTES {
@@ -114,7 +119,7 @@ impl Step for ReadDue {
             bytes += found.setting.body.len();
             schedules.push(found);
         }
-        let next = match state.schedules.due_after(schedules.len()) {
+        let next = match state.schedules.due(from).nth(schedules.len()).map(|(due, _)| due) {
             Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
             None if schedules.is_empty() => LONG,
             None => LOOK,

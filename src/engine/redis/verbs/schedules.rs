@@ -206,6 +206,10 @@ impl RedisCore {
         let mut cmd = self.scripts.due_schedules.call(2);
         cmd.arg(keys::DUE).arg(keys::SCHEDULES).arg(keys::SCHEDULE_BASE);
         cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever(_)))).arg(MOST_BYTES);
+        match list {
+            DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
+            DueList::Now(_) | DueList::Ever(_) => cmd.arg(""),
+        };
         let sent = self.clock.begin();
         let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
         let due = read_due(&reply)?;
