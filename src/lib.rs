@@ -21,5 +21,6 @@ pub mod pump;
 pub mod push;
 pub mod random;
 pub mod schedule;
+pub mod scheduler;
 pub mod server;
 pub mod time;

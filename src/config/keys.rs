@@ -91,6 +91,10 @@ table! {
         "MaxBodyMemory" max_body_memory: usize = 512;
         /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
+        /// Dormouse's own. How many schedules a namespace may have; beyond it: 409. 0: none at all, 403.
+        "MaxSchedulesPerNamespace" max_schedules_per_namespace: u64 = 10_000;
+        /// Dormouse's own. How many schedules a pool may have; beyond it: 409.
+        "MaxSchedules" max_schedules: u64 = 100_000;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         #[serde(deserialize_with = "unless_empty")]

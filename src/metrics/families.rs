@@ -92,7 +92,7 @@ families! {
     HttpFamilies {
         /// How long requests took, long polls included.
         latency: Parted<HistogramVec> =
-            "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets(2.5, 9);
+            "infra_lmstfy_http_latency_milliseconds", &["pool", "namespace", "api", "method"], Buckets(15.0, 2.5, 9);
         /// Answers by status code.
         codes: Parted<IntCounterVec> =
             "infra_lmstfy_http_http_codes", &["pool", "namespace", "api", "method", "code"];
@@ -112,12 +112,12 @@ families! {
         /// Jobs handed out, by queue.
         consume_queue_jobs: Parted<IntCounterVec> = "infra_lmstfy_redis_consume_queue_jobs", QUEUE;
         /// From publish to hand-over, milliseconds.
-        job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(3.5, 7);
+        job_elapsed_ms: Parted<HistogramVec> = "infra_lmstfy_redis_job_elapsed_ms", QUEUE, Buckets(15.0, 3.5, 7);
         /// From publish to ack, milliseconds.
         job_ack_elapsed_ms: Parted<HistogramVec> =
-            "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(3.5, 7);
+            "infra_lmstfy_redis_job_ack_elapsed_ms", QUEUE, Buckets(15.0, 3.5, 7);
         /// How long the store took for one step, milliseconds.
-        latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets(3.5, 7);
+        latency: HistogramVec = "infra_lmstfy_redis_latency", STEP, Buckets(15.0, 3.5, 7);
         /// Steps that the store was asked for.
         qps: IntCounterVec = "infra_lmstfy_redis_qps", STEP;
         /// Delayed and running jobs.
@@ -136,11 +136,27 @@ families! {
         attempts: Parted<IntCounterVec> =
             "dormouse_push_attempts", &["pool", "namespace", "queue", "outcome"];
         /// How long attempts to push a job took, milliseconds.
-        milliseconds: Parted<HistogramVec> = "dormouse_push_milliseconds", QUEUE, Buckets(3.5, 7);
+        milliseconds: Parted<HistogramVec> = "dormouse_push_milliseconds", QUEUE, Buckets(15.0, 3.5, 7);
         /// Requests of push that wait for their answer.
         in_flight: Parted<IntGaugeVec> = "dormouse_push_in_flight", QUEUE;
         /// Whether push waits for an endpoint that is down.
         breaker_open: Parted<IntGaugeVec> = "dormouse_push_breaker_open", QUEUE;
+    }
+}
+
+families! {
+    /// What is told of schedules.
+    ScheduleFamilies {
+        /// Schedules, by what they do.
+        schedules: IntGaugeVec = "dormouse_schedules", &["pool", "state"];
+        /// What this server has decided about occurrences, by what became of them.
+        occurrences: IntCounterVec = "dormouse_schedule_occurrences", &["pool", "outcome"];
+        /// From when an occurrence was to be placed until it was, milliseconds. Without those that were caught up.
+        lateness: HistogramVec = "dormouse_schedule_lateness_milliseconds", POOL, Buckets(1.0, 2.5, 13);
+        /// For how long the schedule is due that waits longest, seconds.
+        oldest_owed: IntGaugeVec = "dormouse_schedule_oldest_owed_seconds", POOL;
+        /// 1, with the version of the time zone database that this server reads.
+        zones: IntGaugeVec = "dormouse_schedule_zone_database", &["version"];
     }
 }
 
@@ -184,14 +200,14 @@ impl<V: Collector> Collector for Parted<V> {
     }
 }
 
-/// The buckets of a histogram begin at 15; how much larger each is than the one before, and how many there are.
+/// Where the buckets of a histogram begin, how much larger each is than the one before, and how many there are.
 #[derive(Clone)]
-pub(super) struct Buckets(f64, usize);
+pub(super) struct Buckets(f64, f64, usize);
 
 impl Family for HistogramVec {
     type Options = Buckets;
     fn declare(name: &str, help: &str, labels: &[&str], buckets: Buckets) -> prometheus::Result<Self> {
-        let buckets = exponential_buckets(15.0, buckets.0, buckets.1)?;
+        let buckets = exponential_buckets(buckets.0, buckets.1, buckets.2)?;
         HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), labels)
     }
 }

@@ -4,6 +4,7 @@
 
 mod families;
 mod requests;
+mod schedules;
 mod stores;
 
 use std::sync::Arc;
@@ -12,8 +13,11 @@ use ahash::HashMap;
 use parking_lot::{Mutex, RwLock};
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 
-use self::families::{HttpFamilies, POOL, PoolFamilies, PushFamilies, StoreFamilies, register};
+use self::families::{
+    HttpFamilies, POOL, PoolFamilies, PushFamilies, ScheduleFamilies, StoreFamilies, register,
+};
 pub use self::requests::{RouteMetrics, pattern};
+pub use self::schedules::ScheduleMetrics;
 pub use self::stores::{EngineMetrics, PoolMetrics, PushSeries};
 use self::stores::{JOB_ID, MOST_QUEUES, OTHER, is_job_id};
 use crate::name::{Namespace, PoolName, Queue, Token};
@@ -25,6 +29,7 @@ pub struct Metrics {
     http: HttpFamilies,
     /// What engines do.
     pub engine: EngineMetrics,
+    schedules: Arc<ScheduleFamilies>,
     /// The gauges for figures of a store's own, by their names.
     figures: Mutex<HashMap<&'static str, GaugeVec>>,
 }
@@ -39,7 +44,8 @@ impl Default for Metrics {
             push: Arc::new(PushFamilies::register(&registry)),
             named: Arc::default(),
         };
-        Metrics { registry, http, engine, figures: Mutex::default() }
+        let schedules = Arc::new(ScheduleFamilies::register(&registry));
+        Metrics { registry, http, engine, schedules, figures: Mutex::default() }
     }
 }
 
@@ -48,6 +54,16 @@ impl Metrics {
     pub fn route(&self, route: &str) -> RouteMetrics {
         let (latency, codes) = (self.http.latency.clone(), self.http.codes.clone());
         RouteMetrics { api: pattern(route), latency, codes, series: RwLock::default() }
+    }
+
+    /// Counts what becomes of a pool's schedules.
+    pub fn of_schedules(&self, pool: &PoolName) -> ScheduleMetrics {
+        ScheduleMetrics { pool: pool.clone(), families: self.schedules.clone() }
+    }
+
+    /// The time zone database that schedules are read by.
+    pub fn zone_database(&self, version: &str) {
+        self.schedules.zones.with_label_values(&[version]).set(1);
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.

@@ -116,7 +116,7 @@ impl Progress {
     }
 
     /// Without a pause that has ended.
-    fn awake(&self, now: Millis) -> Progress {
+    pub fn awake(&self, now: Millis) -> Progress {
         match self.paused.and_then(|paused| paused.until).filter(|until| *until <= now) {
             Some(until) => self.after_pause(until),
             None => self.clone(),

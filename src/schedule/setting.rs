@@ -59,6 +59,14 @@ impl Refusal {
     pub fn of(field: &str, error: impl fmt::Display) -> Refusal {
         Refusal { error: error.to_string(), field: Some(field.to_owned()), part: None }
     }
+
+    /// What is said of a name that is none.
+    pub fn bad_name(name: &str) -> String {
+        let (most, shown) = (ScheduleName::MOST, &name[..name.floor_char_boundary(ScheduleName::MOST + 1)]);
+        format!(
+            "{shown:?} is no name of a schedule: write 1 to {most} of -_.A-Za-z0-9, the first neither _ nor ."
+        )
+    }
 }
 
 impl From<CronError> for Refusal {

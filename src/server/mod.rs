@@ -26,8 +26,8 @@ use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
 use crate::config::{Config, PushHttps, Secret};
 use crate::dispatch::{Dispatcher, ParkedPolls};
-use crate::engine::Engine;
 use crate::engine::migration::Migration;
+use crate::engine::{Engine, ScheduleBounds};
 use crate::http::{
     self, AppState, BodyRoom, Cursors, Defaults, FailedLogins, OwnNames, PoolState, Readiness,
 };
@@ -46,6 +46,8 @@ use crate::push::limits::PushShares;
 use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
+use crate::schedule::Zones;
+use crate::scheduler::{self, Scheduler};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -167,6 +169,7 @@ impl Server {
             readiness,
             tasks.clone(),
             push,
+            &Arc::new(Zones::bundled()),
         );
         let state = Arc::new(state);
         for store in state.quotas.stores() {
@@ -189,6 +192,15 @@ impl Server {
             tasks.spawn_essential(format!("the pump of pool {name}"), async move {
                 if let Err(error) = pump.await {
                     tracing::error!(%error, "the timer of a pump failed");
+                }
+            });
+        }
+        for pool in state.pools.values() {
+            let (name, stop) = (&pool.name, tasks.stopping().clone());
+            let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
+            tasks.spawn_essential(format!("the placer of pool {name}"), async move {
+                if let Err(error) = places.await {
+                    tracing::error!(%error, "the timer of a placer failed");
                 }
             });
         }
@@ -345,16 +357,24 @@ fn app_state(
     readiness: Readiness,
     tasks: Tasks,
     (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
+    zones: &Arc<Zones>,
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
+    let bounds =
+        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
+    metrics.zone_database(zones.version());
+    tracing::info!(version = zones.version(), "time zone database");
     let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, ids: Arc::default() })
+        let counts = metrics.of_schedules(name);
+        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let scheduler = Arc::new(scheduler);
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, ids: Arc::default() })
     };
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());

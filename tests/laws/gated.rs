@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use dormouse::clock::Millis;
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -276,6 +276,21 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.inner.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.up().await?;
+        self.inner.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.up().await?;
+        self.inner.list_schedules(namespace, list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.up().await?;
+        self.inner.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

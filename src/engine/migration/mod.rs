@@ -67,9 +67,9 @@ pub use self::stores::PATIENCE;
 use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
 use super::notifier::Notifier;
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf,
-    Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -260,6 +260,18 @@ impl Engine for Migration {
     /// Of the new store, to which publishes go.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.stores.new.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.stores.new.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.stores.new.list_schedules(namespace, list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.stores.new.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

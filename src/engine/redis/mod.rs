@@ -49,8 +49,9 @@ use crate::engine::batch::{self, Caller};
 use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -92,9 +93,11 @@ impl RedisEngine {
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
+        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let core = Arc::new(RedisCore {
             link: link.clone(),
             publishes,
+            steps,
             scripts: Scripts::default(),
             next_due: NextDue::default(),
             recorded_queues: RecordedQueues::default(),
@@ -124,6 +127,15 @@ impl RedisEngine {
             async move |batch| core.ack_batch(batch).await
         };
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        let carry = {
+            let core = core.clone();
+            async move |batch| core.step_schedules(batch).await
+        };
+        let step_calls = Arc::new(Mutex::new(step_calls));
+        link.tasks.spawn_essential(
+            "the task that takes steps of schedules",
+            batch::serve(step_calls, closing.clone(), carry),
+        );
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
@@ -258,6 +270,18 @@ impl Engine for RedisEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.open()?.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.open()?.list_schedules(namespace, &list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

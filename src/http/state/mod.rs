@@ -29,6 +29,7 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
+use crate::scheduler::Scheduler;
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;
@@ -46,6 +47,7 @@ pub struct PoolState {
     pub dispatcher: Arc<Dispatcher>,
     /// Hears of requests that fail, and of those that work.
     pub outage: Arc<Outage>,
+    pub scheduler: Arc<Scheduler>,
     /// Ids of the jobs published to this pool.
     pub ids: Arc<JobIds>,
 }

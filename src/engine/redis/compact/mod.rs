@@ -6,7 +6,7 @@
 //! - `core`: what verbs have in common, and the one door through which calls go to a partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
-//! - `dues`: when each partition is pumped; `together`: answers of several partitions.
+//! - `dues`: when each partition is pumped.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
 
@@ -17,7 +17,6 @@ mod keys;
 mod partitions;
 mod place;
 mod scripts;
-mod together;
 mod verbs;
 
 use std::collections::BTreeMap;
@@ -44,9 +43,9 @@ use crate::clock::Millis;
 use crate::engine::batch;
 use crate::engine::notifier::Notifier;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -262,6 +261,21 @@ impl Engine for CompactEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        let _ = step;
+        todo!()
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        let _ = (namespace, list);
+        todo!()
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        let _ = list;
+        todo!()
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -14,7 +14,6 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
-use super::super::together;
 use crate::clock::Micros;
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::Plain;
@@ -28,6 +27,7 @@ use crate::engine::redis::reply::{id_taken, read};
 use crate::engine::redis::verbs::publish::{
     MAX_VALUES, STAGED, calls_to_send, check, is_plain, names_to_take_back, unreadable,
 };
+use crate::engine::together;
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef};
