@@ -213,7 +213,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
         "31536001 is no interval: write seconds from 1 to 31536000, with three decimals at most",
     ),
     ("every", "-5", "-5 is no interval: write seconds from 1 to 31536000, with three decimals at most"),
-    ("cron", r#""* * * * *""#, r#"both cron "* * * * *" and every 60 are given: leave one out"#),
+    ("cron", r#""* * * * *""#, "both cron and every are given: leave one out"),
     ("cron", "5", "cron cannot be 5: write a text"),
     (
         "zone",
@@ -316,12 +316,12 @@ const SETTINGS: &[(&str, &str, &str)] = &[
     (
         r#"{"queue": "q"}"#,
         "cron",
-        r#"cron and every are missing: write one, such as "cron": "30 2 * * *" or "every": 300"#,
+        r#"cron and every are missing: write one, such as "30 2 * * *" for cron or 300 for every"#,
     ),
     (
         r#"{"queue": "q", "every": 5, "cron": null, "start": "2026-01-02T00:00:00Z", "end": "2026-01-01T00:00:00Z"}"#,
         "end",
-        "the end is before the start: write a later one, or leave one out",
+        "the end 2026-01-01T00:00:00.000Z is before the start 2026-01-02T00:00:00.000Z: write a later one, or leave one out",
     ),
     (
         r#"{"queue": "q", "every": 5, "text": "x", "data": "eA=="}"#,
