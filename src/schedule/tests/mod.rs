@@ -4,6 +4,7 @@ mod decisions;
 mod refusals;
 mod vectors;
 mod walk;
+mod zones;
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
