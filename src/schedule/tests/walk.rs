@@ -339,3 +339,49 @@ fn who_walks_through_the_calendar_finds_the_same() {
         }
     }
 }
+
+/// Searches that go over years, in which the clock is put ahead and back many times: the walk above sees a few days.
+#[test]
+fn a_search_over_years_leaves_nothing_out() {
+    let database = TimeZoneDatabase::bundled();
+    let zones =
+        "Africa/Casablanca Australia/Lord_Howe America/New_York Pacific/Apia Europe/Dublin Antarctica/Troll";
+    let zones: Vec<TimeZone> = zones.split(' ').map(|name| database.get(name).expect(name)).collect();
+    let (cases, seed) = (setting("SCHEDULE_CASES", 300), setting("SCHEDULE_SEED", 1));
+    for seed in seed..seed + cases {
+        let mut dice = Dice(seed << 20);
+        let zone = &zones[dice.below(zones.len() as u64) as usize];
+        let time = ["*/20 2", "30 1-3/1", "* 2,3", "0 */3"][dice.below(4) as usize];
+        let expression = format!("{time} {}", dice.dates());
+        let Ok(cron) = Cron::parse(&expression) else { continue };
+        let from =
+            Timestamp::from_second(dice.below(120 * 365 * 86_400) as i64 + 90_000).expect("a year of today");
+        // Every local time that matches, at each instant at which the clock shows it.
+        let (mut local, mut expected) = (zone.to_datetime(from) - 2.days(), None::<Timestamp>);
+        while let Some(next) = cron.at_or_after(local) {
+            let shown = zone.to_ambiguous_zoned(next);
+            let shown = if shown.is_ambiguous() {
+                let [earlier, later] =
+                    [shown.clone().earlier(), shown.later()].map(|zoned| zoned.expect("a time"));
+                [earlier, later].into_iter().filter(|zoned| zoned.datetime() == next).collect()
+            } else {
+                vec![shown.unambiguous().expect("a time")]
+            };
+            let later = shown.iter().map(|zoned| zoned.timestamp()).filter(|time| *time > from);
+            expected = later.chain(expected).min();
+            if expected.is_some_and(|found| zone.to_datetime(found) + 2.days() < next) {
+                break;
+            }
+            local = next + 1.second();
+        }
+        let when = When::cron(Arc::new(cron), zone.clone());
+        let found = when.next(Cursor::at(from.as_millisecond() as Millis)).map(|next| next.due);
+        let expected = expected.map(|time| time.as_millisecond() as Millis);
+        let shown = [found, expected].map(|at| at.map(|at| when.local(at)));
+        let name = zone.iana_name().unwrap_or_default();
+        assert!(
+            found == expected,
+            "SCHEDULE_SEED={seed}: {expression:?} in {name} after {from}: found, and expected: {shown:?}"
+        );
+    }
+}
