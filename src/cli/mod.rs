@@ -6,19 +6,18 @@ mod client;
 mod program;
 mod push;
 mod schedules;
+mod session;
 mod show;
 pub mod tokens;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::client::{ApiClient, HttpCall};
-use self::program::{CommandError, Result, exit_code, given, print_line, standard_input};
-
-/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
-const PAGE: usize = 100;
+use self::program::{CommandError, Result, exit_code, given, standard_input};
+use self::session::{PAGE, ServerArgs, Session};
 
 /// Looks into queues and sets them right, through a server's public port.
 #[derive(Args)]
@@ -44,33 +43,6 @@ pub struct QueueArgs {
     server: ServerArgs,
     #[command(subcommand)]
     command: QueueCommand,
-}
-
-/// Which server, which namespace, and how to show what it says.
-#[derive(Args)]
-struct ServerArgs {
-    /// The server's public port [default: http://127.0.0.1:7777]
-    #[arg(long, global = true, value_name = "URL")]
-    url: Option<String>,
-    /// The namespace's token; prefer DORMOUSE_TOKEN
-    #[arg(long, global = true)]
-    token: Option<String>,
-    /// The server's admin port, for push [default: http://127.0.0.1:7778]
-    #[arg(long, global = true, value_name = "URL")]
-    admin: Option<String>,
-    /// The namespace of the queues
-    #[arg(short = 'n', long, global = true, value_name = "NAME")]
-    namespace: Option<String>,
-    /// A table to read, or the server's JSON
-    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
-    output: Output,
-}
-
-/// How answers are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Table,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -177,32 +149,7 @@ pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
 }
 
-/// A server, a namespace, and how answers are shown.
-struct Session {
-    client: ApiClient,
-    /// Where the admin port is, if the command line says it.
-    admin: Option<String>,
-    namespace: String,
-    output: Output,
-}
-
 impl Session {
-    fn open(args: ServerArgs) -> Result<Session> {
-        let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
-        let token = given(args.token, "DORMOUSE_TOKEN")?;
-        let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
-        let namespace = namespace.ok_or_else(|| {
-            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
-        })?;
-        let token = token.map(|token| ("X-Token", token));
-        Ok(Session {
-            client: ApiClient::new(&url, token)?,
-            admin: args.admin,
-            namespace,
-            output: args.output,
-        })
-    }
-
     fn run(&self, command: QueueCommand) -> Result<()> {
         match command {
             QueueCommand::List { limit } => self.list(limit),
@@ -238,7 +185,7 @@ impl Session {
             }
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
-            QueueCommand::Schedules(command) => self.schedules(command),
+            QueueCommand::Schedules(command) => command.run(self),
         }
     }
 
@@ -312,36 +259,5 @@ impl Session {
     /// A call that gets below a queue.
     fn at(&self, queue: &str) -> HttpCall {
         HttpCall::get().to("api").to(&self.namespace).to(queue)
-    }
-
-    /// Shows what the server says.
-    fn answer(&self, call: HttpCall) -> Result<()> {
-        let answer = self.client.json(call)?;
-        self.show(&answer, || show::fields(&answer));
-        Ok(())
-    }
-
-    fn show(&self, json: &Value, table: impl FnOnce() -> String) {
-        match self.output {
-            Output::Table => print_line(&table()),
-            Output::Json => print_line(&json.to_string()),
-        }
-    }
-
-    /// Up to `limit` elements of a list that the server shows in pages.
-    fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
-        let mut all = Vec::new();
-        let mut cursor = None;
-        while all.len() < limit {
-            let most = (limit - all.len()).min(PAGE).to_string();
-            let page = [("limit", Some(most)), ("cursor", cursor)];
-            let mut page = self.client.json(call.clone().with(page))?;
-            all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
-            cursor = page["cursor"].as_str().map(str::to_owned);
-            if cursor.is_none() {
-                break;
-            }
-        }
-        Ok(all)
     }
 }

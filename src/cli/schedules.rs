@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::client::HttpCall;
 use super::program::{CommandError, Result, given_file, standard_input};
-use super::{Output, Session, show};
+use super::session::{Output, Session};
+use super::show;
 
 #[derive(Subcommand)]
 pub enum SchedulesCommand {
@@ -208,81 +209,82 @@ fn flag(given: bool) -> Option<String> {
     given.then(|| "1".to_owned())
 }
 
-impl Session {
-    pub fn schedules(&self, command: SchedulesCommand) -> Result<()> {
+impl SchedulesCommand {
+    pub fn run(self, session: &Session) -> Result<()> {
         use SchedulesCommand as Command;
-        let all = || HttpCall::get().to("api").to(&self.namespace).to("_schedules");
-        match command {
+        let all = || HttpCall::get().to("api").to(&session.namespace).to("_schedules");
+        match self {
             Command::List { prefix, queue, state, limit } => {
                 // With the bodies JSON is a set that `sync` takes.
-                let data = flag(self.output == Output::Json);
+                let data = flag(session.output == Output::Json);
                 let call =
                     all().with([("prefix", prefix), ("queue", queue), ("state", state), ("data", data)]);
-                let schedules = self.pages(&call, "schedules", limit.unwrap_or(usize::MAX))?;
-                self.show(&json!({ "schedules": schedules }), || show::schedules(&schedules));
+                let schedules = session.pages(&call, "schedules", limit.unwrap_or(usize::MAX))?;
+                session.show(&json!({ "schedules": schedules }), || show::schedules(&schedules));
                 Ok(())
             }
             Command::Show { name } => {
-                let schedule = self.client.json(all().to(&name))?;
-                self.show(&schedule, || show::schedule(&schedule));
+                let schedule = session.client.json(all().to(&name))?;
+                session.show(&schedule, || show::schedule(&schedule));
                 Ok(())
             }
             Command::Set(setting) => {
                 let call = all().to(&setting.name).with([("dry_run", flag(setting.dry_run))]);
-                let answer = self.client.json(call.put_body(setting.json()?))?;
-                self.show(&answer, || show::schedule(&answer));
+                let answer = session.client.json(call.put_body(setting.json()?))?;
+                session.show(&answer, || show::schedule(&answer));
                 Ok(())
             }
             Command::Delete { name } => {
-                self.client.send(all().to(&name).delete())?;
+                session.client.send(all().to(&name).delete())?;
                 let done = json!({"msg": "deleted"});
-                self.show(&done, || show::fields(&done));
+                session.show(&done, || show::fields(&done));
                 Ok(())
             }
             Command::Pause { name, time } => {
-                self.answer(all().to(&name).to("pause").post("").with([("for", time)]))
+                session.answer(all().to(&name).to("pause").post("").with([("for", time)]))
             }
-            Command::Resume { name } => self.answer(all().to(&name).to("resume").post("")),
-            Command::Run { name, at } => self.answer(all().to(&name).to("run").post("").with([("at", at)])),
-            Command::Preview(preview) => self.preview(preview),
+            Command::Resume { name } => session.answer(all().to(&name).to("resume").post("")),
+            Command::Run { name, at } => {
+                session.answer(all().to(&name).to("run").post("").with([("at", at)]))
+            }
+            Command::Preview(preview) => preview.run(session),
             Command::Sync { file, prune, prefix, dry_run } => {
                 let query = [("prune", flag(prune)), ("prefix", prefix), ("dry_run", flag(dry_run))];
-                self.sync(all().with(query), &file)
+                sync(session, all().with(query), &file)
             }
         }
     }
+}
 
-    fn preview(&self, preview: Preview) -> Result<()> {
-        let namespace = preview.namespace.as_deref().unwrap_or(&self.namespace);
-        let Bounds { zone, start, end } = preview.bounds;
+impl Preview {
+    fn run(self, session: &Session) -> Result<()> {
+        let namespace = self.namespace.as_deref().unwrap_or(&session.namespace);
+        let Bounds { zone, start, end } = self.bounds;
         let query = [
-            ("cron", preview.rule.cron),
-            ("every", preview.rule.every),
+            ("cron", self.rule.cron),
+            ("every", self.rule.every),
             ("zone", zone),
             ("start", start),
             ("end", end),
-            ("from", preview.from),
-            ("n", preview.count),
+            ("from", self.from),
+            ("n", self.count),
         ];
         let call = HttpCall::get().to("api").to(namespace).to("_schedules").to("_preview");
-        let answer = self.client.json(call.with(query))?;
-        self.show(&answer, || show::instants(&answer["next"]));
+        let answer = session.client.json(call.with(query))?;
+        session.show(&answer, || show::instants(&answer["next"]));
         Ok(())
     }
+}
 
-    /// Sends the whole set. A dry run that finds differences is not done.
-    fn sync(&self, call: HttpCall, file: &Path) -> Result<()> {
-        let set = if file == Path::new("-") { standard_input()? } else { given_file(file)? };
-        let answer = self.client.json(call.put_body(set))?;
-        self.show(&answer, || show::differences(&answer));
-        let differences =
-            || ["created", "changed", "removed"].iter().filter_map(|what| answer[what].as_array());
-        match differences().map(Vec::len).sum() {
-            0 => Ok(()),
-            _ if answer["dry_run"] != true => Ok(()),
-            some => {
-                Err(CommandError::NotDone(format!("{some} schedules of the server differ from the file")))
-            }
-        }
+/// Sends the whole set. A dry run that finds differences is not done.
+fn sync(session: &Session, call: HttpCall, file: &Path) -> Result<()> {
+    let set = if file == Path::new("-") { standard_input()? } else { given_file(file)? };
+    let answer = session.client.json(call.put_body(set))?;
+    session.show(&answer, || show::differences(&answer));
+    let differences = || ["created", "changed", "removed"].iter().filter_map(|what| answer[what].as_array());
+    match differences().map(Vec::len).sum() {
+        0 => Ok(()),
+        _ if answer["dry_run"] != true => Ok(()),
+        some => Err(CommandError::NotDone(format!("{some} schedules of the server differ from the file"))),
     }
 }

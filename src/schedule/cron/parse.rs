@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Cron, Days, MAX_CRON, Weekdays};
+use super::fields::{Cron, Days, MAX_CRON, Weekdays};
 
 /// A field of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +99,14 @@ fn quoted(text: &str) -> String {
     if short.len() < text.len() { format!("{short:?}..") } else { format!("{short:?}") }
 }
 
-/// Reads an expression.
-pub fn cron(text: &str) -> Result<Cron> {
+impl Cron {
+    /// Reads a text. What is wrong with it is said by its part.
+    pub fn parse(text: &str) -> Result<Cron> {
+        cron(text)
+    }
+}
+
+fn cron(text: &str) -> Result<Cron> {
     let given = text.trim_ascii();
     if given.len() > MAX_CRON {
         let error = format!("{} is {} bytes long: at most {MAX_CRON}", quoted(given), given.len());
