@@ -13,6 +13,7 @@ mod polls;
 mod quotas;
 mod recorded;
 mod requests;
+mod schedules;
 mod slow_admin;
 mod slow_proxy;
 mod strangers;
