@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 
 /// How long a placer may sleep: others store schedules too, and the Redis's clock may be set.
-const LOOK: Duration = Duration::from_secs(1);
+pub const LOOK: Duration = Duration::from_secs(1);
 /// After so many bytes of bodies an answer ends.
-const MOST_BYTES: usize = 1 << 20;
+pub const MOST_BYTES: usize = 1 << 20;
 /// What a step carries beside bodies and texts.
 const BESIDE: usize = 512;
 
@@ -151,7 +151,7 @@ impl RedisCore {
         let what: String = read(told.first().ok_or_else(unreadable)?)?;
         Ok(Told::Answer(Ok(match (&*what, &told[1..]) {
             ("done", [revision, step, _, landed]) => {
-                let landed = read_landed(&read::<String>(landed)?)?;
+                let landed = read_landed(&read::<Vec<u8>>(landed)?)?;
                 if landed.is_some() {
                     sent.new.iter().for_each(|queue| self.recorded_queues.add(queue.clone()));
                     queue_of(&sent.step).iter().for_each(|queue| self.notifiers.notify(queue));
@@ -171,17 +171,7 @@ impl RedisCore {
 
     /// A page of a namespace's schedules.
     pub async fn list_schedules(&self, namespace: &Namespace, list: &ScheduleList) -> Result<SchedulePage> {
-        let (from, to, limit, bodies) = match list {
-            ScheduleList::One(name) => (format!("[{name}"), format!("[{name}"), 1, true),
-            ScheduleList::Page { prefix, after, limit, bodies } => {
-                let from = match after {
-                    Some(after) if after.as_str() >= &**prefix => format!("({after}"),
-                    _ => format!("[{prefix}"),
-                };
-                // Names are ASCII.
-                (from, if prefix.is_empty() { "+".into() } else { format!("({prefix}\x7f") }, *limit, *bodies)
-            }
-        };
+        let (from, to, limit, bodies) = bounds_of(list);
         let mut cmd = self.scripts.list_schedules.call(1);
         cmd.arg(keys::schedules_of(namespace)).arg(keys::schedule_prefix(namespace)).arg(from).arg(to);
         cmd.arg(limit).arg(u8::from(bodies)).arg(MOST_BYTES);
@@ -190,12 +180,10 @@ impl RedisCore {
         let [now, more, rows @ ..] = &reply[..] else { return Err(unreadable().into()) };
         let now: u64 = read(now)?;
         self.clock.learn(sent, now);
-        let read_row = |row: &Value| {
-            read_row(row, |name| {
-                Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? })
-            })
-        };
-        let schedules: Vec<StoredSchedule> = rows.iter().map(read_row).collect::<Outcome<_>>()?;
+        let id_of =
+            |name: &str| Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? });
+        let row = |row: &Value| Ok(read_row(row, id_of, read_landed)?.stored);
+        let schedules: Vec<StoredSchedule> = rows.iter().map(row).collect::<Outcome<_>>()?;
         let more = read::<u8>(more)? == 1;
         let next = schedules.last().filter(|_| more).map(|last| last.id.name.clone());
         Ok(SchedulePage { now: now / 1000, schedules, next })
@@ -212,22 +200,48 @@ impl RedisCore {
         };
         let sent = self.clock.begin();
         let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
-        let due = read_due(&reply)?;
+        let (due, _) = read_due(&reply, read_landed)?;
         self.clock.learn(sent, due.now * 1000);
         Ok(due)
     }
 }
 
-/// What lua/due_schedules.lua answers.
-fn read_due(reply: &[Value]) -> Outcome<DueSchedules> {
+/// Where a page begins and ends, how many it has at most, and whether with bodies.
+pub fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
+    match list {
+        ScheduleList::One(name) => (format!("[{name}"), format!("[{name}"), 1, true),
+        ScheduleList::Page { prefix, after, limit, bodies } => {
+            let from = match after {
+                Some(after) if after.as_str() >= &**prefix => format!("({after}"),
+                _ => format!("[{prefix}"),
+            };
+            // Names are ASCII.
+            (from, if prefix.is_empty() { "+".into() } else { format!("({prefix}\x7f") }, *limit, *bodies)
+        }
+    }
+}
+
+/// The schedule that `namespace/name` names.
+pub fn id_of_member(member: &str) -> Option<ScheduleId> {
+    let (namespace, name) = member.split_once('/')?;
+    Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
+}
+
+/// What lua/due_schedules.lua answers, and which of them are on their way to another partition. `landed` reads what became
+/// of a job.
+pub fn read_due(
+    reply: &[Value],
+    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
+) -> Outcome<(DueSchedules, Vec<ScheduleId>)> {
     let [now, next, counts, rows @ ..] = reply else { return Err(unreadable()) };
     let now: Millis = read::<u64>(now)? / 1000;
-    let id_of = |member: &str| {
-        let (namespace, name) = member.split_once('/')?;
-        Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
-    };
-    let schedules: Vec<StoredSchedule> =
-        rows.iter().map(|row| read_row(row, id_of)).collect::<Outcome<_>>()?;
+    let (mut schedules, mut moving) = (Vec::new(), Vec::new());
+    for row in rows {
+        match read_row(row, id_of_member, &landed)? {
+            Row { stored, to: None } => schedules.push(stored),
+            Row { stored, to: Some(_) } => moving.push(stored.id),
+        }
+    }
     let next = match &*read::<String>(next)? {
         "" => LOOK,
         due => {
@@ -236,7 +250,8 @@ fn read_due(reply: &[Value]) -> Outcome<DueSchedules> {
         }
     };
     let counts: Vec<u64> = read(counts)?;
-    Ok(DueSchedules { now, schedules, next, counts: counts.try_into().map_err(|_| unreadable())? })
+    let counts = counts.try_into().map_err(|_| unreadable())?;
+    Ok((DueSchedules { now, schedules, next, counts }, moving))
 }
 
 fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {
@@ -248,7 +263,7 @@ fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {
 }
 
 /// The queue of a step's job.
-fn queue_of(step: &ScheduleStep) -> Option<Queue> {
+pub fn queue_of(step: &ScheduleStep) -> Option<Queue> {
     match &step.then {
         ScheduleThen::Put(put) => Some(put.job.as_ref()?.jobs.first()?.job.queue.clone()),
         ScheduleThen::Delete => None,
@@ -256,7 +271,7 @@ fn queue_of(step: &ScheduleStep) -> Option<Queue> {
 }
 
 /// The keys and the arguments of a call of a script.
-fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+pub fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let mut all =
         cmd.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg.to_vec()) } else { None });
     // EVALSHA and the hash.
@@ -266,7 +281,7 @@ fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 }
 
 /// A step as lua/step_schedule.lua takes it.
-fn fields_of(step: &ScheduleStep, job_keys: usize, job_args: usize) -> Fields {
+pub fn fields_of(step: &ScheduleStep, job_keys: usize, job_args: usize) -> Fields {
     let mut fields = Fields::default();
     fields.number("keys", job_keys as u64).number("args", job_args as u64);
     fields.text("name", step.id.name.as_str()).text("member", step.id.to_string());
@@ -297,36 +312,47 @@ fn fields_of(step: &ScheduleStep, job_keys: usize, job_args: usize) -> Fields {
     fields
 }
 
-/// A schedule's row. `id_of` reads the name under which it was found.
-pub fn read_row(row: &Value, id_of: impl Fn(&str) -> Option<ScheduleId>) -> Outcome<StoredSchedule> {
+/// A schedule as it lies in a Redis.
+pub struct Row {
+    pub stored: StoredSchedule,
+    /// The partition that it moves to.
+    pub to: Option<u16>,
+}
+
+/// A schedule's row. `id_of` reads the name under which it was found, `landed` what became of its last job.
+pub fn read_row(
+    row: &Value,
+    id_of: impl Fn(&str) -> Option<ScheduleId>,
+    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
+) -> Outcome<Row> {
     let row: Vec<Value> = read(row)?;
-    let [name, revision, step, state, next, queue, text, progress, landed, body] = &row[..] else {
+    let [name, revision, step, state, next, queue, text, progress, placed, to, body] = &row[..] else {
         return Err(unreadable());
     };
     let id = id_of(&read::<String>(name)?).ok_or_else(unreadable)?;
     let queue = QueueName::parse(&read::<String>(queue)?).map_err(|_| unreadable())?;
     let next: String = read(next)?;
     let body: Option<Vec<u8>> = read(body)?;
-    let setting =
-        ScheduleSetting { queue, text: read::<Vec<u8>>(text)?.into(), body: body.unwrap_or_default().into() };
-    Ok(StoredSchedule {
+    let (text, body) = (read::<Vec<u8>>(text)?.into(), body.unwrap_or_default().into());
+    let stored = StoredSchedule {
         id,
         version: ScheduleVersion { revision: read(revision)?, step: read(step)? },
         state: *ScheduleState::ALL.get(read::<usize>(state)?).ok_or_else(unreadable)?,
         next: if next.is_empty() { None } else { Some(next.parse().map_err(|_| unreadable())?) },
-        setting,
+        setting: ScheduleSetting { queue, text, body },
         progress: read::<Vec<u8>>(progress)?.into(),
-        landed: read_landed(&read::<String>(landed)?)?,
-    })
+        landed: landed(&read::<Vec<u8>>(placed)?)?,
+    };
+    Ok(Row { stored, to: read(to)? })
 }
 
 /// What became of the last job: when, and a line as lua/publish_with.lua writes it.
-fn read_landed(landed: &str) -> Outcome<Option<Landed>> {
+fn read_landed(landed: &[u8]) -> Outcome<Option<Landed>> {
     if landed.is_empty() {
         return Ok(None);
     }
     let read = || {
-        let (at, line) = landed.split_once(' ')?;
+        let (at, line) = std::str::from_utf8(landed).ok()?.split_once(' ')?;
         let (placed, _) = read_placed(line)?.into_iter().next()?;
         Some(Landed { at: at.parse().ok()?, placed })
     };
