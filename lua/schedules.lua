@@ -44,7 +44,7 @@ local function take_step(step, keys, publish)
     if all >= step.of_pool or keys.names and call('ZCARD', keys.names) >= step.of_namespace then return {'many'} end
     gone = math.max(gone, tonumber(call('HGET', keys.figures, 'gone')) or 0)
   end
-  local landed, added = '', {}
+  local landed, added = step.landed or '', {}
   if step.args > 0 then
     local answer = publish()
     if answer[2] ~= 'done' then return {select(2, unpack(answer))} end
@@ -80,12 +80,12 @@ end
 
 -- Schedules that are due, the earliest first: {now, when the next one is due in ms ('' = there is none), how many are in
 -- each of five states, per schedule its row}. Forgets when those are due that are not there any more.
-local function due_of(due_key, figures, base_of, most, ever, most_bytes, within)
+local function due_of(due_key, figures, base_of, most, ever, most_bytes, within, skip)
   local bytes, taken, time = 0, 0, math.floor(now / 1000)
   local counts = call('HMGET', figures, 0, 1, 2, 3, 4)
   for i = 1, 5 do counts[i] = tonumber(counts[i]) or 0 end
   local answer, from = {now, '', counts}, within == '' and '-inf' or text_of(time - within)
-  local found = call('ZRANGEBYSCORE', due_key, from, ever == '1' and '+inf' or text_of(time), 'LIMIT', 0, most)
+  local found = call('ZRANGEBYSCORE', due_key, from, ever == '1' and '+inf' or text_of(time), 'LIMIT', skip, most)
   for _, member in ipairs(found) do
     if bytes > tonumber(most_bytes) then break end
     local row = row_of(base_of .. member, member, true)
@@ -96,7 +96,7 @@ local function due_of(due_key, figures, base_of, most, ever, most_bytes, within)
       call('ZREM', due_key, member)
     end
   end
-  local next = call('ZRANGEBYSCORE', due_key, from, '+inf', 'WITHSCORES', 'LIMIT', taken, 1)
+  local next = call('ZRANGEBYSCORE', due_key, from, '+inf', 'WITHSCORES', 'LIMIT', skip + taken, 1)
   if next[2] and next[2] ~= 'inf' then answer[2] = next[2] end
   return answer
 end

@@ -7,7 +7,7 @@
 --         job. The table: keys, args: how many of both the job has; name, member: of the schedule, in its namespace and
 --         among all; revision, step: the version that is expected (nil = there is none); delete = 1: deletes it, and what
 --         follows is not there; state; next: when it is due, in ms (nil = never); moved = 1: it never is; progress; queue,
---         text, body (nil = as they are); exact: its revision (nil = the next one); not_before: ms; of_namespace, of_pool: how
+--         text, body (nil = as they are); landed: what became of an earlier job; exact: its revision (nil = the next one); not_before: ms; of_namespace, of_pool: how
 --         many schedules there may be
 -- returns {now, per step {'done', revision, step, when in ms, what became of the job ('' = none)}, {'stale'}, {'early'},
 --         {'many'}, or what lua/publish_with.lua answers when it has stored nothing}

@@ -367,7 +367,7 @@ impl Scheduler {
     }
 
     /// When a schedule is to be looked at next, as a step without a decision writes it.
-    fn next_of(&self, schedule: &Schedule, now: Millis) -> Option<Millis> {
+    pub fn next_of(&self, schedule: &Schedule, now: Millis) -> Option<Millis> {
         let when = schedule.when(&self.zones)?;
         match schedule::step(&schedule.id.name, &schedule.setting, &when, &schedule.state.progress, now) {
             Step::Wait(due) => Some(due),

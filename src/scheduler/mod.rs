@@ -50,6 +50,11 @@ impl Scheduler {
         Scheduler { pool, engine, zones, bounds, metrics, changed, is_behind }
     }
 
+    /// Whether a server with an older zone database has computed when this schedule is looked at next.
+    fn is_newer_than(&self, state: &State) -> bool {
+        self.zones.is_newer_than(&state.zones)
+    }
+
     /// Whether a server with a newer zone database has computed when this schedule is looked at next. Logs that once.
     fn is_older_than(&self, state: &State) -> bool {
         let version = &*state.zones;

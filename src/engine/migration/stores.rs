@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
+use super::schedules::Moves;
 use crate::engine::{By, Detail, Engine, Held};
 use crate::error::{Error, Result};
 use crate::job::{JobId, Receipt};
@@ -34,6 +35,8 @@ pub struct TwoStores {
     pub state: Arc<OldState>,
     /// What goes on in the old store although nobody waits for it.
     pub tasks: Tasks,
+    /// Of schedules, from the old store to the new one.
+    pub moves: Moves,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
 }
@@ -66,7 +69,14 @@ impl TwoStores {
     /// Nothing hangs, and nothing is owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
+        TwoStores {
+            old,
+            new,
+            state,
+            tasks,
+            moves: Moves::default(),
+            owed: Arc::new(Semaphore::new(MAX_OWED)),
+        }
     }
 
     /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.

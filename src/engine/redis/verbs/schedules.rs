@@ -16,8 +16,8 @@ use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::reply::read;
 use crate::engine::{
-    DueList, DueSchedules, Landed, Publication, ScheduleId, ScheduleList, SchedulePage, ScheduleSetting,
-    ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleId, ScheduleList, SchedulePage,
+    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
 use crate::error::{Error, Result};
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
@@ -120,7 +120,7 @@ impl RedisCore {
             all_keys.extend(
                 [keys::schedule(&step.id), keys::schedules_of(&step.id.namespace)].map(String::into_bytes),
             );
-            args.push(fields_of(&step, job_keys.len(), job_args.len()).to_arg());
+            args.push(fields_of(&step, (job_keys.len(), job_args.len()), landed_line).to_arg());
             all_keys.extend(job_keys);
             args.extend(job_args);
             sent.push(Sent { step, new: job.map(|Step { new, .. }| new).unwrap_or_default() });
@@ -193,11 +193,12 @@ impl RedisCore {
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         let mut cmd = self.scripts.due_schedules.call(2);
         cmd.arg(keys::DUE).arg(keys::SCHEDULES).arg(keys::SCHEDULE_BASE);
-        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever(_)))).arg(MOST_BYTES);
+        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
         match list {
             DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
-            DueList::Now(_) | DueList::Ever(_) => cmd.arg(""),
+            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
         };
+        cmd.arg(list.skip());
         let sent = self.clock.begin();
         let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
         let (due, _) = read_due(&reply, read_landed)?;
@@ -281,7 +282,11 @@ pub fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
 }
 
 /// A step as lua/step_schedule.lua takes it.
-pub fn fields_of(step: &ScheduleStep, job_keys: usize, job_args: usize) -> Fields {
+pub fn fields_of(
+    step: &ScheduleStep,
+    (job_keys, job_args): (usize, usize),
+    landed: impl Fn(&Landed) -> Vec<u8>,
+) -> Fields {
     let mut fields = Fields::default();
     fields.number("keys", job_keys as u64).number("args", job_args as u64);
     fields.text("name", step.id.name.as_str()).text("member", step.id.to_string());
@@ -297,10 +302,13 @@ pub fn fields_of(step: &ScheduleStep, job_keys: usize, job_args: usize) -> Field
         .text("progress", &put.progress)
         .number("not_before", put.not_before);
     fields.number("of_namespace", put.bounds.of_namespace).number("of_pool", put.bounds.of_pool);
+    if let Some(of) = &put.landed {
+        fields.text("landed", landed(of));
+    }
     if let Some(next) = put.next {
         fields.number("next", next);
     }
-    if put.state == ScheduleState::Moved {
+    if put.state == ScheduleState::Moved && put.next.is_none() {
         fields.number("moved", 1);
     }
     if let Some(revision) = put.revision {
@@ -344,6 +352,17 @@ pub fn read_row(
         landed: landed(&read::<Vec<u8>>(placed)?)?,
     };
     Ok(Row { stored, to: read(to)? })
+}
+
+/// As [`read_landed`] reads it.
+fn landed_line(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
+    let due = due_at.map(|due| due.saturating_mul(1000).to_string()).unwrap_or_default();
+    let line = match how {
+        How::New => format!("{at} new {id} {due} "),
+        How::Duplicate => format!("{at} duplicate {id} {due} "),
+        How::Replaced(old) => format!("{at} replaced {id} {due} {old}"),
+    };
+    line.into_bytes()
 }
 
 /// What became of the last job: when, and a line as lua/publish_with.lua writes it.

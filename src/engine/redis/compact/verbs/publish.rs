@@ -518,7 +518,7 @@ fn number_of(queues: &[&Queue], queue: &Queue) -> usize {
 }
 
 /// An id of any store: whether it is versioned, and its bytes.
-fn raw(id: &JobId) -> [u8; 17] {
+pub fn raw(id: &JobId) -> [u8; 17] {
     let mut raw = [0; 17];
     raw[0] = u8::from(id.is_versioned());
     raw[1..].copy_from_slice(&id.to_bytes());

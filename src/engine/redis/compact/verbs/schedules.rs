@@ -11,7 +11,7 @@ use redis::Value;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::publish::{Answer, Room, read_answer, read_placed};
+use super::publish::{Answer, Room, raw, read_answer, read_placed};
 use crate::clock::Millis;
 use crate::engine::batch::{BatchSize, Call, Reply};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
@@ -23,8 +23,9 @@ use crate::engine::redis::verbs::schedules::{
 };
 use crate::engine::together;
 use crate::engine::{
-    DueList, DueSchedules, Landed, Publication, ScheduleBounds, ScheduleId, ScheduleList, SchedulePage,
-    SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, ScheduleList,
+    SchedulePage, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
+    StoredSchedule,
 };
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ScheduleName};
@@ -238,7 +239,7 @@ impl CompactCore {
                 ScheduleThen::Delete => None,
             };
             let args = job.map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
-            let mut fields = fields_of(&of.step, 0, args.len());
+            let mut fields = fields_of(&of.step, (0, args.len()), landed_bytes);
             if let Some(to) = of.to {
                 fields.number("to", to.into());
             }
@@ -308,10 +309,11 @@ impl CompactCore {
     async fn finish_move(self: &Arc<Self>, id: &ScheduleId, home: Partition) -> Result<()> {
         let rows = self.read_schedules(home, std::slice::from_ref(id), true).await?.1;
         let Some(Row { stored, to: Some(to) }) = rows.into_iter().next() else { return Ok(()) };
-        let StoredSchedule { version, state, next, setting, progress, .. } = stored;
+        let StoredSchedule { version, state, next, setting, progress, landed, .. } = stored;
         let bounds = ScheduleBounds { of_namespace: u64::MAX >> 11, of_pool: u64::MAX >> 11 };
         let (setting, revision, not_before) = (Some(setting), Some(version.revision), 0);
-        let put = SchedulePut { setting, revision, state, next, progress, bounds, job: None, not_before };
+        let job = None;
+        let put = SchedulePut { setting, revision, state, next, progress, landed, bounds, job, not_before };
         let then = ScheduleThen::Put(Box::new(put));
         let arrives = ScheduleStep { id: id.clone(), expected: None, then };
         // Stale: somebody else has written it, and it may be gone already.
@@ -461,7 +463,7 @@ impl CompactCore {
             all.schedules.extend(due.schedules);
         }
         all.schedules.sort_by_key(|of| of.next.unwrap_or(Millis::MAX));
-        if all.schedules.len() > list.limit() {
+        if all.schedules.len() > list.limit() && !matches!(list, DueList::Ever { .. }) {
             all.schedules.truncate(list.limit());
             all.next = Duration::ZERO;
         }
@@ -475,11 +477,12 @@ impl CompactCore {
         list: DueList,
     ) -> Outcome<(Partition, DueSchedules, Vec<ScheduleId>)> {
         let mut cmd = self.call(&self.scripts.due_schedules, home);
-        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever(_)))).arg(MOST_BYTES);
+        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
         match list {
             DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
-            DueList::Now(_) | DueList::Ever(_) => cmd.arg(""),
+            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
         };
+        cmd.arg(list.skip());
         let sent = self.clock.begin();
         let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
         let (due, moving) = read_due(&reply, |bytes| read_landed(home, bytes))?;
@@ -530,6 +533,25 @@ fn wanted(core: &CompactCore, step: &ScheduleStep) -> Option<Partition> {
     let name = put.setting.as_ref()?.queue.clone();
     let namespace = step.id.namespace.clone();
     Some(core.partition_of(&crate::name::Queue { namespace, name }))
+}
+
+/// As [`read_landed`] reads it.
+fn landed_bytes(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
+    let mut bytes = format!("{at} ").into_bytes();
+    let (word, old) = match how {
+        How::New => (b'n', None),
+        How::Duplicate => (b'd', None),
+        How::Replaced(old) => (b'r', Some(old)),
+    };
+    bytes.push(word);
+    bytes.extend(&due_at.unwrap_or(0).saturating_mul(1000).to_be_bytes()[1..]);
+    for id in [id].into_iter().chain(old) {
+        let raw = raw(id);
+        bytes.push(raw.len() as u8 + 1);
+        bytes.push(b'x');
+        bytes.extend(raw);
+    }
+    bytes
 }
 
 /// When the last job was placed, and what became of it.
