@@ -177,12 +177,15 @@ async fn send(
     tokio::join!(answer, connection).0
 }
 
-/// What an error answer says: its text, and which job or element it is about.
+/// What an error answer says: its text, and which job or schedule it is about.
 fn says(text: &str) -> String {
     let Ok(json) = serde_json::from_str::<Value>(text) else {
         return super::show::one_line(text);
     };
     let mut says = json["error"].as_str().or(json["msg"].as_str()).unwrap_or(text).to_owned();
+    if let Some(name) = json["name"].as_str() {
+        says = format!("{name}: {says}");
+    }
     if let Some(id) = json["job_id"].as_str() {
         says = format!("{says} (job {id})");
     }

@@ -5,6 +5,7 @@
 mod client;
 mod program;
 mod push;
+mod schedules;
 mod show;
 pub mod tokens;
 
@@ -30,6 +31,7 @@ Examples:
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
+  dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
@@ -157,6 +159,9 @@ enum QueueCommand {
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
     Push(push::PushCommand),
+    /// Jobs that come again
+    #[command(subcommand)]
+    Schedules(schedules::SchedulesCommand),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -233,6 +238,7 @@ impl Session {
             }
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
+            QueueCommand::Schedules(command) => self.schedules(command),
         }
     }
 

@@ -95,6 +95,10 @@ table! {
         "MaxSchedulesPerNamespace" max_schedules_per_namespace: u64 = 10_000;
         /// Dormouse's own. How many schedules a pool may have; beyond it: 409.
         "MaxSchedules" max_schedules: u64 = 100_000;
+        /// Dormouse's own. A directory of time zones that schedules are read in, such as `/usr/share/zoneinfo`, in place of
+        /// the database that is built in.
+        #[serde(deserialize_with = "unless_empty")]
+        "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         #[serde(deserialize_with = "unless_empty")]

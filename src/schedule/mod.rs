@@ -7,6 +7,7 @@
 //! - [`Setting::when`]: its instants, a [`When`]. `None`: no database has its zone any more (`broken`).
 //! - [`Progress`]: until where a schedule is decided. [`step`]: what is to be done now, and the progress after it.
 //! - [`History`]: what became of the last occurrences.
+//! - [`Preview`]: the next instants of what is not set.
 //! - [`job_id`], [`Setting::job_attributes`]: of the job of an occurrence.
 //!
 //! Whoever places does, of each schedule whose time has come: `step`; if it says [`Step::Do`], one step of the store that
@@ -16,6 +17,7 @@
 mod cron;
 mod decide;
 mod history;
+mod preview;
 mod setting;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 pub use self::cron::{Cron, CronError, MAX_CRON, Part};
 pub use self::decide::{Decision, GivenUp, Paused, Place, Progress, Step, is_ended, step};
 pub use self::history::{Entry, History, MOST_KEPT, Outcome};
+pub use self::preview::Preview;
 pub use self::setting::{
     Body, CAUGHT_UP, CatchUp, Given, JobDefaults, MAX_BODY, MAX_SETTING, Overlap, Refusal, Rule, SCHEDULE,
     SCHEDULED_AT, Setting, every, instant, seconds, zone,

@@ -180,14 +180,7 @@ impl Setting {
 
     fn read(name: &ScheduleName, fields: &Fields<'_>, defaults: &JobDefaults) -> Result<Setting> {
         let (start, end) = (fields.instant("start")?, fields.instant("end")?);
-        if let (Some(start), Some(end)) = (start, end)
-            && start > end
-        {
-            return Err(Refusal::of(
-                "end",
-                "the end is before the start: write a later one, or leave one out",
-            ));
-        }
+        ordered(start, end)?;
         let overlap = fields.word(
             "overlap",
             [("allow", Overlap::Allow), ("skip", Overlap::Skip), ("replace", Overlap::Replace)],
@@ -416,7 +409,7 @@ fn shorten(text: &str) -> &str {
 }
 
 /// As errors show it.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let short = shorten(text);
     if short.len() < text.len() { format!("{short:?}..") } else { format!("{short:?}") }
 }
@@ -432,32 +425,52 @@ fn shown(value: &Value) -> String {
 }
 
 fn queue(fields: &Fields<'_>) -> Result<QueueName> {
-    let instead = "write the name of a queue";
     let Some(given) = fields.text("queue")? else {
-        return Err(Refusal::of("queue", format!("queue is missing: {instead}")));
+        return Err(Refusal::of("queue", "queue is missing: write the queue where the jobs go"));
     };
-    QueueName::parse(given).map_err(|why| {
-        Refusal::of("queue", format!("{} is no queue: {why}, not _ first: {instead}", quoted(given)))
-    })
+    let instead = "write 1 to 255 of letters, digits, - and _, not _ first";
+    QueueName::parse(given)
+        .map_err(|_| Refusal::of("queue", format!("{} is no queue: {instead}", quoted(given))))
 }
 
 fn rule(fields: &Fields<'_>) -> Result<Rule> {
-    match (fields.text("cron")?, fields.get("every")) {
-        (Some(cron), None) => Ok(Rule::Cron(Arc::new(Cron::parse(cron)?))),
-        (None, Some(value)) => {
-            let text = number(value).ok_or_else(|| wrong_every(&shown(value)))?;
-            every(&text).map(Rule::Every).map_err(|_| wrong_every(&text))
-        }
-        (Some(cron), Some(every)) => {
-            let error =
-                format!("both cron {} and every {} are given: leave one out", quoted(cron), shown(every));
-            Err(Refusal::of("every", error))
-        }
+    let cron = |text: &&str| Ok(Cron::parse(text)?);
+    let of_number = |value: &&Value| {
+        let text = number(value).ok_or_else(|| wrong_every(&shown(value)))?;
+        every(&text).map_err(|_| wrong_every(&text))
+    };
+    one_rule(fields.text("cron")?.as_ref(), fields.get("every").as_ref(), cron, of_number)
+}
+
+/// Either an expression or an interval, as `cron` and `every` read them.
+pub(super) fn one_rule<C, E>(
+    given_cron: Option<&C>,
+    given_every: Option<&E>,
+    cron: impl Fn(&C) -> Result<Cron>,
+    every: impl Fn(&E) -> Result<Millis>,
+) -> Result<Rule> {
+    match (given_cron, given_every) {
+        (Some(text), None) => Ok(Rule::Cron(Arc::new(cron(text)?))),
+        (None, Some(value)) => Ok(Rule::Every(every(value)?)),
+        (Some(_), Some(_)) => Err(Refusal::of("every", "both cron and every are given: leave one out")),
         (None, None) => {
             let error =
-                "cron and every are missing: write one, such as \"cron\": \"30 2 * * *\" or \"every\": 300";
+                "cron and every are missing: write one, such as \"30 2 * * *\" for cron or 300 for every";
             Err(Refusal::of("cron", error))
         }
+    }
+}
+
+/// An end is not before its start.
+pub(super) fn ordered(start: Option<Millis>, end: Option<Millis>) -> Result<()> {
+    match start.zip(end) {
+        Some((start, end)) if start > end => {
+            let (start, end) = (time::Instant(start), time::Instant(end));
+            let error =
+                format!("the end {end} is before the start {start}: write a later one, or leave one out");
+            Err(Refusal::of("end", error))
+        }
+        _ => Ok(()),
     }
 }
 

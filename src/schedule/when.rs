@@ -211,16 +211,22 @@ impl When {
     }
 
     /// The first second after `after` whose local time matches. Between two changes of the offset local times are as
-    /// far apart as instants.
+    /// far apart as instants. A change puts a clock back or ahead by a day at most: what is further away is looked for
+    /// near the place where it would be without any change.
     fn by_interval(&self, cron: &Cron, after: Millis) -> Option<Occurrence> {
-        let mut from = Timestamp::from_second(i64::try_from(after / 1000 + 1).ok()?).ok()?;
+        const DAYS: SignedDuration = SignedDuration::from_hours(72);
+        let begin = Timestamp::from_second(i64::try_from(after / 1000 + 1).ok()?).ok()?;
+        let mut from = begin;
         loop {
             let offset = self.zone.to_offset(from);
             let until = self.zone.following(from).next().map(|change| change.timestamp());
             let found = cron.at_or_after(offset.to_datetime(from))?;
             let found = offset.to_timestamp(found).ok();
             match (found, until) {
-                (Some(found), Some(until)) if found >= until => from = until,
+                (Some(found), Some(until)) if found >= until => {
+                    let is_far = until.duration_since(begin) > DAYS;
+                    from = if is_far { until.max(found.checked_sub(DAYS).ok()?) } else { until };
+                }
                 (None, Some(until)) => from = until,
                 (None, None) => return None,
                 (Some(found), _) => return Some(Occurrence { due: millis(found), local: None }),

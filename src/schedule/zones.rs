@@ -61,7 +61,7 @@ impl Zones {
             .filter(|name| !is_other_copy(name.as_str()))
             .filter_map(|name| Some((name.as_str().to_ascii_lowercase(), database.get(name.as_str()).ok()?)))
             .collect();
-        if zones.keys().all(|name| name == "utc") {
+        if zones.is_empty() {
             return Err(wrong("the directory holds no time zones"));
         }
         Ok(Zones { source: Source::Directory(zones), version: version_of(path).into() })
@@ -77,7 +77,11 @@ impl Zones {
         &*self.version != UNKNOWN && (version == UNKNOWN || &*self.version > version)
     }
 
+    /// `UTC` is in every database.
     pub fn get(&self, name: &str) -> Result<TimeZone, NoZone> {
+        if name == "UTC" {
+            return Ok(TimeZone::UTC);
+        }
         let zone = match &self.source {
             Source::Bundled(database) => database.get(name).ok(),
             Source::Directory(zones) => zones.get(&name.to_ascii_lowercase()).cloned(),

@@ -115,6 +115,8 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
         let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
+        let zones = config.zone_info.as_deref().map_or_else(|| Ok(Zones::bundled()), Zones::directory);
+        let zones = Arc::new(zones.map_err(ServerError::Configuration)?);
         let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
@@ -169,7 +171,7 @@ impl Server {
             readiness,
             tasks.clone(),
             push,
-            &Arc::new(Zones::bundled()),
+            &zones,
         );
         let state = Arc::new(state);
         for store in state.quotas.stores() {

@@ -10,6 +10,7 @@ mod moving;
 mod outage;
 mod player;
 mod polls;
+mod preview;
 mod quotas;
 mod recorded;
 mod requests;

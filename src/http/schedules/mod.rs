@@ -4,6 +4,7 @@
 mod condition;
 pub mod list;
 pub mod one;
+pub mod preview;
 pub mod run;
 pub mod set;
 mod show;
@@ -25,6 +26,7 @@ type Routes = Router<Arc<AppState>>;
 pub fn routes(only: impl Fn(MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>>) -> Routes {
     Router::new()
         .route("/api/{namespace}/_schedules", only(get(list::list).put(set::set)))
+        .route("/api/{namespace}/_schedules/_preview", only(get(preview::preview)))
         .route("/api/{namespace}/_schedules/{name}", only(get(one::get).put(one::put).delete(one::delete)))
         .route("/api/{namespace}/_schedules/{name}/pause", only(post(one::pause)))
         .route("/api/{namespace}/_schedules/{name}/resume", only(post(one::resume)))

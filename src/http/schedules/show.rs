@@ -71,7 +71,7 @@ pub fn schedule(scheduler: &Scheduler, of: &Schedule, now: Millis, shown: Shown)
 }
 
 /// An instant, and what the clock of the zone shows then.
-fn instant(when: &When, due: Millis) -> Value {
+pub fn instant(when: &When, due: Millis) -> Value {
     json!({ "due": Instant(due), "local": when.local(due) })
 }
 

@@ -259,41 +259,62 @@ fn ends(part: Part, from: &str, to: &str, element: &str) -> Result<(u32, u32)> {
     if first <= last {
         return Ok((first, last));
     }
+    Err(part.error(format!(
+        "the range {} is reversed: write {}",
+        quoted(element),
+        two_ranges(part, from, to, element)
+    )))
+}
+
+/// What a reversed range may have meant: to the last number, and on from the first.
+fn two_ranges(part: Part, from: &str, to: &str, element: &str) -> String {
+    let step = element.split_once('/').map_or(String::new(), |(_, step)| format!("/{step}"));
     let (start, end) = match part {
-        Part::Weekday => ("SUN", "SUN"),
+        Part::Weekday => ("MON", "SUN"),
         Part::Month => ("JAN", "DEC"),
         Part::Day => ("1", "31"),
         Part::Hour => ("0", "23"),
         Part::Second | Part::Minute => ("0", "59"),
     };
-    let after = if to == start { start.to_owned() } else { format!("{start}-{to}") };
-    let error = format!("the range {} is reversed: write {from}-{end},{after}", quoted(element));
-    Err(part.error(error))
+    // Sunday has two numbers.
+    let value = |text: &str| number(part, text, text).map(|n| if part == Part::Weekday { n % 7 } else { n });
+    let range = |a: &str, b: &str, alone: &str| match value(a) == value(b) {
+        true => alone.to_owned(),
+        false => format!("{a}-{b}{step}"),
+    };
+    let first = range(from, end, from);
+    if part == Part::Weekday && value(to) == Ok(0) {
+        first
+    } else {
+        format!("{first},{}", range(start, to, to))
+    }
 }
 
 fn steps(part: Part, step: &str, element: &str) -> Result<usize> {
     let last = part.last();
     let wrong = |error: String| Err(part.error(format!("the step of {} {error}", quoted(element))));
-    match step.parse::<u32>() {
-        Ok(step) if (1..=last).contains(&step) && is_digits(&element[element.len() - 1..]) => {
-            Ok(step as usize)
-        }
-        Ok(0) => wrong(format!("is 0: write 1 to {last}")),
-        Ok(step) if step > last => {
-            let seconds = match part {
-                Part::Second => Some(1),
-                Part::Minute => Some(60),
-                Part::Hour => Some(3600),
-                _ => None,
-            };
-            let every = seconds.map(|seconds| u64::from(step) * seconds).filter(|every| *every <= 31_536_000);
-            let every = every.map_or(String::new(), |every| {
-                format!(", or, for one each {every} seconds, give \"every\": {every} in place of \"cron\"")
-            });
-            wrong(format!("is larger than {last}: write 1 to {last}{every}"))
-        }
-        _ => wrong(format!("is no number: write 1 to {last}")),
+    if !is_digits(step) {
+        return wrong(format!("is no number: write 1 to {last}"));
     }
+    let step = step.parse().unwrap_or(u32::MAX);
+    if step == 0 {
+        return wrong(format!("is 0: write 1 to {last}"));
+    }
+    if step <= last {
+        return Ok(step as usize);
+    }
+    let unit = match part {
+        Part::Second => 1,
+        Part::Minute => 60,
+        Part::Hour => 3600,
+        _ => 0,
+    };
+    let every = u64::from(step) * unit;
+    let instead = match element.starts_with('*') && (1..=31_536_000).contains(&every) {
+        true => format!(", or, for one each {every} seconds, give \"every\": {every} in place of \"cron\""),
+        false => String::new(),
+    };
+    wrong(format!("is larger than {last}: write 1 to {last}{instead}"))
 }
 
 /// A number of the field, or a name of one. `element` is what it stands in.
@@ -307,11 +328,7 @@ fn number(part: Part, text: &str, element: &str) -> Result<u32> {
         return Err(no_number(part, text, element));
     };
     if !(part.first()..=part.last()).contains(&found) {
-        let more = match (part, found) {
-            (Part::Hour, 24) => "; 24 o'clock is 0",
-            (Part::Second | Part::Minute, 60) => "; 60 is 0 of the next",
-            _ => "",
-        };
+        let more = if (part, found) == (Part::Hour, 24) { "; midnight is 0" } else { "" };
         let error =
             format!("{} is out of range: write {} to {}{more}", quoted(text), part.first(), part.last());
         return Err(part.error(error));
@@ -346,9 +363,9 @@ fn no_number(part: Part, text: &str, element: &str) -> CronError {
             format!("{} is too long: write {}", quoted(text), upper.get(..3).unwrap_or_default())
         }
         (Part::Day | Part::Weekday, _) if element == "?" || element.contains('?') => {
-            format!("{shown}: \"?\" stands alone in its field: write it alone, or *")
+            format!("{shown}: ? stands alone in its field: write it alone, or *")
         }
-        _ if element.contains('?') => format!("{shown}: \"?\" is for day and weekday alone: write *"),
+        _ if element.contains('?') => format!("{shown}: ? is for day and weekday alone: write *"),
         _ if upper.starts_with('H') || element.contains('~') => {
             format!("{shown} is not known: write {}, and spread jobs with the field \"jitter\"", part.takes())
         }
