@@ -113,7 +113,7 @@ impl Scheduler {
     }
 
     /// Does what is due, up to a bound. Answers how long until something is: zero when something may be already.
-    async fn look(&self) -> Result<Duration> {
+    pub async fn look(&self) -> Result<Duration> {
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
         self.tell(&due);
         let mut moved = self.take_all(&due).await?;

@@ -388,3 +388,65 @@ async fn what_was_answered_survives_kill_9(store: Store) {
 }
 
 on_each_store!(what_was_answered_survives_kill_9);
+
+/// The due times of the jobs in a queue, in seconds since the first of all.
+async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
+    let client = Client::new();
+    let mut all: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    loop {
+        let get = client.get(format!("{url}/q?count=100&ttr=600")).header("X-Token", token);
+        let answer = send(get).await;
+        let Some(jobs) = answer.json.as_array() else { break };
+        for job in jobs {
+            let told =
+                |name: &str| job["attributes"][name].as_str().expect("a schedule's attribute").to_owned();
+            let due: jiff::Timestamp = told("scheduled-at").parse().expect("an instant");
+            all.entry(told("schedule")).or_default().push(due.as_millisecond());
+        }
+    }
+    all
+}
+
+/// Guards against an occurrence that comes twice or never when the server that places it dies.
+async fn occurrences_come_once_through_kill_9(store: Store) {
+    const SCHEDULES: usize = 30;
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");
+    let mut token = String::new();
+    let began = Instant::now();
+    for life in 0..6 {
+        let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+        let (api, admin) = (process.address("api"), process.address("admin"));
+        let base = format!("http://{api}/api/ns");
+        if life == 0 {
+            token = create_token(admin, "ns").await;
+            for n in 0..SCHEDULES {
+                // Due at other moments of a second each.
+                let setting = format!(r#"{{"queue":"q","every":1.0{n:02},"overlap":"allow","ttl":0}}"#);
+                let put = Client::new().put(format!("{base}/_schedules/s{n}")).header("X-Token", &token);
+                send(put.body(setting)).await.expect(201);
+            }
+        }
+        if life < 5 {
+            let lives = Duration::from_millis(500 + life * 130);
+            tokio::time::sleep(lives).await;
+            process.kill();
+            continue;
+        }
+        // What was due while nobody served comes late.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let seen = due_times(&base, &token).await;
+        assert_eq!(seen.len(), SCHEDULES, "each has placed some");
+        for (name, dues) in seen {
+            let n: i64 = name[1..].parse().expect("a number");
+            let (every, mut sorted) = (1000 + n, dues.clone());
+            sorted.sort_unstable();
+            let gaps: Vec<i64> = sorted.windows(2).map(|two| two[1] - two[0]).collect();
+            assert!(gaps.iter().all(|gap| *gap == every), "{name}, every {every} ms, after {gaps:?} ms");
+            let least = began.elapsed().as_millis() as i64 / every - 4;
+            assert!(dues.len() as i64 >= least, "{name}: {} of {least} or more", dues.len());
+        }
+    }
+}
+
+on_each_store!(occurrences_come_once_through_kill_9);

@@ -145,6 +145,9 @@ impl CompactCore {
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace);
         let (now, home, floor): (u64, i64, u64) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
+        if home != wanted && queue_of(&step).is_some() {
+            return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
+        }
         let addressed = Addressed {
             to: Some(wanted).filter(|wanted| *wanted != home),
             floor,
