@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Placed, Publication, Published};
+use super::calls::{Placed, Publication, Published};
 use crate::clock::Millis;
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 

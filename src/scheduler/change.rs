@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Scheduler;
+use super::core::Scheduler;
 use super::place::Looked;
 use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;

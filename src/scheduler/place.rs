@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::Scheduler;
-use super::record::{Pending, Schedule};
+use super::core::Scheduler;
+use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
     OnConflict, Placing, Publication, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
@@ -119,7 +119,7 @@ impl Scheduler {
             Ok(answer @ Stepped::Done { landed: Some(landed), .. }) => {
                 self.tell_missed(&schedule, given_up);
                 let outcome = if place.caught_up { Outcome::CaughtUp } else { Outcome::Placed };
-                let outcome = super::record::entry_of(place.occurrence.due, outcome, landed).outcome;
+                let outcome = entry_of(place.occurrence.due, outcome, landed).outcome;
                 self.count(outcome, 1);
                 if !place.caught_up {
                     let due = place.occurrence.due

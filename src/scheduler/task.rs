@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::Scheduler;
+use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
 use crate::clock::Millis;

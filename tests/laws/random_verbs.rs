@@ -9,7 +9,7 @@ use dormouse::engine::{
     DueList, Engine, Held, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
     ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
-use dormouse::job::{JobRef, JobState, JobView, Reason, Receipt};
+use dormouse::job::{JobId, JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
 
 use super::random::{QUEUES, Run, compare_with_model, same};
@@ -164,14 +164,22 @@ impl Run<'_> {
     }
 
     async fn ack_many(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
-        let (mut ours, mut models) = (Vec::new(), Vec::new());
+        let (mut ours, mut models) = (Vec::<(JobId, Option<Receipt>)>::new(), Vec::new());
         for _ in 0..1 + self.random.below(4) {
+            // A pool that moves says of a job that is named twice what both of its receipts are.
+            let is_new = |all: &[(JobId, _)], job: &JobRef| all.iter().all(|(id, _)| *id != job.id);
             if self.random.below(4) == 0 {
                 let job = self.any_published();
+                if !is_new(&ours, &job) {
+                    continue;
+                }
                 ours.push((job.id, None));
                 models.push((job.id, None));
             } else {
                 let (job, receipt, of_model) = self.any_held();
+                if !is_new(&ours, &job) {
+                    continue;
+                }
                 ours.push((job.id, Some(receipt)));
                 models.push((job.id, Some(of_model)));
             }

@@ -3,11 +3,8 @@
 //! move that was cut off is finished by whoever looks next. The mark stays, so that a server that knows the old store
 //! alone says where the schedule is not.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use bytes::Bytes;
-use tokio::sync::Mutex;
 
 use super::stores::{LOOK_AGAIN, TwoStores};
 use crate::clock::Millis;
@@ -17,6 +14,7 @@ use crate::engine::{
 };
 use crate::error::Result;
 use crate::name::Namespace;
+use bytes::Bytes;
 
 /// How many move at a time.
 const AT_A_TIME: usize = 64;
@@ -26,15 +24,6 @@ const LOOK: Duration = Duration::from_secs(1);
 const ON_ITS_WAY: Millis = (1 << 53) - 1;
 /// What moves is no new schedule to the pool.
 const ALL: ScheduleBounds = ScheduleBounds { of_namespace: ON_ITS_WAY, of_pool: ON_ITS_WAY };
-
-/// What is known of the moves.
-#[derive(Debug, Default)]
-pub struct Moves {
-    /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
-    one: Mutex<()>,
-    /// All that were in the old store had moved when it was last looked at.
-    done: AtomicBool,
-}
 
 impl TwoStores {
     /// In the new store. A schedule that may be in the old one moves first.

@@ -2,13 +2,12 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::schedules::Moves;
 use crate::engine::{By, Detail, Engine, Held};
 use crate::error::{Error, Result};
 use crate::job::{JobId, Receipt};
@@ -39,6 +38,15 @@ pub struct TwoStores {
     pub moves: Moves,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
+}
+
+/// What is known of schedules that move.
+#[derive(Debug, Default)]
+pub struct Moves {
+    /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
+    pub one: Mutex<()>,
+    /// All that were in the old store had moved when it was last looked at.
+    pub done: AtomicBool,
 }
 
 /// How the old store does.

@@ -17,7 +17,7 @@ use super::keys;
 use super::partitions::{Partition, Partitions};
 use super::place::place_of;
 use super::scripts::Scripts;
-use super::verbs::schedules::{Addressed, Told};
+use super::steps::{Addressed, Told};
 use crate::clock::Millis;
 use crate::engine::batch::Caller;
 use crate::engine::redis::batches::Plain;

@@ -6,7 +6,7 @@
 //! - `core`: what verbs have in common, and the one door through which calls go to a partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
-//! - `dues`: when each partition is pumped.
+//! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
 
@@ -17,6 +17,7 @@ mod keys;
 mod partitions;
 mod place;
 mod scripts;
+mod steps;
 mod verbs;
 
 use std::collections::BTreeMap;

@@ -14,6 +14,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
+use super::super::steps::Room;
 use crate::clock::Micros;
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::Plain;
@@ -32,9 +33,6 @@ use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Publish
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef};
 use crate::name::Queue;
-
-/// What a publication may add to what its namespace has, or has added: jobs, bytes, queues.
-pub type Room = [i64; 3];
 
 /// What became of a call that comes alone.
 pub enum Answer {

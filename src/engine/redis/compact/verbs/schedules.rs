@@ -11,9 +11,10 @@ use redis::Value;
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::publish::{Answer, Room, raw, read_answer, read_placed};
+use super::super::steps::{Addressed, Room, Told};
+use super::publish::{Answer, raw, read_answer, read_placed};
 use crate::clock::Millis;
-use crate::engine::batch::{BatchSize, Call, Reply};
+use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::{id_taken, read};
@@ -37,49 +38,6 @@ const WRITTEN_WITHIN: Millis = 10_000;
 const CLAIMED: Millis = 60_000;
 /// How often a step is tried again that met a schedule on its way.
 const TRIES: usize = 4;
-
-/// A step on its way to a partition.
-#[derive(Clone, Debug)]
-pub struct Addressed {
-    home: Partition,
-    step: ScheduleStep,
-    /// The partition that it moves to.
-    to: Option<Partition>,
-    /// It moves, or has.
-    moves_on: bool,
-    /// No revision of the name was above it.
-    floor: u64,
-    not_after: Option<Millis>,
-    /// What its job may add in a namespace with a quota.
-    admit: Option<Room>,
-}
-
-/// What became of it.
-#[derive(Clone, Debug)]
-pub enum Told {
-    /// And what its job has added.
-    Stepped(Stepped, Room),
-    /// It is on its way to another partition.
-    Moving,
-    /// Its job would add so much, and may not.
-    Needs(Room),
-}
-
-impl BatchSize for Addressed {
-    fn items(&self) -> usize {
-        1
-    }
-
-    fn bytes(&self) -> usize {
-        self.step.bytes()
-    }
-}
-
-impl Addressed {
-    fn plain(home: Partition, step: ScheduleStep) -> Addressed {
-        Addressed { home, step, to: None, moves_on: false, floor: 0, not_after: None, admit: None }
-    }
-}
 
 impl CompactCore {
     /// Takes a step.
@@ -465,7 +423,7 @@ impl CompactCore {
             all.counts.iter_mut().zip(due.counts).for_each(|(all, of)| *all += of);
             all.schedules.extend(due.schedules);
         }
-        all.schedules.sort_by_key(|of| of.next.unwrap_or(Millis::MAX));
+        all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
         if all.schedules.len() > list.limit() && !matches!(list, DueList::Ever { .. }) {
             all.schedules.truncate(list.limit());
             all.next = Duration::ZERO;
