@@ -141,7 +141,7 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
     let mut mark = read_mark(path)?;
     if mark.adds_schedules {
         // One that was begun and not ended holds nothing: the mark would say so.
-        trees::make_anew(path, Space::Schedules).map_err(io)?;
+        trees::make_anew(path, Space::Schedules).map_err(|e| not_opened(path, e))?;
         mark.write().map_err(io)?;
     }
     Ok(mark)

@@ -128,15 +128,14 @@ impl fmt::Debug for Trees {
 }
 
 /// Makes an empty keyspace below `pool`, in the place of whatever is there.
-pub fn make_anew(pool: &Path, space: Space) -> std::io::Result<()> {
+pub fn make_anew(pool: &Path, space: Space) -> lsm_tree::Result<()> {
     let (trees, dir) = (pool.join(DIR), pool.join(DIR).join(space.name()));
     match std::fs::remove_dir_all(&dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
     let (lists, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
-    let made = Config::new(&dir, lists, visible).open();
-    made.map_err(|e| std::io::Error::other(super::describe(&e)))?;
+    Config::new(&dir, lists, visible).open()?;
     for dir in [&dir, &trees] {
         sync(dir)?;
     }

@@ -34,8 +34,8 @@ use crate::name::{Namespace, Queue};
 pub enum Lane {
     Consume,
     Pump,
-    /// What publishes beside those that publish.
-    Publish,
+    /// What publishes, by this one of those that do.
+    Publish(usize),
     /// What ends hand-overs.
     HandOver,
     /// Everything off the hot path.
@@ -78,7 +78,7 @@ impl CompactCore {
         match lane {
             Lane::Consume => &self.link.consumes,
             Lane::Pump => &self.link.pumps,
-            Lane::Publish => &self.link.publish_connections[1],
+            Lane::Publish(own) => &self.link.publish_connections[own % 2],
             Lane::HandOver => &self.link.hand_overs,
             Lane::Other => &self.link.shared,
         }

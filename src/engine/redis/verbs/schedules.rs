@@ -75,7 +75,11 @@ impl RedisCore {
     }
 
     /// Takes steps in one script call, and answers each.
-    pub async fn step_schedules(self: &Arc<Self>, batch: Vec<Call<ScheduleStep, Option<Stepped>>>) {
+    pub async fn step_schedules(
+        self: &Arc<Self>,
+        own: usize,
+        batch: Vec<Call<ScheduleStep, Option<Stepped>>>,
+    ) {
         let (mut steps, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
         for (step, reply) in batch.into_iter().map(Call::split) {
             // What nobody waits for any more is not sent.
@@ -85,14 +89,14 @@ impl RedisCore {
             }
         }
         let mut one_by_one = Vec::new();
-        match self.carry_steps(steps.clone()).await {
+        match self.carry_steps(own, steps.clone()).await {
             Ok(told) => told.into_iter().zip(replies).for_each(answer),
             // An error of the Redis says nothing of which step it is about.
             Err(Error::Refused(_)) if steps.len() > 1 => one_by_one.extend(steps.into_iter().zip(replies)),
             Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
         }
         for (step, reply) in one_by_one {
-            match self.carry_steps(vec![step]).await {
+            match self.carry_steps(own, vec![step]).await {
                 Ok(mut told) => {
                     if let Some(told) = told.pop() {
                         answer((told, reply));
@@ -103,7 +107,7 @@ impl RedisCore {
         }
     }
 
-    async fn carry_steps(self: &Arc<Self>, steps: Vec<ScheduleStep>) -> Result<Vec<Told>> {
+    async fn carry_steps(self: &Arc<Self>, own: usize, steps: Vec<ScheduleStep>) -> Result<Vec<Told>> {
         if steps.is_empty() {
             return Ok(Vec::new());
         }
@@ -128,7 +132,8 @@ impl RedisCore {
         let mut cmd = self.scripts.step_schedule.call(2 + all_keys.len());
         cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(all_keys).arg(args);
         let [first, second] = &self.publish_connections;
-        let connection = first_up([second, first]).await.map_err(Error::from)?;
+        let connection =
+            first_up(if own == 0 { [second, first] } else { [first, second] }).await.map_err(Error::from)?;
         let clock = self.clock.begin();
         let exchange = {
             let (core, mut redis) = (self.clone(), connection.redis.clone());

@@ -161,7 +161,7 @@ impl CompactCore {
     }
 
     /// Takes steps, those of one partition in one script call, and answers each.
-    pub async fn step_schedules(self: &Arc<Self>, batch: Vec<Call<Addressed, Told>>) {
+    pub async fn step_schedules(self: &Arc<Self>, own: usize, batch: Vec<Call<Addressed, Told>>) {
         let mut parts: BTreeMap<Partition, (Vec<Addressed>, Vec<Reply<Told>>)> = BTreeMap::new();
         for (step, reply) in batch.into_iter().map(Call::split) {
             // What nobody waits for any more is not sent.
@@ -172,12 +172,12 @@ impl CompactCore {
             }
         }
         let parts = parts.into_iter().map(async |(home, (steps, replies))| {
-            match self.carry_steps(home, &steps).await {
+            match self.carry_steps(own, home, &steps).await {
                 Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
                 // An error of the Redis says nothing of which step it is about.
                 Err(Error::Refused(_)) if steps.len() > 1 => {
                     for (step, reply) in steps.into_iter().zip(replies) {
-                        let told = self.carry_steps(home, &[step]).await;
+                        let told = self.carry_steps(own, home, &[step]).await;
                         let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
                         let _ = reply.send(told); // a caller that has left needs no answer
                     }
@@ -190,6 +190,7 @@ impl CompactCore {
 
     async fn carry_steps(
         self: &Arc<Self>,
+        own: usize,
         home: Partition,
         steps: &[Addressed],
     ) -> Result<Vec<Result<Told>>> {
@@ -214,7 +215,7 @@ impl CompactCore {
             cmd.arg(fields.to_arg()).arg(args);
         }
         let sent = self.clock.begin();
-        let reply: Vec<Value> = self.ask(home, Lane::Publish, &self.scripts.step_schedule, cmd).await?;
+        let reply: Vec<Value> = self.ask(home, Lane::Publish(own), &self.scripts.step_schedule, cmd).await?;
         let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
             return Err(unreadable().into());
         };
