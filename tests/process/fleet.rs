@@ -479,8 +479,7 @@ async fn two_servers_that_are_killed_place_each_second_once() {
             redis.kill();
             assert!(redis.launch(), "the port is free");
         } else {
-            servers[of].kill();
-            servers[of] = start();
+            std::mem::replace(&mut servers[of], start()).kill();
             urls[of] = base(&mut servers[of]);
         }
         kills += 1;
