@@ -15,7 +15,7 @@ use super::super::steps::{Addressed, Room, Told};
 use super::publish::{Answer, raw, read_answer, read_placed};
 use crate::clock::Millis;
 use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::{id_taken, read};
 use crate::engine::redis::verbs::publish::{check, unreadable};
@@ -527,5 +527,5 @@ fn read_landed(home: Partition, bytes: &[u8]) -> Outcome<Option<Landed>> {
         let (placed, _) = read_placed(home, &bytes[end + 1..])?.into_iter().next()?;
         Some(Landed { at, placed })
     };
-    read().map(Some).ok_or_else(|| Fault::from(unreadable()))
+    read().map(Some).ok_or_else(unreadable)
 }
