@@ -12,6 +12,7 @@ use dormouse::schedule::{Entry, Given, JobDefaults, Outcome, Zones, job_id};
 use dormouse::scheduler::{Changed, Condition, Schedule, Scheduler};
 use serde_json::{Value, json};
 
+use crate::gated::Gated;
 use crate::schedules::schedule;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
@@ -260,4 +261,25 @@ async fn what_is_due_now_goes_before_what_is_caught_up() {
     assert_eq!(play.jobs().await.len(), 1, "it does not wait for the others");
     play.look().await;
     assert_eq!(ok("size", play.engine.ready(&queue("old")).await), 1500, "which come too");
+}
+
+/// Guards against an occurrence that takes two steps: a death between them would store a job that nobody knows of.
+#[tokio::test]
+async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
+    for calls in 0..6 {
+        let clock = manual_clock();
+        let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+        let engine: Arc<dyn Engine> = gated.clone();
+        let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+        play.set("s", json!({ "queue": "q", "every": 10 })).await;
+        play.clock.advance(Duration::from_secs(10));
+        gated.set_calls_left(Some(calls)).await;
+        let _ = play.scheduler.look().await; // it dies here, or has come to its end
+        gated.set_calls_left(None).await;
+        let (jobs, outcomes) = (play.jobs().await.len(), play.outcomes("s").await.len());
+        assert_eq!(jobs, outcomes, "jobs and what is told of them, after {calls} calls");
+        play.look().await;
+        assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)], "after {calls} calls");
+        assert_eq!(play.jobs().await.len(), 1, "its job, after {calls} calls");
+    }
 }
