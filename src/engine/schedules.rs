@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Placed, Publication, Published};
+use super::calls::{Placed, Publication, Published};
 use crate::clock::Millis;
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 
@@ -32,7 +32,8 @@ pub enum ScheduleState {
     Ended,
     /// Its zone is in no database any more.
     Broken,
-    /// It belongs to another store, which has it or is about to get it from here. From a wrapper of several stores.
+    /// It belongs to another store, which has it, or is about to get it from here if it has a `next`. From a wrapper of
+    /// several stores.
     Moved,
 }
 
@@ -143,6 +144,8 @@ pub struct SchedulePut {
     pub state: ScheduleState,
     pub next: Option<Millis>,
     pub progress: Bytes,
+    /// What became of the last job, where this step has none: from a wrapper of several stores.
+    pub landed: Option<Landed>,
     /// Looked at where the schedule is new.
     pub bounds: ScheduleBounds,
     /// Stored in the same step, or nothing of the step is done. All of one queue.
@@ -202,14 +205,20 @@ pub enum DueList {
     Now(usize),
     /// The same of those that have become due within this time.
     Within(usize, Duration),
-    /// The same of all that did not move, whenever they are due.
-    Ever(usize),
+    /// The same of all that are not elsewhere by now, whenever they are due, behind the first `skip`. A store of several
+    /// parts passes over and answers so many of each.
+    Ever { skip: usize, limit: usize },
 }
 
 impl DueList {
+    /// How many are passed over.
+    pub fn skip(self) -> usize {
+        if let DueList::Ever { skip, .. } = self { skip } else { 0 }
+    }
+
     pub fn limit(self) -> usize {
         match self {
-            DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever(limit) => limit,
+            DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever { limit, .. } => limit,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Scheduler;
+use super::core::Scheduler;
 use super::place::Looked;
 use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
@@ -367,7 +367,7 @@ impl Scheduler {
     }
 
     /// When a schedule is to be looked at next, as a step without a decision writes it.
-    fn next_of(&self, schedule: &Schedule, now: Millis) -> Option<Millis> {
+    pub fn next_of(&self, schedule: &Schedule, now: Millis) -> Option<Millis> {
         let when = schedule.when(&self.zones)?;
         match schedule::step(&schedule.id.name, &schedule.setting, &when, &schedule.state.progress, now) {
             Step::Wait(due) => Some(due),

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::Scheduler;
-use super::record::{Pending, Schedule};
+use super::core::Scheduler;
+use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
     OnConflict, Placing, Publication, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
@@ -92,6 +92,18 @@ impl Scheduler {
         Some(Plan { schedule, put, given_up: missed, place })
     }
 
+    /// Writes when a schedule is looked at next by this server's zone database, unless something is due.
+    pub fn recompute(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
+        let due = self.next_of(&schedule, now);
+        if due.is_some_and(|due| due <= now) || next.is_some_and(|next| next <= now) {
+            return None;
+        }
+        schedule.state.zones = self.zones.version().to_owned();
+        let state = schedule.state_at(schedule.when(&self.zones).as_ref(), now);
+        let put = self.put(&schedule, state, due);
+        Some(Plan { schedule, put, given_up: None, place: None })
+    }
+
     /// Does it. What the store has no room for is tried again until its deadline; what it refuses of this schedule alone
     /// has failed.
     pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
@@ -107,7 +119,7 @@ impl Scheduler {
             Ok(answer @ Stepped::Done { landed: Some(landed), .. }) => {
                 self.tell_missed(&schedule, given_up);
                 let outcome = if place.caught_up { Outcome::CaughtUp } else { Outcome::Placed };
-                let outcome = super::record::entry_of(place.occurrence.due, outcome, landed).outcome;
+                let outcome = entry_of(place.occurrence.due, outcome, landed).outcome;
                 self.count(outcome, 1);
                 if !place.caught_up {
                     let due = place.occurrence.due
@@ -168,6 +180,7 @@ impl Scheduler {
             state,
             next,
             progress: schedule.state.to_progress(),
+            landed: None,
             bounds: self.bounds,
             job: None,
             not_before: 0,

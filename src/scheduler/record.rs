@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::clock::Millis;
-use crate::engine::{How, Landed, ScheduleId, ScheduleSetting, ScheduleVersion, StoredSchedule};
+use crate::engine::{
+    How, Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule,
+};
 use crate::error::{Error, Result};
 use crate::name::Queue;
 use crate::schedule::{Body, Entry, History, Outcome, Progress, Setting, When, Zones, is_ended};
@@ -121,8 +123,7 @@ impl Schedule {
     }
 
     /// What a store counts it as.
-    pub fn state_at(&self, when: Option<&When>, now: Millis) -> crate::engine::ScheduleState {
-        use crate::engine::ScheduleState;
+    pub fn state_at(&self, when: Option<&When>, now: Millis) -> ScheduleState {
         match when {
             _ if self.state.progress.is_paused(now) => ScheduleState::Paused,
             None => ScheduleState::Broken,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::Scheduler;
+use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
 use crate::clock::Millis;
@@ -25,6 +25,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// After a failure it waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// After which time a pass is made again that has found something.
+const PASS_AGAIN: Duration = Duration::from_secs(60);
 /// Where more is due than one look shows, what has become due within this time goes first.
 const LATELY: Duration = Duration::from_secs(2);
 
@@ -32,9 +34,10 @@ const LATELY: Duration = Duration::from_secs(2);
 pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
     let mut timer = Timer::new()?;
     let mut retry: Option<Duration> = None;
+    let mut pass = Pass::default();
     while !stop.is_cancelled() {
         let began = Instant::now();
-        let looked = scheduler.look().await;
+        let looked = scheduler.look_and_pass(&mut pass).await;
         outage.report(&looked);
         let wait = match &looked {
             Ok(wait) => {
@@ -59,9 +62,58 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
     Ok(())
 }
 
+/// A way through all schedules, whenever they are due: those by whose `next` another zone database was read are computed
+/// anew. One begins with the server, and then each minute, as long as there are some.
+#[derive(Debug, Default)]
+struct Pass {
+    /// How many were passed over; `None` between two.
+    at: Option<usize>,
+    /// Whether this one has found some.
+    found: bool,
+    next: Option<Instant>,
+    has_run: bool,
+}
+
+impl Pass {
+    fn begins(&mut self) -> bool {
+        let is_time = !self.has_run || self.next.is_some_and(|next| next <= Instant::now());
+        if self.at.is_none() && is_time {
+            (self.at, self.found, self.has_run) = (Some(0), false, true);
+        }
+        self.at.is_some()
+    }
+}
+
 impl Scheduler {
+    /// A look, and a part of a pass.
+    async fn look_and_pass(&self, pass: &mut Pass) -> Result<Duration> {
+        let wait = self.look().await?;
+        if !pass.begins() {
+            return Ok(wait);
+        }
+        let skip = pass.at.unwrap_or(0);
+        let all = self.engine.due_schedules(DueList::Ever { skip, limit: MAX_DUE }).await?;
+        if all.schedules.is_empty() {
+            pass.at = None;
+            pass.next = pass.found.then(|| Instant::now() + PASS_AGAIN);
+            return Ok(wait);
+        }
+        pass.at = Some(skip + MAX_DUE);
+        let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
+        let stale = stale.filter_map(|stored| {
+            let schedule = Schedule::read(stored.clone()).ok()?;
+            self.is_newer_than(&schedule.state).then(|| self.recompute(schedule, stored.next, all.now))
+        });
+        let plans: Vec<Plan> = stale.flatten().collect();
+        pass.found |= !plans.is_empty();
+        for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
+            looked?;
+        }
+        Ok(Duration::ZERO)
+    }
+
     /// Does what is due, up to a bound. Answers how long until something is: zero when something may be already.
-    async fn look(&self) -> Result<Duration> {
+    pub async fn look(&self) -> Result<Duration> {
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
         self.tell(&due);
         let mut moved = self.take_all(&due).await?;
@@ -128,6 +180,7 @@ impl Scheduler {
             state: ScheduleState::Broken,
             next: None,
             progress: stored.progress.clone(),
+            landed: None,
             bounds: self.bounds,
             job: None,
             not_before: 0,

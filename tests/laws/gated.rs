@@ -37,6 +37,8 @@ pub struct Gated<E> {
     ack_panics: AtomicBool,
     silent: AtomicBool,
     state: watch::Sender<State>,
+    /// After so many calls each fails; none: they go on.
+    calls_left: Mutex<Option<usize>>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -68,6 +70,7 @@ impl<E: Engine> Gated<E> {
             ack_panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
+            calls_left: Mutex::new(None),
         }
     }
 
@@ -76,7 +79,15 @@ impl<E: Engine> Gated<E> {
         self.state.send_replace(state);
     }
 
+    /// After so many calls from now on each fails, as at the death of who calls; `None` ends that.
+    pub async fn set_calls_left(&self, calls: Option<usize>) {
+        *self.calls_left.lock().await = calls;
+    }
+
     async fn up(&self) -> Result<()> {
+        if let Some(left) = &mut *self.calls_left.lock().await {
+            *left = left.checked_sub(1).ok_or_else(|| Error::away("the test says so"))?;
+        }
         let state =
             *self.state.subscribe().wait_for(|state| *state != State::Hangs).await.expect("self has it");
         match state {

@@ -827,7 +827,7 @@ impl Engine for ModelEngine {
         if before.is_none() && full {
             return Ok(Stepped::TooMany);
         }
-        let (mut landed, mut queues) = (None, Vec::new());
+        let (mut landed, mut queues) = (put.landed, Vec::new());
         if let Some(job) = put.job {
             match state.publish(job, now)? {
                 (Published::Done(placed), of) => {
@@ -873,16 +873,24 @@ impl Engine for ModelEngine {
         let now = self.clock.wall_micros() / 1000;
         let mut counts = [0; ScheduleState::ALL.len()];
         state.schedules.values().for_each(|schedule| counts[schedule.state as usize] += 1);
-        let mut all: Vec<&StoredSchedule> =
-            state.schedules.values().filter(|schedule| schedule.state != ScheduleState::Moved).collect();
+        let mut all: Vec<&StoredSchedule> = state
+            .schedules
+            .values()
+            .filter(|schedule| schedule.state != ScheduleState::Moved || schedule.next.is_some())
+            .collect();
         all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
         let is_due = |of: &&&StoredSchedule| match list {
-            DueList::Ever(_) => true,
+            DueList::Ever { .. } => true,
             DueList::Now(_) => of.next.is_some_and(|at| at <= now),
             DueList::Within(_, time) => of.next.is_some_and(|at| at <= now && at + ms(time) >= now),
         };
-        let taken: Vec<StoredSchedule> =
-            all.iter().filter(is_due).take(list.limit()).map(|schedule| (*schedule).clone()).collect();
+        let taken: Vec<StoredSchedule> = all
+            .iter()
+            .filter(is_due)
+            .skip(list.skip())
+            .take(list.limit())
+            .map(|schedule| (*schedule).clone())
+            .collect();
         let left = all.get(taken.len()).and_then(|schedule| schedule.next);
         let next = Duration::from_millis(left.map_or(1000, |left| left.saturating_sub(now).min(1000)));
         Ok(DueSchedules { now, schedules: taken, next, counts })

@@ -14,6 +14,7 @@ mod preview;
 mod quotas;
 mod recorded;
 mod requests;
+mod schedules;
 mod slow_admin;
 mod slow_proxy;
 mod strangers;

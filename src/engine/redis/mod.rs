@@ -127,15 +127,14 @@ impl RedisEngine {
             async move |batch| core.ack_batch(batch).await
         };
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
-        let carry = {
-            let core = core.clone();
-            async move |batch| core.step_schedules(batch).await
-        };
         let step_calls = Arc::new(Mutex::new(step_calls));
-        link.tasks.spawn_essential(
-            "the task that takes steps of schedules",
-            batch::serve(step_calls, closing.clone(), carry),
-        );
+        // Two, so that one batch is made while the Redis works on another.
+        for own in 0..2 {
+            let (core, calls) = (core.clone(), step_calls.clone());
+            let carry = async move |batch| core.step_schedules(own, batch).await;
+            let steps = batch::serve(calls, closing.clone(), carry);
+            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
+        }
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }

@@ -37,7 +37,7 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
         None => None,
     };
     let most = if bodies { (limit * MAX_BODY * 2).min(MAX_ANSWER) } else { 0 };
-    let _room = state.body_room.for_answer(&auth.namespace, most).await?;
+    let room = state.body_room.for_answer(&auth.namespace, most).await?;
     let scheduler = &auth.pool.scheduler;
     let shown = Shown { body: bodies, next: 1, past: Past::Last };
     let (mut found, mut looked_at): (Vec<Value>, usize) = (Vec::new(), 0);
@@ -61,7 +61,8 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
     }
     let cursor = after.map(|name| Cursor(name.as_str().to_owned()));
     let cursor = state.cursors.seal(&sealed_for, cursor).await?;
-    Ok(reply::json(StatusCode::OK, &json!({ "schedules": found, "cursor": cursor })))
+    let page = json!({ "schedules": found, "cursor": cursor });
+    Ok(reply::json_in(room, StatusCode::OK, &page))
 }
 
 /// A state that answers show.

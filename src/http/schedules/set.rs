@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::one::{job_defaults, not_json};
 use crate::admin::Direction;
-use crate::engine::ScheduleId;
+use crate::engine::{ScheduleId, together};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::jobs::admission::admitted;
@@ -26,6 +26,8 @@ use crate::scheduler::{Changed, Condition, NotChanged};
 /// The largest set.
 const MAX_SET: usize = 16 << 20;
 const MOST: usize = 10_000;
+/// How many are changed at the same time.
+const AT_A_TIME: usize = 64;
 const TOO_LARGE: &str = "the set is too large";
 
 #[derive(Debug, Default, Serialize)]
@@ -87,16 +89,20 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     if removed_first {
         done.removed = remove().await?;
     }
-    for (index, (name, given)) in all.iter().enumerate() {
-        let condition = Condition { revision: given.revision, ..Condition::default() };
-        let changed = scheduler.set(&id_of(name), given, &condition, dry).await;
-        let (what, ..) = changed.map_err(|why| at(index, name, why))?;
-        let names = match what {
-            Changed::Created => &mut done.created,
-            Changed::Changed => &mut done.changed,
-            Changed::Unchanged => &mut done.unchanged,
-        };
-        names.push(name.clone());
+    for (n, some) in all.chunks(AT_A_TIME).enumerate() {
+        let changes = some.iter().map(async |(name, given)| {
+            let condition = Condition { revision: given.revision, ..Condition::default() };
+            scheduler.set(&id_of(name), given, &condition, dry).await
+        });
+        for ((index, (name, _)), changed) in some.iter().enumerate().zip(together::all(changes).await) {
+            let (what, ..) = changed.map_err(|why| at(n * AT_A_TIME + index, name, why))?;
+            let names = match what {
+                Changed::Created => &mut done.created,
+                Changed::Changed => &mut done.changed,
+                Changed::Unchanged => &mut done.unchanged,
+            };
+            names.push(name.clone());
+        }
     }
     if !removed_first {
         done.removed = remove().await?;

@@ -2,8 +2,7 @@
 
 use bytes::{BufMut, Bytes};
 
-use super::parts::{Malformed, Reader, Result, put_short};
-use super::{put_placed, take_placed};
+use super::parts::{Malformed, Reader, Result, put_placed, put_short};
 use crate::clock::Millis;
 use crate::engine::{Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion};
 use crate::name::{Namespace, QueueName, ScheduleName};
@@ -83,7 +82,7 @@ pub fn read_progress(value: &[u8]) -> Result<Progress> {
     let next = Some(r.u64()?).filter(|next| *next != NEVER);
     let landed = match r.u64()? {
         0 => None,
-        at => Some(Landed { at, placed: take_placed(&mut r)? }),
+        at => Some(Landed { at, placed: r.placed()? }),
     };
     Ok(Progress { version, state, next, landed, text: Bytes::copy_from_slice(r.0) })
 }

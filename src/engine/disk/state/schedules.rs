@@ -25,7 +25,7 @@ pub struct Known {
 #[derive(Debug, Default)]
 pub struct Schedules {
     known: BTreeMap<ScheduleId, Known>,
-    /// Those that did not move, by when they are due.
+    /// Those that are not elsewhere, by when they are due.
     due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
     counts: [u64; ScheduleState::ALL.len()],
     of_namespace: HashMap<Namespace, u64>,
@@ -76,7 +76,7 @@ impl Schedules {
         }
         if let Some(known) = &known {
             self.counts[known.state as usize] += 1;
-            if known.state != ScheduleState::Moved {
+            if known.state != ScheduleState::Moved || known.next.is_some() {
                 self.due.entry(place(known)).or_default().insert(id.clone());
             }
         }

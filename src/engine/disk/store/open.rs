@@ -17,7 +17,9 @@ use super::{Slice, Space, Store, StoreLimits, describe, is_full, tables};
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
+/// The same without the keyspace of schedules, which is added.
+const WITHOUT_SCHEDULES: u32 = 5;
 /// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
@@ -49,6 +51,8 @@ pub struct Mark {
     file: File,
     /// Whether the store was whole once: from then on, what is missing is damage.
     made: bool,
+    /// Whether its keyspace of schedules is to be made.
+    adds_schedules: bool,
     /// Whether a repair was begun and not ended: nobody knows what it has done.
     repairing: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
@@ -115,7 +119,8 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, repairing: false, closed: None, was_closed: None }.write_made()?;
+    Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None }
+        .write_made()?;
     sync(path)
 }
 
@@ -133,7 +138,13 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
             "others may look into the data directory: chmod it to 700"
         );
     }
-    read_mark(path)
+    let mut mark = read_mark(path)?;
+    if mark.adds_schedules {
+        // One that was begun and not ended holds nothing: the mark would say so.
+        trees::make_anew(path, Space::Schedules).map_err(|e| not_opened(path, e))?;
+        mark.write().map_err(io)?;
+    }
+    Ok(mark)
 }
 
 /// What is wrong with the files of a pool, and what its log holds.
@@ -348,7 +359,8 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, made: false, repairing: false, closed: None, was_closed: None };
+    let mut mark =
+        Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -361,14 +373,15 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
     let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
     let closed = match (format, rest.strip_prefix(MADE)) {
-        (FORMAT, Some(closed)) => {
+        (FORMAT | WITHOUT_SCHEDULES, Some(closed)) => {
             mark.made = true;
+            mark.adds_schedules = format == WITHOUT_SCHEDULES;
             mark.repairing = closed.starts_with(REPAIRING);
             closed.strip_prefix(REPAIRING).unwrap_or(closed)
         }
         // A start that was cut off while it wrote that line.
-        (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",
-        (FORMAT, None) => {
+        (FORMAT | WITHOUT_SCHEDULES, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",
+        (FORMAT | WITHOUT_SCHEDULES, None) => {
             let reason = format!("the file {MARK} is not what was written");
             return Err(OpenError::Damaged(path.to_owned(), reason));
         }

@@ -106,10 +106,11 @@ impl Step for ReadDue {
         let (from, until) = match self.0 {
             DueList::Now(_) => (0, now),
             DueList::Within(_, time) => (now.saturating_sub(time.as_millis() as Millis), now),
-            DueList::Ever(_) => (0, Millis::MAX),
+            DueList::Ever { .. } => (0, Millis::MAX),
         };
         let due = state.schedules.due(from).take_while(|(due, _)| *due <= until);
-        let ids: Vec<ScheduleId> = due.take(self.0.limit()).map(|(_, id)| id.clone()).collect();
+        let ids: Vec<ScheduleId> =
+            due.skip(self.0.skip()).take(self.0.limit()).map(|(_, id)| id.clone()).collect();
         let (mut schedules, mut bytes) = (Vec::new(), 0);
         for id in ids {
             if bytes >= STEP_BYTES {
@@ -119,7 +120,7 @@ impl Step for ReadDue {
             bytes += found.setting.body.len();
             schedules.push(found);
         }
-        let next = match state.schedules.due(from).nth(schedules.len()).map(|(due, _)| due) {
+        let next = match state.schedules.due(from).nth(self.0.skip() + schedules.len()).map(|(due, _)| due) {
             Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
             None if schedules.is_empty() => LONG,
             None => LOOK,
@@ -149,7 +150,7 @@ impl WriterState {
             return Ok(Stepped::TooMany);
         }
         let landed = match put.job.map(|job| Publish(job).run(self, now)).transpose()? {
-            None => None,
+            None => put.landed,
             Some(Published::Done(placed)) => {
                 placed.first().map(|placed| Landed { at: time, placed: *placed })
             }

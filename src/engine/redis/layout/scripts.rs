@@ -115,6 +115,17 @@ macro_rules! with_details {
     };
 }
 
+/// The same for a script of schedules: lua/schedules.lua is put before it too.
+macro_rules! with_schedules {
+    ($name:literal) => {
+        Script::new(concat!(
+            include_str!("../../../../lua/clock.lua"),
+            include_str!("../../../../lua/schedules.lua"),
+            include_str!(concat!("../../../../lua/", $name, ".lua"))
+        ))
+    };
+}
+
 impl Default for Scripts {
     fn default() -> Scripts {
         Scripts {
@@ -147,9 +158,9 @@ impl Default for Scripts {
             recount: with_clock!("recount"),
             recounted: with_clock!("recounted"),
             put_quota: without_clock!("put_quota"),
-            step_schedule: counted!("forget", "details", [publish "publish_with"], "step_schedule"),
-            list_schedules: with_clock!("list_schedules"),
-            due_schedules: with_clock!("due_schedules"),
+            step_schedule: counted!("forget", "details", [publish "publish_with"], "schedules", "step_schedule"),
+            list_schedules: with_schedules!("list_schedules"),
+            due_schedules: with_schedules!("due_schedules"),
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),

@@ -12,3 +12,4 @@ mod publish;
 mod pump;
 mod queues;
 pub mod quotas;
+pub mod schedules;

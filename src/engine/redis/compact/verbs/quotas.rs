@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
-use super::publish::Room;
+use super::super::steps::Room;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::reply::over_quota;
 use crate::engine::together;
