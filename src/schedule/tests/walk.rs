@@ -215,8 +215,10 @@ impl Times {
 fn walk(fields: &[String], zone: &TimeZone, from: i64, until: i64, step: i64) -> Vec<i64> {
     let by_clock = !fields[..3].iter().any(|field| field.contains(['*', '/']));
     let local = |second| zone.to_datetime(Timestamp::from_second(second).expect("a year of today"));
-    // The clock may have shown later times already: up to a day before, in Kwajalein.
-    let mut highest = (from - 90_000..=from).step_by(3600).map(local).max().expect("some").max(local(from));
+    // The clock may have shown later times already, just before it was put back: up to a day before, in Kwajalein.
+    let changes = zone.preceding(Timestamp::from_second(from + 1).expect("a year of today"));
+    let changes = changes.map(|change| change.timestamp().as_second()).take_while(|at| *at > from - 90_000);
+    let mut highest = changes.map(|at| local(at - 1)).chain([local(from)]).max().expect("one");
     let (mut found, mut date) = (Vec::new(), None);
     let times = Times::of(fields);
     let mut matches = |local: DateTime| {
