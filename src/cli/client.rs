@@ -309,6 +309,9 @@ pub fn says(text: &str) -> String {
         .or(json["reason"].as_str())
         .unwrap_or(text)
         .to_owned();
+    if let Some(name) = json["name"].as_str() {
+        says = format!("{name}: {says}");
+    }
     if let Some(id) = json["job_id"].as_str() {
         says = format!("{says} (job {id})");
     }

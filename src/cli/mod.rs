@@ -6,20 +6,20 @@ mod backup;
 mod client;
 mod program;
 mod push;
+mod schedules;
+mod session;
 mod show;
 pub mod tokens;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
-use self::program::{CommandError, Result, admin_url, exit_code, given, print_line, standard_input};
-
-/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
-const PAGE: usize = 100;
+use self::program::{CommandError, Result, admin_url, exit_code, print_line, standard_input};
+use self::session::{PAGE, ServerArgs, Session};
 
 /// Looks into queues and sets them right, through a server's public port.
 #[derive(Args)]
@@ -32,6 +32,7 @@ Examples:
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
+  dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
@@ -44,33 +45,6 @@ pub struct QueueArgs {
     server: ServerArgs,
     #[command(subcommand)]
     command: QueueCommand,
-}
-
-/// Which server, which namespace, and how to show what it says.
-#[derive(Args)]
-struct ServerArgs {
-    /// The server's public port [default: http://127.0.0.1:7777]
-    #[arg(long, global = true, value_name = "URL")]
-    url: Option<String>,
-    /// The namespace's token; prefer DORMOUSE_TOKEN
-    #[arg(long, global = true)]
-    token: Option<String>,
-    /// The server's admin port, for push [default: http://127.0.0.1:7778]
-    #[arg(long, global = true, value_name = "URL")]
-    admin: Option<String>,
-    /// The namespace of the queues
-    #[arg(short = 'n', long, global = true, value_name = "NAME")]
-    namespace: Option<String>,
-    /// A table to read, or the server's JSON
-    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
-    output: Output,
-}
-
-/// How answers are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Table,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -159,6 +133,9 @@ enum QueueCommand {
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
     Push(push::PushCommand),
+    /// Jobs that come again
+    #[command(subcommand)]
+    Schedules(schedules::SchedulesCommand),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -201,32 +178,7 @@ pub fn health() -> ExitCode {
     }
 }
 
-/// A server, a namespace, and how answers are shown.
-struct Session {
-    client: ApiClient,
-    /// Where the admin port is, if the command line says it.
-    admin: Option<String>,
-    namespace: String,
-    output: Output,
-}
-
 impl Session {
-    fn open(args: ServerArgs) -> Result<Session> {
-        let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
-        let token = given(args.token, "DORMOUSE_TOKEN")?;
-        let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
-        let namespace = namespace.ok_or_else(|| {
-            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
-        })?;
-        let token = token.map(|token| ("X-Token", token));
-        Ok(Session {
-            client: ApiClient::new(&url, token)?,
-            admin: args.admin,
-            namespace,
-            output: args.output,
-        })
-    }
-
     fn run(&self, command: QueueCommand) -> Result<()> {
         match command {
             QueueCommand::List { limit } => self.list(limit),
@@ -262,6 +214,7 @@ impl Session {
             }
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
+            QueueCommand::Schedules(command) => command.run(self),
         }
     }
 
@@ -334,36 +287,5 @@ impl Session {
     /// A call that gets below a queue.
     fn at(&self, queue: &str) -> HttpCall {
         HttpCall::get().to("api").to(&self.namespace).to(queue)
-    }
-
-    /// Shows what the server says.
-    fn answer(&self, call: HttpCall) -> Result<()> {
-        let answer = self.client.json(call)?;
-        self.show(&answer, || show::fields(&answer));
-        Ok(())
-    }
-
-    fn show(&self, json: &Value, table: impl FnOnce() -> String) {
-        match self.output {
-            Output::Table => print_line(&table()),
-            Output::Json => print_line(&json.to_string()),
-        }
-    }
-
-    /// Up to `limit` elements of a list that the server shows in pages.
-    fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
-        let mut all = Vec::new();
-        let mut cursor = None;
-        while all.len() < limit {
-            let most = (limit - all.len()).min(PAGE).to_string();
-            let page = [("limit", Some(most)), ("cursor", cursor)];
-            let mut page = self.client.json(call.clone().with(page))?;
-            all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
-            cursor = page["cursor"].as_str().map(str::to_owned);
-            if cursor.is_none() {
-                break;
-            }
-        }
-        Ok(all)
     }
 }

@@ -2,6 +2,7 @@
 //! standard input and output. Knows no command.
 
 use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Why a command was not done, in one line.
@@ -62,6 +63,10 @@ pub fn standard_input() -> Result<Vec<u8>> {
     let mut body = Vec::new();
     input.read_to_end(&mut body).map_err(|e| CommandError::NotDone(format!("standard input: {e}")))?;
     Ok(body)
+}
+
+pub fn given_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| CommandError::Usage(format!("{}: {e}", path.display())))
 }
 
 /// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.

@@ -103,6 +103,13 @@ table! {
         /// Dormouse's own. Networks of proxies that are believed who sent a request (`X-Forwarded-For`):
         /// `["10.0.0.0/8"]`. In a variable they are separated by commas.
         "TrustedProxies" trusted_proxies: Vec<String> = Vec::new();
+        /// Dormouse's own. How many schedules a namespace may have; beyond it: 409. 0: none at all, 403.
+        "MaxSchedulesPerNamespace" max_schedules_per_namespace: u64 = 10_000;
+        /// Dormouse's own. How many schedules a pool may have; beyond it: 409.
+        "MaxSchedules" max_schedules: u64 = 100_000;
+        /// Dormouse's own. A directory of time zones that schedules are read in, such as `/usr/share/zoneinfo`, in place of
+        /// the database that is built in.
+        "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;

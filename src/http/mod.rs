@@ -2,14 +2,15 @@
 //! axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 //!
-//! Imports run one way: `port → {jobs, operators} → request → state → answer`. Each folder imports only of those that
-//! stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
+//! Imports run one way: `port → {schedules → jobs, operators} → request → state → answer`. Each folder imports only of those
+//! that stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
 
 mod answer;
 mod jobs;
 mod operators;
 mod port;
 mod request;
+mod schedules;
 mod state;
 
 use std::sync::Arc;
@@ -38,7 +39,8 @@ pub use self::state::{AppState, Defaults, PoolState, Readiness};
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
     let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
     let observe = Observe { state, guard: OriginCheck::Public(names), port: "public" };
-    Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
+    let routes = routes_of_lmstfy().merge(our_routes()).merge(schedules::routes(only));
+    Api::new(observe.clone(), finish(routes, observe))
 }
 
 /// The routes that lmstfy has, with its methods, but for three that are asked for most: PUT and GET of a queue, which

@@ -31,9 +31,9 @@ use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
 use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
-use crate::engine::Engine;
 use crate::engine::backup::Backup;
 use crate::engine::migration::Migration;
+use crate::engine::{Engine, ScheduleBounds};
 use crate::http::{
     self, AppState, BodyRoom, Bounds, Cursors, Defaults, FailedLogins, Opening, OwnNames, PoolState,
     Readiness, TrustedProxies,
@@ -54,6 +54,8 @@ use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
+use crate::schedule::Zones;
+use crate::scheduler::{self, Scheduler};
 use crate::tls::{Identity, acceptor};
 
 /// How many connections the admin port takes.
@@ -141,7 +143,7 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        let Prepared { keys, push: (guard, client), tls, trusted } = prepare(&config)?;
+        let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
@@ -213,6 +215,7 @@ impl Server {
             (readiness, trusted.clone()),
             tasks.clone(),
             push,
+            &zones,
         );
         let state = Arc::new(state);
         for store in state.quotas.stores() {
@@ -235,6 +238,15 @@ impl Server {
             tasks.spawn_essential(format!("the pump of pool {name}"), async move {
                 if let Err(error) = pump.await {
                     tracing::error!(%error, "the timer of a pump failed");
+                }
+            });
+        }
+        for pool in state.pools.values() {
+            let (name, stop) = (&pool.name, tasks.stopping().clone());
+            let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
+            tasks.spawn_essential(format!("the placer of pool {name}"), async move {
+                if let Err(error) = places.await {
+                    tracing::error!(%error, "the timer of a placer failed");
                 }
             });
         }
@@ -427,17 +439,25 @@ fn app_state(
     (readiness, trusted): (Readiness, Arc<TrustedProxies>),
     tasks: Tasks,
     (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
+    zones: &Arc<Zones>,
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
+    let bounds =
+        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
+    metrics.zone_database(zones.version());
+    tracing::info!(version = zones.version(), "time zone database");
     let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
+        let counts = metrics.of_schedules(name);
+        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let scheduler = Arc::new(scheduler);
         let (delays, ids) = Default::default();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, delays, ids })
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, delays, ids })
     };
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());

@@ -13,6 +13,7 @@ use crate::push::address::AddressGuard;
 use crate::push::client::{self, Client, Proxy};
 use crate::push::encrypted::SecretKeys;
 use crate::push::names::SystemResolver;
+use crate::schedule::Zones;
 use crate::tls::{ClientTls, Identity, add_roots, system_roots};
 
 /// What is read and checked before anything is opened.
@@ -21,6 +22,7 @@ pub struct Prepared<C> {
     pub push: (Arc<AddressGuard>, C),
     pub tls: Tls,
     pub trusted: Arc<TrustedProxies>,
+    pub zones: Arc<Zones>,
 }
 
 /// The certificates of both ports, and how Redis servers are spoken with.
@@ -88,7 +90,9 @@ pub fn prepare(config: &Config) -> Result<Prepared<impl FnOnce(usize) -> Client 
     let tls = Tls::read(config).map_err(ServerError::Configuration)?;
     let trusted = TrustedProxies::new(&config.trusted_proxies);
     let trusted = trusted.map_err(|e| ServerError::Configuration(format!("TrustedProxies: {e}")))?;
-    Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted) })
+    let zones = config.zone_info.as_deref().map_or_else(|| Ok(Zones::bundled()), Zones::directory);
+    let zones = Arc::new(zones.map_err(ServerError::Configuration)?);
+    Ok(Prepared { keys, push, tls, trusted: Arc::new(trusted), zones })
 }
 
 /// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is

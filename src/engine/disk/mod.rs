@@ -68,6 +68,7 @@ use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
 use self::verbs::respawn_jobs::RespawnJobs;
+use self::verbs::schedules::{ListSchedules, ReadDue, StepSchedule};
 use self::verbs::stats::{Page, ReadFigures, ReadSize, ReadSizes};
 use self::writer::handle::Handle;
 use self::writer::heartbeat::Heartbeat;
@@ -81,9 +82,9 @@ use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::observer::{Observer, Observers};
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched, Tries,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -471,6 +472,25 @@ impl Engine for DiskEngine {
         // A thread that blocks goes on when nobody waits for it; a count that has no thread yet is asked for again.
         let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
         timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        if let ScheduleThen::Put(put) = &step.then {
+            let job = put.job.as_ref().map(|job| (job.jobs.len(), job.bytes()));
+            let new = put.setting.as_ref().map(|setting| (0, setting.text.len() + setting.body.len()));
+            if let Some((jobs, bytes)) = job.or(new) {
+                self.room.publish(jobs, bytes)?;
+            }
+        }
+        self.handle.ask(StepSchedule(step)).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.handle.ask(ListSchedules { namespace: namespace.clone(), list }).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.handle.ask(ReadDue(list)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -53,8 +53,9 @@ use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -94,9 +95,11 @@ impl RedisEngine {
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
+        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let core = Arc::new(RedisCore {
             link: link.clone(),
             publishes,
+            steps,
             scripts: Scripts::default(),
             next_due: NextDue::default(),
             recorded_queues: RecordedQueues::default(),
@@ -125,6 +128,14 @@ impl RedisEngine {
             async move |batch| core.ack_batch(batch).await
         };
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        let step_calls = Arc::new(Mutex::new(step_calls));
+        // Two, so that one batch is made while the Redis works on another.
+        for own in 0..2 {
+            let (core, calls) = (core.clone(), step_calls.clone());
+            let carry = async move |batch| core.step_schedules(own, batch).await;
+            let steps = batch::serve(calls, closing.clone(), carry);
+            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
+        }
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
@@ -268,6 +279,18 @@ impl Engine for RedisEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.open()?.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.open()?.list_schedules(namespace, &list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

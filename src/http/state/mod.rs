@@ -34,6 +34,7 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
+use crate::scheduler::Scheduler;
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;
@@ -53,6 +54,7 @@ pub struct PoolState {
     pub outage: Arc<Outage>,
     /// What falls due when, as it was counted last.
     pub delays: DelayCounts,
+    pub scheduler: Arc<Scheduler>,
     /// Ids of the jobs published to this pool.
     pub ids: Arc<JobIds>,
 }

@@ -3,6 +3,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ahash::HashMap;
@@ -16,6 +17,7 @@ use super::keys;
 use super::partitions::{Partition, Partitions};
 use super::place::place_of;
 use super::scripts::Scripts;
+use super::steps::{Addressed, Told};
 use crate::clock::Millis;
 use crate::engine::batch::Caller;
 use crate::engine::redis::batches::Plain;
@@ -32,6 +34,8 @@ use crate::name::{Namespace, Queue};
 pub enum Lane {
     Consume,
     Pump,
+    /// What publishes, by this one of those that do.
+    Publish(usize),
     /// What ends hand-overs.
     HandOver,
     /// Everything off the hot path.
@@ -49,6 +53,10 @@ pub struct CompactCore {
     pub publishes: Caller<Plain, Published>,
     pub acks: Caller<JobRef, ()>,
     pub dues: Dues,
+    /// Steps of schedules that share script calls.
+    pub steps: Caller<Addressed, Told>,
+    /// There is a schedule in this pool, or was one.
+    pub has_schedules: AtomicBool,
     /// When consumers of a paused queue are to look again.
     pub pauses_end: Mutex<HashMap<Queue, Millis>>,
     pub quotas: RwLock<Quotas>,
@@ -70,6 +78,7 @@ impl CompactCore {
         match lane {
             Lane::Consume => &self.link.consumes,
             Lane::Pump => &self.link.pumps,
+            Lane::Publish(own) => &self.link.publish_connections[own % 2],
             Lane::HandOver => &self.link.hand_overs,
             Lane::Other => &self.link.shared,
         }

@@ -6,7 +6,7 @@
 //! - `core`: what verbs have in common, and the one door through which calls go to a partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
-//! - `dues`: when each partition is pumped; `together`: answers of several partitions.
+//! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
 
@@ -17,10 +17,11 @@ mod keys;
 mod partitions;
 mod place;
 mod scripts;
-mod together;
+mod steps;
 mod verbs;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -46,9 +47,9 @@ use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -114,6 +115,7 @@ impl CompactEngine {
         warn_of_tables(&mut opened.first, &link.pool).await;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
+        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let core = Arc::new(CompactCore {
             link: link.clone(),
             scripts: Scripts::default(),
@@ -122,6 +124,8 @@ impl CompactEngine {
             buckets: Buckets::default(),
             publishes,
             acks,
+            steps,
+            has_schedules: AtomicBool::new(false),
             pauses_end: Mutex::default(),
             quotas: RwLock::default(),
             setting_quotas: tokio::sync::Mutex::default(),
@@ -142,6 +146,14 @@ impl CompactEngine {
         };
         let ack_calls = Arc::new(tokio::sync::Mutex::new(ack_calls));
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        let step_calls = Arc::new(tokio::sync::Mutex::new(step_calls));
+        // Two, so that one batch is made while the Redis works on another.
+        for own in 0..2 {
+            let (core, calls) = (core.clone(), step_calls.clone());
+            let carry = async move |batch| core.step_schedules(own, batch).await;
+            let steps = batch::serve(calls, closing.clone(), carry);
+            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
+        }
         link.connected().await;
         Ok(Arc::new(CompactEngine { core, _closing: guards }))
     }
@@ -286,6 +298,18 @@ impl Engine for CompactEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.open()?.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.open()?.list_schedules(namespace, &list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

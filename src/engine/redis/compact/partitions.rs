@@ -47,6 +47,11 @@ impl Partitions {
         format!("{}{{pool}}partitions", self.prefix)
     }
 
+    /// Whether there ever was a schedule.
+    pub fn schedules_key(&self) -> String {
+        format!("{}{{pool}}schedules", self.prefix)
+    }
+
     /// The home of a queue: a gathered queue has all its jobs there.
     pub fn home(&self, queue: &Queue) -> Partition {
         self.of(format!("{}/{}", queue.namespace, queue.name).as_bytes())

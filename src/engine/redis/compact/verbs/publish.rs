@@ -14,7 +14,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
-use super::super::together;
+use super::super::steps::Room;
 use crate::clock::Micros;
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::Plain;
@@ -28,16 +28,14 @@ use crate::engine::redis::reply::{id_taken, read};
 use crate::engine::redis::verbs::publish::{
     MAX_VALUES, STAGED, calls_to_send, check, is_plain, names_to_take_back, unreadable,
 };
+use crate::engine::together;
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef};
 use crate::name::Queue;
 
-/// What a publication may add to what its namespace has, or has added: jobs, bytes, queues.
-pub type Room = [i64; 3];
-
 /// What became of a call that comes alone.
-enum Answer {
+pub enum Answer {
     Done(Vec<Placed>, Room),
     Unchanged(Published),
     Taken,
@@ -51,7 +49,7 @@ enum Answer {
 type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The value that is stored, and whether it was stored before.
-type Stored = (Bytes, bool);
+pub type Stored = (Bytes, bool);
 
 impl CompactCore {
     /// Stores what a publication has, all of it or nothing.
@@ -429,7 +427,7 @@ impl CompactCore {
     }
 
     /// A call of one publication of any kind.
-    fn special_step(
+    pub fn special_step(
         &self,
         home: Partition,
         call: &Publication,
@@ -521,7 +519,7 @@ fn number_of(queues: &[&Queue], queue: &Queue) -> usize {
 }
 
 /// An id of any store: whether it is versioned, and its bytes.
-fn raw(id: &JobId) -> [u8; 17] {
+pub fn raw(id: &JobId) -> [u8; 17] {
     let mut raw = [0; 17];
     raw[0] = u8::from(id.is_versioned());
     raw[1..].copy_from_slice(&id.to_bytes());
@@ -529,7 +527,11 @@ fn raw(id: &JobId) -> [u8; 17] {
 }
 
 /// What the script answers to a call that comes alone. And when each job is due, in microseconds.
-fn read_answer(home: Partition, jobs: usize, reply: Value) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
+pub fn read_answer(
+    home: Partition,
+    jobs: usize,
+    reply: Value,
+) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let room = |of: &[Value]| -> Outcome<Room> {
@@ -572,7 +574,7 @@ pub fn read_replay(home: Partition, bytes: &[u8]) -> Option<Published> {
 }
 
 /// What became of each job, as the script writes it.
-fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
+pub fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
     fn id(home: Partition, bytes: &mut &[u8]) -> Option<JobId> {
         let (length, rest) = bytes.split_first()?;
         let (told, rest) = rest.split_at_checked(usize::from(*length))?;

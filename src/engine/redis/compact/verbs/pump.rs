@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::super::core::{CompactCore, Lane};
 use super::super::dues::LONGEST_PAUSE;
 use super::super::partitions::Partition;
-use super::super::together;
 use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
+use crate::engine::together;
 use crate::error::Result;
 use crate::name::Namespace;
 
