@@ -272,8 +272,8 @@ async fn opens(format: u32) {
     let want: Vec<_> = want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)).collect();
     assert_eq!(found, want, "{queues}");
     if format >= 6 {
-        let job = ask(&api, "/api/ns/attributed/jobs").await;
-        assert_eq!(job["jobs"][0]["attributes"]["origin"], "golden", "{job}");
+        let job = ask(&api, "/api/ns/attributed/peek").await;
+        assert_eq!(job["attributes"]["origin"], "golden", "{job}");
         let list = ask(&api, "/api/ns/_schedules").await;
         let named: Vec<_> =
             list["schedules"].as_array().expect("schedules").iter().map(|one| &one["name"]).collect();
