@@ -1,6 +1,6 @@
 -- Stands behind lua/clock.lua, or lua/compact/base.lua, before each script of schedules, in either layout. A schedule is a
 -- hash: revision, step, state, next, queue, text, body, progress, landed; and to, while it moves to another partition. One that
--- was deleted leaves its last revision there for a day, as gone: so what was cut off in the middle of a move is not taken up.
+-- was deleted, or moved on, leaves its last revision there for a day, as gone: so what was cut off in the middle of a move is not taken up.
 local ROW = {'revision', 'step', 'state', 'next', 'queue', 'text', 'progress', 'landed', 'to'}
 local GONE = 86400000
 local function text_of(number) return string.format('%.0f', number) end
@@ -27,9 +27,9 @@ local function take_step(step, keys, publish)
     if not step.moves_on then
       local gone = tonumber(call('HGET', keys.figures, 'gone')) or 0
       if revision > gone then call('HSET', keys.figures, 'gone', text_of(revision)) end
-      call('HSET', keys.schedule, 'gone', text_of(revision))
-      call('PEXPIRE', keys.schedule, GONE)
     end
+    call('HSET', keys.schedule, 'gone', text_of(revision))
+    call('PEXPIRE', keys.schedule, GONE)
     if keys.names then call('ZREM', keys.names, step.name) end
     call('ZREM', keys.due, step.member)
     count(held[3], -1)

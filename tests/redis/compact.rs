@@ -477,3 +477,28 @@ async fn every_script_refuses_in_a_moving_slot_and_changes_nothing() {
         assert!(!["ASK", "MOVED", "TRYAGAIN"].contains(&&*code), "{name}: {code}");
     }
 }
+
+/// Guards against a list that drops the name of a schedule on its way, and against a mover that comes late.
+#[test]
+fn a_name_goes_and_moves_with_what_was_read_alone() {
+    let server = RedisServer::start();
+    let redis = &mut server.connection();
+    let text = script("name_schedule");
+    let mut call = |args: &[&str]| -> Vec<String> {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(&text).arg(1).arg(format!("{BASE}e")).arg("ns").arg(args).arg("9007199254740991");
+        let answer: Vec<Value> = cmd.query(redis).expect("it runs");
+        answer[1..].iter().map(|value| redis::from_redis_value_ref(value).expect("a text")).collect()
+    };
+    let claimed = call(&["claim", "n", "1", "1 aa", "9"]);
+    assert_eq!(claimed, ["1", "0", "1 aa 0"]);
+    assert_eq!(call(&["move", "n", "1", "2", "5"]), ["1"]);
+    assert_eq!(call(&["drop", "n", &claimed[2], "0"]), ["0"], "it is in 2 by now");
+    assert_eq!(call(&["find", "n"]), ["2", "1 aa 5"]);
+    assert_eq!(call(&["move", "n", "2", "1", "6"]), ["1"], "and back");
+    assert_eq!(call(&["move", "n", "1", "2", "5"]), ["0"], "a mover of before");
+    assert_eq!(call(&["claim", "n", "2", "2 bb", "9"]), ["1", "6", "2 bb 6"], "the claim knows it too");
+    assert_eq!(call(&["drop", "n", "2 bb 6", "7"]), ["1"]);
+    assert_eq!(call(&["claim", "n", "2", "3 cc", "9"]), ["2", "7", "3 cc 7"], "above all that are gone");
+    assert_eq!(call(&["move", "n", "2", "1", "7"]), ["0"], "a mover of the one that is gone");
+}

@@ -17,7 +17,7 @@ use crate::clock::Millis;
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::value;
-use crate::engine::redis::reply::{id_taken, read};
+use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
 use crate::engine::redis::verbs::schedules::{
     LOOK, MOST_BYTES, Row, bounds_of, fields_of, id_of_member, queue_of, read_due, read_row, split,
@@ -36,8 +36,8 @@ use crate::random;
 const WRITTEN_WITHIN: Millis = 10_000;
 /// After which time a name without a schedule is dropped.
 const CLAIMED: Millis = 60_000;
-/// How often a step is tried again that met a schedule on its way.
-const TRIES: usize = 4;
+/// How often a list is tried again that met a schedule on its way.
+const TRIES: usize = 16;
 
 impl CompactCore {
     /// Takes a step.
@@ -101,7 +101,7 @@ impl CompactCore {
         let mark = format!("{} {:016x}", self.clock.now(), u64::from_be_bytes(random::bytes()));
         let mut cmd = self.name_call(&id.namespace, "claim");
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace);
-        let (now, home, floor): (u64, i64, u64) = self.ask_names(&id.namespace, cmd).await?;
+        let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
         if home != wanted && queue_of(&step).is_some() {
             return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
@@ -258,7 +258,7 @@ impl CompactCore {
                 let reply = [&[Value::Int(0)][..], &told].concat();
                 match read_answer(home, 1, Value::Array(reply))?.1 {
                     Answer::Unchanged(published) => Stepped::NotPlaced(published),
-                    Answer::Taken => return Err(id_taken()),
+                    Answer::Taken => Stepped::Refused("a job with this id is stored already".to_owned()),
                     Answer::Needs(room) => return Ok(Told::Needs(room)),
                     Answer::Done(..) | Answer::Ended => return Err(unreadable().into()),
                 }
@@ -281,7 +281,7 @@ impl CompactCore {
         // Stale: somebody else has written it, and it may be gone already.
         self.steps.call(Addressed { moves_on: true, ..Addressed::plain(to, arrives) }).await?;
         let mut cmd = self.name_call(&id.namespace, "move");
-        cmd.arg(id.name.as_str()).arg(home).arg(to);
+        cmd.arg(id.name.as_str()).arg(home).arg(to).arg(version.revision);
         let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
         let leaves = ScheduleStep { id: id.clone(), expected: Some(version), then: ScheduleThen::Delete };
         self.steps.call(Addressed { moves_on: true, ..Addressed::plain(home, leaves) }).await.map(drop)
@@ -363,12 +363,14 @@ impl CompactCore {
         let now: u64 = read(now)?;
         self.clock.learn(sent, now);
         let now = now / 1000;
-        let (mut by_home, mut marks): (BTreeMap<Partition, Vec<ScheduleId>>, BTreeMap<ScheduleName, String>) =
-            Default::default();
+        let (mut by_home, mut marks): (
+            BTreeMap<Partition, Vec<ScheduleId>>,
+            BTreeMap<ScheduleName, (Partition, String)>,
+        ) = Default::default();
         for of in named.chunks_exact(3).take(limit) {
             let name = ScheduleName::parse(&read::<String>(&of[0])?).ok_or_else(unreadable)?;
             let home: Partition = read::<String>(&of[1])?.parse().map_err(|_| unreadable())?;
-            marks.insert(name.clone(), read(&of[2])?);
+            marks.insert(name.clone(), (home, read(&of[2])?));
             by_home.entry(home).or_default().push(ScheduleId { namespace: namespace.clone(), name });
         }
         let more = named.len() > 3 * limit;
@@ -396,11 +398,16 @@ impl CompactCore {
         if moves {
             return Ok(None);
         }
-        // Names that were claimed long ago, and whose schedules never came, or are gone.
-        for (name, mark) in marks {
+        for (name, read) in marks {
+            let id = ScheduleId { namespace: namespace.clone(), name };
+            if self.find_schedule(&id).await?.is_some_and(|found| found != read) {
+                return Ok(None); // it has moved meanwhile
+            }
+            // Names that were claimed long ago, and whose schedules never came, or are gone.
+            let (_, mark) = read;
             let claimed: Option<Millis> = mark.split(' ').next().and_then(|at| at.parse().ok());
             if claimed.is_none_or(|claimed| claimed + CLAIMED < now) {
-                self.drop_name(&ScheduleId { namespace: namespace.clone(), name }, &mark, 0).await?;
+                self.drop_name(&id, &mark, 0).await?;
             }
         }
         schedules.sort_unstable_by(|a, b| a.id.cmp(&b.id));
@@ -413,16 +420,31 @@ impl CompactCore {
             let now = self.clock.now();
             return Ok(DueSchedules { now, schedules: Vec::new(), next: LOOK, counts: Default::default() });
         }
-        let each = together::try_all(self.partitions.all().map(|home| self.due_in(home, list))).await?;
+        let each = together::all(self.partitions.all().map(|home| self.due_in(home, list))).await;
+        let (mut answered, mut failed) = (false, None);
         let mut all = DueSchedules { now: 0, schedules: Vec::new(), next: LOOK, counts: Default::default() };
-        for (home, due, moving) in each {
+        for one in each {
+            // A partition that is away stops what lies there alone.
+            let (home, due, moving) = match one {
+                Ok(one) => one,
+                Err(fault) => {
+                    failed = Some(fault);
+                    continue;
+                }
+            };
+            answered = true;
             for id in moving {
-                self.finish_move(&id, home).await?;
-                all.next = Duration::ZERO;
+                match self.finish_move(&id, home).await {
+                    Ok(()) => all.next = Duration::ZERO,
+                    Err(error) => tracing::debug!(schedule = %id, %error, "it cannot move on yet"),
+                }
             }
             (all.now, all.next) = (all.now.max(due.now), all.next.min(due.next));
             all.counts.iter_mut().zip(due.counts).for_each(|(all, of)| *all += of);
             all.schedules.extend(due.schedules);
+        }
+        if let Some(fault) = failed.filter(|_| !answered) {
+            return Err(fault.into());
         }
         all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
         if all.schedules.len() > list.limit() && !matches!(list, DueList::Ever { .. }) {
