@@ -166,6 +166,8 @@ pub enum Stepped {
     /// The job was not stored for that: [`Replay`](Published::Replay), [`Mismatch`](Published::Mismatch) or
     /// [`Conflict`](Published::Conflict). Nothing has changed.
     NotPlaced(Published),
+    /// The store refuses this job alone, for this reason. Nothing has changed.
+    Refused(String),
     /// The schedule is another one than was expected. Nothing has changed.
     Stale,
     /// The store's time of day is before `not_before`. Nothing has changed.

@@ -56,6 +56,8 @@ pub struct Decision {
     pub place: Option<Place>,
     /// What is stored in the same step, whatever becomes of `place`.
     pub progress: Progress,
+    /// The same without `place`: where the store has no room for its job, `missed` is recorded all the same.
+    pub unplaced: Progress,
     /// When it is to be asked again after that; the past if at once. `None`: nothing comes any more.
     pub next: Option<Millis>,
 }
@@ -88,7 +90,8 @@ impl Progress {
     pub fn changed(&self, old: &Setting, new: &Setting, now: Millis) -> Progress {
         let mut progress = self.awake(now);
         if new.moves(old) {
-            progress.cursor = Cursor::at(now);
+            // After the clock was set back what was decided stays so.
+            progress.cursor = Cursor::at(now.max(self.cursor.after));
         }
         if matches!(new.rule, Rule::Every(_)) && new.rule != old.rule {
             progress.every_set_at = now;
@@ -118,7 +121,8 @@ impl Progress {
     /// Without a pause that has ended.
     pub fn awake(&self, now: Millis) -> Progress {
         match self.paused.and_then(|paused| paused.until).filter(|until| *until <= now) {
-            Some(until) => self.after_pause(until),
+            // What is due as it ends is due.
+            Some(until) => self.after_pause(until.saturating_sub(1)),
             None => self.clone(),
         }
     }
@@ -155,6 +159,7 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
     let next = if missed.is_some() { when.next(after.cursor) } else { first };
     let in_time = next.filter(|next| next.due <= now);
     let given_up = owe(&mut after.backlog, missed, setting.catch_up, in_time.is_some());
+    let unplaced = after.clone();
     let place = match in_time.filter(|next| placed_at(next) <= now) {
         Some(occurrence) => {
             after.cursor = when.decided(&occurrence);
@@ -166,7 +171,7 @@ pub fn step(name: &ScheduleName, setting: &Setting, when: &When, progress: &Prog
     let next = if after.backlog.is_empty() { due() } else { Some(now) };
     match (given_up, place) {
         (None, None) => next.map_or(Step::Idle, Step::Wait),
-        (missed, place) => Step::Do(Decision { missed, place, progress: after, next }),
+        (missed, place) => Step::Do(Decision { missed, place, progress: after, unplaced, next }),
     }
 }
 

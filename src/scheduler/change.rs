@@ -15,10 +15,12 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobIds};
 use crate::name::{Namespace, ScheduleName};
-use crate::schedule::{self, Given, Outcome, Overlap, Setting, Step};
+use crate::schedule::{self, Given, GivenUp, Outcome, Overlap, Step};
 
 /// How often a change is tried again that met another one.
 const TRIES: usize = 16;
+/// How many occurrences a change decides before it: beyond that the placer is waited for.
+const MOST_BEFORE: usize = 1000;
 
 /// What must hold for a change to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,6 +125,29 @@ struct Change {
     what: Changed,
 }
 
+/// How far a change has come with what was due before it.
+#[derive(Debug, Default)]
+struct Before {
+    /// How many occurrences it has decided.
+    decided: usize,
+    /// The store has no room for the job of one.
+    has_no_room: bool,
+    /// How often somebody else was faster.
+    tries: usize,
+}
+
+impl Before {
+    fn goes_on(&self) -> bool {
+        self.tries < TRIES && self.decided < MOST_BEFORE
+    }
+}
+
+/// Whether a change has another time, or begins a pause: what is due is decided before.
+fn decides_before(old: &Schedule, given: &Given, now: Millis) -> bool {
+    let pauses = given.paused == Some(true) && !old.state.progress.is_paused(now);
+    pauses || given.setting.moves(&old.setting)
+}
+
 impl Scheduler {
     /// A schedule, and the store's time of day.
     pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
@@ -183,15 +208,21 @@ impl Scheduler {
         if self.bounds.of_namespace == 0 {
             return Err(NotChanged::Forbidden);
         }
-        for _ in 0..TRIES {
-            let (found, now) = self.find(id).await?;
+        let mut before = Before::default();
+        while before.goes_on() {
+            let (mut found, now) = self.find(id).await?;
             condition.check(found.as_ref().map(|found| found.version.revision))?;
+            let mut given_up = None;
             if !dry
-                && let Some(found) = &found
-                && self.decide_before(found, &given.setting, now).await?
+                && let Some(found) = &mut found
+                && decides_before(found, given, now)
             {
-                continue;
+                if self.decide_before(found, &mut before, now).await? {
+                    continue;
+                }
+                given_up = self.give_up(found, &before, now);
             }
+            let old = found.clone();
             let Change { mut schedule, what } = self.changed_to(id, found, given, now);
             if what == Changed::Unchanged {
                 return Ok((what, schedule, now));
@@ -201,9 +232,13 @@ impl Scheduler {
                 return Ok((what, schedule, now));
             }
             if let Some(version) = self.write(&schedule, now, what == Changed::Created).await? {
+                if let Some(old) = &old {
+                    self.tell_missed(old, given_up);
+                }
                 schedule.version = version;
                 return Ok((what, schedule, now));
             }
+            before.tries += 1;
         }
         Err(Error::Overloaded.into())
     }
@@ -233,14 +268,38 @@ impl Scheduler {
         Change { schedule, what: Changed::Changed }
     }
 
-    /// What was due before a change is the old setting's: it is decided first. Answers whether something was.
-    async fn decide_before(&self, old: &Schedule, new: &Setting, now: Millis) -> Result<bool, NotChanged> {
-        if !new.moves(&old.setting) {
+    /// What was due before a change is the old setting's: it is decided first. Answers whether it must be read again.
+    async fn decide_before(
+        &self,
+        old: &Schedule,
+        before: &mut Before,
+        now: Millis,
+    ) -> Result<bool, NotChanged> {
+        if before.has_no_room {
             return Ok(false);
         }
-        let plan = self.plan(old.clone(), None, now).filter(|plan| plan.decides());
-        let Some(plan) = plan else { return Ok(false) };
-        Ok(self.carry_out(plan, now).await? == Looked::Moved)
+        let Some(plan) = self.plan_before(old, now) else { return Ok(false) };
+        match self.carry_out(plan, now).await? {
+            Looked::Moved => before.decided += 1,
+            Looked::Postponed => before.has_no_room = true,
+            Looked::Stale | Looked::Early => before.tries += 1,
+        }
+        Ok(true)
+    }
+
+    /// What is due, and the store has no room for, is missed by a change that counts from now.
+    fn give_up(&self, of: &mut Schedule, before: &Before, now: Millis) -> Option<GivenUp> {
+        if !before.has_no_room {
+            return None;
+        }
+        let (when, progress) = (of.when(&self.zones)?, of.state.progress.awake(now));
+        let missed = when.missed(progress.cursor, now)?;
+        let last = *missed.newest.back()?;
+        let given_up = GivenUp { due: missed.first.due, last_due: last.due, count: missed.count };
+        of.state.progress = progress;
+        of.state.progress.cursor = when.decided(&last);
+        of.state.miss(given_up, now);
+        Some(given_up)
     }
 
     /// Writes a schedule whose setting is another one, or that is new. `None`: somebody else was faster.
@@ -265,7 +324,7 @@ impl Scheduler {
                 Ok(Some(version))
             }
             Stepped::TooMany => Err(NotChanged::TooMany),
-            Stepped::Stale | Stepped::TooEarly | Stepped::NotPlaced(_) => Ok(None),
+            Stepped::Stale | Stepped::TooEarly | Stepped::NotPlaced(_) | Stepped::Refused(_) => Ok(None),
         }
     }
 
@@ -287,20 +346,28 @@ impl Scheduler {
 
     /// Pauses a schedule, until then or until it is resumed. Answers until when.
     pub async fn pause(&self, id: &ScheduleId, time: Option<Millis>) -> Result<Option<Millis>, NotChanged> {
-        for _ in 0..TRIES {
+        let mut before = Before::default();
+        while before.goes_on() {
             let (mut schedule, now) = self.get(id).await?;
             let until = time.map(|time| now.saturating_add(time));
             let paused = schedule.state.progress.paused.filter(|_| schedule.state.progress.is_paused(now));
             if paused.is_some_and(|paused| paused.until == until) {
                 return Ok(until);
             }
+            if paused.is_none() && self.decide_before(&schedule, &mut before, now).await? {
+                continue;
+            }
+            let old = schedule.clone();
+            let given_up = self.give_up(&mut schedule, &before, now);
             schedule.state.progress =
                 schedule.state.progress.changed(&schedule.setting, &schedule.setting, now);
             schedule.state.progress = schedule.state.progress.pause(until);
             schedule.changed_at = now;
             if self.write(&schedule, now, false).await?.is_some() {
+                self.tell_missed(&old, given_up);
                 return Ok(until);
             }
+            before.tries += 1;
         }
         Err(Error::Overloaded.into())
     }
@@ -346,6 +413,7 @@ impl Scheduler {
             let mut job = self.publication(&schedule, job_id, due, false, on_conflict);
             job.once = runs.once.clone();
             schedule.state.pending = Some(Pending { due, outcome: Outcome::Run });
+            schedule.state.zones = self.zones.version().to_owned();
             let when = schedule.when(&self.zones);
             let state = schedule.state_at(when.as_ref(), now);
             let mut put = self.put(&schedule, state, self.next_of(&schedule, now));
@@ -360,6 +428,7 @@ impl Scheduler {
                     return Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false });
                 }
                 Stepped::NotPlaced(published) => return Ok(ran(published)),
+                Stepped::Refused(why) => return Err(Error::refused(why).into()),
                 _ => {}
             }
         }

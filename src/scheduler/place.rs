@@ -19,8 +19,12 @@ const TRY_AGAIN: Millis = 1000;
 /// What a look at a schedule found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Looked {
-    /// A step was taken, or somebody else has taken one: it may be due again.
+    /// A step was taken: it may be due again.
     Moved,
+    /// The store has no room for its job: it is tried again in a moment.
+    Postponed,
+    /// Somebody else has taken a step.
+    Stale,
     /// The store's time of day is before what it said a moment ago.
     Early,
 }
@@ -32,16 +36,23 @@ pub struct Plan {
     /// Missed ones that this step gives up.
     given_up: Option<GivenUp>,
     place: Option<Place>,
+    /// What is written in place of `put` where the store has no room for its job.
+    unplaced: Option<Box<Schedule>>,
 }
 
 impl Plan {
+    /// One that decides nothing.
+    fn plain(schedule: Schedule, put: SchedulePut) -> Plan {
+        Plan { schedule, put, given_up: None, place: None, unplaced: None }
+    }
+
     /// Whether this can wait for others: what it places was missed.
     pub fn is_catching_up(&self) -> bool {
         self.place.is_none_or(|place| place.caught_up)
     }
 
     /// Whether it decides about an occurrence that its time or its deadline has come for.
-    pub fn decides(&self) -> bool {
+    fn decides(&self) -> bool {
         self.given_up.is_some() || !self.is_catching_up()
     }
 }
@@ -51,11 +62,11 @@ impl Scheduler {
     pub fn plan(&self, schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
         let Some(when) = schedule.when(&self.zones) else {
             let put = self.put(&schedule, ScheduleState::Broken, None);
-            return next.is_some().then_some(Plan { schedule, put, given_up: None, place: None });
+            return next.is_some().then_some(Plan::plain(schedule, put));
         };
         let (id, progress) = (schedule.id.clone(), schedule.state.progress.clone());
         let step = schedule::step(&id.name, &schedule.setting, &when, &progress, now);
-        let Step::Do(Decision { missed, place, progress, next }) = step else {
+        let Step::Do(Decision { missed, place, progress, unplaced, next }) = step else {
             let due = if let Step::Wait(due) = step { Some(due) } else { None };
             let state = schedule.state_at(Some(&when), now);
             // Another zone database has another instant, or a pause has ended.
@@ -65,17 +76,16 @@ impl Scheduler {
             let mut schedule = schedule;
             schedule.state.zones = self.zones.version().to_owned();
             let put = self.put(&schedule, state, due);
-            return Some(Plan { schedule, put, given_up: None, place: None });
+            return Some(Plan::plain(schedule, put));
         };
         let mut after = schedule.clone();
-        after.state.progress = progress;
+        after.state.progress = unplaced;
         after.state.zones = self.zones.version().to_owned();
-        if let Some(GivenUp { due, last_due, count }) = missed {
-            let why = after.state.trouble.take();
-            let (last_due, outcome) = (Some(last_due), Outcome::Missed);
-            after.state.history.add(Entry { due, last_due, at: now, outcome, job_id: None, why, count });
-            after.state.ailing = true;
+        if let Some(given_up) = missed {
+            after.state.miss(given_up, now);
         }
+        let unplaced = place.is_some().then(|| Box::new(after.clone()));
+        after.state.progress = progress;
         after.state.pending = place.map(|Place { occurrence, caught_up }| Pending {
             due: occurrence.due,
             outcome: if caught_up { Outcome::CaughtUp } else { Outcome::Placed },
@@ -89,7 +99,7 @@ impl Scheduler {
             put.job = Some(self.job_of(&schedule, &place));
             put.not_before = place.occurrence.due;
         }
-        Some(Plan { schedule, put, given_up: missed, place })
+        Some(Plan { schedule, put, given_up: missed, place, unplaced })
     }
 
     /// Writes when a schedule is looked at next by this server's zone database, unless something is due.
@@ -101,13 +111,21 @@ impl Scheduler {
         schedule.state.zones = self.zones.version().to_owned();
         let state = schedule.state_at(schedule.when(&self.zones).as_ref(), now);
         let put = self.put(&schedule, state, due);
-        Some(Plan { schedule, put, given_up: None, place: None })
+        Some(Plan::plain(schedule, put))
+    }
+
+    /// What is to be decided before a change: what is due is placed at once, also before its jitter is over.
+    pub fn plan_before(&self, schedule: &Schedule, now: Millis) -> Option<Plan> {
+        let mut hurried = schedule.clone();
+        hurried.setting.deadline += std::mem::take(&mut hurried.setting.jitter);
+        let plan = self.plan(hurried, None, now).filter(Plan::decides)?;
+        Some(Plan { schedule: schedule.clone(), ..plan })
     }
 
     /// Does it. What the store has no room for is tried again until its deadline; what it refuses of this schedule alone
     /// has failed.
     pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
-        let Plan { schedule, put, given_up, place } = plan;
+        let Plan { schedule, put, given_up, place, unplaced } = plan;
         let Some(place) = place else {
             let answer = self.step(&schedule, put).await?;
             if let Stepped::Done { .. } = answer {
@@ -130,14 +148,14 @@ impl Scheduler {
                 return Ok(looked(&answer));
             }
             Ok(Stepped::NotPlaced(_)) => "a job has the key".to_owned(), // none is asked to fail for it
+            Ok(Stepped::Refused(why)) => why,
             Ok(answer) => return Ok(looked(&answer)),
-            Err(error @ (Error::Full { .. } | Error::OverQuota(_))) => {
-                return self.postpone(schedule, now, error.to_string()).await;
+            Err(error @ (Error::Full { .. } | Error::OverQuota(_) | Error::Refused(_))) => {
+                let after = unplaced.unwrap_or_else(|| Box::new(schedule.clone()));
+                return self.postpone(&schedule, *after, given_up, now, error.to_string()).await;
             }
-            Err(Error::Refused(why)) => why.to_string(),
             Err(error) => return Err(error),
         };
-        // If this is refused too, it is the store and not the job.
         let mut failed = schedule.clone();
         if let Ok(state) = serde_json::from_slice(&put.progress) {
             failed.state = state;
@@ -165,11 +183,23 @@ impl Scheduler {
         Ok(looked(&answer))
     }
 
-    /// Looks again in a moment, and remembers why.
-    async fn postpone(&self, mut schedule: Schedule, now: Millis, why: String) -> Result<Looked> {
-        schedule.state.trouble = Some(why);
-        let put = self.put(&schedule, ScheduleState::On, Some(now + TRY_AGAIN));
-        Ok(looked(&self.step(&schedule, put).await?))
+    /// Looks again in a moment, and remembers why. What was missed is recorded.
+    async fn postpone(
+        &self,
+        schedule: &Schedule,
+        mut after: Schedule,
+        given_up: Option<GivenUp>,
+        now: Millis,
+        why: String,
+    ) -> Result<Looked> {
+        after.state.trouble = Some(why);
+        let put = self.put(&after, ScheduleState::On, Some(now + TRY_AGAIN));
+        let answer = self.step(schedule, put).await?;
+        if let Stepped::Done { .. } = answer {
+            self.tell_missed(schedule, given_up);
+            return Ok(Looked::Postponed);
+        }
+        Ok(looked(&answer))
     }
 
     /// What a step writes that has no job.
@@ -223,7 +253,7 @@ impl Scheduler {
         Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once: None }
     }
 
-    fn tell_missed(&self, schedule: &Schedule, given_up: Option<GivenUp>) {
+    pub fn tell_missed(&self, schedule: &Schedule, given_up: Option<GivenUp>) {
         let Some(GivenUp { count, .. }) = given_up else { return };
         self.count(Outcome::Missed, u64::from(count.unwrap_or(schedule::MOST_COUNTED)));
         self.tell_ailing(schedule, "missed");
@@ -252,6 +282,7 @@ impl Scheduler {
 fn looked(answer: &Stepped) -> Looked {
     match answer {
         Stepped::TooEarly => Looked::Early,
-        _ => Looked::Moved,
+        Stepped::Done { .. } => Looked::Moved,
+        _ => Looked::Stale,
     }
 }

@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::name::Queue;
-use crate::schedule::{Body, Entry, History, Outcome, Progress, Setting, When, Zones, is_ended};
+use crate::schedule::{Body, Entry, GivenUp, History, Outcome, Progress, Setting, When, Zones, is_ended};
 
 /// A schedule as it was read.
 #[derive(Clone, Debug)]
@@ -134,6 +134,13 @@ impl Schedule {
 }
 
 impl State {
+    /// Some are given up, for what was in the way of the last one.
+    pub fn miss(&mut self, GivenUp { due, last_due, count }: GivenUp, now: Millis) {
+        let (last_due, outcome, why) = (Some(last_due), Outcome::Missed, self.trouble.take());
+        self.history.add(Entry { due, last_due, at: now, outcome, job_id: None, why, count });
+        self.ailing = true;
+    }
+
     /// What has become of it, as a store takes it.
     pub fn to_progress(&self) -> Bytes {
         text_of(self)

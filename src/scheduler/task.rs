@@ -25,6 +25,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// After a failure it waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// And after a look in which others were faster each time.
+const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// After which time a pass is made again that has found something.
 const PASS_AGAIN: Duration = Duration::from_secs(60);
 /// Where more is due than one look shows, what has become due within this time goes first.
@@ -84,6 +86,26 @@ impl Pass {
     }
 }
 
+/// What became of all that was due.
+#[derive(Debug, Default)]
+struct Taken {
+    moved: bool,
+    /// Somebody else was faster, with one at least.
+    stale: bool,
+    failed: Option<Error>,
+}
+
+impl Taken {
+    fn add(&mut self, looked: Result<Looked>) {
+        match looked {
+            Ok(Looked::Moved | Looked::Postponed) => self.moved = true,
+            Ok(Looked::Stale) => self.stale = true,
+            Ok(Looked::Early) => {}
+            Err(error) => self.failed = Some(error),
+        }
+    }
+}
+
 impl Scheduler {
     /// A look, and a part of a pass.
     async fn look_and_pass(&self, pass: &mut Pass) -> Result<Duration> {
@@ -116,26 +138,31 @@ impl Scheduler {
     pub async fn look(&self) -> Result<Duration> {
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
         self.tell(&due);
-        let mut moved = self.take_all(&due).await?;
+        let mut taken = self.take_all(&due).await;
         if due.next.is_zero() {
             // A backlog: what is due now does not wait for it.
             let lately = self.engine.due_schedules(DueList::Within(MAX_DUE, LATELY)).await?;
-            moved |= self.take_all(&lately).await?;
+            let more = self.take_all(&lately).await;
+            taken.moved |= more.moved;
+            taken.stale |= more.stale;
+            taken.failed = taken.failed.or(more.failed);
+        }
+        // The trouble of one shows when the others have nothing more to do.
+        if let Some(error) = taken.failed.filter(|_| !taken.moved) {
+            return Err(error);
         }
         // Somebody else may be about to take what this server leaves alone.
-        let left_alone = !due.schedules.is_empty() && !moved;
-        Ok(if moved {
-            Duration::ZERO
-        } else if left_alone {
-            LONGEST_RETRY
-        } else {
-            due.next
+        Ok(match due.next {
+            _ if taken.moved => Duration::ZERO,
+            next if taken.stale => next.clamp(STALE_PAUSE, LONGEST_RETRY),
+            Duration::ZERO => LONGEST_RETRY,
+            next => next,
         })
     }
 
-    /// Takes the steps of all that is due: first of what is in time. Answers whether anything has moved.
-    async fn take_all(&self, due: &DueSchedules) -> Result<bool> {
-        let (mut moved, mut failed) = (false, None);
+    /// Takes the steps of all that is due: first of what is in time.
+    async fn take_all(&self, due: &DueSchedules) -> Taken {
+        let mut taken = Taken::default();
         let (mut first, mut later): (Vec<Plan>, Vec<Plan>) = Default::default();
         for stored in &due.schedules {
             match Schedule::read(stored.clone()) {
@@ -145,21 +172,16 @@ impl Scheduler {
                     None => {}
                 },
                 Err(error) => {
-                    self.set_aside(stored, &error).await?;
-                    moved = true;
+                    taken.add(self.set_aside(stored, &error).await.map(|()| Looked::Moved));
                 }
             }
         }
         for plans in [first, later] {
             for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, due.now))).await {
-                match looked {
-                    Ok(Looked::Moved) => moved = true,
-                    Ok(Looked::Early) => {}
-                    Err(error) => failed = Some(error),
-                }
+                taken.add(looked);
             }
         }
-        failed.map_or(Ok(moved), Err)
+        taken
     }
 
     fn tell(&self, due: &DueSchedules) {

@@ -41,6 +41,8 @@ pub struct Gated<E> {
     state: watch::Sender<State>,
     /// After so many calls each fails; none: they go on.
     calls_left: Mutex<Option<usize>>,
+    /// So many steps of schedules are refused.
+    refused_steps: AtomicUsize,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -73,6 +75,7 @@ impl<E: Engine> Gated<E> {
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
             calls_left: Mutex::new(None),
+            refused_steps: AtomicUsize::new(0),
         }
     }
 
@@ -84,6 +87,11 @@ impl<E: Engine> Gated<E> {
     /// After so many calls from now on each fails, as at the death of who calls; `None` ends that.
     pub async fn set_calls_left(&self, calls: Option<usize>) {
         *self.calls_left.lock().await = calls;
+    }
+
+    /// The next steps of schedules are refused, as by a Redis without memory.
+    pub fn refuse_steps(&self, steps: usize) {
+        self.refused_steps.store(steps, Ordering::SeqCst);
     }
 
     async fn up(&self) -> Result<()> {
@@ -298,6 +306,11 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
         self.up().await?;
+        let refused =
+            self.refused_steps.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if refused.is_ok() {
+            return Err(Error::refused("OOM, the test says so"));
+        }
         self.inner.step_schedule(step).await
     }
 

@@ -873,7 +873,11 @@ impl Engine for ModelEngine {
         }
         let (mut landed, mut queues) = (put.landed, Vec::new());
         if let Some(job) = put.job {
-            match state.publish(job, now)? {
+            let published = match state.publish(job, now) {
+                Err(Error::Refused(why)) => return Ok(Stepped::Refused(why.to_string())),
+                published => published?,
+            };
+            match published {
                 (Published::Done(placed), of) => {
                     landed = placed.first().map(|placed| Landed { at: time, placed: *placed });
                     queues = of;

@@ -61,7 +61,10 @@ impl Run {
     }
 
     fn decide(&mut self, decision: Decision, now: Millis) {
-        let Decision { missed, place, progress, .. } = decision;
+        let Decision { missed, place, progress, unplaced, .. } = decision;
+        let again = step(&name(), &self.setting, &self.when(), &unplaced, now);
+        let again = if let Step::Do(again) = again { Some((again.missed, again.place)) } else { None };
+        assert_eq!(again, place.map(|place| (None, Some(place))), "without its place at {now}");
         assert!(missed.is_some() || place.is_some(), "a decision of nothing at {now}");
         if let Some(GivenUp { due, last_due, count }) = missed {
             self.done.push(Done::GivenUp { due, last_due, count });
@@ -220,11 +223,11 @@ fn a_clock_that_is_set_repeats_nothing() {
     );
     // And back to the right time: nothing until what was decided is over.
     assert_eq!(run.look(from + 2 * HOUR + 7 * MINUTE), Some(newest + 15 * MINUTE), "back to the right time");
-    // A change of when it is due counts from its own instant, and so ends that.
+    // A change of when it is due does not bring back what was decided.
     let changed = parse(&json!({"queue": "q", "cron": "*/20 * * * *"})).expect("a setting").setting;
     run.progress = run.progress.changed(&run.setting, &changed, from + 2 * HOUR + 7 * MINUTE);
     run.setting = changed;
-    assert_eq!(run.look(from + 2 * HOUR + 7 * MINUTE), Some(from + 2 * HOUR + 20 * MINUTE), "after a change");
+    assert_eq!(run.look(from + 2 * HOUR + 7 * MINUTE), Some(newest + 20 * MINUTE), "after a change");
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn while_paused_nothing_is_due() {
     let (due, now) = (|n| from + 2 * DAY + n * MINUTE, from + 2 * DAY + 3 * MINUTE);
     let placed = |n| Done::Placed { due: due(n), at: now };
     // A minute late is in time, two are not.
-    let expected = [placed(2), placed(3), Done::CaughtUp { due: due(1) }];
+    let expected = [placed(2), placed(3), Done::CaughtUp { due: due(0) }, Done::CaughtUp { due: due(1) }];
     assert_eq!(run.take(), expected, "after a pause that has ended by itself");
     // One that was not paused goes on where it was.
     let mut run = Run::new(every, from);

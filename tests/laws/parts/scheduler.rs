@@ -283,3 +283,73 @@ async fn a_death_after_any_call_leaves_the_job_and_its_schedule_as_one() {
         assert_eq!(play.jobs().await.len(), 1, "its job, after {calls} calls");
     }
 }
+
+/// Guards against a full store that hides what was missed: one occurrence is in time at each look.
+#[tokio::test]
+async fn without_room_what_is_too_late_is_missed_while_others_are_in_time() {
+    let play = Play::new();
+    play.set("s", json!({ "queue": "q", "every": 10, "deadline": 30, "catch_up": "none" })).await;
+    let quota = Quotas::from([(queue("q").namespace, Quota { jobs: 1, ..Quota::default() })]);
+    ok("set_quotas", play.engine.set_quotas(&quota).await);
+    for _ in 0..120 {
+        play.pass(SECOND).await;
+    }
+    let of = play.get("s").await;
+    let count = |outcome| of.state.history.counts.get(&outcome).copied().unwrap_or(0);
+    // The first took the room; those of 20 to 80 s are over, 90 to 120 s are in time.
+    assert_eq!((count(Outcome::Placed), count(Outcome::Missed)), (1, 7), "{:?}", of.state.history);
+    let why = of.state.history.entries[0].why.clone().unwrap_or_default();
+    assert!(why.contains("quota"), "it says {why:?}");
+    // Its owner can make it rarer all the same, and what is due is missed by that.
+    assert_eq!(
+        play.set("s", json!({ "queue": "q", "every": 3600, "catch_up": "none" })).await,
+        Changed::Changed
+    );
+    let of = play.get("s").await;
+    assert_eq!(of.state.history.counts.get(&Outcome::Missed), Some(&11), "{:?}", of.state.history);
+    assert_eq!(play.jobs().await.len(), 1, "the first one alone");
+}
+
+/// Guards against an occurrence whose jitter is not over, and that a change or a pause drops.
+#[tokio::test]
+async fn what_is_due_and_waits_for_its_jitter_outlives_a_change() {
+    for pauses in [false, true] {
+        let play = Play::new();
+        let every = json!({ "queue": "q", "every": 3600, "jitter": 3600, "deadline": 1 });
+        play.set("s", every).await;
+        play.pass(Duration::from_secs(3601)).await;
+        assert_eq!(play.jobs().await.len(), 0, "its jitter is longer than a second");
+        if pauses {
+            play.scheduler.pause(&schedule("s"), None).await.expect("paused");
+        } else {
+            play.set("s", json!({ "queue": "q", "every": 7200 })).await;
+        }
+        assert_eq!(play.outcomes("s").await, [(3_600_000, Outcome::Placed)], "pauses: {pauses}");
+    }
+}
+
+/// Guards against a change that fails because much is due before it.
+#[tokio::test]
+async fn a_change_decides_all_that_is_due_before() {
+    let play = Play::new();
+    play.set("s", json!({ "queue": "q", "every": 60, "deadline": 86_400 })).await;
+    play.clock.advance(Duration::from_secs(3600));
+    assert_eq!(play.set("s", json!({ "queue": "q", "every": 7200 })).await, Changed::Changed);
+    assert_eq!(play.jobs().await.len(), 60, "each was in time");
+}
+
+/// Guards against a store that refuses for a moment: the job is tried again until its deadline.
+#[tokio::test]
+async fn a_store_that_refuses_for_a_moment_loses_nothing() {
+    let clock = manual_clock();
+    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+    let engine: Arc<dyn Engine> = gated.clone();
+    let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+    play.set("s", json!({ "queue": "q", "every": 10 })).await;
+    play.clock.advance(Duration::from_secs(10));
+    gated.refuse_steps(1);
+    play.look().await;
+    assert_eq!(play.outcomes("s").await, [], "it is tried again");
+    play.pass(SECOND).await;
+    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)], "in time");
+}

@@ -7,12 +7,13 @@ use crate::clock::{Micros, Millis};
 use crate::engine::disk::codec::{self, META_REVISION, Progress};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::state::schedules::Known;
-use crate::engine::disk::step::{STEP_BYTES, Step, StepResult};
+use crate::engine::disk::step::{STEP_BYTES, Step, StepError, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{
-    DueList, DueSchedules, Landed, Published, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
-    ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+    DueList, DueSchedules, Landed, Publication, Published, ScheduleId, ScheduleList, SchedulePage,
+    SchedulePut, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
+use crate::error::Error;
 use crate::name::{Namespace, ScheduleName};
 
 /// How long the placer may sleep where there is no schedule,
@@ -29,7 +30,10 @@ impl Step for StepSchedule {
 
     fn bytes(&self) -> usize {
         match &self.0.then {
-            ScheduleThen::Put(put) => put.setting.as_ref().map_or(0, |setting| setting.body.len()),
+            ScheduleThen::Put(put) => {
+                let setting = put.setting.as_ref().map_or(0, |of| of.text.len() + of.body.len());
+                setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
+            }
             ScheduleThen::Delete => 0,
         }
     }
@@ -149,7 +153,11 @@ impl WriterState {
         {
             return Ok(Stepped::TooMany);
         }
-        let landed = match put.job.map(|job| Publish(job).run(self, now)).transpose()? {
+        let published = match put.job.map(|job| Publish(job).run(self, now)).transpose() {
+            Err(StepError::Refused(Error::Refused(why))) => return Ok(Stepped::Refused(why.to_string())),
+            published => published?,
+        };
+        let landed = match published {
             None => put.landed,
             Some(Published::Done(placed)) => {
                 placed.first().map(|placed| Landed { at: time, placed: *placed })

@@ -170,7 +170,10 @@ impl RedisCore {
             ("early", _) => Stepped::TooEarly,
             ("many", _) => Stepped::TooMany,
             ("set_aside", _) => return Ok(Told::SetAside),
-            (what, rest) => return Ok(Told::Answer(answer_of_publish(what, rest)?.map(Stepped::NotPlaced))),
+            (what, rest) => match answer_of_publish(what, rest)? {
+                Err(Error::Refused(why)) => Stepped::Refused(why.to_string()),
+                other => return Ok(Told::Answer(other.map(Stepped::NotPlaced))),
+            },
         })))
     }
 
