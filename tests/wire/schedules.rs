@@ -67,7 +67,9 @@ async fn a_schedule_is_set_shown_changed_and_deleted(store: Store) {
     assert!(next[0]["local"].as_str().is_some_and(|local| local.contains("T02:30:00.000+0")), "{}", next[0]);
     assert!(created.json.get("occurrences").is_none() && created.json["next"] == shown.json["next"]);
 
-    // What was shown may be put back.
+    // What was shown may be put back, and what a PUT answered.
+    let same = put(&server, &token, "/nightly", &created.json).await.expect(200);
+    assert_eq!(same.json["result"], "unchanged", "{}", same.text);
     let same = put(&server, &token, "/nightly", &shown.json).await.expect(200);
     assert_eq!((&same.json["result"], same.header("etag")), (&json!("unchanged"), "\"1\""));
     let mut other = daily();
