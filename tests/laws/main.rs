@@ -273,6 +273,7 @@ macro_rules! more_laws {
                 a_touched_job_runs_on,
                 a_touch_can_shorten_the_ttr,
                 a_touch_replaces_the_receipt,
+                the_receipt_that_is_valid_is_told_to_whoever_had_one,
                 a_receipt_ends_with_its_ttr,
                 an_old_receipt_does_nothing_to_the_next_hand_over,
                 what_is_gone_is_not_found,

@@ -212,8 +212,8 @@ impl Engine for RedisEngine {
         let core = self.open()?;
         match (by, detail) {
             (By::Key(key), detail) => core.inspect_key(queue, key, detail).await,
-            (By::Id(id), Detail::All) => core.inspect(&JobRef { queue: queue.clone(), id }).await,
             (By::Id(id), Detail::Stored) => core.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), _) => core.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
         }
     }
 

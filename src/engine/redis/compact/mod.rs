@@ -232,7 +232,7 @@ impl Engine for CompactEngine {
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        let found = self.open()?.inspect(queue, by).await?;
+        let found = self.open()?.inspect(queue, by, detail.held_with()).await?;
         Ok(found.map(|view| detail.of(view)))
     }
 

@@ -346,6 +346,7 @@ impl CompactCore {
                 state: Some(list.state),
                 due_at: Some(job.due / 1000),
                 tries_left: Some(if list.state == JobState::Dead { 0 } else { tries }),
+                receipt: None,
                 ttl: value::ttl(ttl),
                 elapsed: value::elapsed(now, id.published_at()),
                 key: key_of(&cell[2])?,
