@@ -115,11 +115,15 @@ table! {
 }
 
 table! {
-    /// A store: `Addr` names a Redis, `Path` a directory.
+    /// A store: `Addr` names a Redis, `Cluster` nodes of a Redis Cluster, `Path` a directory.
     PoolConfig {
         /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
         "Addr" addr: Option<String> = None;
-        /// The Redis's password.
+        /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`; they tell of the others. In a variable they
+        /// are separated by commas.
+        #[serde(deserialize_with = "list")]
+        "Cluster" cluster: Vec<String> = Vec::new();
+        /// The Redis's password; that of every node of a cluster.
         "Password" password: Option<Secret> = None;
         /// The Redis database.
         "DB" db: i64 = 0;
@@ -131,10 +135,11 @@ table! {
         /// The Sentinels' own password.
         "SentinelPassword" sentinel_password: Option<Secret> = None;
         /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
-        /// `compact`, in a third of the memory.
-        "Layout" layout: Layout = Layout::Lmstfy;
+        /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
+        #[serde(deserialize_with = "layout")]
+        "Layout" layout: Option<Layout> = None;
         /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
-        /// pool's first start.
+        /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
         "Partitions" partitions: Option<u16> = None;
         /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
         #[serde(deserialize_with = "unless_empty")]
@@ -182,6 +187,23 @@ fn list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     })
 }
 
+/// A layout that is set to the empty text is not set.
+fn layout<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Layout>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Text {
+        #[serde(rename = "")]
+        Unset,
+        Lmstfy,
+        Compact,
+    }
+    Ok(match Text::deserialize(value)? {
+        Text::Unset => None,
+        Text::Lmstfy => Some(Layout::Lmstfy),
+        Text::Compact => Some(Layout::Compact),
+    })
+}
+
 /// Which URLs push may call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -193,11 +215,8 @@ pub enum PushHttps {
 }
 
 /// How a Redis keeps the jobs of a pool.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    #[default]
-    #[serde(alias = "")]
     Lmstfy,
     Compact,
 }

@@ -59,6 +59,7 @@ impl Config {
         } else if file.is_none()
             && let Some(pool) = config.pool.get_mut("default")
             && pool.addr.is_none()
+            && pool.cluster.is_empty()
         {
             pool.path.get_or_insert_with(|| DEFAULT_DATA.into());
         }
@@ -145,9 +146,9 @@ mod tests {
                 .map(|config| config.pool["default"].clone())
         };
         let compact = pool("Layout='compact'\nPartitions=4096\nPrefix='p.1'").expect("it loads");
-        assert_eq!((compact.layout, compact.partitions), (Layout::Compact, Some(4096)));
+        assert_eq!((compact.layout(), compact.partitions()), (Layout::Compact, 4096));
         assert_eq!(compact.prefix.as_deref(), Some("p.1"));
-        assert_eq!(pool("").expect("it loads").layout, Layout::Lmstfy);
+        assert_eq!(pool("").expect("it loads").layout(), Layout::Lmstfy);
         for (keys, key) in [
             ("Layout='compact'\nPartitions=0", "Partitions"),
             ("Layout='compact'\nPartitions=3", "Partitions"),
@@ -268,6 +269,20 @@ mod tests {
             ("[Pool.default]\nPath='d'\nAdr='x'", "Adr"),
             ("[Pool.default]\nPath='d'\nAddr='x:1'", "both Addr and Path"),
             ("[Pool.default]\nDB=1", "neither Addr"),
+            ("[Pool.default]\nCluster=['h:1']\nAddr='h:2'", "both Addr and Cluster"),
+            ("[Pool.default]\nCluster=['h:1']\nPath='d'", "both Path and Cluster"),
+            ("[Pool.default]\nCluster=['h:1']\nMasterName='m'", "MasterName"),
+            ("[Pool.default]\nCluster=['h:1']\nDB=1", "DB is not 0"),
+            ("[Pool.default]\nCluster=['h:1']\nLayout='lmstfy'", "Layout"),
+            ("[Pool.default]\nCluster=['h']", "host:port"),
+            ("[Pool.default]\nCluster=['h:0']", "host:port"),
+            ("[Pool.default]\nCluster=['h:1']\nPartitions=12", "power of two"),
+            ("[Pool.default]\nCluster=['h:1']", "AdminRedis"),
+            ("[Pool.default]\nCluster=['h:1']\n[AdminRedis]\nCluster=['h:1']", "[AdminRedis]: Cluster"),
+            (
+                "[Pool.default]\nCluster=['h:1']\n[Pool.b]\nCluster=['h:1']\nPrefix='default'\n[AdminRedis]\nAddr='h:1'",
+                "its Cluster and its Prefix",
+            ),
             ("[Pool.other]\nPath='d'", "[Pool.default]"),
             ("[Pool.default]\nAddr='x:1'", "AdminRedis"),
             ("[Pool.default]\nAddr='x:1,y:2'\n[AdminRedis]\nAddr='x:1'", "MasterName"),
@@ -294,6 +309,20 @@ mod tests {
         }
         let error = load(disk, &[("DORMOUSE_PROT", "1")]).expect_err("an unknown variable");
         assert!(error.contains("DORMOUSE_PROT"), "{error}");
+    }
+
+    #[test]
+    fn a_cluster_is_a_list_or_a_text_with_commas() {
+        let file = "[Pool.default]\nCluster=['h1:1', 'h2:2']\n[Pool.b]\nAddr='x:1'\nLayout='compact'\n[AdminRedis]\nAddr='x:1'";
+        let config = load(file, &[]).expect("it loads");
+        let pool = &config.pool["default"];
+        assert_eq!(
+            (&pool.cluster[..], pool.layout()),
+            (&["h1:1".to_owned(), "h2:2".to_owned()][..], Layout::Compact)
+        );
+        assert_eq!((pool.partitions(), config.pool["b"].partitions()), (64, 1));
+        let config = load(file, &[("DORMOUSE_POOL_DEFAULT_CLUSTER", "h3:3, [::1]:4")]).expect("it loads");
+        assert_eq!(config.pool["default"].cluster, ["h3:3", "[::1]:4"]);
     }
 
     #[test]
@@ -329,6 +358,7 @@ mod tests {
             ("Accounts = 'ann:hush'\n[Pool.default]\nPath='d'", None),
             ("AdminRedis = 'hush'\n[Pool.default]\nPath='d'", None),
             ("[Pool]\ndefault = 'redis://:hush@h:6379'", None),
+            ("[Pool.default]\nCluster = ['redis://:hush@h:6379']\n[AdminRedis]\nAddr = 'h:1'", None),
             ("[Pool.default]\nAddr = 'redis://:hush@h:6379'\n[AdminRedis]\nAddr = 'h:1'", None),
             (
                 "[Pool.default]\nAddr = 'h:1,ann:hush@h:6379'\nMasterName = 'm'\n[AdminRedis]\nAddr = 'h:1'",

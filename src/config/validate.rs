@@ -58,11 +58,15 @@ impl Config {
                 }
                 paths.push(path);
             }
-            if pool.layout == Layout::Compact {
+            if pool.layout() == Layout::Compact && pool.path.is_none() {
                 let db = pool.db.to_string();
-                let place = (pool.addr.as_deref(), pool.master_name.as_deref(), db, pool.prefix(name));
+                let place =
+                    (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, pool.prefix(name));
                 if places.contains(&place) {
-                    return err(format!("[Pool.{name}]: another pool has its Addr and its Prefix already"));
+                    return err(format!(
+                        "[Pool.{name}]: another pool has its {} and its Prefix already",
+                        pool.addr.as_ref().map_or("Cluster", |_| "Addr")
+                    ));
                 }
                 places.push(place);
             }
@@ -83,7 +87,10 @@ impl Config {
         }
         match &self.admin_redis {
             Some(admin) if admin.path.is_some() => err("[AdminRedis]: Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory".into()),
-            Some(admin) if admin.layout != Layout::Lmstfy => {
+            Some(admin) if !admin.cluster.is_empty() => {
+                err("[AdminRedis]: Cluster belongs to pools; name a Redis of its own with Addr".into())
+            }
+            Some(admin) if admin.layout() != Layout::Lmstfy => {
                 err("[AdminRedis]: Layout belongs to pools; tokens and limits have one layout".into())
             }
             Some(admin) => admin.validate("[AdminRedis]"),
@@ -95,6 +102,8 @@ impl Config {
 
 /// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
 const MAX_PARTITIONS: u16 = 4096;
+/// How many parts a pool has in a cluster unless it says otherwise.
+const PARTITIONS_OF_CLUSTER: u16 = 64;
 
 fn is_prefix(s: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
@@ -107,11 +116,63 @@ impl PoolConfig {
         self.prefix.as_deref().unwrap_or(name)
     }
 
+    /// How its Redis keeps jobs.
+    pub fn layout(&self) -> Layout {
+        let usual = if self.cluster.is_empty() { Layout::Lmstfy } else { Layout::Compact };
+        self.layout.unwrap_or(usual)
+    }
+
+    /// How many parts a compact pool has.
+    pub fn partitions(&self) -> u16 {
+        self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
+    }
+
+    fn validate_cluster(&self, section: &str) -> Result<(), ConfigError> {
+        let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
+        if self.addr.is_some() {
+            return err("both Addr and Cluster are set: a pool is a Redis or a Redis Cluster");
+        }
+        if self.path.is_some() {
+            return err("both Path and Cluster are set: a pool is a directory or a Redis Cluster");
+        }
+        if self.master_name.is_some() {
+            return err(
+                "MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
+            );
+        }
+        if self.db != 0 {
+            return err("DB is not 0: a Redis Cluster has no other, leave it out beside Cluster");
+        }
+        if self.layout == Some(Layout::Lmstfy) {
+            return err("Layout is lmstfy, whose keys are in many slots: with Cluster it is compact");
+        }
+        // The error would show a password.
+        if self.cluster.iter().any(|addr| addr.contains(['@', '/'])) {
+            return err("Cluster lists host:port: a password has a key of its own, Password");
+        }
+        let is_address = |addr: &String| {
+            let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            port.is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port > 0))
+        };
+        match self.cluster.iter().find(|addr| !is_address(addr)) {
+            Some(addr) => err(&format!("Cluster names {addr:?}: write host:port")),
+            None => Ok(()),
+        }
+    }
+
     fn validate(&self, section: &str) -> Result<(), ConfigError> {
         let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
+        if !self.cluster.is_empty() {
+            self.validate_cluster(section)?;
+        }
         match (&self.addr, &self.path) {
+            (None, None) if !self.cluster.is_empty() => {}
             (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
-            (None, None) => return err("neither Addr (a Redis) nor Path (a directory) is set"),
+            (None, None) => {
+                return err(
+                    "neither Addr (a Redis) nor Cluster (a Redis Cluster) nor Path (a directory) is set",
+                );
+            }
             (Some(addr), None) if addr.split(',').any(|a| a.trim().is_empty()) => {
                 return err("Addr is empty: write host:port");
             }
@@ -127,8 +188,8 @@ impl PoolConfig {
             (None, Some(path)) if path.as_os_str().is_empty() => return err("Path is empty"),
             _ => {}
         }
-        let compact = self.layout == Layout::Compact;
-        if compact && self.path.is_some() {
+        let compact = self.layout() == Layout::Compact;
+        if self.layout == Some(Layout::Compact) && self.path.is_some() {
             return err("Layout is how a Redis keeps jobs: leave it out beside Path");
         }
         match self.partitions {

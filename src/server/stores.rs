@@ -113,7 +113,7 @@ async fn open_redis(
     name: &PoolName,
     pool: &PoolConfig,
 ) -> crate::error::Result<Opened> {
-    Ok(match pool.layout {
+    Ok(match pool.layout() {
         Layout::Lmstfy => {
             let redis = RedisEngine::connect(address, name).await?;
             log_redis(name, pool, redis.version());
@@ -122,7 +122,7 @@ async fn open_redis(
         }
         Layout::Compact => {
             let prefix = pool.prefix(name.as_str()).to_owned();
-            let layout = CompactLayout { prefix, partitions: pool.partitions.unwrap_or(1) };
+            let layout = CompactLayout { prefix, partitions: pool.partitions() };
             let redis = CompactEngine::connect(address, name, &layout).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
@@ -133,7 +133,7 @@ async fn open_redis(
 
 /// What the log says of a pool on a Redis at the start. The version is unknown where it is forbidden to ask.
 fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
-    let layout = if of.layout == Layout::Compact { "compact" } else { "lmstfy" };
+    let layout = if of.layout() == Layout::Compact { "compact" } else { "lmstfy" };
     let (pool, addr) = (name.as_str(), of.addr.as_deref());
     tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
@@ -173,7 +173,11 @@ pub async fn admin_store(
 fn redis_address(pool: &PoolConfig) -> RedisAddress {
     let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
     RedisAddress {
-        addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
+        addrs: match &pool.cluster[..] {
+            [] => pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
+            nodes => nodes.to_vec(),
+        },
+        cluster: !pool.cluster.is_empty(),
         password: secret(&pool.password),
         db: pool.db,
         master_name: pool.master_name.clone().filter(|m| !m.is_empty()),
