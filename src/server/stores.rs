@@ -134,7 +134,8 @@ async fn open_redis(
 /// What the log says of a pool on a Redis at the start. The version is unknown where it is forbidden to ask.
 fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
     let layout = if of.layout() == Layout::Compact { "compact" } else { "lmstfy" };
-    let (pool, addr) = (name.as_str(), of.addr.as_deref());
+    let nodes = of.cluster.join(",");
+    let (pool, addr) = (name.as_str(), of.addr.as_deref().unwrap_or(&nodes));
     tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
 
