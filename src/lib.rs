@@ -20,4 +20,8 @@ pub mod process;
 pub mod pump;
 pub mod push;
 pub mod random;
+pub mod schedule;
+pub mod scheduler;
 pub mod server;
+pub mod time;
+pub mod tls;

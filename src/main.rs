@@ -5,27 +5,73 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use dormouse::cli;
 use dormouse::config::{Config, DEFAULT_FILE, LogLevel, is_configured, is_service_link};
 use dormouse::process::files;
 use dormouse::process::log;
+use dormouse::process::tasks::{Failure, Tasks};
 use dormouse::process::version::Version;
-use dormouse::server::{self, Options, ServerError};
+use dormouse::server::{self, Options, ServerError, Signal};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 /// Each connection has buffers that a waiting consumer hardly touches. This allocator lays them out so that the
 /// untouched pages take no memory.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// What `--help` says behind the options.
+const AFTER: &str = "\
+Ports:
+  7777  the API, for producers and workers: lmstfy's, and more. Host, Port
+  7778  the admin port: tokens, limits, quotas, push, metrics, backups. AdminHost, AdminPort. Keep it private
+  /ping (200: the process answers) and /ready (200: send it requests, or 503 and why not) are on both.
+
+Signals:
+  SIGTERM, SIGINT, SIGHUP  stop: after DrainSeconds, in which a second one ends the wait, in five seconds at most
+  SIGUSR1                  open the log files anew, and read certificates anew
+  SIGKILL                  loses nothing that was answered with 2xx
+
+Exit codes:
+  0  it was told to stop; or a command has done what it was asked for
+  1  a port or a store could not be opened, or a store failed for good; or a command could not do it
+  2  the command line or the configuration is wrong; nothing was touched
+
+Environment:
+  DORMOUSE_<KEY>               any key of the configuration: DORMOUSE_PORT, DORMOUSE_LOG_DIR
+  DORMOUSE_POOL_<NAME>_<KEY>   of a pool: DORMOUSE_POOL_DEFAULT_ADDR
+  DORMOUSE_.._PASSWORD_FILE    a file that has the password
+  DORMOUSE_ADMIN               where commands find the admin port [default: http://127.0.0.1:7778]
+  DORMOUSE_ADMIN_AUTH          user:password for it, if it asks
+  DORMOUSE_URL, DORMOUSE_NAMESPACE, DORMOUSE_TOKEN   what `dormouse queue` asks, and as whom
+  NOTIFY_SOCKET                is told READY=1 and STOPPING=1, as systemd asks
+
+Examples:
+  dormouse                                        a first try: keeps its jobs in ./dormouse-data, prints what to try
+  dormouse check -c /etc/dormouse/config.toml --stores
+                                                  would it start?
+  dormouse -c /etc/dormouse/config.toml           start
+  dormouse health                                 is it ready?
+  dormouse backup /backups/monday                 copy its jobs and tokens while it runs
+  dormouse queue -n shop list                     what is in the queues of a namespace
+
+docs/configuration.md has every key, docs/operations.md what to know on call.";
+
 /// A delayed task queue server. Jobs sleep until they are due, are handed to exactly one worker at a time, and
 /// come back if the worker dies. Speaks lmstfy's HTTP API.
 ///
 /// Without a configuration it keeps its jobs in ./dormouse-data, listens on 127.0.0.1, and prints what to try.
 #[derive(Parser)]
-#[command(name = "dormouse", disable_version_flag = true, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "dormouse",
+    disable_version_flag = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "--help says more: ports, signals, exit codes, environment, examples.",
+    after_long_help = AFTER
+)]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -50,6 +96,32 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     Queue(Box<cli::QueueArgs>),
+    Backup(cli::BackupArgs),
+    /// Ask a server whether it is ready: exit code 0 if it is, 1 if not
+    ///
+    /// The server is the one whose admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778].
+    Health,
+    /// Read the configuration as a start would, and print what is in force, without secrets
+    ///
+    /// Starts nothing and makes nothing. Exit code 2 and one line where the configuration is wrong.
+    Check {
+        /// Configuration file (TOML) [default: conf/config.toml, if it is there]
+        #[arg(short = 'c', long = "config", value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Ask each store too, on one line each; exit code 1 if one cannot be used
+        #[arg(long)]
+        stores: bool,
+    },
+    /// Write the man pages of both binaries into a directory
+    Man {
+        /// Made if it is not there
+        dir: PathBuf,
+    },
+    /// Print the completions of a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: Shell,
+    },
     /// Say what is damaged in the directory of a disk pool that no server has open
     Repair {
         /// Set aside what is damaged, and give up the jobs in it, so that the rest opens. Copy the directory first
@@ -79,11 +151,38 @@ fn variables() -> Result<Vec<(String, String)>, String> {
     read.filter_map(Result::transpose).collect()
 }
 
+/// The configuration file: the one that is named, or the usual one if it is there.
+fn configured(file: Option<PathBuf>) -> Option<PathBuf> {
+    file.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))
+}
+
+/// The configuration, whether nothing configures this server, and the names of service links.
+fn load(file: Option<&Path>) -> Result<(Config, bool, String), String> {
+    let env = variables().map_err(|variable| format!("the variable {variable} is not UTF-8"))?;
+    let demo = file.is_none() && !is_configured(&env);
+    let links: Vec<&str> =
+        env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
+    let links = links.join(" ");
+    let config = Config::load(file, env).map_err(|error| error.to_string())?;
+    Ok((config, demo, links))
+}
+
 fn main() -> ExitCode {
     let args = Args::parse_from(args());
     match args.command {
         Some(Command::Queue(args)) => return cli::run(*args),
+        Some(Command::Backup(args)) => {
+            files::keep_private();
+            return cli::backup(args);
+        }
+        Some(Command::Man { dir }) => return man(&dir),
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Args::command(), "dormouse", &mut std::io::stdout());
+            return ExitCode::SUCCESS;
+        }
+        Some(Command::Health) => return cli::health(),
         Some(Command::Repair { accept_loss, dir }) => return repair(&dir, accept_loss),
+        Some(Command::Check { config, stores }) => return check(config, stores),
         None => {}
     }
     if args.version {
@@ -92,18 +191,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     files::keep_private();
-    let file = args.config.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()));
-    let env = match variables() {
-        Ok(env) => env,
-        Err(variable) => return fail(2, &format!("the variable {variable} is not UTF-8")),
-    };
-    let demo = file.is_none() && !is_configured(&env);
-    let links: Vec<&str> =
-        env.iter().filter(|(k, v)| is_service_link(k, v)).map(|(k, _)| k.as_str()).collect();
-    let links = links.join(" ");
-    let config_file = file.clone();
-    let config = match Config::load(file.as_deref(), env) {
-        Ok(config) => config,
+    let config_file = configured(args.config);
+    let (config, demo, links) = match load(config_file.as_deref()) {
+        Ok(loaded) => loaded,
         Err(error) => return fail(2, &error),
     };
     let dir = config.log_dir.as_deref();
@@ -126,8 +216,8 @@ fn main() -> ExitCode {
         Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
     };
     let result = runtime.block_on(async {
-        let stop = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
-        server::run(config, options, stop).await
+        let signals = signals(logs).map_err(|e| ServerError::Failed(format!("signals: {e}")))?;
+        server::run(config, options, signals).await
     });
     // Whatever still runs has had its grace period.
     runtime.shutdown_background();
@@ -150,6 +240,52 @@ fn threads(config: &Config) -> Option<usize> {
     on_disk.then(|| (cores - 1).max(1))
 }
 
+/// Writes a page for each binary and each command.
+fn man(dir: &Path) -> ExitCode {
+    let write = || -> std::io::Result<()> {
+        std::fs::create_dir_all(dir)?;
+        clap_mangen::generate_to(Args::command(), dir)?;
+        clap_mangen::generate_to(cli::tokens::command(), dir)
+    };
+    match write() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(1, &format!("{}: {error}", dir.display())),
+    }
+}
+
+/// Exit code 0 if a start would succeed, as far as the configuration can tell, 2 if it is wrong; 1 if a store cannot be
+/// used.
+fn check(file: Option<PathBuf>, stores: bool) -> ExitCode {
+    let config = match load(configured(file).as_deref()) {
+        Ok((config, ..)) => config,
+        Err(error) => return fail(2, &error),
+    };
+    if let Err(error) = server::check(&config) {
+        return fail(2, &error);
+    }
+    print!("{}", config.in_force());
+    if !stores {
+        return ExitCode::SUCCESS;
+    }
+    let runtime = match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("the runtime could not start: {error}")),
+    };
+    let asked = runtime.block_on(server::check_stores(&config));
+    runtime.shutdown_background();
+    let mut code = ExitCode::SUCCESS;
+    for (store, answer) in asked {
+        match answer {
+            Ok(says) => println!("# {store}: {says}"),
+            Err(error) => {
+                eprintln!("dormouse: {store}: {error}");
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    code
+}
+
 /// Exit code 0 if the directory opens, 1 if it does not.
 fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     files::keep_private();
@@ -162,22 +298,30 @@ fn repair(dir: &Path, accept_loss: bool) -> ExitCode {
     }
 }
 
-/// Resolves at the first signal that ends the process, and says which. Until then SIGUSR1 opens the logs anew.
-fn signals(logs: log::Logs) -> std::io::Result<impl Future<Output = &'static str>> {
+/// The signals that the server is to hear of, for as long as the runtime is there. SIGUSR1 also opens the logs anew.
+fn signals(logs: log::Logs) -> std::io::Result<mpsc::Receiver<Signal>> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let mut hup = signal(SignalKind::hangup())?;
     let mut usr1 = signal(SignalKind::user_defined1())?;
-    Ok(async move {
+    let (tell, heard) = mpsc::channel(8);
+    Tasks::new(Failure::default()).spawn(async move {
         loop {
-            tokio::select! {
-                _ = term.recv() => return "SIGTERM",
-                _ = int.recv() => return "SIGINT",
-                _ = hup.recv() => return "SIGHUP",
-                Some(()) = usr1.recv() => logs.reopen(),
+            let signal = tokio::select! {
+                _ = term.recv() => Signal::Stop("SIGTERM"),
+                _ = int.recv() => Signal::Stop("SIGINT"),
+                _ = hup.recv() => Signal::Stop("SIGHUP"),
+                _ = usr1.recv() => {
+                    logs.reopen();
+                    Signal::Reload
+                }
+            };
+            if tell.send(signal).await.is_err() {
+                return;
             }
         }
-    })
+    });
+    Ok(heard)
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {

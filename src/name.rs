@@ -1,10 +1,12 @@
-//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `JobKey`, `IdempotencyKey` or `Token` that
-//! exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
+//! Names that have been checked. A `Namespace`, `QueueName`, `PoolName`, `ScheduleName`, `JobKey`, `IdempotencyKey` or
+//! `Token` that exists is valid, so no other module checks its characters. Knows nothing of HTTP or of any store.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
 
 /// The longest namespace or queue name, in bytes: storage formats keep the length in one byte.
 pub const MAX_NAME: usize = 255;
@@ -95,6 +97,34 @@ impl QueueName {
     /// A queue to consume from, which may begin with `_`: lmstfy allows that here and nowhere else.
     pub fn parse_for_consume(s: &str) -> Result<QueueName, NameError> {
         check(s).map(QueueName)
+    }
+}
+
+name!(
+    /// A schedule of a namespace.
+    ScheduleName
+);
+
+impl Serialize for ScheduleName {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&self.0)
+    }
+}
+
+impl ScheduleName {
+    /// The longest, in bytes.
+    pub const MOST: usize = 100;
+
+    /// 1 to 100 of `[-_.A-Za-z0-9]`, the first of them neither `_` nor `.`. `None` for any other text.
+    pub fn parse(s: &str) -> Option<ScheduleName> {
+        let fits = (1..=ScheduleName::MOST).contains(&s.len()) && !s.starts_with(['_', '.']);
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        (fits && s.bytes().all(plain)).then(|| ScheduleName(s.into()))
+    }
+
+    /// No name stands before it in their order.
+    pub fn first() -> ScheduleName {
+        ScheduleName("-".into())
     }
 }
 
@@ -286,6 +316,16 @@ mod tests {
         }
         for (bytes, fits) in [(0, false), (1, true), (255, true), (256, false)] {
             assert_eq!(IdempotencyKey::new(&vec![0; bytes]).is_some(), fits, "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn a_schedule_has_a_short_name_without_a_mark_in_front() {
+        for good in ["a", "nightly.report", "-x", "9_", &"n".repeat(100)] {
+            assert!(ScheduleName::parse(good).is_some(), "{good:?} should be a name");
+        }
+        for bad in ["", "_a", ".a", "a b", "a/b", "é", &"n".repeat(101)] {
+            assert_eq!(ScheduleName::parse(bad), None, "{bad:?} should be no name");
         }
     }
 

@@ -1,26 +1,33 @@
 //! The HTTP of the command line: one call, and what the server says to it.
 
 use std::error::Error;
+use std::io::{self, Read as _};
+use std::pin::Pin;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, utf8_percent_encode};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::program::{CommandError, Result};
+use crate::tls::{ClientTls, system_roots};
 
 /// How long the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long it may take until an answer begins that is long, and how long it may pause.
+const LONG: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_secs(60);
 /// The longest answer that is read, in bytes: a page of jobs with their bodies, or hundreds of thousands of tokens.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -84,6 +91,8 @@ pub struct ApiClient {
     url: String,
     /// Host and port.
     address: String,
+    /// It speaks TLS.
+    tls: bool,
     key: Option<Header>,
 }
 
@@ -97,38 +106,41 @@ pub fn basic_auth(account: &str) -> Header {
 impl ApiClient {
     /// A client that follows no redirect and uses no proxy, so that the token goes to the named server only.
     pub fn new(url: &str, key: Option<Header>) -> Result<ApiClient> {
-        let address = url.parse::<Uri>().ok().and_then(|uri| {
-            let plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
+        let found = url.parse::<Uri>().ok().and_then(|uri| {
+            let tls = match uri.scheme_str()? {
+                "http" => false,
+                "https" => true,
+                _ => return None,
+            };
+            let plain = uri.path() == "/" && uri.query().is_none();
             let authority = uri.authority().filter(|authority| plain && !authority.as_str().contains('@'))?;
             // What is behind the host is a port, or nothing.
             let port = match authority.as_str().strip_prefix(authority.host()) {
-                Some("") => 80,
+                Some("") => {
+                    if tls {
+                        443
+                    } else {
+                        80
+                    }
+                }
                 _ => authority.port_u16()?,
             };
-            Some(format!("{}:{port}", authority.host()))
+            Some((format!("{}:{port}", authority.host()), tls))
         });
-        let address = address
+        let (address, tls) = found
             .ok_or_else(|| CommandError::Usage("the URL should be like http://127.0.0.1:7777".to_owned()))?;
         if key.as_ref().is_some_and(|(_, key)| HeaderValue::from_str(key).is_err()) {
             return Err(CommandError::Usage("the token has characters that no token has".to_owned()));
         }
-        Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, key })
+        Ok(ApiClient { url: url.trim_end_matches('/').to_owned(), address, tls, key })
     }
 
     /// Sends a call, and answers the status and the text.
     pub fn exchange(&self, call: HttpCall) -> Result<(StatusCode, String)> {
-        let trouble =
-            |e: &dyn std::fmt::Display| CommandError::NotDone(format!("cannot reach {}: {e}", self.url));
-        let mut request = Request::builder()
-            .method(call.method)
-            .uri(format!("{}{}", call.path, call.query))
-            .header(HOST, &self.address);
-        if let Some((name, key)) = &self.key {
-            request = request.header(*name, key);
-        }
-        let request = request.body(Full::new(Bytes::from(call.body))).map_err(|e| trouble(&e))?;
+        let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
+        let request = self.request(call)?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
-        let answer = runtime.block_on(async { timeout(TIMEOUT, send(&self.address, request)).await });
+        let answer = runtime.block_on(async { timeout(TIMEOUT, self.carry(request)).await });
         // It may still look up a name.
         runtime.shutdown_background();
         answer.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))
@@ -146,43 +158,160 @@ impl ApiClient {
     /// The same for an answer that is JSON.
     pub fn json(&self, call: HttpCall) -> Result<Value> {
         let text = self.send(call)?;
-        self.read(&text)
+        self.parse(&text)
     }
 
     /// The same for an answer that is JSON or nothing.
     pub fn json_or_nothing(&self, call: HttpCall) -> Result<Option<Value>> {
         let text = self.send(call)?;
-        if text.is_empty() { Ok(None) } else { self.read(&text).map(Some) }
+        if text.is_empty() { Ok(None) } else { self.parse(&text).map(Some) }
     }
 
-    fn read(&self, text: &str) -> Result<Value> {
+    fn parse(&self, text: &str) -> Result<Value> {
         serde_json::from_str(text)
             .map_err(|e| CommandError::NotDone(format!("{} did not answer as Dormouse does: {e}", self.url)))
     }
 }
 
-async fn send(
-    address: &str,
-    request: Request<Full<Bytes>>,
-) -> std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>> {
-    let stream = TcpStream::connect(address).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let answer = async move {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
-    };
-    // The connection ends when its sender is gone. What it fails with the request fails with too.
-    tokio::join!(answer, connection).0
+/// A body that is read as it comes, however long it is.
+pub struct BodyReader {
+    runtime: Runtime,
+    connection: Option<Pin<Box<dyn Future<Output = hyper::Result<()>>>>>,
+    body: Incoming,
+    rest: Bytes,
 }
 
+impl BodyReader {
+    fn next(&mut self) -> io::Result<Option<Bytes>> {
+        let (connection, body) = (&mut self.connection, &mut self.body);
+        let frame = async {
+            loop {
+                let Some(running) = connection else { return body.frame().await };
+                tokio::select! {
+                    biased;
+                    frame = body.frame() => return frame,
+                    // What it fails with the body fails with too.
+                    _ = running => *connection = None,
+                }
+            }
+        };
+        let frame = self.runtime.block_on(async { timeout(PAUSE, frame).await });
+        match frame.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
+            Some(frame) => Ok(Some(frame.map_err(io::Error::other)?.into_data().unwrap_or_default())),
+            None => Ok(None),
+        }
+    }
+}
+
+impl io::Read for BodyReader {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() {
+            match self.next()? {
+                Some(bytes) => self.rest = bytes,
+                None => return Ok(0),
+            }
+        }
+        let n = to.len().min(self.rest.len());
+        to[..n].copy_from_slice(&self.rest.split_to(n));
+        Ok(n)
+    }
+}
+
+/// An answer, or why there is none.
+type Answer = std::result::Result<(StatusCode, String), Box<dyn Error + Send + Sync>>;
+
+impl ApiClient {
+    /// Sends a call, and answers with the body of a 2xx.
+    pub fn read(&self, call: HttpCall) -> Result<BodyReader> {
+        let trouble = |e: &dyn std::fmt::Display| self.trouble(e);
+        let request = self.request(call)?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|e| trouble(&e))?;
+        let begun = async {
+            let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+            let mut connection = Some(Box::pin(connection) as Pin<Box<dyn Future<Output = _>>>);
+            let mut answer = Box::pin(sender.send_request(request));
+            let answer = loop {
+                let Some(running) = &mut connection else { break answer.await? };
+                tokio::select! {
+                    biased;
+                    answer = &mut answer => break answer?,
+                    _ = running => connection = None,
+                }
+            };
+            Ok::<_, Box<dyn Error + Send + Sync>>((answer, connection))
+        };
+        let begun = runtime.block_on(async { timeout(LONG, begun).await });
+        let (answer, connection) =
+            begun.map_err(|_| trouble(&"no answer in time"))?.map_err(|e| trouble(&e))?;
+        let status = answer.status();
+        let mut body = BodyReader { runtime, connection, body: answer.into_body(), rest: Bytes::new() };
+        if status.is_success() {
+            return Ok(body);
+        }
+        let mut text = Vec::new();
+        let _ = io::Read::take(&mut body, MAX_ANSWER as u64).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        Err(CommandError::NotDone(format!("{} answered {status}: {}", self.url, says(&text))))
+    }
+
+    fn trouble(&self, error: &dyn std::fmt::Display) -> CommandError {
+        CommandError::NotDone(format!("cannot reach {}: {error}", self.url))
+    }
+
+    fn request(&self, call: HttpCall) -> Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder()
+            .method(call.method)
+            .uri(format!("{}{}", call.path, call.query))
+            .header(HOST, &self.address);
+        if let Some((name, key)) = &self.key {
+            request = request.header(*name, key);
+        }
+        request.body(Full::new(Bytes::from(call.body))).map_err(|e| self.trouble(&e))
+    }
+
+    async fn connect(&self) -> std::result::Result<Box<dyn Io>, Box<dyn Error + Send + Sync>> {
+        let stream = TcpStream::connect(&self.address).await?;
+        if !self.tls {
+            return Ok(Box::new(stream));
+        }
+        let host = self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        Ok(Box::new(ClientTls::new(system_roots(""), None).connect(host, stream).await?))
+    }
+
+    /// Over a connection of its own.
+    async fn carry(&self, request: Request<Full<Bytes>>) -> Answer {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await?;
+        let answer = async move {
+            let answer = sender.send_request(request).await?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        };
+        // The connection ends when its sender is gone. What it fails with the request fails with too.
+        tokio::join!(answer, connection).0
+    }
+}
+
+/// A connection, with TLS or without.
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
 /// What an error answer says: its text, and which job or element it is about.
-fn says(text: &str) -> String {
+pub fn says(text: &str) -> String {
     let Ok(json) = serde_json::from_str::<Value>(text) else {
         return super::show::one_line(text);
     };
-    let mut says = json["error"].as_str().or(json["msg"].as_str()).unwrap_or(text).to_owned();
+    let mut says = json["error"]
+        .as_str()
+        .or(json["msg"].as_str())
+        .or(json["reason"].as_str())
+        .unwrap_or(text)
+        .to_owned();
+    if let Some(name) = json["name"].as_str() {
+        says = format!("{name}: {says}");
+    }
     if let Some(id) = json["job_id"].as_str() {
         says = format!("{says} (job {id})");
     }

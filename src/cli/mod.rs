@@ -2,22 +2,24 @@
 //! as any client does, and to its admin port for what is pushed: it knows no store and no configuration. `tokens.rs` is
 //! the other tool, token-cli.
 
+mod backup;
 mod client;
 mod program;
 mod push;
+mod schedules;
+mod session;
 mod show;
 pub mod tokens;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
+pub use self::backup::BackupArgs;
 use self::client::{ApiClient, HttpCall};
-use self::program::{CommandError, Result, exit_code, given, print_line, standard_input};
-
-/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
-const PAGE: usize = 100;
+use self::program::{CommandError, Result, admin_url, exit_code, print_line, standard_input};
+use self::session::{PAGE, ServerArgs, Session};
 
 /// Looks into queues and sets them right, through a server's public port.
 #[derive(Args)]
@@ -30,10 +32,11 @@ Examples:
   dormouse queue -n shop respawn mail --oldest 10            give dead jobs another try
   dormouse queue -n shop purge mail --yes                    forget the ready jobs
   dormouse queue -n shop push set mail https://shop.example/jobs --concurrency 4
+  dormouse queue -n shop schedules set nightly mail report --cron '30 2 * * *' --zone Europe/Berlin
 
 Instead of --url, --token and --namespace there are the environment variables DORMOUSE_URL, DORMOUSE_TOKEN and
 DORMOUSE_NAMESPACE. Other users of this machine can read a --token in the process list, and not DORMOUSE_TOKEN.
-`push` speaks to the admin port: --admin or DORMOUSE_ADMIN_URL, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
+`push` speaks to the admin port: --admin or DORMOUSE_ADMIN, and DORMOUSE_ADMIN_AUTH=user:password if it asks.
 
 Exit codes: 0 done; 1 the server refused or could not be reached, or jobs were missing; 2 an argument is missing or
 wrong.")]
@@ -42,33 +45,6 @@ pub struct QueueArgs {
     server: ServerArgs,
     #[command(subcommand)]
     command: QueueCommand,
-}
-
-/// Which server, which namespace, and how to show what it says.
-#[derive(Args)]
-struct ServerArgs {
-    /// The server's public port [default: http://127.0.0.1:7777]
-    #[arg(long, global = true, value_name = "URL")]
-    url: Option<String>,
-    /// The namespace's token; prefer DORMOUSE_TOKEN
-    #[arg(long, global = true)]
-    token: Option<String>,
-    /// The server's admin port, for push [default: http://127.0.0.1:7778]
-    #[arg(long, global = true, value_name = "URL")]
-    admin: Option<String>,
-    /// The namespace of the queues
-    #[arg(short = 'n', long, global = true, value_name = "NAME")]
-    namespace: Option<String>,
-    /// A table to read, or the server's JSON
-    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
-    output: Output,
-}
-
-/// How answers are shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
-    Table,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -157,6 +133,9 @@ enum QueueCommand {
     /// Send the jobs of a queue to a URL
     #[command(subcommand)]
     Push(push::PushCommand),
+    /// Jobs that come again
+    #[command(subcommand)]
+    Schedules(schedules::SchedulesCommand),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -172,32 +151,34 @@ pub fn run(args: QueueArgs) -> ExitCode {
     exit_code("dormouse", Session::open(args.server).and_then(|session| session.run(args.command)))
 }
 
-/// A server, a namespace, and how answers are shown.
-struct Session {
-    client: ApiClient,
-    /// Where the admin port is, if the command line says it.
-    admin: Option<String>,
-    namespace: String,
-    output: Output,
+/// Takes a copy of a pool.
+pub fn backup(args: BackupArgs) -> ExitCode {
+    exit_code("dormouse", backup::backup(args))
+}
+
+/// Asks the server at `DORMOUSE_ADMIN` whether it is ready.
+pub fn health() -> ExitCode {
+    let ask = || {
+        let answer = ApiClient::new(&admin_url(None)?, None)?.exchange(HttpCall::get().to("ready"))?;
+        let (status, text) = answer;
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(CommandError::NotDone(format!("not ready: {}", client::says(&text))))
+        }
+    };
+    match ask() {
+        Ok(()) => {
+            print_line("ready");
+            ExitCode::SUCCESS
+        }
+        Err(CommandError::Usage(why) | CommandError::NotDone(why)) => {
+            exit_code("dormouse", Err(CommandError::NotDone(why)))
+        }
+    }
 }
 
 impl Session {
-    fn open(args: ServerArgs) -> Result<Session> {
-        let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
-        let token = given(args.token, "DORMOUSE_TOKEN")?;
-        let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
-        let namespace = namespace.ok_or_else(|| {
-            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
-        })?;
-        let token = token.map(|token| ("X-Token", token));
-        Ok(Session {
-            client: ApiClient::new(&url, token)?,
-            admin: args.admin,
-            namespace,
-            output: args.output,
-        })
-    }
-
     fn run(&self, command: QueueCommand) -> Result<()> {
         match command {
             QueueCommand::List { limit } => self.list(limit),
@@ -233,6 +214,7 @@ impl Session {
             }
             QueueCommand::Purge { queue, yes } => self.purge(&queue, yes),
             QueueCommand::Push(command) => self.push(command),
+            QueueCommand::Schedules(command) => command.run(self),
         }
     }
 
@@ -259,8 +241,7 @@ impl Session {
     }
 
     fn push(&self, command: push::PushCommand) -> Result<()> {
-        let url = given(self.admin.clone(), "DORMOUSE_ADMIN_URL")?;
-        let client = ApiClient::new(url.as_deref().unwrap_or("http://127.0.0.1:7778"), push::login()?)?;
+        let client = ApiClient::new(&admin_url(self.admin.clone())?, push::login()?)?;
         let call = command.call(&self.namespace)?;
         let answer = client.json_or_nothing(call)?.unwrap_or_else(|| json!({"msg": "deleted"}));
         self.show(&answer, || show::fields(&answer));
@@ -306,36 +287,5 @@ impl Session {
     /// A call that gets below a queue.
     fn at(&self, queue: &str) -> HttpCall {
         HttpCall::get().to("api").to(&self.namespace).to(queue)
-    }
-
-    /// Shows what the server says.
-    fn answer(&self, call: HttpCall) -> Result<()> {
-        let answer = self.client.json(call)?;
-        self.show(&answer, || show::fields(&answer));
-        Ok(())
-    }
-
-    fn show(&self, json: &Value, table: impl FnOnce() -> String) {
-        match self.output {
-            Output::Table => print_line(&table()),
-            Output::Json => print_line(&json.to_string()),
-        }
-    }
-
-    /// Up to `limit` elements of a list that the server shows in pages.
-    fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
-        let mut all = Vec::new();
-        let mut cursor = None;
-        while all.len() < limit {
-            let most = (limit - all.len()).min(PAGE).to_string();
-            let page = [("limit", Some(most)), ("cursor", cursor)];
-            let mut page = self.client.json(call.clone().with(page))?;
-            all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
-            cursor = page["cursor"].as_str().map(str::to_owned);
-            if cursor.is_none() {
-                break;
-            }
-        }
-        Ok(all)
     }
 }

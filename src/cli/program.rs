@@ -2,6 +2,7 @@
 //! standard input and output. Knows no command.
 
 use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Why a command was not done, in one line.
@@ -44,6 +45,16 @@ pub fn given(option: Option<String>, variable: &str) -> Result<Option<String>> {
     Ok(Some(value).filter(|value| !value.is_empty()))
 }
 
+/// Where the admin port is: as the command line says it, or the variable.
+pub fn admin_url(said: Option<String>) -> Result<String> {
+    // The second is the name that the variable had before.
+    let url = match given(said, "DORMOUSE_ADMIN")? {
+        Some(url) => Some(url),
+        None => given(None, "DORMOUSE_ADMIN_URL")?,
+    };
+    Ok(url.unwrap_or_else(|| "http://127.0.0.1:7778".to_owned()))
+}
+
 pub fn standard_input() -> Result<Vec<u8>> {
     let mut input = std::io::stdin();
     if input.is_terminal() {
@@ -52,6 +63,10 @@ pub fn standard_input() -> Result<Vec<u8>> {
     let mut body = Vec::new();
     input.read_to_end(&mut body).map_err(|e| CommandError::NotDone(format!("standard input: {e}")))?;
     Ok(body)
+}
+
+pub fn given_file(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| CommandError::Usage(format!("{}: {e}", path.display())))
 }
 
 /// Prints a text with one line end; prints nothing if the text is empty. It is no error if nobody reads it.

@@ -40,6 +40,61 @@ pub fn jobs(jobs: &[Value], bodies: bool) -> String {
     table(&rows, 0..0)
 }
 
+pub fn schedules(schedules: &[Value]) -> String {
+    let heads = ["SCHEDULE", "QUEUE", "WHEN", "ZONE", "STATE", "NEXT", "LAST"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for schedule in schedules {
+        let [name, queue, zone, state] =
+            ["name", "queue", "zone", "state"].map(|field| cell(&schedule[field]));
+        let when = match &schedule["every"] {
+            Value::Null => cell(&schedule["cron"]),
+            every => format!("every {every} s"),
+        };
+        let last = match &schedule["last"] {
+            Value::Null => "-".to_owned(),
+            last => format!("{} {}", cell(&last["outcome"]), cell(&last["due"])),
+        };
+        rows.push(vec![name, queue, when, zone, state, cell(&schedule["next"][0]["due"]), last]);
+    }
+    table(&rows, 0..0)
+}
+
+/// A schedule: its fields, what comes next, and what became of the last ones.
+pub fn schedule(schedule: &Value) -> String {
+    let mut single = schedule.clone();
+    let mut take = |field: &str| single.as_object_mut().and_then(|fields| fields.remove(field));
+    let (next, past) = (take("next").unwrap_or_default(), take("occurrences"));
+    let mut parts = vec![fields(&single), instants(&next)];
+    if let Some(past) = past.as_ref().and_then(Value::as_array) {
+        let heads = ["LAST", "UNTIL", "COUNT", "OUTCOME", "PLACED", "JOB", "WHY"];
+        let named = ["due", "last_due", "count", "outcome", "placed_at", "job_id", "why"];
+        let rows = past.iter().map(|one| named.map(|field| cell(&one[field])).to_vec());
+        let rows: Vec<_> = std::iter::once(heads.map(str::to_owned).to_vec()).chain(rows).collect();
+        parts.push(table(&rows, 0..0));
+    }
+    parts.join("\n\n")
+}
+
+/// Instants to come: in UTC, and as their zone's clock shows them.
+pub fn instants(next: &Value) -> String {
+    let mut rows = vec![vec!["NEXT".to_owned(), "LOCAL".to_owned()]];
+    let all = next.as_array().into_iter().flatten();
+    rows.extend(all.map(|next| vec![cell(&next["due"]), cell(&next["local"])]));
+    table(&rows, 0..0)
+}
+
+/// What a sync did, or would do: a name on each line.
+pub fn differences(answer: &Value) -> String {
+    let mut lines = Vec::new();
+    for what in ["created", "changed", "removed"] {
+        let names = answer[what].as_array().into_iter().flatten();
+        lines.extend(names.map(|name| format!("{what} {}", cell(name))));
+    }
+    let unchanged = answer["unchanged"].as_array().map_or(0, Vec::len);
+    lines.push(format!("unchanged {unchanged}"));
+    lines.join("\n")
+}
+
 /// An answer that is one object: a field on each line.
 pub fn fields(object: &Value) -> String {
     let shown = |(name, value): (&String, _)| {

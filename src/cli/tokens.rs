@@ -11,6 +11,11 @@ use super::program::{CommandError, Result, exit_code, given, print_line};
 /// Holds `user:password` when `-u` is not given.
 const AUTH_ENV: &str = "DORMOUSE_ADMIN_AUTH";
 
+/// The command line of token-cli, for its man page.
+pub fn command() -> clap::Command {
+    <TokenArgs as clap::CommandFactory>::command()
+}
+
 /// Creates, deletes and lists the tokens that open a namespace, through the admin port of a Dormouse (or
 /// lmstfy) server.
 #[derive(Parser, Debug)]

@@ -2,34 +2,52 @@
 //! have are marked as Dormouse's own. Reads nothing.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use serde::{Deserialize, Deserializer};
 
-/// One line that says what to change.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub(super) String);
+use super::setting::{ConfigError, Given, Setting, one_of};
 
-/// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field,
-/// type and default. `KEYS` are the spellings.
+/// Declares a table of the configuration, each key once: its doc comment, its spelling in the file, its field, type
+/// and default, and of a number which are taken. `KEYS` are the spellings. What is in braces behind it are tables of
+/// their own.
 macro_rules! table {
     ($(#[$table_doc:meta])* $table:ident {
-        $($(#[$doc:meta])* $key:literal $field:ident: $type:ty = $default:expr;)*
+        $($(#[$doc:meta])* $key:literal $field:ident: $type:ty = $default:expr $(, in $range:expr)?;)*
+    } {
+        $($(#[$inner_doc:meta])* $inner_key:literal $inner:ident: $inner_type:ty;)*
     }) => {
         $(#[$table_doc])*
-        #[derive(Debug, Clone, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct $table { $($(#[$doc])* #[serde(rename = $key)] pub $field: $type,)* }
+        #[derive(Debug, Clone)]
+        pub struct $table { $($(#[$doc])* pub $field: $type,)* $($(#[$inner_doc])* pub $inner: $inner_type,)* }
 
         impl $table {
-            pub(super) const KEYS: &[&str] = &[$($key),*];
+            /// The spellings of the keys.
+            pub const KEYS: &[&str] = &[$($key,)* $($inner_key,)*];
+
+            /// Sets the key to what was given.
+            pub(super) fn set(&mut self, key: &str, given: &Given) -> Result<(), ConfigError> {
+                match key {
+                    $($key => {
+                        let range: Option<RangeInclusive<u64>> = None $(.or(Some($range)))?;
+                        self.$field = <$type as Setting>::read(given, range)?;
+                    })*
+                    // The tables are the source's.
+                    _ => {}
+                }
+                Ok(())
+            }
+
+            /// Every key with its value as TOML, without secrets; `None` where it is not set.
+            pub(super) fn shown(&self) -> Vec<(&'static str, Option<String>)> {
+                vec![$(($key, self.$field.show())),*]
+            }
         }
 
         impl Default for $table {
             fn default() -> $table {
-                $table { $($field: $default,)* }
+                $table { $($field: $default,)* $($inner: <_>::default(),)* }
             }
         }
     };
@@ -49,7 +67,6 @@ table! {
         /// `trace`, `debug`, `info`, `warn` or `warning`, `error`, `fatal`, `panic`.
         "LogLevel" log_level: LogLevel = LogLevel::Info;
         /// A directory for `access.log` and `error.log`; without it both go to standard error.
-        #[serde(deserialize_with = "unless_empty")]
         "LogDir" log_dir: Option<PathBuf> = None;
         /// `text` or `json`.
         "LogFormat" log_format: LogFormat = LogFormat::Text;
@@ -60,57 +77,74 @@ table! {
         /// Default `delay` of a publish, in seconds.
         "DelaySecond" delay_second: u32 = 0;
         /// Default `tries` of a publish.
-        "TriesNum" tries_num: u16 = 1;
+        "TriesNum" tries_num: u16 = 1, in 1..=u16::MAX.into();
         /// Default `ttr` of a consume, in seconds.
         "TTRSecond" ttr_second: u32 = 120;
         /// Default `timeout` of a consume, in seconds.
         "TimeoutSecond" timeout_second: u32 = 0;
-        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for
-        /// basic auth.
-        "Accounts" accounts: BTreeMap<String, Secret> = BTreeMap::new();
-        /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
-        /// there.
-        "AdminRedis" admin_redis: Option<PoolConfig> = None;
-        /// The pools, by name. There must be one called `default`.
-        "Pool" pool: BTreeMap<String, PoolConfig> = BTreeMap::new();
         /// Dormouse's own. Run on a Redis that can lose jobs (no append-only file, or one that evicts keys).
         "AllowUnsafeRedis" allow_unsafe_redis: bool = false;
         /// Dormouse's own. How many consumers may wait in long polls, over all pools; beyond it: 503.
-        "MaxParkedPolls" max_parked_polls: usize = 100_000;
+        "MaxParkedPolls" max_parked_polls: usize = 100_000, in 1..=MOST;
         /// Dormouse's own. How many of them may wait for queues of one namespace; beyond it: 503. 0 is half of
         /// `MaxParkedPolls`.
         "MaxParkedPollsPerNamespace" max_parked_polls_per_namespace: usize = 0;
         /// Dormouse's own. How many connections the public port takes; beyond it they wait to be accepted. The
         /// open-file limit may allow fewer.
-        "MaxConnections" max_connections: usize = 200_000;
+        "MaxConnections" max_connections: usize = 200_000, in 1..=MOST;
         /// Dormouse's own. How many of them one address may have, loopback excepted; beyond it: closed. 0 is half of
         /// `MaxConnections`.
         "MaxConnectionsPerAddress" max_connections_per_address: usize = 0;
         /// Dormouse's own. How much memory the bodies of requests may take together, in MiB, and those in answers
         /// as much again; beyond it they wait, and then get 503. Bodies up to 16 KiB are not counted.
-        "MaxBodyMemory" max_body_memory: usize = 512;
+        "MaxBodyMemory" max_body_memory: usize = 512, in 1..=MOST;
         /// Dormouse's own. How much of it the bodies of one namespace may take. 0 is half of `MaxBodyMemory`.
         "MaxBodyMemoryPerNamespace" max_body_memory_per_namespace: usize = 0;
         /// Dormouse's own. Networks of proxies that are believed who sent a request (`X-Forwarded-For`):
         /// `["10.0.0.0/8"]`. In a variable they are separated by commas.
-        #[serde(deserialize_with = "list")]
         "TrustedProxies" trusted_proxies: Vec<String> = Vec::new();
+        /// Dormouse's own. How many schedules a namespace may have; beyond it: 409. 0: none at all, 403.
+        "MaxSchedulesPerNamespace" max_schedules_per_namespace: u64 = 10_000;
+        /// Dormouse's own. How many schedules a pool may have; beyond it: 409.
+        "MaxSchedules" max_schedules: u64 = 100_000;
+        /// Dormouse's own. A directory of time zones that schedules are read in, such as `/usr/share/zoneinfo`, in place of
+        /// the database that is built in.
+        "ZoneInfo" zone_info: Option<PathBuf> = None;
         /// Dormouse's own. A file of keys that encrypt the secrets of push in the store: 32 bytes in base64 on each
         /// line. The first encrypts, all decrypt.
-        #[serde(deserialize_with = "unless_empty")]
         "SecretKeyFile" secret_key_file: Option<PathBuf> = None;
         /// Dormouse's own. Which networks and host names push may call beside public addresses:
         /// `["10.0.0.0/8", "hooks.internal"]`. In a variable they are separated by commas.
-        #[serde(deserialize_with = "list")]
         "PushAllow" push_allow: Vec<String> = Vec::new();
         /// Dormouse's own. `only`: push calls no URL that is not https.
         "PushHttps" push_https: PushHttps = PushHttps::Any;
         /// Dormouse's own. A proxy that push calls through: `http://user:password@host:port`.
-        #[serde(deserialize_with = "unless_empty")]
         "PushProxy" push_proxy: Option<Secret> = None;
+        /// Dormouse's own. A file that has it.
+        "PushProxyFile" push_proxy_file: Option<PathBuf> = None;
         /// Dormouse's own. A PEM file of certificates that push trusts beside the system's.
-        #[serde(deserialize_with = "unless_empty")]
         "PushCA" push_ca: Option<PathBuf> = None;
+        /// Dormouse's own. A PEM file of certificates, the server's first: the public port speaks TLS.
+        "TLSCert" tls_cert: Option<PathBuf> = None;
+        /// Dormouse's own. The key of the first of them, PEM.
+        "TLSKey" tls_key: Option<PathBuf> = None;
+        /// Dormouse's own. The same of the admin port.
+        "AdminTLSCert" admin_tls_cert: Option<PathBuf> = None;
+        /// Dormouse's own. The same of the admin port.
+        "AdminTLSKey" admin_tls_key: Option<PathBuf> = None;
+        /// Dormouse's own. How many seconds the server goes on after the signal to stop, while `/ready` says no.
+        "DrainSeconds" drain_seconds: u64 = 0, in 0..=300;
+        /// Dormouse's own. How many seconds the start waits for stores that do not answer yet.
+        "WaitForStore" wait_for_store: u64 = 0, in 0..=3600;
+    } {
+        /// Users of the admin port; with any, its routes for tokens, limits, quotas, push and the access log ask for
+        /// basic auth.
+        "Accounts" accounts: BTreeMap<String, Secret>;
+        /// Where tokens and limits are kept. May be left out when the default pool is on disk: then they are
+        /// there.
+        "AdminRedis" admin_redis: Option<PoolConfig>;
+        /// The pools, by name. There must be one called `default`.
+        "Pool" pool: BTreeMap<String, PoolConfig>;
     }
 }
 
@@ -121,31 +155,42 @@ table! {
         "Addr" addr: Option<String> = None;
         /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`; they tell of the others. In a variable they
         /// are separated by commas.
-        #[serde(deserialize_with = "list")]
         "Cluster" cluster: Vec<String> = Vec::new();
         /// The Redis's password; that of every node of a cluster.
         "Password" password: Option<Secret> = None;
+        /// Dormouse's own. A file that has the password.
+        "PasswordFile" password_file: Option<PathBuf> = None;
+        /// Dormouse's own. The user of the Redis's access list; `default` if it is left out.
+        "Username" username: Option<String> = None;
         /// The Redis database.
-        "DB" db: i64 = 0;
+        "DB" db: i64 = 0, in 0..=i32::MAX as u64;
         /// lmstfy's connections per Redis. Read and not used.
         "PoolSize" pool_size: Option<usize> = None;
         /// The name under which Sentinels know the master.
-        #[serde(deserialize_with = "unless_empty")]
         "MasterName" master_name: Option<String> = None;
         /// The Sentinels' own password.
         "SentinelPassword" sentinel_password: Option<Secret> = None;
+        /// Dormouse's own. A file that has it.
+        "SentinelPasswordFile" sentinel_password_file: Option<PathBuf> = None;
+        /// Dormouse's own. The user of the Sentinels' access list.
+        "SentinelUsername" sentinel_username: Option<String> = None;
+        /// Dormouse's own. Speak TLS with the Redis, and with its Sentinels.
+        "TLS" tls: bool = false;
+        /// Dormouse's own. A PEM file of the certificates that are trusted then, in place of the system's.
+        "CA" ca: Option<PathBuf> = None;
+        /// Dormouse's own. A PEM file of certificates that the Redis is shown, ours first.
+        "Cert" cert: Option<PathBuf> = None;
+        /// Dormouse's own. The key of the first of them, PEM.
+        "Key" key: Option<PathBuf> = None;
         /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
         /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
-        #[serde(deserialize_with = "layout")]
         "Layout" layout: Option<Layout> = None;
         /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
         /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
-        "Partitions" partitions: Option<u16> = None;
+        "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
         /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
-        #[serde(deserialize_with = "unless_empty")]
         "Prefix" prefix: Option<String> = None;
         /// The pool that publishes go to, while this one is drained.
-        #[serde(deserialize_with = "unless_empty")]
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.
         "Path" path: Option<PathBuf> = None;
@@ -156,60 +201,36 @@ table! {
         /// consumed; 0 refuses nothing.
         "MinFreeDisk" min_free_disk: u64 = 256;
         /// Dormouse's own. After so many seconds without an answer of its disk a disk pool has failed.
-        "DiskTimeout" disk_timeout: u64 = 30;
+        "DiskTimeout" disk_timeout: u64 = 30, in 1..=MOST;
         /// Dormouse's own. MiB of blocks that a disk pool has read and keeps.
         "BlockCache" block_cache: u64 = 32;
         /// Dormouse's own. MiB that the ready jobs which a disk pool keeps in memory, without their bodies, may take
         /// over all queues; a few of each queue are kept beside them.
         "ReadyMemory" ready_memory: usize = 16;
+    } {}
+}
+
+impl PoolConfig {
+    /// Whether a key belongs to stores that are a directory.
+    pub(super) fn of_a_directory(key: &str) -> bool {
+        ["Path", "Sync", "MinFreeDisk", "DiskTimeout", "BlockCache", "ReadyMemory"].contains(&key)
+    }
+
+    /// Whether a key belongs to stores that are a Redis.
+    pub(super) fn of_a_redis(key: &str) -> bool {
+        key != "MigrateTo" && !PoolConfig::of_a_directory(key)
     }
 }
 
-/// A key that is set to the empty text is not set, as in lmstfy.
-fn unless_empty<'de, D: Deserializer<'de>, T: From<String>>(value: D) -> Result<Option<T>, D::Error> {
-    let text = String::deserialize(value)?;
-    Ok((!text.is_empty()).then(|| text.into()))
-}
-
-/// Texts in a list, or in one text with commas between them.
-fn list<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum List {
-        Many(Vec<String>),
-        One(String),
-    }
-    Ok(match List::deserialize(value)? {
-        List::Many(list) => list,
-        List::One(text) => {
-            text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(str::to_owned).collect()
-        }
-    })
-}
-
-/// A layout that is set to the empty text is not set.
-fn layout<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Layout>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    enum Text {
-        #[serde(rename = "")]
-        Unset,
-        Lmstfy,
-        Compact,
-    }
-    Ok(match Text::deserialize(value)? {
-        Text::Unset => None,
-        Text::Lmstfy => Some(Layout::Lmstfy),
-        Text::Compact => Some(Layout::Compact),
-    })
-}
+/// The largest number that TOML has.
+const MOST: u64 = i64::MAX as u64;
+/// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
+const MAX_PARTITIONS: u16 = 4096;
 
 /// Which URLs push may call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PushHttps {
     #[default]
-    #[serde(alias = "")]
     Any,
     Only,
 }
@@ -222,8 +243,7 @@ pub enum Layout {
 }
 
 /// When a disk pool syncs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SyncMode {
     /// Before each answer: what was answered survives a power cut.
     #[default]
@@ -233,31 +253,57 @@ pub enum SyncMode {
 }
 
 /// How much is logged. In the configuration and on the command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
     Trace,
     Debug,
     Info,
-    #[serde(alias = "warning")]
     #[value(alias = "warning")]
     Warn,
-    #[serde(alias = "fatal", alias = "panic")]
     #[value(aliases = ["fatal", "panic"])]
     Error,
 }
 
 /// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
+/// The words of a key that has few values. The first of several for one value is the one that is printed.
+macro_rules! words {
+    ($type:ident { $($word:literal => $value:ident),* $(,)? }) => {
+        impl Setting for $type {
+            fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<$type, ConfigError> {
+                one_of(given, &[$(($word, $type::$value)),*])
+            }
+
+            fn show(&self) -> Option<String> {
+                let words = [$(($word, $type::$value)),*];
+                words.iter().find(|(_, value)| value == self).map(|(word, _)| format!("{word:?}"))
+            }
+        }
+    };
+}
+
+words!(PushHttps { "any" => Any, "only" => Only, "" => Any });
+words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact });
+words!(SyncMode { "always" => Always, "everysec" => EverySec });
+words!(LogFormat { "text" => Text, "json" => Json });
+words!(LogLevel {
+    "trace" => Trace,
+    "debug" => Debug,
+    "info" => Info,
+    "warn" => Warn,
+    "warning" => Warn,
+    "error" => Error,
+    "fatal" => Error,
+    "panic" => Error,
+});
+
 /// A text that no log and no error shows.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
@@ -276,5 +322,15 @@ impl From<String> for Secret {
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
+    }
+}
+
+impl Setting for Secret {
+    fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Secret, ConfigError> {
+        given.text().map(Secret::from).ok_or_else(|| given.refused(false, "a text is wanted"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some("\"(secret)\"".into())
     }
 }

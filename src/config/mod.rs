@@ -1,22 +1,25 @@
-//! The configuration: every key with its default ([`keys`]), read from the two [`source`]s and [`validate`]d. lmstfy's
+//! The configuration: every key with its default ([`keys`]), read by its type ([`setting`]) from the two
+//! [`source`]s and [`validate`]d. lmstfy's
 //! TOML loads unchanged, with keys in any case. Environment variables override the file: `DORMOUSE_PORT`,
-//! `DORMOUSE_POOL_DEFAULT_ADDR`. Reads that one file and nothing else; the variables are an argument.
+//! `DORMOUSE_POOL_DEFAULT_ADDR`. Reads that one file and those that it names for secrets, looks whether directories can
+//! be made, and makes nothing; the variables are an argument.
 
 mod keys;
+mod places;
+mod secrets;
 mod service_links;
+mod setting;
 mod source;
 mod validate;
 
 use std::path::Path;
 
-use config::{File, FileFormat, Source, ValueKind};
-
-pub use self::keys::{
-    Config, ConfigError, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, SyncMode,
-};
+pub use self::keys::{Config, Layout, LogFormat, LogLevel, PoolConfig, PushHttps, Secret, SyncMode};
 pub use self::service_links::is_service_link;
+pub use self::setting::ConfigError;
+use self::setting::{Setting, bare, section};
 pub use self::source::is_configured;
-use self::source::{Tree, from_env, spelled};
+use self::source::{Section, Sources};
 
 /// Where a server without `-c` looks first, as lmstfy does.
 pub const DEFAULT_FILE: &str = "conf/config.toml";
@@ -30,57 +33,69 @@ impl Config {
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Config, ConfigError> {
-        let (mut pools, mut accounts) = (Vec::new(), Vec::new());
-        let mut builder = config::Config::builder();
+        let mut sources = Sources::default();
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
                 .map_err(|e| ConfigError(format!("cannot read the config file {}: {e}", path.display())))?;
-            let tree = File::from_str(&text, FileFormat::Toml)
-                .collect()
-                .map_err(|e| ConfigError(format!("{}: {}", path.display(), one_line(&e))))?;
-            let tree = spelled(tree);
-            for (section, names) in [("Pool", &mut pools), ("Accounts", &mut accounts)] {
-                if let Some(ValueKind::Table(table)) = tree.get(section).map(|v| &v.kind) {
-                    names.extend(table.keys().cloned());
-                }
+            sources.file(&path.display().to_string(), &text)?;
+        }
+        sources.variables(env)?;
+        let mut config = Config::of(&sources)?;
+        if file.is_none() {
+            let pool = config.pool.entry("default".into()).or_default();
+            if pool.addr.is_none() && pool.cluster.is_empty() {
+                pool.path.get_or_insert_with(|| DEFAULT_DATA.into());
             }
-            builder = builder.add_source(Tree(tree));
         }
-        builder = builder.add_source(Tree(from_env(env, &pools, &accounts)?));
-        let mut config: Config = builder
-            .build()
-            .and_then(config::Config::try_deserialize)
-            .map_err(|e| ConfigError(format!("the configuration: {}", one_line(&e))))?;
-        if file.is_none() && config.pool.is_empty() {
-            config.pool.insert(
-                "default".into(),
-                PoolConfig { path: Some(DEFAULT_DATA.into()), ..PoolConfig::default() },
-            );
-        } else if file.is_none()
-            && let Some(pool) = config.pool.get_mut("default")
-            && pool.addr.is_none()
-            && pool.cluster.is_empty()
-        {
-            pool.path.get_or_insert_with(|| DEFAULT_DATA.into());
-        }
-        config.validate()?;
+        config.read_secrets(&sources)?;
+        config.validate(&sources)?;
         Ok(config)
+    }
+
+    /// The keys as they were given, and the others at their defaults.
+    fn of(sources: &Sources) -> Result<Config, ConfigError> {
+        fn pool(section: &Section) -> Result<PoolConfig, ConfigError> {
+            let mut pool = PoolConfig::default();
+            section.iter().try_for_each(|(key, given)| pool.set(key, given))?;
+            Ok(pool)
+        }
+        let mut config = Config::default();
+        sources.top.iter().try_for_each(|(key, given)| config.set(key, given))?;
+        config.admin_redis = sources.admin_redis.as_ref().map(pool).transpose()?;
+        for (name, section) in &sources.pools {
+            config.pool.insert(name.clone(), pool(section)?);
+        }
+        for (user, password) in &sources.accounts {
+            config.accounts.insert(user.clone(), Secret::read(password, None)?);
+        }
+        Ok(config)
+    }
+
+    /// What is in force, as TOML. Secrets are not shown.
+    pub fn in_force(&self) -> String {
+        let mut text = String::new();
+        section(&mut text, "", self.shown().into_iter().map(|(key, value)| (key.to_owned(), value)));
+        if !self.accounts.is_empty() {
+            let shown = self.accounts.iter().map(|(user, password)| (bare(user), password.show()));
+            section(&mut text, "Accounts", shown);
+        }
+        for (name, pool) in &self.pool {
+            section(&mut text, &format!("Pool.{}", bare(name)), pool.in_force());
+        }
+        if let Some(admin) = &self.admin_redis {
+            section(&mut text, "AdminRedis", admin.in_force());
+        }
+        text
     }
 }
 
-/// A library's error in one line, without the line of the file that it quotes, and without a text in the place of a
-/// table or a number: each may contain a password.
-fn one_line(error: &config::ConfigError) -> String {
-    let mut text = error.to_string();
-    let given = "invalid type: string ";
-    if let (Some(from), Some(to)) = (text.find(given), text.rfind(", expected")) {
-        text.replace_range(from + given.len() - 1..to, "");
+impl PoolConfig {
+    /// The keys of this kind of store that are set.
+    fn in_force(&self) -> Vec<(String, Option<String>)> {
+        let other = if self.path.is_some() { PoolConfig::of_a_redis } else { PoolConfig::of_a_directory };
+        let own = self.shown().into_iter().filter(|(key, _)| !other(key));
+        own.map(|(key, value)| (key.to_owned(), value)).collect()
     }
-    let quoted = |line: &&str| {
-        line.trim_start_matches(|c: char| c.is_whitespace() || c.is_ascii_digit()).starts_with('|')
-    };
-    let lines = text.lines().filter(|line| !quoted(line)).flat_map(str::split_whitespace);
-    lines.collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -117,9 +132,10 @@ mod tests {
 
     #[test]
     fn keys_are_understood_in_any_case() {
-        let config = load("port = 1\n[pool.Default]\naddr='x:1'\n[POOL.default]\nPATH='d'", &[]);
-        // TOML itself keeps Pool and POOL apart; one of them wins, and it has no default pool or has one.
-        assert!(config.is_ok() || config.is_err_and(|e| e.contains("Pool.default")));
+        // TOML itself keeps Pool and POOL apart.
+        let config =
+            load("[pool.default]\nsync='everysec'\n[POOL.default]\nPATH='d'", &[]).expect("it loads");
+        assert_eq!(config.pool["default"].sync, SyncMode::EverySec, "keys of both tables count");
         let config = load("port = 9\n[pool.default]\npath='d'\nsync='everysec'", &[]).expect("it loads");
         assert_eq!((config.port, config.pool["default"].sync), (9, SyncMode::EverySec));
     }
@@ -262,56 +278,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line() {
-        let disk = "[Pool.default]\nPath='d'\n";
-        for (toml, says) in [
-            ("Prot = 1\n[Pool.default]\nPath='d'", "Prot"),
-            ("[Pool.default]\nPath='d'\nAdr='x'", "Adr"),
-            ("[Pool.default]\nPath='d'\nAddr='x:1'", "both Addr and Path"),
-            ("[Pool.default]\nDB=1", "neither Addr"),
-            ("[Pool.default]\nCluster=['h:1']\nAddr='h:2'", "both Addr and Cluster"),
-            ("[Pool.default]\nCluster=['h:1']\nPath='d'", "both Path and Cluster"),
-            ("[Pool.default]\nCluster=['h:1']\nMasterName='m'", "MasterName"),
-            ("[Pool.default]\nCluster=['h:1']\nDB=1", "DB is not 0"),
-            ("[Pool.default]\nCluster=['h:1']\nLayout='lmstfy'", "Layout"),
-            ("[Pool.default]\nCluster=['h']", "host:port"),
-            ("[Pool.default]\nCluster=['h:0']", "host:port"),
-            ("[Pool.default]\nCluster=['h:1']\nPartitions=12", "power of two"),
-            ("[Pool.default]\nCluster=['h:1']", "AdminRedis"),
-            ("[Pool.default]\nCluster=['h:1']\n[AdminRedis]\nCluster=['h:1']", "[AdminRedis]: Cluster"),
-            (
-                "[Pool.default]\nCluster=['h:1']\n[Pool.b]\nCluster=['h:1']\nPrefix='default'\n[AdminRedis]\nAddr='h:1'",
-                "its Cluster and its Prefix",
-            ),
-            ("[Pool.other]\nPath='d'", "[Pool.default]"),
-            ("[Pool.default]\nAddr='x:1'", "AdminRedis"),
-            ("[Pool.default]\nAddr='x:1,y:2'\n[AdminRedis]\nAddr='x:1'", "MasterName"),
-            (&format!("{disk}MigrateTo='x'"), "no pool"),
-            (&format!("{disk}DiskTimeout=0"), "DiskTimeout"),
-            (&format!("{disk}MinFreeDisk=-1"), "MinFreeDisk"),
-            (&format!("{disk}MigrateTo='default'"), "itself"),
-            (&format!("LogLevel='loud'\n{disk}"), "loud"),
-            (&format!("LogFormat='xml'\n{disk}"), "xml"),
-            (&format!("Port=70000\n{disk}"), "70000"),
-            (&format!("TriesNum=0\n{disk}"), "TriesNum"),
-            (&format!("{disk}[Pool.b]\nPath='d'"), "already"),
-            (&format!("MaxConnections=0\n{disk}"), "MaxConnections"),
-            (&format!("MaxConnectionsPerAddress=-1\n{disk}"), "MaxConnectionsPerAddress"),
-            (&format!("MaxBodyMemory=0\n{disk}"), "MaxBodyMemory"),
-            (&format!("AdminHost=''\n{disk}"), "AdminHost"),
-            (&format!("Accounts={{ann=''}}\n{disk}"), "ann"),
-            (&format!("Accounts={{''='x'}}\n{disk}"), "[Accounts]"),
-            ("Port = = 1", "line 1"),
-        ] {
-            let error = load(toml, &[]).expect_err(toml);
-            assert!(!error.contains('\n'), "more than a line: {error}");
-            assert!(error.contains(says), "{toml:?} should name {says}: {error}");
-        }
-        let error = load(disk, &[("DORMOUSE_PROT", "1")]).expect_err("an unknown variable");
-        assert!(error.contains("DORMOUSE_PROT"), "{error}");
-    }
-
-    #[test]
     fn a_cluster_is_a_list_or_a_text_with_commas() {
         let file = "[Pool.default]\nCluster=['h1:1', 'h2:2']\n[Pool.b]\nAddr='x:1'\nLayout='compact'\n[AdminRedis]\nAddr='x:1'";
         let config = load(file, &[]).expect("it loads");
@@ -367,7 +333,7 @@ mod tests {
         ] {
             let error = load(toml, env.as_slice()).expect_err(toml);
             assert!(!error.contains("hush"), "{toml:?} and {env:?} show a password: {error}");
-            let named = ["Accounts", "AdminRedis", "Pool"].iter().any(|key| error.contains(key));
+            let named = ["Accounts", "AdminRedis", "Pool", "DORMOUSE_"].iter().any(|key| error.contains(key));
             assert!(named, "{toml:?} and {env:?}: the error should name the key: {error}");
         }
     }

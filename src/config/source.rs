@@ -1,15 +1,24 @@
-//! The two sources of the configuration, as trees of keys: the file's tree with every key in its declared
-//! spelling, and the environment variables as such a tree. Knows the spellings of the keys, not their meaning.
+//! The two sources of the configuration: what was given for each key, by its declared spelling, first by the file, then
+//! by the environment. Knows the spellings of the keys, not their meaning.
 
-use config::{Map, Source, Value, ValueKind};
+use std::collections::BTreeMap;
 
-use super::keys::{Config, ConfigError, PoolConfig};
+use toml::{Table, Value};
+
+use super::keys::{Config, PoolConfig};
 use super::service_links::is_service_link;
+use super::setting::{ConfigError, Given, Place, table_of};
 
 const ENV_PREFIX: &str = "DORMOUSE_";
-/// Variables with our prefix that are not keys: those of token-cli and of `dormouse queue`.
-const ENV_NOT_KEYS: [&str; 5] =
-    ["DORMOUSE_ADMIN_AUTH", "DORMOUSE_ADMIN_URL", "DORMOUSE_NAMESPACE", "DORMOUSE_TOKEN", "DORMOUSE_URL"];
+/// Variables with our prefix that are not keys: those of the command line.
+const ENV_NOT_KEYS: [&str; 6] = [
+    "DORMOUSE_ADMIN",
+    "DORMOUSE_ADMIN_AUTH",
+    "DORMOUSE_ADMIN_URL",
+    "DORMOUSE_NAMESPACE",
+    "DORMOUSE_TOKEN",
+    "DORMOUSE_URL",
+];
 
 /// The keys that a first try may set: the message about a port that is taken names their variables, and the README's
 /// walk through push calls a receiver of this machine.
@@ -29,115 +38,262 @@ pub fn is_configured(env: &[(String, String)]) -> bool {
     env.iter().any(|(name, value)| is_ours(name, value) && !first_try(name))
 }
 
-/// A tree of keys as a source of the configuration.
-#[derive(Debug, Clone)]
-pub struct Tree(pub Map<String, Value>);
+/// What was given for the keys of one table, by their declared spelling.
+pub type Section = BTreeMap<&'static str, Given>;
 
-impl Source for Tree {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-
-    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
-        Ok(self.0.clone())
-    }
+/// What was given.
+#[derive(Debug, Default)]
+pub struct Sources {
+    pub top: Section,
+    pub admin_redis: Option<Section>,
+    pub pools: BTreeMap<String, Section>,
+    /// A user's password.
+    pub accounts: BTreeMap<String, Given>,
+    /// The file that has it: only a variable names one.
+    pub account_files: BTreeMap<String, Given>,
 }
 
-/// Gives every key its declared spelling. Unknown keys stay as they are; the error about them names them.
-pub fn spelled(tree: Map<String, Value>) -> Map<String, Value> {
-    fn table(value: &mut Value, each: impl Fn(&mut Map<String, Value>)) {
-        if let ValueKind::Table(map) = &mut value.kind {
-            each(map);
-        }
-    }
-    fn rename(map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
-        map.into_iter()
-            .map(|(k, v)| {
-                let spelling = keys.iter().find(|key| key.eq_ignore_ascii_case(&k));
-                (spelling.map_or(k, |s| (*s).to_owned()), v)
-            })
-            .collect()
-    }
-    let pool = |value: &mut Value| table(value, |map| *map = rename(std::mem::take(map), PoolConfig::KEYS));
-    let mut tree = rename(tree, Config::KEYS);
-    if let Some(admin) = tree.get_mut("AdminRedis") {
-        pool(admin);
-    }
-    if let Some(pools) = tree.get_mut("Pool") {
-        table(pools, |map| map.values_mut().for_each(&pool));
-    }
-    tree
+/// What an example of each table looks like, for messages.
+const ADMIN_REDIS: &str = "[AdminRedis] with Addr = \"host:port\"";
+const POOL: &str = "[Pool.default] with Addr = \"host:port\" or Path = \"directory\"";
+const ACCOUNTS: &str = "[Accounts] with operator = \"a long password\"";
+
+fn spelling(keys: &[&'static str], word: &str) -> Option<&'static str> {
+    keys.iter().find(|key| key.eq_ignore_ascii_case(word)).copied()
 }
 
-/// `DORMOUSE_A_B` to the tree that `A.B` names. Words of a key may be apart: `ADMIN_PORT` is `AdminPort`. `pools`
-/// and `accounts` are the names in the file, which a variable cannot spell. Variables without our prefix are
-/// ignored, and so are service links.
-pub fn from_env(
-    env: impl IntoIterator<Item = (String, String)>,
-    pools: &[String],
-    accounts: &[String],
-) -> Result<Map<String, Value>, ConfigError> {
-    fn joined(words: &str) -> String {
-        words.replace('_', "")
-    }
-    fn spelling<'a>(keys: &[&'a str], words: &str) -> Option<&'a str> {
-        keys.iter().find(|key| key.eq_ignore_ascii_case(&joined(words))).copied()
-    }
-    fn insert(tree: &mut Map<String, Value>, path: &[&str], value: String) {
-        match path {
-            [] => {}
-            [key] => {
-                tree.insert((*key).into(), Value::new(None, ValueKind::String(value)));
-            }
-            [key, rest @ ..] => {
-                let below = tree
-                    .entry((*key).into())
-                    .or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
-                if let ValueKind::Table(map) = &mut below.kind {
-                    insert(map, rest, value);
-                }
-            }
-        }
-    }
-    let mut vars: Vec<(String, String)> =
-        env.into_iter().filter(|(var, value)| is_ours(var, value)).collect();
-    vars.sort();
-    let mut tree = Map::new();
-    for (var, value) in vars {
-        let words = &var[ENV_PREFIX.len()..];
-        let unknown =
-            || ConfigError(format!("the environment variable {var} names no key; see docs/configuration.md"));
-        if let Some(rest) = words.strip_prefix("POOL_") {
-            // The name ends where a key begins; names may have underscores too, so the longest key wins.
-            let (name, key) = rest
-                .match_indices('_')
-                .find_map(|(at, _)| spelling(PoolConfig::KEYS, &rest[at + 1..]).map(|key| (&rest[..at], key)))
-                .ok_or_else(unknown)?;
-            let spelling = pools.iter().find(|p| p.replace('-', "_").eq_ignore_ascii_case(name));
-            let name = spelling.cloned().unwrap_or_else(|| name.to_ascii_lowercase());
-            insert(&mut tree, &["Pool", &name, key], value);
-        } else if let Some(key) = words
-            .strip_prefix("ADMINREDIS_")
-            .or_else(|| words.strip_prefix("ADMIN_REDIS_"))
-            .map(|rest| spelling(PoolConfig::KEYS, rest).ok_or_else(unknown))
-        {
-            insert(&mut tree, &["AdminRedis", key?], value);
-        } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
-            // In a file two users may differ in what a variable cannot tell apart: it means them all.
-            let same = |name: &&String| {
-                let spelt = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-                spelt.eq_ignore_ascii_case(user)
-            };
-            let mut users: Vec<String> = accounts.iter().filter(same).cloned().collect();
-            if users.is_empty() {
-                users.push(user.to_ascii_lowercase());
-            }
-            for user in &users {
-                insert(&mut tree, &["Accounts", user], value.clone());
-            }
+/// The key that a misspelt one may have meant.
+fn nearest(keys: &[&'static str], word: &str) -> Option<&'static str> {
+    let word = word.to_ascii_lowercase();
+    let of = |key: &&'static str| (strsim::damerau_levenshtein(&key.to_ascii_lowercase(), &word), *key);
+    let (distance, key) = keys.iter().map(of).min()?;
+    (distance <= 1 + key.len() / 4).then_some(key)
+}
+
+/// The error about a key of the file that there is none of. A text is not shown: it may be a password.
+fn unknown_key(given: &Given, keys: &[&'static str], others: &[&'static str], key: &str) -> ConfigError {
+    let at_top = matches!(&given.place, Place::Key(table, _) if table.is_empty());
+    let hint = if let Some(key) = spelling(others, key) {
+        if at_top {
+            format!("{key} belongs to a pool, as in [Pool.default]")
         } else {
-            insert(&mut tree, &[spelling(Config::KEYS, words).ok_or_else(unknown)?], value);
+            format!("{key} belongs before all tables")
+        }
+    } else if let Some(near) = nearest(keys, key) {
+        format!("did you mean {near}?")
+    } else {
+        "docs/configuration.md has the keys".to_owned()
+    };
+    given.refused(!given.value.is_str(), format!("there is no such key; {hint}"))
+}
+
+impl Sources {
+    /// What a file gives. `name` is the file's, for messages.
+    pub fn file(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
+        let tree: Table = text.parse().map_err(|error| syntax(name, text, &error))?;
+        for (key, value) in tree {
+            let given = Given { value, place: Place::Key(String::new(), key.clone()) };
+            let spelt = spelling(Config::KEYS, &key)
+                .ok_or_else(|| unknown_key(&given, Config::KEYS, PoolConfig::KEYS, &key))?;
+            match spelt {
+                "AdminRedis" => {
+                    let table = table_of(&given, ADMIN_REDIS)?;
+                    let section = self.admin_redis.get_or_insert_default();
+                    pool_keys(section, "[AdminRedis]", table)?;
+                }
+                "Pool" => {
+                    for (name, value) in table_of(&given, POOL)? {
+                        let table = format!("[Pool.{name}]");
+                        let given =
+                            Given { value: value.clone(), place: Place::Key("[Pool]".into(), name.clone()) };
+                        pool_keys(
+                            self.pools.entry(name.clone()).or_default(),
+                            &table,
+                            table_of(&given, POOL)?,
+                        )?;
+                    }
+                }
+                "Accounts" => {
+                    for (user, value) in table_of(&given, ACCOUNTS)? {
+                        let place = Place::Key("[Accounts]".into(), user.clone());
+                        self.accounts.insert(user.clone(), Given { value: value.clone(), place });
+                    }
+                }
+                spelt => insert(&mut self.top, spelt, given)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What the variables give, over what is there: `DORMOUSE_A_B` is the key `A` or `AB`. Words of a key may be apart:
+    /// `ADMIN_PORT` is `AdminPort`. Variables without our prefix are ignored, and so are service links.
+    pub fn variables(&mut self, env: impl IntoIterator<Item = (String, String)>) -> Result<(), ConfigError> {
+        let mut vars: Vec<(String, String)> =
+            env.into_iter().filter(|(var, value)| is_ours(var, value)).collect();
+        vars.sort();
+        let users: Vec<String> = self.accounts.keys().cloned().collect();
+        let mut seen: BTreeMap<(String, &'static str), String> = BTreeMap::new();
+        for (var, value) in vars {
+            let words = &var[ENV_PREFIX.len()..];
+            let given = Given { value: Value::String(value), place: Place::Variable(var.clone()) };
+            let (table, key) = if let Some(rest) = words.strip_prefix("POOL_") {
+                let (name, key) = pool_variable(rest).ok_or_else(|| unknown_variable(&var))?;
+                let spelt = self.pools.keys().find(|p| p.replace('-', "_").eq_ignore_ascii_case(name));
+                let name = spelt.cloned().unwrap_or_else(|| name.to_ascii_lowercase());
+                self.pools.entry(name.clone()).or_default().insert(key, given);
+                (name, key)
+            } else if let Some(rest) =
+                words.strip_prefix("ADMINREDIS_").or(words.strip_prefix("ADMIN_REDIS_"))
+            {
+                let key = joined(PoolConfig::KEYS, rest).ok_or_else(|| unknown_variable(&var))?;
+                self.admin_redis.get_or_insert_default().insert(key, given);
+                ("[AdminRedis]".into(), key)
+            } else if let Some(user) = words.strip_prefix("ACCOUNTS_") {
+                self.account(&users, user, given)?;
+                continue;
+            } else {
+                let key = joined(Config::KEYS, words).ok_or_else(|| unknown_variable(&var))?;
+                if matches!(key, "AdminRedis" | "Pool" | "Accounts") {
+                    return Err(ConfigError(format!(
+                        "{var}: {key} is a table; each of its keys has a variable, see docs/configuration.md"
+                    )));
+                }
+                self.top.insert(key, given);
+                (String::new(), key)
+            };
+            if let Some(other) = seen.insert((table, key), var.clone()) {
+                return Err(ConfigError(format!("{other} and {var} are the same key: leave one out")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The variable of a user's password, or of a file that has it. It means every user of the file whose name it can
+    /// spell: two may differ in what a variable cannot tell apart.
+    fn account(&mut self, users: &[String], words: &str, given: Given) -> Result<(), ConfigError> {
+        let (user, is_file) = match words.strip_suffix("_FILE") {
+            Some(user) => (user, true),
+            None => (words, false),
+        };
+        let same = |name: &&String| {
+            let spelt = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+            spelt.eq_ignore_ascii_case(user)
+        };
+        let mut named: Vec<String> = users.iter().filter(same).cloned().collect();
+        if named.is_empty() {
+            named.push(user.to_ascii_lowercase());
+        }
+        for user in named {
+            // In the order of names, so the password is before its file.
+            let other = self.accounts.get(&user).filter(|other| matches!(other.place, Place::Variable(_)));
+            match other {
+                Some(other) if is_file => return Err(both(other, &given)),
+                _ if is_file => self.account_files.insert(user, given.clone()),
+                _ => self.accounts.insert(user, given.clone()),
+            };
+        }
+        Ok(())
+    }
+}
+
+/// The error about a secret that is given twice.
+pub fn both(secret: &Given, file: &Given) -> ConfigError {
+    file.wrong(format!("{} is set too: leave one of them out", secret.place))
+}
+
+/// The name of a pool, and the key. The name ends where a key begins; names may have underscores too, so the longest
+/// key wins.
+fn pool_variable(rest: &str) -> Option<(&str, &'static str)> {
+    rest.match_indices('_')
+        .filter(|(at, _)| *at > 0)
+        .find_map(|(at, _)| Some((&rest[..at], joined(PoolConfig::KEYS, &rest[at + 1..])?)))
+}
+
+/// The key that the words of a variable spell.
+fn joined(keys: &[&'static str], words: &str) -> Option<&'static str> {
+    spelling(keys, &words.replace('_', ""))
+}
+
+fn unknown_variable(var: &str) -> ConfigError {
+    let words = &var[ENV_PREFIX.len()..];
+    // Of a pool the key stands at the end; nobody knows where its name ends.
+    let of_pool = || {
+        let rest = words.strip_prefix("POOL_").or(words.strip_prefix("ADMIN_"))?;
+        let keys = rest
+            .match_indices('_')
+            .map(|(at, _)| (at, nearest(PoolConfig::KEYS, &rest[at + 1..].replace('_', ""))));
+        let (at, key) = keys.filter_map(|(at, key)| Some((at, key?))).next()?;
+        let name = &words[..words.len() - rest.len() + at];
+        Some(format!("{ENV_PREFIX}{name}_{}", &variable(key)[ENV_PREFIX.len()..]))
+    };
+    let at_top = || nearest(Config::KEYS, &words.replace('_', "")).map(variable);
+    let hint = match if words.starts_with("POOL_") { of_pool() } else { at_top().or_else(of_pool) } {
+        Some(name) => format!("did you mean {name}?"),
+        None => "see docs/configuration.md".to_owned(),
+    };
+    ConfigError(format!("the environment variable {var} names no key; {hint}"))
+}
+
+/// The variable of a key, with its words apart.
+fn variable(key: &str) -> String {
+    let mut name = String::from(ENV_PREFIX);
+    let chars: Vec<char> = key.chars().collect();
+    for (at, c) in chars.iter().enumerate() {
+        let before = at.checked_sub(1).map(|at| chars[at]);
+        let after = chars.get(at + 1);
+        let begins = c.is_uppercase()
+            && before.is_some_and(|b| b.is_lowercase() || after.is_some_and(|a| a.is_lowercase()));
+        if begins {
+            name.push('_');
+        }
+        name.push(c.to_ascii_uppercase());
+    }
+    name
+}
+
+fn pool_keys(section: &mut Section, table: &str, keys: &Table) -> Result<(), ConfigError> {
+    for (key, value) in keys {
+        let given = Given { value: value.clone(), place: Place::Key(table.to_owned(), key.clone()) };
+        let spelt = spelling(PoolConfig::KEYS, key)
+            .ok_or_else(|| unknown_key(&given, PoolConfig::KEYS, Config::KEYS, key))?;
+        insert(section, spelt, given)?;
+    }
+    Ok(())
+}
+
+/// A key of the file, which may be there in two spellings.
+fn insert(section: &mut Section, key: &'static str, given: Given) -> Result<(), ConfigError> {
+    match section.get(key) {
+        Some(other) => {
+            Err(ConfigError(format!("{} and {} are the same key: leave one out", other.place, given.place)))
+        }
+        None => {
+            section.insert(key, given);
+            Ok(())
         }
     }
-    Ok(tree)
+}
+
+/// Where the file is no TOML. The line is not quoted: it may have a password.
+fn syntax(name: &str, text: &str, error: &toml::de::Error) -> ConfigError {
+    let at = error.span().map_or(0, |span| span.start.min(text.len()));
+    let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    // What a library says may quote a key, never a value.
+    let says = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    ConfigError(format!("{name}: line {line} is no TOML: {says}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_of_each_key_is_read_as_that_key() {
+        for key in Config::KEYS {
+            let name = variable(key);
+            assert_eq!(joined(Config::KEYS, &name[ENV_PREFIX.len()..]), Some(*key), "{name}");
+        }
+        assert_eq!(variable("MaxConnectionsPerAddress"), "DORMOUSE_MAX_CONNECTIONS_PER_ADDRESS");
+        assert_eq!(variable("TTLSecond"), "DORMOUSE_TTL_SECOND");
+    }
 }

@@ -1,64 +1,82 @@
-//! Whether a server can start with a configuration. Each error is one line that says what to change. Checks only
-//! the configuration itself, no file and no store.
+//! Whether a server can start with a configuration. Each error is one line that says what to change. Checks what is
+//! said and whether directories can be used, and no store.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::keys::{Config, ConfigError, Layout, PoolConfig};
+use super::keys::{Config, Layout, PoolConfig};
+use super::places::{problem, resolved};
+use super::setting::{ConfigError, Given, quoted};
+use super::source::{Section, Sources};
 use crate::name::PoolName;
+
+/// A key and its value as they were written, or as they are in force when nobody wrote them.
+fn written(section: &Section, key: &str, in_force: impl std::fmt::Display) -> String {
+    section.get(key).map_or_else(|| format!("{key} = {in_force}"), Given::shown)
+}
 
 impl Config {
     /// The first thing that is wrong.
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let err = |line: String| Err(ConfigError(line));
-        for (key, host) in [("Host", &self.host), ("AdminHost", &self.admin_host)] {
-            if host.is_empty() {
-                return err(format!("{key} is empty: name the address to listen on, such as \"0.0.0.0\""));
-            }
-        }
-        for (key, most) in [
-            ("MaxConnections", self.max_connections),
-            ("MaxParkedPolls", self.max_parked_polls),
-            ("MaxBodyMemory", self.max_body_memory),
-        ] {
-            if most == 0 {
-                return err(format!("{key} is 0: the server could serve nobody"));
-            }
-        }
+    pub(super) fn validate(&self, sources: &Sources) -> Result<(), ConfigError> {
+        self.validate_ports(&sources.top)?;
         for (user, password) in &self.accounts {
             if user.is_empty() || password.reveal().is_empty() {
-                return err(format!(
-                    "[Accounts]: the user {user:?} needs a name and a password, neither empty"
-                ));
+                let place = sources
+                    .accounts
+                    .get(user)
+                    .map_or_else(|| "[Accounts]".into(), |given| given.place.to_string());
+                return Err(ConfigError(format!(
+                    "{place}: the user {user:?} needs a name and a password, neither empty"
+                )));
             }
         }
-        if self.tries_num == 0 {
-            return err("TriesNum is 0: a job needs at least one try".into());
-        }
         if self.ttl_second > 0 && self.ttl_second < self.delay_second {
-            return err(
-                "TTLSecond is shorter than DelaySecond: such jobs would end before they are due".into()
-            );
+            let [ttl, delay] = [("TTLSecond", self.ttl_second), ("DelaySecond", self.delay_second)]
+                .map(|(key, seconds)| written(&sources.top, key, seconds));
+            return Err(ConfigError(format!(
+                "{ttl} is shorter than {delay}: such jobs would end before they are due"
+            )));
         }
+        let pairs = [
+            (&self.tls_cert, "TLSCert", &self.tls_key, "TLSKey"),
+            (&self.admin_tls_cert, "AdminTLSCert", &self.admin_tls_key, "AdminTLSKey"),
+        ];
+        pairs.into_iter().try_for_each(|pair| in_pairs("", pair))?;
+        self.validate_pools(sources)?;
+        self.validate_places(sources)?;
+        validate_files(sources)
+    }
+
+    fn validate_ports(&self, top: &Section) -> Result<(), ConfigError> {
+        let hosts = [("Host", &self.host), ("AdminHost", &self.admin_host)];
+        for (key, host) in hosts {
+            if let Some(why) = host_problem(host) {
+                return Err(ConfigError(format!("{}: {why}", written(top, key, quoted(host)))));
+            }
+        }
+        if self.port != 0 && self.port == self.admin_port && may_meet(&self.host, &self.admin_host) {
+            let [api, admin] = [("Port", self.port), ("AdminPort", self.admin_port)]
+                .map(|(key, port)| written(top, key, port));
+            return Err(ConfigError(format!("{api} and {admin}: the two ports cannot be the same")));
+        }
+        Ok(())
+    }
+
+    fn validate_pools(&self, sources: &Sources) -> Result<(), ConfigError> {
+        let err = |line: String| Err(ConfigError(line));
         let Some(default) = self.pool.get("default") else {
             return err(
                 "there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\""
                     .into(),
             );
         };
-        let mut paths: Vec<&Path> = Vec::new();
+        let none = Section::new();
         let mut places = Vec::new();
         for (name, pool) in &self.pool {
             if PoolName::parse(name).is_err() {
                 return err(format!("[Pool.{name}]: a pool's name is letters, digits, - and _"));
             }
-            pool.validate(&format!("[Pool.{name}]"))?;
-            if let Some(path) = &pool.path {
-                if paths.contains(&path.as_path()) {
-                    return err(format!("[Pool.{name}]: another pool uses Path {} already", path.display()));
-                }
-                paths.push(path);
-            }
-            if pool.layout() == Layout::Compact && pool.path.is_none() {
+            pool.validate(&format!("[Pool.{name}]"), sources.pools.get(name).unwrap_or(&none))?;
+            if pool.layout() == Layout::Compact {
                 let db = pool.db.to_string();
                 let place =
                     (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, pool.prefix(name));
@@ -85,30 +103,166 @@ impl Config {
                 }
             }
         }
-        match &self.admin_redis {
-            Some(admin) if admin.path.is_some() => err("[AdminRedis]: Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory".into()),
-            Some(admin) if !admin.cluster.is_empty() => {
-                err("[AdminRedis]: Cluster belongs to pools; name a Redis of its own with Addr".into())
+        match (&self.admin_redis, &sources.admin_redis) {
+            (Some(admin), given) => {
+                let given = given.as_ref().unwrap_or(&none);
+                if let Some(path) = given.get("Path").filter(|path| !path.is_empty()) {
+                    return Err(path.wrong(
+                        "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
+                    ));
+                }
+                if let Some(cluster) = given.get("Cluster").filter(|cluster| !cluster.is_empty()) {
+                    return Err(cluster
+                        .wrong_and_hidden("Cluster belongs to pools; name a Redis of its own with Addr"));
+                }
+                if let Some(layout) =
+                    ["Layout", "Partitions", "Prefix"].into_iter().find_map(|key| given.get(key))
+                {
+                    return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
+                }
+                admin.validate("[AdminRedis]", given)
             }
-            Some(admin) if admin.layout() != Layout::Lmstfy => {
-                err("[AdminRedis]: Layout belongs to pools; tokens and limits have one layout".into())
+            (None, _) if default.path.is_none() => {
+                err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\""
+                    .into())
             }
-            Some(admin) => admin.validate("[AdminRedis]"),
-            None if default.path.is_none() => err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"".into()),
-            None => Ok(()),
+            (None, _) => Ok(()),
         }
+    }
+
+    /// The directories: each can be used, and none lies in another.
+    fn validate_places(&self, sources: &Sources) -> Result<(), ConfigError> {
+        let none = Section::new();
+        let mut places: Vec<(String, &Path)> = Vec::new();
+        if let Some(dir) = &self.log_dir {
+            places.push((written(&sources.top, "LogDir", quoted(&dir.display().to_string())), dir));
+        }
+        for (name, pool) in &self.pool {
+            let Some(path) = &pool.path else { continue };
+            let section = sources.pools.get(name).unwrap_or(&none);
+            let default = format!("{} of [Pool.{name}]", quoted(&path.display().to_string()));
+            places.push((written(section, "Path", default), path));
+        }
+        let mut seen: Vec<(&String, PathBuf)> = Vec::new();
+        for (said, path) in &places {
+            if let Some(why) = problem(path) {
+                return Err(ConfigError(format!("{said}: {why}")));
+            }
+            let path = resolved(path);
+            for (other, at) in &seen {
+                let how = match (path == *at, path.starts_with(at), at.starts_with(&path)) {
+                    (true, ..) => "is the directory of",
+                    (_, true, _) => "is inside of",
+                    (.., true) => "is around",
+                    _ => continue,
+                };
+                // Logs may stand beside directories of pools, and around them.
+                let logs = |said: &&String| said.to_ascii_lowercase().replace('_', "").contains("logdir");
+                if logs(other) && how == "is inside of" {
+                    continue;
+                }
+                return Err(ConfigError(format!(
+                    "{said} {how} {other}: each pool needs a directory of its own"
+                )));
+            }
+            seen.push((said, path));
+        }
+        Ok(())
     }
 }
 
-/// The most parts that a pool has: each needs a slot of its own in a cluster, with room to spread.
-const MAX_PARTITIONS: u16 = 4096;
 /// How many parts a pool has in a cluster unless it says otherwise.
 const PARTITIONS_OF_CLUSTER: u16 = 64;
+
+/// The files that are named can be read.
+fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
+    const OF_SERVER: [&str; 6] =
+        ["SecretKeyFile", "PushCA", "TLSCert", "TLSKey", "AdminTLSCert", "AdminTLSKey"];
+    let of = |section, keys: &[&'static str]| -> Vec<&Given> {
+        keys.iter().filter_map(|key| Section::get(section, key)).filter(|given| !given.is_empty()).collect()
+    };
+    let stores = sources.pools.values().chain(&sources.admin_redis);
+    let of_stores = stores.flat_map(|section| of(section, &["CA", "Cert", "Key"]));
+    for given in of(&sources.top, &OF_SERVER).into_iter().chain(of_stores) {
+        let path = given.value.as_str().unwrap_or_default();
+        std::fs::File::open(path)
+            .map_err(|error| given.wrong(format!("the file cannot be read: {error}")))?;
+    }
+    Ok(())
+}
+
+/// Why a name is none to listen on.
+fn host_problem(host: &str) -> Option<&'static str> {
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if host.is_empty() {
+        return Some("name the address to listen on, such as \"0.0.0.0\"");
+    }
+    if inner.parse::<std::net::IpAddr>().is_ok() {
+        return None;
+    }
+    if host.contains("://") {
+        return Some("the address alone is wanted, without a scheme, such as \"0.0.0.0\"");
+    }
+    if host.contains(':') {
+        return Some("the address alone is wanted; the port has a key of its own");
+    }
+    let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    (!plain).then_some("an address or a host name is wanted, such as \"0.0.0.0\"")
+}
+
+/// Whether one port cannot be listened on at both addresses.
+fn may_meet(one: &str, other: &str) -> bool {
+    let address = |host: &str| host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    match (address(one), address(other)) {
+        (Ok(one), Ok(other)) => one == other || one.is_unspecified() || other.is_unspecified(),
+        _ => true,
+    }
+}
+
+/// A certificate and its key are there both or neither.
+fn in_pairs(
+    section: &str,
+    (cert, cert_key, key, key_key): (&Option<PathBuf>, &str, &Option<PathBuf>, &str),
+) -> Result<(), ConfigError> {
+    let (there, missing) = match (cert, key) {
+        (Some(_), None) => (cert_key, key_key),
+        (None, Some(_)) => (key_key, cert_key),
+        _ => return Ok(()),
+    };
+    let section = if section.is_empty() { String::new() } else { format!("{section} ") };
+    Err(ConfigError(format!("{section}{there} is set and {missing} is not: both are needed")))
+}
 
 fn is_prefix(s: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.:".contains(&b);
     (1..=64).contains(&s.len()) && s.bytes().all(plain)
 }
+
+/// Why this is no `host:port`.
+fn address_problem(address: &str) -> Option<&'static str> {
+    const PORT: &str = "a port from 1 to 65535 is wanted behind the host: write host:port";
+    let Some((host, port)) = address.rsplit_once(':') else { return Some(PORT) };
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    match inner {
+        Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_err() => {
+            return Some("what is in brackets should be an IPv6 address");
+        }
+        None if host.contains(':') => {
+            return Some("an IPv6 address stands in brackets: write [address]:port");
+        }
+        None if host.is_empty() => return Some("the host is missing: write host:port"),
+        None if host.contains(char::is_whitespace) => return Some("a host has no blanks: write host:port"),
+        _ => {}
+    }
+    match port.parse::<u16>() {
+        Ok(1..) if port.bytes().all(|b| b.is_ascii_digit()) => None,
+        _ => Some(PORT),
+    }
+}
+
+/// About a URL in the place of an address, which may hold a password.
+const NO_URL: &str =
+    "host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB";
 
 impl PoolConfig {
     /// What the keys of a compact pool of this name begin with.
@@ -127,7 +281,7 @@ impl PoolConfig {
         self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
     }
 
-    fn validate_cluster(&self, section: &str) -> Result<(), ConfigError> {
+    fn validate_cluster(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
         let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
         if self.addr.is_some() {
             return err("both Addr and Cluster are set: a pool is a Redis or a Redis Cluster");
@@ -146,72 +300,122 @@ impl PoolConfig {
         if self.layout == Some(Layout::Lmstfy) {
             return err("Layout is lmstfy, whose keys are in many slots: with Cluster it is compact");
         }
-        // The error would show a password.
+        let place = given
+            .get("Cluster")
+            .map_or_else(|| format!("{section} Cluster"), |given| given.place.to_string());
+        let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
+        // The value may hold a password.
         if self.cluster.iter().any(|addr| addr.contains(['@', '/'])) {
-            return err("Cluster lists host:port: a password has a key of its own, Password");
+            return hidden(NO_URL);
         }
-        let is_address = |addr: &String| {
-            let port = addr.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-            port.is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port > 0))
-        };
-        match self.cluster.iter().find(|addr| !is_address(addr)) {
-            Some(addr) => err(&format!("Cluster names {addr:?}: write host:port")),
+        match self.cluster.iter().find_map(|addr| Some((addr, address_problem(addr)?))) {
+            Some((addr, why)) => hidden(&format!("{addr:?}: {why}")),
             None => Ok(()),
         }
     }
 
-    fn validate(&self, section: &str) -> Result<(), ConfigError> {
+    fn validate(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
         let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
         if !self.cluster.is_empty() {
-            self.validate_cluster(section)?;
+            self.validate_cluster(section, given)?;
         }
         match (&self.addr, &self.path) {
             (None, None) if !self.cluster.is_empty() => {}
             (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
+            (None, None) if section == "[AdminRedis]" => return err("Addr is not set: write host:port"),
             (None, None) => {
                 return err(
                     "neither Addr (a Redis) nor Cluster (a Redis Cluster) nor Path (a directory) is set",
                 );
             }
-            (Some(addr), None) if addr.split(',').any(|a| a.trim().is_empty()) => {
-                return err("Addr is empty: write host:port");
+            (Some(addr), None) => self.validate_addr(section, addr, given)?,
+            (None, Some(_)) => {}
+        }
+        let (other, kind) = match self.path {
+            Some(_) => {
+                (PoolConfig::of_a_redis as fn(&str) -> bool, "a pool that is a directory (Path) has no")
             }
-            // The error would show a password.
-            (Some(addr), None) if addr.contains(['@', '/']) => {
-                return err("Addr should be host:port: a password has a key of its own, Password");
+            None if self.cluster.is_empty() => {
+                (PoolConfig::of_a_directory as fn(&str) -> bool, "a store that is a Redis (Addr) has no")
             }
-            (Some(addr), None) if addr.contains(',') && self.master_name.is_none() => {
-                return err(
-                    "Addr lists several Sentinels, but MasterName does not say which master they watch",
-                );
-            }
-            (None, Some(path)) if path.as_os_str().is_empty() => return err("Path is empty"),
-            _ => {}
+            None => (
+                PoolConfig::of_a_directory as fn(&str) -> bool,
+                "a store that is a Redis Cluster (Cluster) has no",
+            ),
+        };
+        if let Some((key, given)) = given.iter().find(|(key, given)| other(key) && !given.is_empty()) {
+            let is_secret = ["Password", "SentinelPassword"].contains(key);
+            return Err(given.refused(!is_secret, format!("{kind} {key}")));
         }
         let compact = self.layout() == Layout::Compact;
-        if self.layout == Some(Layout::Compact) && self.path.is_some() {
-            return err("Layout is how a Redis keeps jobs: leave it out beside Path");
-        }
+        let wrong = |key: &str, line: &str| match given.get(key) {
+            Some(given) => Err(given.wrong(line)),
+            None => err(line),
+        };
         match self.partitions {
-            Some(_) if !compact => return err("Partitions belongs to Layout = \"compact\""),
-            Some(partitions) if !(partitions.is_power_of_two() && partitions <= MAX_PARTITIONS) => {
-                return err("Partitions is a power of two up to 4096");
+            Some(_) if !compact => return wrong("Partitions", "it belongs to Layout = \"compact\""),
+            Some(partitions) if !partitions.is_power_of_two() => {
+                return wrong("Partitions", "a power of two up to 4096 is wanted");
             }
             _ => {}
         }
         match &self.prefix {
-            Some(_) if !compact => return err("Prefix belongs to Layout = \"compact\""),
+            Some(_) if !compact => return wrong("Prefix", "it belongs to Layout = \"compact\""),
             Some(prefix) if !is_prefix(prefix) => {
-                return err("Prefix has 1 to 64 letters, digits, -, _, . and :");
+                return wrong("Prefix", "1 to 64 letters, digits, -, _, . and : are wanted");
             }
             _ => {}
         }
-        if self.db < 0 {
-            return err("DB is negative");
+        self.validate_logins(section, given)
+    }
+
+    fn validate_addr(&self, section: &str, addr: &str, given: &Section) -> Result<(), ConfigError> {
+        let place =
+            given.get("Addr").map_or_else(|| format!("{section} Addr"), |given| given.place.to_string());
+        let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
+        // The value may hold a password.
+        if addr.contains("://") || addr.contains(['@', '/']) {
+            return hidden(NO_URL);
         }
-        if self.disk_timeout == 0 {
-            return err("DiskTimeout is 0: every disk would have failed");
+        for address in addr.split(',').map(str::trim) {
+            if let Some(why) = address_problem(address) {
+                return match given.get("Addr") {
+                    Some(given) => Err(given.wrong(why)),
+                    None => hidden(why),
+                };
+            }
+        }
+        if addr.contains(',') && self.master_name.is_none() {
+            return hidden("it lists several Sentinels, but MasterName does not say which master they watch");
         }
         Ok(())
+    }
+
+    /// Who the server is to the Redis, and how it knows the Redis.
+    fn validate_logins(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
+        let set = |key: &str| given.get(key).filter(|given| !given.is_empty());
+        if !self.tls
+            && let Some(given) = ["CA", "Cert", "Key"].into_iter().find_map(set)
+        {
+            return Err(given.wrong("it belongs to TLS = true"));
+        }
+        in_pairs(section, (&self.cert, "Cert", &self.key, "Key"))?;
+        for (user, user_key, password, key) in [
+            (&self.username, "Username", &self.password, "Password"),
+            (&self.sentinel_username, "SentinelUsername", &self.sentinel_password, "SentinelPassword"),
+        ] {
+            if user.is_some() && password.is_none() {
+                return Err(ConfigError(format!(
+                    "{section} {user_key} is set and {key} is not: both are needed"
+                )));
+            }
+        }
+        let sentinels = ["SentinelPassword", "SentinelPasswordFile", "SentinelUsername"];
+        match sentinels.into_iter().find_map(set) {
+            Some(given) if self.master_name.is_none() => Err(given.wrong_and_hidden(
+                "it is for Sentinels, and MasterName does not say which master they watch",
+            )),
+            _ => Ok(()),
+        }
     }
 }

@@ -11,9 +11,9 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, Engine, Held, How, JobList, JobPage, NewId, Once, Pause, Pausing, Placing,
-    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf,
-    Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, How, JobList, JobPage, NewId, Once, Pause,
+    Pausing, Placing, Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn,
+    Respawned, ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -238,6 +238,35 @@ impl Engine for Metered {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.step(Operation::SetQuotas, self.inner.set_quotas(quotas)).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        let queue = match &step.then {
+            ScheduleThen::Put(put) => {
+                put.job.as_ref().and_then(|job| Some(job.jobs.first()?.job.queue.clone()))
+            }
+            ScheduleThen::Delete => None,
+        };
+        let stepped = self.step(Operation::StepSchedule, self.inner.step_schedule(step)).await?;
+        if let (Some(queue), Stepped::Done { landed: Some(landed), .. }) = (queue, &stepped) {
+            match landed.placed.how {
+                How::Duplicate => {}
+                How::New => self.stored(&queue, 1, 0),
+                How::Replaced(id) => {
+                    self.forgotten(&queue, id);
+                    self.stored(&queue, 1, 0);
+                }
+            }
+        }
+        Ok(stepped)
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.step(Operation::ListSchedules, self.inner.list_schedules(namespace, list)).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.step(Operation::DueSchedules, self.inner.due_schedules(list)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -45,9 +45,12 @@
 //! | Which queue is served first? | the dispatcher | by the order of the [`QueueList`] of each consume; the store knows no weights |
 //! | Is the quota of a namespace used up? | the store | in the step that publishes |
 //! | Is an equal request under way in this process? | HTTP | the store sees one of them first, and replays it to the other |
+//! | Was this occurrence decided already? | the store | in the step that places it |
+//! | When is the next occurrence? | the placer | the store keeps what it is told |
 //! | What is an answer's text? | HTTP | a store keeps of a publish what it placed, and no text |
 //! | Limits, sizes, defaults | HTTP | bad input never gets here |
 
+pub mod backup;
 pub mod batch;
 mod calls;
 pub mod delays;
@@ -58,6 +61,8 @@ mod next_due;
 pub mod notifier;
 pub mod observer;
 pub mod redis;
+mod schedules;
+pub mod together;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -74,6 +79,10 @@ pub use self::calls::{
 use self::delays::{DelayCount, Delays};
 use self::notifier::Notifier;
 use self::observer::Observer;
+pub use self::schedules::{
+    DueList, DueSchedules, Landed, ScheduleBounds, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
+    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+};
 use crate::clock::Millis;
 use crate::error::Result;
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -89,6 +98,8 @@ pub const MAX_CONSUME_BYTES: usize = 8 << 20;
 pub const MAX_NAMED: usize = 100;
 /// The most that one page of [`Engine::list_jobs`] or [`Engine::list_queues`] shows.
 pub const MAX_LISTED: usize = 100;
+/// The most that one [`Engine::due_schedules`] answers.
+pub const MAX_DUE: usize = 256;
 /// The most queues of one namespace that may be paused.
 pub const MAX_PAUSED: usize = 1000;
 /// How long a publish with a [`Once`] is remembered, at least.
@@ -218,6 +229,20 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// to may count late what they did, and what has expired. `Ok` once what was stored before is counted, or will be
     /// soon.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()>;
+
+    /// Takes one step of a schedule: compares the record's version, stores the job as [`publish`](Engine::publish)
+    /// would, and replaces the record, all at once or nothing. Durable as a publish is. Whoever places an occurrence
+    /// does it so: the job is there if and only if the record says that it was placed. A step whose job the store refuses
+    /// fails as the publish would, and changes nothing.
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped>;
+
+    /// Schedules of a namespace, sorted by name. Work and answer of one call are bounded. Over the calls of one list a
+    /// schedule that is there all the while is shown once.
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage>;
+
+    /// Schedules of all namespaces that are due by the store's *time of day*: that of its machine as it is now, which may
+    /// be set back. Up to 1 to [`MAX_DUE`], and fewer when their bodies are large.
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules>;
 
     /// From now on tells `notifier` of each queue that may have got a ready job, whoever made it ready: at once
     /// when this process did, soon when another did and the queue is [watched](Engine::watch).

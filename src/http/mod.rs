@@ -2,14 +2,15 @@
 //! axum. It names no store: it reaches jobs through the dispatcher and the `Engine` trait, tokens and limits through
 //! `admin`.
 //!
-//! Imports run one way: `port → {jobs, operators} → request → state → answer`. Each folder imports only of those that
-//! stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
+//! Imports run one way: `port → {schedules → jobs, operators} → request → state → answer`. Each folder imports only of those
+//! that stand right of it, and the two in braces not of each other. Each folder's `mod.rs` says what it imports of them.
 
 mod answer;
 mod jobs;
 mod operators;
 mod port;
 mod request;
+mod schedules;
 mod state;
 
 use std::sync::Arc;
@@ -21,10 +22,11 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{delays, logins, operations, push, quotas, tokens};
+use self::operators::{backup, delays, logins, operations, push, quotas, tokens};
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
+pub use self::port::opening::Opening;
 pub use self::request::origin::OwnNames;
 use self::request::origin::{self, OriginCheck};
 pub use self::state::cursors::Cursors;
@@ -37,7 +39,8 @@ pub use self::state::{AppState, Defaults, PoolState, Readiness};
 pub fn api(state: Arc<AppState>, names: OwnNames) -> Api {
     let names = (state.skip_verification && names.loopback).then(|| Arc::new(names));
     let observe = Observe { state, guard: OriginCheck::Public(names), port: "public" };
-    Api::new(observe.clone(), finish(routes_of_lmstfy().merge(our_routes()), observe))
+    let routes = routes_of_lmstfy().merge(our_routes()).merge(schedules::routes(only));
+    Api::new(observe.clone(), finish(routes, observe))
 }
 
 /// The routes that lmstfy has, with its methods, but for three that are asked for most: PUT and GET of a queue, which
@@ -71,12 +74,14 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/api/{namespace}/{queue}/deadletter/respawn", only(post(dead_letter::respawn_jobs)))
         .route("/api/{namespace}/{queue}/pause", only(post(pause::pause)))
         .route("/api/{namespace}/{queue}/resume", only(post(pause::resume)))
-        .route("/ping", only(get(operations::ping)))
+        .route("/ping", probe(get(operations::ping)))
+        .route("/ready", probe(get(operations::ready_for_all)))
 }
 
 /// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, what falls due when
 /// and the access log ask for one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
+    let backups = if names.loopback || names.accounts { get(backup::get) } else { get(backup::refused) };
     let guarded = Router::new()
         .route("/token/{namespace}", only(get(tokens::list_tokens).post(tokens::create_token)))
         .route("/token/{namespace}/{token}", only(delete(tokens::delete_token)))
@@ -101,6 +106,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
         .route("/info/delays", only(get(delays::show)))
+        .route("/backup", only(backups))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()
         .route("/pools", only(get(operations::pools)))
@@ -108,8 +114,8 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/version", only(get(operations::version)))
         .route("/metrics", only(get(operations::metrics)))
         .route("/accesslog", get(operations::get_access_log))
-        .route("/ping", only(get(operations::ping)))
-        .route("/ready", only(get(operations::ready)));
+        .route("/ping", probe(get(operations::ping)))
+        .route("/ready", probe(get(operations::ready)));
     finish(guarded.merge(open), Observe { state, guard: OriginCheck::Admin(Arc::new(names)), port: "admin" })
 }
 
@@ -117,6 +123,11 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
 /// handler for it, and a HEAD of a queue would consume a job and send it to nobody.
 fn only(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
     methods.head(reply::not_found).fallback(reply::not_found)
+}
+
+/// As [`only`], but for HEAD, by which some balancers ask.
+fn probe(methods: MethodRouter<Arc<AppState>>) -> MethodRouter<Arc<AppState>> {
+    methods.fallback(reply::not_found)
 }
 
 fn finish(routes: Router<Arc<AppState>>, observe: Observe) -> Router {

@@ -24,6 +24,11 @@ const PORT: &[&str] = &["port"];
 const LATENESS: &[f64] = &[
     0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0, 604_800.0,
 ];
+/// Seconds from when an occurrence was to be placed until it was.
+const SCHEDULE_LATENESS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 1800.0, 3600.0,
+    21_600.0,
+];
 /// Seconds of a step of a store.
 const STEP_SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
@@ -220,6 +225,22 @@ families! {
         in_flight: Parted<IntGaugeVec> = "dormouse_push_in_flight", QUEUE;
         /// Whether push waits for an endpoint that is down.
         breaker_open: Parted<IntGaugeVec> = "dormouse_push_breaker_open", QUEUE;
+    }
+}
+
+families! {
+    /// What is told of schedules.
+    ScheduleFamilies {
+        /// Schedules, by what they do.
+        schedules: IntGaugeVec = "dormouse_schedules", &["pool", "state"];
+        /// What this server has decided about occurrences, by what became of them.
+        occurrences: IntCounterVec = "dormouse_schedule_occurrences_total", &["pool", "outcome"];
+        /// From when an occurrence was to be placed until it was, in seconds. Without those that were caught up.
+        lateness: HistogramVec = "dormouse_schedule_lateness_seconds", POOL, Buckets::Upto(SCHEDULE_LATENESS);
+        /// For how long the schedule is due that waits longest, in seconds.
+        oldest_owed: IntGaugeVec = "dormouse_schedule_oldest_owed_seconds", POOL;
+        /// 1, with the version of the time zone database that this server reads.
+        zones: IntGaugeVec = "dormouse_schedule_zone_database", &["version"];
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod families;
 mod requests;
+mod schedules;
 mod stores;
 
 use std::cmp::Reverse;
@@ -15,9 +16,11 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
 
 use self::families::{
-    FIGURES, HttpFamilies, POOL, PoolFamilies, PushFamilies, ServerFamilies, StoreFamilies, register,
+    FIGURES, HttpFamilies, POOL, PoolFamilies, PushFamilies, ScheduleFamilies, ServerFamilies, StoreFamilies,
+    register,
 };
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
+pub use self::schedules::ScheduleMetrics;
 pub use self::stores::{EngineMetrics, Operation, PoolMetrics, PushSeries};
 use self::stores::{JOB_ID, MOST_QUEUES, OTHER, is_job_id};
 use crate::name::{Namespace, PoolName, Queue, Token};
@@ -30,6 +33,7 @@ pub struct Metrics {
     server: ServerFamilies,
     /// What engines do.
     pub engine: EngineMetrics,
+    schedules: Arc<ScheduleFamilies>,
     /// The gauges for figures of a store's own, by their names.
     figures: Vec<(&'static str, GaugeVec)>,
 }
@@ -74,7 +78,8 @@ impl Default for Metrics {
         let figures = FIGURES.iter().map(figure).collect();
         // Fails only when it is registered twice.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
-        Metrics { registry, http, server, engine, figures }
+        let schedules = Arc::new(ScheduleFamilies::register(&registry));
+        Metrics { registry, http, server, engine, schedules, figures }
     }
 }
 
@@ -99,6 +104,19 @@ impl Metrics {
     pub fn began(&self, version: &str, commit: &str, most_polls: usize) {
         self.server.build_info.with_label_values(&[version, commit]).set(1);
         self.http.parked_polls_limit.set(i64::try_from(most_polls).unwrap_or(i64::MAX));
+    }
+
+    /// Counts what becomes of a pool's schedules.
+    pub fn of_schedules(&self, pool: &PoolName) -> ScheduleMetrics {
+        // Born with 0.
+        let _ = self.schedules.lateness.with_label_values(&[pool.as_str()]);
+        let _ = self.schedules.oldest_owed.with_label_values(&[pool.as_str()]);
+        ScheduleMetrics { pool: pool.clone(), families: self.schedules.clone() }
+    }
+
+    /// The time zone database that schedules are read by.
+    pub fn zone_database(&self, version: &str) {
+        self.schedules.zones.with_label_values(&[version]).set(1);
     }
 
     /// A request was refused by its token's limit. Tokens are secrets, so the label is a hash.

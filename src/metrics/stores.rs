@@ -64,6 +64,9 @@ operations! {
     Stats = "stats",
     Delays = "delays",
     SetQuotas = "set_quotas",
+    StepSchedule = "step_schedule",
+    ListSchedules = "list_schedules",
+    DueSchedules = "due_schedules",
 }
 
 /// The label of what a disk does by itself.

@@ -3,6 +3,7 @@
 
 pub mod files;
 pub mod log;
+pub mod notify;
 pub mod open_files;
 pub mod pid_file;
 pub mod tasks;

@@ -2,7 +2,7 @@
 //! that is due earlier. While more jobs are due it does not pause. It sleeps by the monotonic clock, and looks each
 //! second whether the store's clock was set ahead meanwhile. Knows no queue and no consumer.
 
-mod timer;
+pub mod timer;
 
 use std::io;
 use std::sync::Arc;

@@ -1,8 +1,10 @@
 //! The composition root: builds stores, wrappers, dispatchers and state from the configuration, starts every
 //! task, opens the ports, and takes all of it down again. The only module that names a concrete engine.
 
+mod check;
 mod demo;
 mod error;
+mod prepare;
 mod stores;
 
 pub use crate::engine::disk::repair;
@@ -15,26 +17,31 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+pub use self::check::{check, check_stores};
 pub use self::error::ServerError;
-use self::stores::{AdminStores, StoreFailure, Stores, admin_store, open_stores};
+use self::prepare::{Prepared, Tls, prepare};
+use self::stores::{AdminStores, Patience, StoreFailure, Stores, admin_store, open_stores};
 use crate::admin::cache::TokenCache;
 use crate::admin::limits::Throttle;
 use crate::admin::quotas::QuotaManager;
 use crate::admin::tokens::TokenManager;
 use crate::clock::SystemClock;
-use crate::config::{Config, PushHttps, Secret};
+use crate::config::Config;
 use crate::dispatch::{Dispatcher, ParkedPolls};
-use crate::engine::Engine;
+use crate::engine::backup::Backup;
 use crate::engine::migration::Migration;
+use crate::engine::{Engine, ScheduleBounds};
 use crate::http::{
-    self, AppState, BodyRoom, Bounds, Cursors, Defaults, FailedLogins, OwnNames, PoolState, Readiness,
-    TrustedProxies,
+    self, AppState, BodyRoom, Bounds, Cursors, Defaults, FailedLogins, Opening, OwnNames, PoolState,
+    Readiness, TrustedProxies,
 };
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
+use crate::process::notify;
 use crate::process::open_files::OpenFiles;
 use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
@@ -42,12 +49,14 @@ use crate::process::version::Version;
 use crate::pump;
 use crate::push::Push;
 use crate::push::address::AddressGuard;
-use crate::push::client::{self, Client, Proxy};
-use crate::push::encrypted::{Encrypted, SecretKeys};
+use crate::push::client::Client;
+use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
-use crate::push::names::SystemResolver;
 use crate::push::shared::{MEMORY, PushServer, PushedPool};
 use crate::random;
+use crate::schedule::Zones;
+use crate::scheduler::{self, Scheduler};
+use crate::tls::{Identity, acceptor};
 
 /// How many connections the admin port takes.
 const MAX_ADMIN_CONNECTIONS: usize = 1024;
@@ -77,20 +86,36 @@ pub struct Options {
     pub config_file: Option<PathBuf>,
 }
 
-/// Runs a server until `stop` resolves or a part of it fails for good.
+/// What somebody tells the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// To stop; by which signal.
+    Stop(&'static str),
+    /// To read files anew that may have been replaced.
+    Reload,
+}
+
+/// Runs a server until it is told to stop, or a part of it fails for good.
 pub async fn run(
     config: Config,
     options: Options,
-    stop: impl Future<Output = &'static str>,
+    mut signals: mpsc::Receiver<Signal>,
 ) -> Result<(), ServerError> {
-    let mut stop = std::pin::pin!(stop);
     // A store may take its time to open, and an operator need not wait for it.
-    let server = tokio::select! {
-        biased;
-        _ = &mut stop => return Ok(()),
-        server = Box::pin(Server::start(config, options)) => server?,
+    let mut starting = Box::pin(Server::start(config, options));
+    let server = loop {
+        tokio::select! {
+            biased;
+            Some(signal) = signals.recv() => if let Signal::Stop(by) = signal {
+                tracing::info!(by, "stopped before the stores were open");
+                notify::stopping(STOP);
+                return Ok(());
+            },
+            server = &mut starting => break server?,
+        }
     };
-    server.run(stop).await
+    drop(starting);
+    server.run(signals).await
 }
 
 #[derive(Debug)]
@@ -107,6 +132,9 @@ pub struct Server {
     /// The admin port and its connections. They end later: until then `/ready` says that the server stops.
     admin_tasks: Tasks,
     tasks: Tasks,
+    /// How long it goes on after it was told to stop.
+    drain_time: Duration,
+    tls: Tls,
     /// Reported by a part that cannot go on.
     failure: Failure,
     pid_file: Option<PidFile>,
@@ -115,11 +143,7 @@ pub struct Server {
 impl Server {
     /// Builds all of it, binds both ports, and begins to serve.
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
-        let keys = config.secret_key_file.as_deref().map(SecretKeys::read).transpose();
-        let keys = keys.map_err(|e| ServerError::Configuration(format!("SecretKeyFile: {e}")))?;
-        let trusted = TrustedProxies::new(&config.trusted_proxies);
-        let trusted = trusted.map_err(|e| ServerError::Configuration(format!("TrustedProxies: {e}")))?;
-        let (guard, client) = push_client(&config).map_err(ServerError::Configuration)?;
+        let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
         let clusters = config.pool.values().filter(|pool| !pool.cluster.is_empty()).count();
         // A cluster counts as eight: as many connections as thirty masters have.
@@ -138,17 +162,34 @@ impl Server {
         metrics.began(build.version, build.build_commit, config.max_parked_polls);
         let failure = Failure::default();
         let [api_tasks, admin_tasks, tasks] = std::array::from_fn(|_| Tasks::new(failure.clone()));
+        let accept = |identity: &Option<Arc<Identity>>| identity.clone().map(acceptor);
+        // Both answer while the stores open.
+        let (api_port, admin_port) = (Opening::default(), Opening::default());
+        let of_address = half_unless(config.max_connections_per_address, files.connections);
+        let bounds = |most, most_of_address| Bounds { most, most_of_address, trusted: trusted.clone() };
+        let of_port = metrics.port("public", files.connections);
+        let most = bounds(files.connections, of_address);
+        let (routes, of) = (api_port.clone(), api_tasks.clone());
+        let port = http::serve("public", api_listener, routes, most, accept(&tls.api), of_port, of);
+        api_tasks.spawn_essential("the public port", port);
+        let of_port = metrics.port("admin", files.admin_connections);
+        let most = bounds(files.admin_connections, half_unless(0, files.admin_connections));
+        let (routes, of) = (admin_port.clone(), admin_tasks.clone());
+        let port = http::serve("admin", admin_listener, routes, most, accept(&tls.admin), of_port, of);
+        admin_tasks.spawn_essential("the admin port", port);
+
         let mut stores = Stores::default();
         let outage = Outage::new("tokens and limits");
+        let patience = Patience::of(Duration::from_secs(config.wait_for_store));
         let opened = async {
-            open_stores(&config, files.tables, &metrics, &mut stores).await?;
-            let store = admin_store(&config, &mut stores, &outage, &tasks).await?;
+            open_stores(&config, files.tables, &metrics, &tls, patience, &mut stores).await?;
+            let store = admin_store(&config, &tls, patience, &mut stores, &outage, &tasks).await?;
             Ok((store, served(&config, &stores).await?))
         };
         let ((tokens, push_store), served) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
-                tasks.stop();
+                [&api_tasks, &admin_tasks, &tasks].into_iter().for_each(Tasks::stop);
                 close(stores.engines.into_values(), STOP).await;
                 return Err(error);
             }
@@ -173,9 +214,10 @@ impl Server {
             served,
             admin_state,
             metrics,
-            (readiness, Arc::new(trusted)),
+            (readiness, trusted.clone()),
             tasks.clone(),
             push,
+            &zones,
         );
         let state = Arc::new(state);
         for store in state.quotas.stores() {
@@ -201,6 +243,15 @@ impl Server {
                 }
             });
         }
+        for pool in state.pools.values() {
+            let (name, stop) = (&pool.name, tasks.stopping().clone());
+            let places = scheduler::run(pool.scheduler.clone(), pool.outage.clone(), stop);
+            tasks.spawn_essential(format!("the placer of pool {name}"), async move {
+                if let Err(error) = places.await {
+                    tracing::error!(%error, "the timer of a placer failed");
+                }
+            });
+        }
         let pools_left = Arc::new(AtomicUsize::new(stores.engines.len()));
         for (store, failed) in stores.failures {
             let (failure, stop, pools_left) = (failure.clone(), tasks.stopping().clone(), pools_left.clone());
@@ -217,25 +268,26 @@ impl Server {
             let loopback = port.ip().to_canonical().is_loopback();
             OwnNames { loopback, accounts, configured: configured.to_owned() }
         };
-        let routes = http::api(state.clone(), names(api, &config.host, false));
-        let of_address = half_unless(config.max_connections_per_address, files.connections);
-        let bounds =
-            |most, most_of_address| Bounds { most, most_of_address, trusted: state.trusted_proxies.clone() };
-        let metrics = state.metrics.port("public", files.connections);
-        let most = bounds(files.connections, of_address);
-        let port = http::serve("public", api_listener, routes, most, metrics, api_tasks.clone());
-        api_tasks.spawn_essential("the public port", port);
+        api_port.open(http::api(state.clone(), names(api, &config.host, false)));
         let names = names(admin, &config.admin_host, !config.accounts.is_empty());
-        let routes = http::admin(state.clone(), names);
-        let most = bounds(files.admin_connections, half_unless(0, files.admin_connections));
-        let metrics = state.metrics.port("admin", files.admin_connections);
-        let port = http::serve("admin", admin_listener, routes, most, metrics, admin_tasks.clone());
-        admin_tasks.spawn_essential("the admin port", port);
+        admin_port.open(http::admin(state.clone(), names));
 
+        let drain_time = Duration::from_secs(config.drain_seconds);
         // A pool that moves closes its two stores.
         let engines = state.pools.values().map(|pool| pool.engine.clone()).collect();
-        let mut server =
-            Server { api, admin, state, engines, api_tasks, admin_tasks, tasks, failure, pid_file: None };
+        let mut server = Server {
+            api,
+            admin,
+            state,
+            engines,
+            api_tasks,
+            admin_tasks,
+            tasks,
+            drain_time,
+            tls,
+            failure,
+            pid_file: None,
+        };
         match server.announce(&config, &options).await {
             Ok(()) => Ok(server),
             Err(error) => {
@@ -245,16 +297,48 @@ impl Server {
         }
     }
 
-    /// Serves until `stop` resolves, which says by what, or a part of the server fails for good, and stops then. The error says what
+    /// Serves until it is told to stop or a part of the server fails for good, and stops then. The error says what
     /// failed.
-    pub async fn run(self, stop: impl Future<Output = &'static str>) -> Result<(), ServerError> {
+    pub async fn run(self, mut signals: mpsc::Receiver<Signal>) -> Result<(), ServerError> {
         let failure = self.failure.clone();
+        let told = async {
+            let by = self.told_to_stop(&mut signals).await;
+            self.drain(by, &mut signals).await;
+            by
+        };
         let (by, result) = tokio::select! {
-            by = stop => (by, Ok(())),
+            by = told => (by, Ok(())),
             reason = failure.reported() => ("a failure", Err(ServerError::Failed(reason.to_owned()))),
         };
         self.stop_by(by).await;
         result
+    }
+
+    /// Waits for the signal to stop, and answers which it was.
+    async fn told_to_stop(&self, signals: &mut mpsc::Receiver<Signal>) -> &'static str {
+        while let Some(signal) = signals.recv().await {
+            match signal {
+                Signal::Stop(by) => return by,
+                Signal::Reload => self.tls.reload(),
+            }
+        }
+        // Nobody can tell it any more.
+        std::future::pending().await
+    }
+
+    /// Goes on for a while, in which `/ready` says no and connections end, so that balancers find out. A second signal
+    /// ends it.
+    async fn drain(&self, by: &str, signals: &mut mpsc::Receiver<Signal>) {
+        self.state.readiness.drain();
+        notify::stopping(self.drain_time + STOP);
+        if self.drain_time.is_zero() {
+            return;
+        }
+        tracing::info!(by, seconds = self.drain_time.as_secs(), "draining");
+        tokio::select! {
+            _ = self.told_to_stop(signals) => {}
+            () = tokio::time::sleep(self.drain_time) => {}
+        }
     }
 
     /// Takes no more requests, answers waiting consumers, finishes what is under way, closes the stores.
@@ -321,21 +405,10 @@ impl Server {
             let token = demo::token(&self.state.tokens).await?;
             demo::print(self.api, self.admin, &config.pool["default"], &token);
         }
+        // Last: whoever hears it may send a signal at once, which a server that starts takes in another way.
+        notify::ready();
         Ok(())
     }
-}
-
-/// What push sends with, over so many connections, and where it may call. Reads the certificates before anything is
-/// opened.
-fn push_client(config: &Config) -> Result<(Arc<AddressGuard>, impl FnOnce(usize) -> Client + use<>), String> {
-    let https_only = config.push_https == PushHttps::Only;
-    let guard = AddressGuard::new(&config.push_allow, https_only).map_err(|e| format!("PushAllow: {e}"))?;
-    let guard = Arc::new(guard);
-    let proxy = config.push_proxy.as_ref().map(Secret::reveal).map(Proxy::parse).transpose()?;
-    let roots = client::roots(config.push_ca.as_deref())?;
-    let resolver = SystemResolver::new().map_err(|e| format!("no threads to look up names: {e}"))?;
-    let of = guard.clone();
-    Ok((guard, move |connections| Client::new(of, Arc::new(resolver), proxy, roots, connections)))
 }
 
 /// What each pool serves from: its store, or both when it moves.
@@ -368,17 +441,25 @@ fn app_state(
     (readiness, trusted): (Readiness, Arc<TrustedProxies>),
     tasks: Tasks,
     (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
+    zones: &Arc<Zones>,
 ) -> AppState {
     let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
     let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
     let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
         .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
+    let bounds =
+        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
+    metrics.zone_database(zones.version());
+    tracing::info!(version = zones.version(), "time zone database");
     let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
         let failure = tasks.failure().clone();
         let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
         let outage = stores.outages[name].clone();
+        let counts = metrics.of_schedules(name);
+        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let scheduler = Arc::new(scheduler);
         let (delays, ids) = Default::default();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, delays, ids })
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, delays, ids })
     };
     let clock = Arc::new(SystemClock::default());
     let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
@@ -433,6 +514,11 @@ fn app_state(
         accounts: config.accounts.clone(),
         body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
         under_way: Arc::default(),
+        backups: stores
+            .disks
+            .iter()
+            .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
+            .collect(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         trusted_proxies: trusted,
@@ -523,11 +609,12 @@ mod tests {
         tokio::time::timeout(PATIENCE, parked).await.expect("the consumer waits");
 
         server.tasks.spawn_essential("the test's task", async { panic!("the test says so") });
+        let (_keep, nobody_signals) = mpsc::channel(1);
         let reason = tokio::time::timeout(PATIENCE, server.failure.reported()).await;
         assert_eq!(reason.expect("the panic is noticed"), "the test's task panicked");
         let (status, text) = get(admin, "/ready").await;
         assert_eq!((status, text.contains("the test's task panicked")), (503, true), "/ready said {text}");
-        let ended = tokio::time::timeout(PATIENCE, server.run(std::future::pending())).await;
+        let ended = tokio::time::timeout(PATIENCE, server.run(nobody_signals)).await;
         let error = ended.expect("the server ends by itself").expect_err("it ends with an error");
         assert_eq!(error.to_string(), "the test's task panicked");
         let (status, text) = tokio::time::timeout(PATIENCE, poll).await.expect("it was answered").unwrap();

@@ -6,7 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep_until};
+
 use super::error::ServerError;
+use super::prepare::Tls;
 use crate::admin::AdminStore;
 use crate::admin::disk::DiskAdmin;
 use crate::admin::redis::RedisAdmin;
@@ -15,7 +18,8 @@ use crate::config::{Config, Layout, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
 use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
-use crate::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, check_safety};
+use crate::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, Unsafe, check_safety};
+use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -23,7 +27,10 @@ use crate::process::tasks::Tasks;
 use crate::push::store::PushStore;
 use crate::push::store::disk::DiskPush;
 use crate::push::store::redis::RedisPush;
+use crate::tls::ClientTls;
 
+/// How long after it has not answered a store is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// What a ready job takes in memory, in bytes, without its body.
 const READY_JOB: usize = 64;
 
@@ -52,12 +59,45 @@ pub struct Stores {
     pub failures: Vec<(String, StoreFailure)>,
 }
 
+/// Until when stores are waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience(Instant);
+
+impl Patience {
+    /// From now on for so long.
+    pub fn of(time: Duration) -> Patience {
+        Patience(Instant::now() + time)
+    }
+
+    /// Opens a store. One that cannot be reached, hangs or loads is asked again; one that refuses is not.
+    async fn wait_for<T>(
+        self,
+        store: &str,
+        mut open: impl AsyncFnMut() -> Result<T, Unsafe>,
+    ) -> Result<T, Unsafe> {
+        let mut told = false;
+        loop {
+            let error = match open().await {
+                Err(Unsafe::Unknown(error @ Error::Away(_))) if Instant::now() < self.0 => error,
+                done => return done,
+            };
+            if !std::mem::replace(&mut told, true) {
+                let seconds = (self.0 - Instant::now()).as_secs();
+                tracing::warn!(store, %error, seconds, "waiting for a store that does not answer yet");
+            }
+            sleep_until(self.0.min(Instant::now() + ASK_AGAIN)).await;
+        }
+    }
+}
+
 /// Opens every pool's store. A disk pool keeps `open_tables` of its files open. After an error `stores` holds those
 /// that are open.
 pub async fn open_stores(
     config: &Config,
     open_tables: usize,
     metrics: &Arc<Metrics>,
+    tls: &Tls,
+    patience: Patience,
     stores: &mut Stores,
 ) -> Result<(), ServerError> {
     for (name, pool) in &config.pool {
@@ -93,11 +133,14 @@ pub async fn open_stores(
                 (disk, Outage::new(format!("pool {name}")), failed_for_good)
             }
             None => {
-                let address = redis_address(pool);
-                if !config.allow_unsafe_redis {
-                    check_safety(&address).await.map_err(|e| failed(&e))?;
-                }
-                open_redis(address, &name, pool).await.map_err(|e| failed(&e))?
+                let opened = patience.wait_for(&section, async || {
+                    let address = redis_address(pool, tls.of_redis.get(&section));
+                    if !config.allow_unsafe_redis {
+                        check_safety(&address).await?;
+                    }
+                    Ok(open_redis(address, &name, pool).await?)
+                });
+                opened.await.map_err(|e| failed(&e))?
             }
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
@@ -121,9 +164,7 @@ async fn open_redis(
             (redis.clone(), redis.outage(), failed)
         }
         Layout::Compact => {
-            let prefix = pool.prefix(name.as_str()).to_owned();
-            let layout = CompactLayout { prefix, partitions: pool.partitions() };
-            let redis = CompactEngine::connect(address, name, &layout).await?;
+            let redis = CompactEngine::connect(address, name, &compact_layout(name.as_str(), pool)).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
             (redis.clone(), redis.outage(), failed)
@@ -145,6 +186,8 @@ pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
 /// The Redis that `[AdminRedis]` names, or else the default pool's directory.
 pub async fn admin_store(
     config: &Config,
+    tls: &Tls,
+    patience: Patience,
     stores: &mut Stores,
     outage: &Arc<Outage>,
     tasks: &Tasks,
@@ -152,11 +195,14 @@ pub async fn admin_store(
     let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
     match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
         (Some(admin), _) => {
-            let address = redis_address(admin);
-            if !config.allow_unsafe_redis {
-                check_safety(&address).await.map_err(|e| failed(&e))?;
-            }
-            let store = RedisAdmin::connect(&address, outage.clone(), tasks).await.map_err(|e| failed(&e))?;
+            let opened = patience.wait_for("[AdminRedis]", async || {
+                let address = redis_address(admin, tls.of_redis.get("[AdminRedis]"));
+                if !config.allow_unsafe_redis {
+                    check_safety(&address).await?;
+                }
+                Ok(RedisAdmin::connect(&address, outage.clone(), tasks).await?)
+            });
+            let store = opened.await.map_err(|e| failed(&e))?;
             let failed = StoreFailure::WithServer(Box::pin(store.failed()));
             stores.failures.push(("tokens and limits".into(), failed));
             let push = RedisPush::new(&store);
@@ -171,7 +217,13 @@ pub async fn admin_store(
     }
 }
 
-fn redis_address(pool: &PoolConfig) -> RedisAddress {
+/// The layout of a compact pool.
+pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
+    CompactLayout { prefix: pool.prefix(name).to_owned(), partitions: pool.partitions() }
+}
+
+/// Where a pool's Redis is. `tls` is how to speak with it.
+pub fn redis_address(pool: &PoolConfig, tls: Option<&ClientTls>) -> RedisAddress {
     let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
     RedisAddress {
         addrs: match &pool.cluster[..] {
@@ -179,9 +231,12 @@ fn redis_address(pool: &PoolConfig) -> RedisAddress {
             nodes => nodes.to_vec(),
         },
         cluster: !pool.cluster.is_empty(),
+        username: pool.username.clone(),
         password: secret(&pool.password),
         db: pool.db,
         master_name: pool.master_name.clone().filter(|m| !m.is_empty()),
+        sentinel_username: pool.sentinel_username.clone(),
         sentinel_password: secret(&pool.sentinel_password),
+        tls: tls.cloned(),
     }
 }

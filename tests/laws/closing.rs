@@ -3,11 +3,14 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use dormouse::engine::{JobList, Once, Pausing, Publication, Release, Revival};
+use dormouse::engine::{
+    DueList, JobList, Once, Pausing, Publication, Release, Revival, ScheduleList, ScheduleStep, ScheduleThen,
+};
 use dormouse::error::{Error, Result};
 use dormouse::job::JobState;
 use dormouse::name::IdempotencyKey;
 
+use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::EngineExt;
 
@@ -39,5 +42,11 @@ pub async fn after_close_every_verb_says_closed(s: &dyn Stage) {
     closed("respawn_jobs", engine.respawn_jobs(&q, &[held.id], revival).await);
     closed("pause", engine.pause(&q, Pausing::UntilResumed).await);
     closed("pauses", engine.pauses().await);
+    let (id, put) = (schedules::schedule("s"), schedules::new(None));
+    let list = ScheduleList::One(id.name.clone());
+    closed("list_schedules", engine.list_schedules(&id.namespace, list).await);
+    closed("due_schedules", engine.due_schedules(DueList::Now(1)).await);
+    let step = ScheduleStep { id, expected: None, then: ScheduleThen::Put(Box::new(put)) };
+    closed("step_schedule", engine.step_schedule(step).await);
     closed("list_queues", engine.list_queues(&q.namespace, None, 1).await);
 }

@@ -12,9 +12,9 @@ use dormouse::engine::delays::{DelayCount, Delays};
 use dormouse::engine::notifier::Notifier;
 use dormouse::engine::observer::Observer;
 use dormouse::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -39,6 +39,8 @@ pub struct Gated<E> {
     ack_panics: AtomicBool,
     silent: AtomicBool,
     state: watch::Sender<State>,
+    /// After so many calls each fails; none: they go on.
+    calls_left: Mutex<Option<usize>>,
 }
 
 /// What becomes of calls other than `hold` and `set_away` are about.
@@ -70,6 +72,7 @@ impl<E: Engine> Gated<E> {
             ack_panics: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             state: watch::Sender::new(State::Up),
+            calls_left: Mutex::new(None),
         }
     }
 
@@ -78,7 +81,15 @@ impl<E: Engine> Gated<E> {
         self.state.send_replace(state);
     }
 
+    /// After so many calls from now on each fails, as at the death of who calls; `None` ends that.
+    pub async fn set_calls_left(&self, calls: Option<usize>) {
+        *self.calls_left.lock().await = calls;
+    }
+
     async fn up(&self) -> Result<()> {
+        if let Some(left) = &mut *self.calls_left.lock().await {
+            *left = left.checked_sub(1).ok_or_else(|| Error::away("the test says so"))?;
+        }
         let state =
             *self.state.subscribe().wait_for(|state| *state != State::Hangs).await.expect("self has it");
         match state {
@@ -283,6 +294,21 @@ impl<E: Engine> Engine for Gated<E> {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.inner.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.up().await?;
+        self.inner.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.up().await?;
+        self.inner.list_schedules(namespace, list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.up().await?;
+        self.inner.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -37,6 +37,7 @@ mod random;
 mod random_verbs;
 mod republish;
 mod revive;
+mod schedules;
 mod store;
 mod timers;
 mod ttl;
@@ -336,6 +337,25 @@ macro_rules! more_laws {
                 inspect_shows_every_state,
                 queues_are_listed_with_their_figures,
                 queues_are_listed_by_name,
+            }
+            schedules {
+                a_schedule_is_read_as_it_was_put,
+                schedules_are_listed_by_name,
+                a_step_from_another_version_changes_nothing,
+                a_revision_is_never_used_twice,
+                an_occurrence_is_placed_once_by_many,
+                a_refused_job_leaves_the_schedule_as_it_was,
+                steps_fail_alone,
+                what_is_due_is_told_the_earliest_first,
+                nothing_is_placed_early,
+                a_living_job_is_kept_or_replaced_by_its_key,
+                schedules_are_bounded,
+                a_deleted_schedule_places_nothing_and_its_jobs_stay,
+                many_that_are_due_at_once_are_all_placed,
+                a_placed_job_notifies,
+                schedules_are_counted_by_state,
+                a_schedule_follows_its_queue,
+                a_dropped_step_happened_or_did_not,
             }
             closing {
                 after_close_every_verb_says_closed,

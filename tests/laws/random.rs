@@ -7,12 +7,13 @@
 //! A store with a clock of its own cannot be kept at the same instant as the model. There a time is short or very
 //! long, whatever got a short one is waited for at once, and what is left of a time is not compared.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::ManualClock;
-use dormouse::engine::Engine;
+use dormouse::engine::{Engine, ScheduleId, ScheduleVersion};
 use dormouse::job::{Job, JobRef, NewJob, Receipt};
 use dormouse::name::{Queue, QueueList};
 use proptest::prelude::Rng;
@@ -49,6 +50,7 @@ pub async fn compare_with_model(s: &dyn Stage, seed: u64, steps: usize, with_ver
         running: Vec::new(),
         with_verbs,
         held: Vec::new(),
+        schedules: BTreeMap::new(),
         unsettled: false,
         log: Vec::new(),
     };
@@ -74,6 +76,8 @@ pub(super) struct Run<'a> {
     with_verbs: bool,
     /// Receipts of hand-overs, as the engine and as the model gave them; some are good no more.
     pub(super) held: Vec<(JobRef, Receipt, Receipt)>,
+    /// The versions of schedules, as the engine and as the model count them.
+    pub(super) schedules: BTreeMap<ScheduleId, (ScheduleVersion, ScheduleVersion)>,
     /// Where time is real: a short time was given, and must end before the next step.
     unsettled: bool,
     pub(super) log: Vec<String>,

@@ -6,12 +6,14 @@
 use std::time::Duration;
 
 use dormouse::engine::{
-    Engine, Held, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
+    DueList, Engine, Held, OnConflict, Once, Placed, Placing, Publication, Published, Release, Revival,
+    ScheduleList, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
-use dormouse::job::{JobRef, JobState, JobView, Reason, Receipt};
+use dormouse::job::{JobId, JobRef, JobState, JobView, Reason, Receipt};
 use dormouse::name::{IdempotencyKey, Queue};
 
 use super::random::{QUEUES, Run, compare_with_model, same};
+use crate::schedules;
 use crate::stage::*;
 use crate::support::engine_ext::{EngineExt, tries};
 
@@ -49,6 +51,7 @@ impl Run<'_> {
             14 => self.cancel(engine, q).await,
             15 => self.respawn_jobs(engine, q).await,
             16 => self.pause(engine, q).await,
+            17 => self.schedule(engine).await,
             _ => self.look(engine, &q).await,
         }
     }
@@ -161,14 +164,22 @@ impl Run<'_> {
     }
 
     async fn ack_many(&mut self, engine: &dyn Engine, q: Queue) -> Result<(), String> {
-        let (mut ours, mut models) = (Vec::new(), Vec::new());
+        let (mut ours, mut models) = (Vec::<(JobId, Option<Receipt>)>::new(), Vec::new());
         for _ in 0..1 + self.random.below(4) {
+            // A pool that moves says of a job that is named twice what both of its receipts are.
+            let is_new = |all: &[(JobId, _)], job: &JobRef| all.iter().all(|(id, _)| *id != job.id);
             if self.random.below(4) == 0 {
                 let job = self.any_published();
+                if !is_new(&ours, &job) {
+                    continue;
+                }
                 ours.push((job.id, None));
                 models.push((job.id, None));
             } else {
                 let (job, receipt, of_model) = self.any_held();
+                if !is_new(&ours, &job) {
+                    continue;
+                }
                 ours.push((job.id, Some(receipt)));
                 models.push((job.id, Some(of_model)));
             }
@@ -213,6 +224,88 @@ impl Run<'_> {
         let ours = ok("pause", engine.pause_for(&q, time).await);
         let models = ok("pause", self.model.pause_for(&q, time).await);
         if self.virtual_time { same("pause", ours, models).map(drop) } else { Ok(()) }
+    }
+
+    /// A step of a schedule, from its version or from another one; each store counts revisions in its own way.
+    async fn schedule(&mut self, engine: &dyn Engine) -> Result<(), String> {
+        let namespace = if self.random.below(3) == 0 { "b" } else { "a" };
+        let id = schedules::schedule_in(namespace, &format!("s{}", self.random.below(4)));
+        let known = self.schedules.get(&id).copied();
+        let expected = match (known, self.random.below(6)) {
+            (Some(_), 0) => None,
+            (Some((ours, models)), 1) => {
+                let later = |version: ScheduleVersion| ScheduleVersion { step: version.step + 1, ..version };
+                Some((later(ours), later(models)))
+            }
+            (known, _) => known,
+        };
+        let then = if self.random.below(6) == 0 {
+            ScheduleThen::Delete
+        } else {
+            let next =
+                [None, Some(1_000_000_000_000), Some(4_000_000_000_000)][self.random.below(3) as usize];
+            let mut put = schedules::put(next);
+            put.state = ScheduleState::ALL[self.random.below(4) as usize];
+            put.progress = self.log.len().to_string().into();
+            let queues = if namespace == "b" { &["q"][..] } else { &["q", "q-", "r"] };
+            let list = ScheduleList::One(id.name.clone());
+            let page = ok("list_schedules", self.model.list_schedules(&id.namespace, list).await);
+            match page.schedules.first() {
+                Some(there) if self.random.below(3) > 0 => {
+                    let new = self.new_job(&there.queue());
+                    let on_conflict = [OnConflict::Keep, OnConflict::Replace, OnConflict::Fail]
+                        [self.random.below(3) as usize];
+                    let key = (self.random.below(2) == 0).then(|| (job_key(KEYS[0]), on_conflict));
+                    let jobs = vec![Placing { job: new, at: None, key }];
+                    put.job = Some(Publication { jobs, replaces: None, once: None });
+                }
+                _ => {
+                    let queue = queues[self.random.below(queues.len() as u64) as usize];
+                    put.setting = Some(schedules::setting(queue, &self.log.len().to_string()));
+                }
+            }
+            ScheduleThen::Put(Box::new(put))
+        };
+        self.log.push(format!("step {id} from {expected:?}: {then:?}"));
+        let step = |expected| ScheduleStep { id: id.clone(), expected, then: then.clone() };
+        let ours = ok("step_schedule", engine.step_schedule(step(expected.map(|(ours, _)| ours))).await);
+        let models =
+            ok("step_schedule", self.model.step_schedule(step(expected.map(|(_, models)| models))).await);
+        let told = |stepped: &Stepped| match stepped {
+            Stepped::Done { landed, .. } => {
+                format!("done, {:?}", landed.map(|landed| (landed.placed.id, landed.placed.how)))
+            }
+            other => format!("{other:?}"),
+        };
+        same("step_schedule", told(&ours), told(&models))?;
+        if let (Stepped::Done { version: ours, .. }, Stepped::Done { version: models, .. }) = (ours, models) {
+            match then {
+                ScheduleThen::Put(_) => self.schedules.insert(id, (ours, models)),
+                ScheduleThen::Delete => self.schedules.remove(&id),
+            };
+        }
+        self.compare_schedules(engine).await
+    }
+
+    async fn compare_schedules(&mut self, engine: &dyn Engine) -> Result<(), String> {
+        let plain = |all: &[StoredSchedule]| {
+            let landed = |of: &StoredSchedule| of.landed.map(|landed| (landed.placed.id, landed.placed.how));
+            let one = |of: &StoredSchedule| {
+                (of.id.clone(), of.state, of.next, of.setting.clone(), of.progress.clone(), landed(of))
+            };
+            all.iter().map(one).collect::<Vec<_>>()
+        };
+        for namespace in ["a", "b"] {
+            let namespace = queue_in(namespace, "q").namespace;
+            let list = ScheduleList::Page { prefix: "s".into(), after: None, limit: 100, bodies: true };
+            let ours = ok("list_schedules", engine.list_schedules(&namespace, list.clone()).await);
+            let models = ok("list_schedules", self.model.list_schedules(&namespace, list).await);
+            same("list_schedules", plain(&ours.schedules), plain(&models.schedules))?;
+        }
+        let due = ok("due_schedules", engine.due_schedules(DueList::Now(100)).await);
+        let models = ok("due_schedules", self.model.due_schedules(DueList::Now(100)).await);
+        same("due_schedules", plain(&due.schedules), plain(&models.schedules))?;
+        same("how many are in each state", due.counts, models.counts).map(drop)
     }
 
     /// A view as far as it must be the same.

@@ -183,7 +183,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("outage", &["error"]),
     ("name", &[]),
     ("job", &["clock", "name", "random"]),
+    ("time", &["clock"]),
+    ("schedule", &["clock", "job", "name", "time"]),
     ("config", &["name"]),
+    ("tls", &[]),
     ("process", &["config"]),
     ("process::tasks", &[]),
     ("metrics", &["job", "name"]),
@@ -191,7 +194,10 @@ const PARTS: &[(&str, &[&str])] = &[
     ("engine::metered", &["engine", "clock", "error", "job", "name", "metrics"]),
     ("engine::migration", &["engine", "clock", "error", "job", "name", "process::tasks"]),
     ("engine::disk", &["engine", "clock", "error", "job", "name", "process::tasks"]),
-    ("engine::redis", &["engine", "clock", "error", "job", "name", "outage", "process::tasks", "random"]),
+    (
+        "engine::redis",
+        &["engine", "clock", "error", "job", "name", "outage", "process::tasks", "random", "tls"],
+    ),
     ("admin", &["clock", "engine", "error", "name", "outage", "process::tasks", "random"]),
     ("admin::disk", &["admin", "clock", "engine", "error", "name", "engine::disk"]),
     (
@@ -213,15 +219,25 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
             "process::tasks",
             "random",
+            "tls",
         ],
     ),
     ("push::store", &["clock", "error", "name"]),
     ("push::store::disk", &["push::store", "error", "name", "engine::disk"]),
     ("push::store::redis", &["push::store", "admin::redis", "clock", "engine::redis", "error", "name"]),
     ("pump", &["clock", "engine", "outage"]),
+    ("scheduler", &["clock", "engine", "error", "job", "metrics", "name", "outage", "pump", "schedule"]),
     (
         "http",
-        &["http::answer", "http::jobs", "http::operators", "http::port", "http::request", "http::state"],
+        &[
+            "http::answer",
+            "http::jobs",
+            "http::operators",
+            "http::port",
+            "http::request",
+            "http::schedules",
+            "http::state",
+        ],
     ),
     ("http::answer", &["dispatch", "error", "job", "name", "push"]),
     (
@@ -239,6 +255,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "outage",
             "process::tasks",
             "push",
+            "scheduler",
             "random",
         ],
     ),
@@ -254,6 +271,8 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "name",
             "process::tasks",
+            "schedule",
+            "time",
         ],
     ),
     (
@@ -268,6 +287,24 @@ const PARTS: &[(&str, &[&str])] = &[
             "job",
             "name",
             "process::tasks",
+            "time",
+        ],
+    ),
+    (
+        "http::schedules",
+        &[
+            "http::answer",
+            "http::state",
+            "http::request",
+            "http::jobs",
+            "admin",
+            "clock",
+            "engine",
+            "job",
+            "name",
+            "schedule",
+            "scheduler",
+            "time",
         ],
     ),
     (
@@ -330,10 +367,13 @@ const PARTS: &[(&str, &[&str])] = &[
             "name",
             "outage",
             "random",
+            "tls",
+            "schedule",
+            "scheduler",
         ],
     ),
-    ("main", &["cli", "server", "config", "process"]),
-    ("cli", &[]),
+    ("main", &["cli", "server", "config", "process", "process::tasks"]),
+    ("cli", &["tls"]),
     ("token-cli", &["cli"]),
 ];
 
@@ -581,7 +621,8 @@ fn every_script_opens_with_keys_argv_returns_and_bound() {
     let mut wrong = String::new();
     for script in sources("lua", "lua") {
         // The preambles stand before other scripts and are none themselves.
-        let preambles = ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua"];
+        let preambles =
+            ["lua/clock.lua", "lua/details.lua", "lua/forget.lua", "lua/quotas.lua", "lua/schedules.lua"];
         let compact = [
             "base", "queue", "number", "value", "job", "change", "view", "horizon", "delay", "rank",
             "pieces", "due",

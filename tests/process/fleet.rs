@@ -388,3 +388,128 @@ async fn what_was_answered_survives_kill_9(store: Store) {
 }
 
 on_each_store!(what_was_answered_survives_kill_9);
+
+/// The due times of the jobs in a queue, in seconds since the first of all.
+async fn due_times(url: &str, token: &str) -> BTreeMap<String, Vec<i64>> {
+    let client = Client::new();
+    let mut all: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    loop {
+        let get = client.get(format!("{url}/q?count=100&ttr=600")).header("X-Token", token);
+        let answer = send(get).await;
+        let Some(jobs) = answer.json.as_array() else { break };
+        for job in jobs {
+            let told =
+                |name: &str| job["attributes"][name].as_str().expect("a schedule's attribute").to_owned();
+            let due: jiff::Timestamp = told("scheduled-at").parse().expect("an instant");
+            all.entry(told("schedule")).or_default().push(due.as_millisecond());
+        }
+    }
+    all
+}
+
+/// Guards against an occurrence that comes twice or never when the server that places it dies.
+async fn occurrences_come_once_through_kill_9(store: Store) {
+    const SCHEDULES: usize = 30;
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), store.toml()).expect("a file");
+    let mut token = String::new();
+    let began = Instant::now();
+    for life in 0..6 {
+        let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+        let (api, admin) = (process.address("api"), process.address("admin"));
+        let base = format!("http://{api}/api/ns");
+        if life == 0 {
+            token = create_token(admin, "ns").await;
+            for n in 0..SCHEDULES {
+                // Due at other moments of a second each.
+                let setting = format!(r#"{{"queue":"q","every":1.0{n:02},"overlap":"allow","ttl":0}}"#);
+                let put = Client::new().put(format!("{base}/_schedules/s{n}")).header("X-Token", &token);
+                send(put.body(setting)).await.expect(201);
+            }
+        }
+        if life < 5 {
+            let lives = Duration::from_millis(500 + life * 130);
+            tokio::time::sleep(lives).await;
+            process.kill();
+            continue;
+        }
+        // What was due while nobody served comes late.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        let seen = due_times(&base, &token).await;
+        assert_eq!(seen.len(), SCHEDULES, "each has placed some");
+        for (name, dues) in seen {
+            let n: i64 = name[1..].parse().expect("a number");
+            let (every, mut sorted) = (1000 + n, dues.clone());
+            sorted.sort_unstable();
+            let gaps: Vec<i64> = sorted.windows(2).map(|two| two[1] - two[0]).collect();
+            assert!(gaps.iter().all(|gap| *gap == every), "{name}, every {every} ms, after {gaps:?} ms");
+            let least = began.elapsed().as_millis() as i64 / every - 4;
+            assert!(dues.len() as i64 >= least, "{name}: {} of {least} or more", dues.len());
+        }
+    }
+}
+
+on_each_store!(occurrences_come_once_through_kill_9);
+
+/// Two servers on one Redis, of which one or the Redis is killed every few seconds: each second comes once.
+/// `SCHEDULE_MINUTES=60` for an hour.
+#[ignore = "long: a minute, or as many as SCHEDULE_MINUTES says"]
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_that_are_killed_place_each_second_once() {
+    const SCHEDULES: usize = 10;
+    let minutes: u64 = std::env::var("SCHEDULE_MINUTES").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+    let mut redis = RedisServer::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    std::fs::write(dir.path().join("c.toml"), redis_toml(&redis)).expect("a file");
+    let start = || Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let mut servers = [start(), start()];
+    let token = create_token(servers[0].address("admin"), "ns").await;
+    let base = |server: &mut Process| format!("http://{}/api/ns", server.address("api"));
+    let mut urls = [base(&mut servers[0]), base(&mut servers[1])];
+    let client = Client::new();
+    for n in 0..SCHEDULES {
+        let put = client.put(format!("{}/_schedules/s{n}", urls[0])).header("X-Token", &token);
+        send(put.body(r#"{"queue":"q","every":1,"ttl":0}"#)).await.expect(201);
+    }
+    let (began, mut late, mut kills) = (Instant::now(), BTreeMap::new(), 0);
+    while began.elapsed() < Duration::from_secs(60 * minutes) {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let of = kills % 2;
+        if kills % 6 == 5 {
+            redis.kill();
+            assert!(redis.launch(), "the port is free");
+        } else {
+            std::mem::replace(&mut servers[of], start()).kill();
+            urls[of] = base(&mut servers[of]);
+        }
+        kills += 1;
+        for n in 0..SCHEDULES {
+            let get = client.get(format!("{}/_schedules/s{n}", urls[1 - of])).header("X-Token", &token);
+            let Ok(answer) = try_send(get).await else { continue };
+            for one in answer.json["occurrences"].as_array().into_iter().flatten() {
+                let at = |name: &str| one[name].as_str().and_then(|at| at.parse::<jiff::Timestamp>().ok());
+                if let (Some(due), Some(placed)) = (at("due"), at("placed_at")) {
+                    late.insert((n, due.as_millisecond()), placed.as_millisecond() - due.as_millisecond());
+                }
+            }
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let seen = due_times(&urls[0], &token).await;
+    let jobs: usize = seen.values().map(Vec::len).sum();
+    for (name, mut dues) in seen {
+        dues.sort_unstable();
+        let gaps: BTreeSet<i64> = dues.windows(2).map(|two| two[1] - two[0]).collect();
+        assert_eq!(gaps, BTreeSet::from([1000]), "{name}: milliseconds from one to the next");
+    }
+    let mut late: Vec<i64> = late.into_values().collect();
+    late.sort_unstable();
+    let at = |part: usize| late[(late.len() - 1) * part / 1000];
+    println!(
+        "{jobs} jobs, {kills} kills; late by {} (p50), {} (p99), {} ms at most",
+        at(500),
+        at(990),
+        at(1000)
+    );
+    assert!(jobs as u64 >= 60 * minutes * SCHEDULES as u64, "only {jobs} jobs");
+}

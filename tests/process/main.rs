@@ -1,7 +1,9 @@
 //! The binaries as their operators meet them: flags, files, signals, exit codes, clocks, fleets, failovers, faults and
 //! power cuts. And the form of the source.
 
+mod access_list;
 mod architecture;
+mod backup;
 mod clock;
 mod config_files;
 mod disk_faults;
@@ -11,15 +13,19 @@ mod fleet;
 mod logs;
 mod monitoring;
 mod power_cut;
+mod probes;
 mod queue_cli;
 mod redis_stall;
 mod sentinel_failover;
 mod sentinels;
 mod server;
+mod tls;
 mod token_cli;
+mod wrong_configurations;
 
 #[path = "../support"]
 mod support {
+    pub mod certificates;
     pub mod client;
     pub mod complaints;
     pub mod faults;

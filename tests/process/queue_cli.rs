@@ -325,15 +325,7 @@ async fn trouble_is_one_line_and_an_exit_code() {
         );
         assert!(!ended.err.contains(&stand.token), "the token is shown: {ended:?}");
     }
-    for url in [
-        "localhost:7777",
-        "https://localhost",
-        "http://",
-        "http://h/path",
-        "ftp://h",
-        "http://h:77777",
-        "http://h:7x",
-    ] {
+    for url in ["localhost:7777", "http://", "http://h/path", "ftp://h", "http://h:77777", "http://h:7x"] {
         let ended = with(&["--url", url, "-n", "ns", "list"], &[]);
         assert_eq!(
             (ended.code, ended.out.as_str(), ended.err.lines().count()),
@@ -351,6 +343,149 @@ async fn trouble_is_one_line_and_an_exit_code() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_from_a_repository() {
+    let stand = Stand::start().await;
+    let set = json!({"schedules": [
+        {"name": "app.nightly", "queue": "mail", "cron": "30 2 * * *", "zone": "Europe/Berlin", "text": "report"},
+        {"name": "app.tick", "queue": "mail", "every": 86400, "data": "AAE="},
+    ]});
+    let file = stand._dir.path().join("schedules.json");
+    let write = |set: &Value| std::fs::write(&file, set.to_string()).expect("a file");
+    let file_name = file.to_str().expect("text").to_owned();
+    let sync = |more: &[&str]| stand.queue(&[&["schedules", "sync", &file_name], more].concat());
+    write(&set);
+    // Continuous integration asks first.
+    let asked = sync(&["--dry-run", "--prune", "--prefix", "app."]);
+    assert_eq!(
+        (asked.code, asked.out.as_str(), asked.err.as_str()),
+        (
+            1,
+            "created app.nightly\ncreated app.tick\nunchanged 0\n",
+            "dormouse: 2 schedules of the server differ from the file\n"
+        ),
+        "a dry run of what is not there"
+    );
+    assert_eq!(sync(&["--prune", "--prefix", "app."]).code, 0);
+    let done = sync(&["--dry-run"]);
+    assert_eq!((done.code, done.out.as_str()), (0, "unchanged 2\n"), "{done:?}");
+    // What a list shows as JSON is such a file.
+    let mut listed = stand.json(&["schedules", "list", "--prefix", "app."]);
+    write(&listed);
+    let same = sync(&["--dry-run", "--prune"]);
+    assert_eq!((same.code, same.out.as_str()), (0, "unchanged 2\n"), "{same:?}");
+    // One is edited, one left out, and somebody else has one too.
+    let other = stand.queue(&["schedules", "set", "other", "mail", "--every", "3600.5"]);
+    assert_eq!((other.code, other.err.as_str()), (0, ""), "{other:?}");
+    listed["schedules"][0]["cron"] = json!("0 3 * * *");
+    listed["schedules"].as_array_mut().expect("a list").truncate(1);
+    write(&listed);
+    let differs = sync(&["--prune", "--prefix", "app.", "-o", "json"]);
+    let answer: Value = serde_json::from_str(&differs.out).expect(&differs.out);
+    assert_eq!(
+        answer,
+        json!({"created": [], "changed": ["app.nightly"], "unchanged": [], "removed": ["app.tick"], "dry_run": false})
+    );
+    let wrong = stand.queue_with(
+        &["schedules", "sync", "-"],
+        r#"{"schedules": [{"name": "x", "queue": "q", "cron": "0 25 * * *"}]}"#,
+    );
+    assert_eq!((wrong.code, wrong.out.as_str()), (1, ""), "{wrong:?}");
+    assert!(wrong.err.contains("x: hour: \"25\" is out of range"), "{wrong:?}");
+    assert_eq!(stand.queue(&["schedules", "sync", "/nowhere"]).code, 2, "no such file");
+    let table = stand.queue(&["schedules", "list"]);
+    let rows = words(&table.out);
+    assert_eq!(rows[0], ["SCHEDULE", "QUEUE", "WHEN", "ZONE", "STATE", "NEXT", "LAST"], "{table:?}");
+    assert_eq!(rows[1][..7], ["app.nightly", "mail", "0", "3", "*", "*", "*"], "{table:?}");
+    assert_eq!(rows[2][..7], ["other", "mail", "every", "3600.5", "s", "UTC", "on"], "{table:?}");
+    assert_eq!(rows.len(), 3, "{table:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_by_hand() {
+    let stand = Stand::start().await;
+    let preview = stand.queue(&[
+        "schedules",
+        "preview",
+        "--cron",
+        "30 2 * * *",
+        "--zone",
+        "Europe/Berlin",
+        "--from",
+        "2026-03-28T12:00:00Z",
+        "-n",
+        "2",
+    ]);
+    assert_eq!(
+        preview.out,
+        "NEXT                      LOCAL\n\
+         2026-03-29T01:00:00.000Z  2026-03-29T03:00:00.000+02:00\n\
+         2026-03-30T00:30:00.000Z  2026-03-30T02:30:00.000+02:00\n",
+        "{preview:?}"
+    );
+    // The namespace before, by its short name, and after, by its long one.
+    let next =
+        stand.json(&["-n", "ns", "schedules", "preview", "--every", "60", "--namespace", "ns", "-n", "7"]);
+    assert_eq!((&next["mode"], next["next"].as_array().map(Vec::len)), (&json!("every"), Some(7)), "{next}");
+    let set = ["schedules", "set", "nightly", "mail", "report", "--cron", "@daily", "--zone", "Asia/Tokyo"];
+    let more =
+        ["--overlap", "skip", "--attribute", "team=a=b", "--tries", "3", "--ttl", "0", "--deadline", "90.5"];
+    let dry = stand.json(&[&set[..], &more, &["--dry-run"]].concat());
+    assert_eq!((&dry["result"], &dry["attributes"]), (&json!("created"), &json!({"team": "a=b"})), "{dry}");
+    assert_eq!(stand.queue(&["schedules", "show", "nightly"]).code, 1, "a dry run stores nothing");
+    let made = stand.json(&[&set[..], &more].concat());
+    assert_eq!(
+        ["cron", "zone", "text", "overlap", "tries", "ttl", "deadline", "revision"].map(|field| &made[field]),
+        [
+            &json!("@daily"),
+            &json!("Asia/Tokyo"),
+            &json!("report"),
+            &json!("skip"),
+            &json!(3),
+            &json!(0),
+            &json!(90.5),
+            &json!(1)
+        ],
+        "{made}"
+    );
+    // The setting as JSON on standard input: what a show printed, edited.
+    let mut shown = stand.json(&["schedules", "show", "nightly"]);
+    shown["cron"] = json!("0 12 * * *");
+    let edited = stand.queue_with(&["schedules", "set", "nightly", "-o", "json"], &shown.to_string());
+    assert!(edited.code == 0 && edited.out.contains("\"changed\""), "{edited:?}");
+    let stale = stand.queue_with(&["schedules", "set", "nightly"], &shown.to_string());
+    assert_eq!(stale.code, 1, "its revision is in force no more: {stale:?}");
+    assert!(stale.err.contains("the schedule has changed"), "{stale:?}");
+
+    let paused = stand.json(&["schedules", "pause", "nightly", "--for", "600"]);
+    assert!(paused["until"].is_string(), "{paused}");
+    let ran = stand.json(&["schedules", "run", "nightly", "--at", "2026-01-01T00:00:00Z"]);
+    let job = stand.json(&["peek", "mail", "--job", ran["job_id"].as_str().expect("an id")]);
+    assert_eq!(
+        job["attributes"],
+        json!({"schedule": "nightly", "scheduled-at": "2026-01-01T00:00:00.000Z", "team": "a=b"}),
+        "{job}"
+    );
+    let living = stand.queue(&["schedules", "run", "nightly"]);
+    assert!(living.code == 1 && living.err.contains(ran["job_id"].as_str().expect("an id")), "{living:?}");
+    let table = stand.queue(&["schedules", "show", "nightly"]);
+    assert!(table.out.contains("\nstate ") && table.out.contains(" run "), "{table:?}");
+    assert_eq!(stand.json(&["schedules", "resume", "nightly"]), json!({"msg": "resumed"}));
+    assert_eq!(stand.json(&["schedules", "delete", "nightly"]), json!({"msg": "deleted"}));
+    for (args, code) in [
+        (&["delete", "nightly"][..], 1),
+        (&["set", "x", "--cron", "@daily"], 2),
+        (&["set", "x", "q", "--cron", "@daily", "--every", "5"], 2),
+        (&["set", "x", "q", "--cron", "@daily", "--attribute", "a"], 2),
+        (&["set", "x", "q", "--every", "soon"], 1),
+        (&["preview"], 1),
+        (&["preview", "-n", "ns", "--every", "5"], 1),
+    ] {
+        let ended = stand.queue(&[&["schedules"], args].concat());
+        assert_eq!((ended.code, ended.out.as_str()), (code, ""), "{args:?}: {ended:?}");
+    }
+}
+
 #[test]
 fn help_shows_every_command_and_an_example() {
     let help = run(dormouse(&["--help"]), "");
@@ -364,6 +499,7 @@ fn help_shows_every_command_and_an_example() {
         "respawn",
         "purge",
         "push",
+        "schedules",
         "--url",
         "--token",
         "--namespace",

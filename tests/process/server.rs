@@ -225,7 +225,7 @@ async fn a_damaged_directory_is_refused_named_and_repaired() {
         "while it serves: {code:?}, {told}"
     );
     process.kill();
-    assert_eq!(repair(&[]), (Some(0), "nothing is damaged\n".to_owned()));
+    assert_eq!(repair(&[]), (Some(0), "format 5\nnothing is damaged\n".to_owned()));
     std::fs::remove_file(data.join("trees/jobs/current")).expect("it is there");
     let run = Command::new(env!("CARGO_BIN_EXE_dormouse")).current_dir(dir.path()).output().expect("it runs");
     let told = String::from_utf8_lossy(&run.stderr);
@@ -496,7 +496,7 @@ async fn the_log_tells_who_made_or_deleted_what_and_shows_no_token() {
     let secret = "01SECRETSECRETSECRETSECRET";
     let create = format!("/token/ns?description=d&token={secret}");
     for _ in 0..2000 {
-        if send("GET", &admin, "/ping", "").await.is_ok() {
+        if send("GET", &admin, "/ready", "").await.is_ok_and(|answer| answer.status() == 200) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

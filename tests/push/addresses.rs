@@ -3,12 +3,13 @@
 
 use crate::pushed::{LOCAL, Pushed, verifies};
 use crate::receiver::{Answer, Receiver};
+use crate::support::certificates::Authority;
 use crate::support::fake_names::FakeNames;
 use crate::support::process::Process;
 use crate::support::servers::Store;
 use crate::support::wait::until;
 use crate::tinyproxy::Tinyproxy;
-use crate::tls::Authority;
+use crate::tls::nginx_before;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -303,9 +304,9 @@ async fn outcome(pushed: &Pushed, url: &str) -> Result<(), String> {
 async fn certificates_are_verified() {
     let receiver = Receiver::start().await;
     let (known, unknown) = (Authority::new(), Authority::new());
-    let good = known.nginx_before(receiver.addr(), "DNS:localhost,IP:127.0.0.1");
-    let other_name = known.nginx_before(receiver.addr(), "DNS:other.example");
-    let strange = unknown.nginx_before(receiver.addr(), "DNS:localhost,IP:127.0.0.1");
+    let good = nginx_before(&known, receiver.addr(), "DNS:localhost,IP:127.0.0.1");
+    let other_name = nginx_before(&known, receiver.addr(), "DNS:other.example");
+    let strange = nginx_before(&unknown, receiver.addr(), "DNS:localhost,IP:127.0.0.1");
     let keys = format!("PushAllow = [\"127.0.0.0/8\", \"localhost\"]\nPushCA = {:?}\n", known.certificate());
     let pushed = Pushed::with(&keys, Store::disk()).await;
 
@@ -337,7 +338,7 @@ async fn certificates_are_verified() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_carries_http_and_tls() {
     let (receiver, proxy, authority) = (Receiver::start().await, Tinyproxy::start(), Authority::new());
-    let nginx = authority.nginx_before(receiver.addr(), "IP:127.0.0.1");
+    let nginx = nginx_before(&authority, receiver.addr(), "IP:127.0.0.1");
     let keys = format!("{LOCAL}PushProxy = {:?}\nPushCA = {:?}\n", proxy.url(), authority.certificate());
     let pushed = Pushed::with(&keys, Store::disk()).await;
     let set = pushed.push_to(&receiver, "q", json!({})).await;

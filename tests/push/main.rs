@@ -15,6 +15,7 @@ mod traces;
 
 #[path = "../support"]
 mod support {
+    pub mod certificates;
     pub mod client;
     pub mod disk_store;
     pub mod fake_names;

@@ -266,7 +266,7 @@ fn a_bad_file_of_keys_is_named_at_the_start() {
         std::fs::write(dir.path().join("c.toml"), config).expect("a file");
         let ended = Process::start(dir.path(), &["-c", "c.toml"], &[]).ended();
         assert_eq!(ended.status.code(), Some(2), "{says}: {}", ended.said);
-        for part in ["SecretKeyFile: ", path.to_str().expect("a path"), says] {
+        for part in ["SecretKeyFile", path.to_str().expect("a path"), says] {
             assert!(ended.said.contains(part) && ended.said.lines().count() == 1, "{part} in {}", ended.said);
         }
         assert!(!ended.said.contains("a-secret-word"), "{}", ended.said);

@@ -12,9 +12,11 @@ use dormouse::engine::delays::{DelayCount, DelayedOf, Delays};
 use dormouse::engine::notifier::{Notifier, Notifiers};
 use dormouse::engine::observer::{Observer, Observers};
 use dormouse::engine::{
-    By, Consumed, Cursor, Detail, Engine, Fingerprint, Held, How, JobList, JobPage, MAX_PAUSED, OnConflict,
-    Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped, QueuePage, QueueSize, QueueView,
-    Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revived, Size, SizeOf, Stats, Touched, Tries,
+    By, Consumed, Cursor, Detail, DueList, DueSchedules, Engine, Fingerprint, Held, How, JobList, JobPage,
+    Landed, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Placed, Placing, Publication, Published, Pumped,
+    QueuePage, QueueSize, QueueView, Quotas, REMEMBERED, Release, Released, Respawn, Respawned, Revived,
+    ScheduleId, ScheduleList, SchedulePage, ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen,
+    ScheduleVersion, Size, SizeOf, Stats, Stepped, StoredSchedule, Touched, Tries,
 };
 use dormouse::error::{Error, Result};
 use dormouse::job::{Attributes, Job, JobId, JobRef, JobState, JobView, NewJob, Reason, Receipt};
@@ -85,6 +87,9 @@ struct Jobs {
     /// Until when a queue is paused; `None` until it is resumed.
     paused: BTreeMap<Queue, Option<Millis>>,
     quotas: Quotas,
+    schedules: BTreeMap<ScheduleId, StoredSchedule>,
+    /// No revision of a deleted schedule is above it.
+    gone: u64,
     closed: bool,
 }
 
@@ -180,6 +185,85 @@ impl Stored {
 }
 
 impl Jobs {
+    /// What becomes of a publication, and the queues that got jobs.
+    fn publish(&mut self, publication: Publication, now: Millis) -> Result<(Published, Vec<Queue>)> {
+        let Publication { jobs, replaces, once } = publication;
+        let done =
+            once.as_ref().zip(jobs.first()).map(|(once, first)| (first.job.queue.clone(), once.key.clone()));
+        if let (Some(once), Some(done)) = (&once, &done)
+            && let Some((_, fingerprint, placed)) = self.done.get(done).filter(|(until, ..)| *until > now)
+        {
+            let same = *fingerprint == once.fingerprint;
+            let done = if same { Published::Replay(placed.clone()) } else { Published::Mismatch };
+            return Ok((done, Vec::new()));
+        }
+        let twice = |i: usize| {
+            jobs[..i].iter().any(|other| {
+                let key = |placing: &Placing| placing.key.as_ref().map(|(key, _)| key.clone());
+                let one_key = key(other).is_some() && key(other) == key(&jobs[i]);
+                other.job.queue == jobs[i].job.queue && (one_key || other.job.id == jobs[i].job.id)
+            })
+        };
+        let goes = |job: &JobRef| replaces.as_ref() == Some(job);
+        let taken_id = |i: usize| self.has(&jobs[i].job, now) && !goes(&jobs[i].job.name());
+        if (0..jobs.len()).any(|i| twice(i) || taken_id(i)) {
+            return Err(taken());
+        }
+        let holder = |placing: &Placing| {
+            let stored = self.holder(&placing.job.queue, &placing.key.as_ref()?.0, now)?;
+            (!goes(&stored.job.name())).then_some(stored)
+        };
+        for (index, placing) in jobs.iter().enumerate() {
+            if let (Some((_, OnConflict::Fail)), Some(stored)) = (&placing.key, holder(placing)) {
+                return Ok((Published::Conflict { index, id: stored.job.id }, Vec::new()));
+            }
+        }
+        let before = self.before();
+        if let Some(old) = replaces {
+            self.jobs.remove(&(old.queue, old.id));
+        }
+        let (mut placed, mut queues) = (Vec::new(), Vec::new());
+        for Placing { job, at, key } in jobs {
+            let mut how = How::New;
+            if let Some((_, OnConflict::Elsewhere(other))) = &key {
+                if other.how == How::Duplicate {
+                    placed.push(*other);
+                    continue;
+                }
+                how = other.how;
+            }
+            if let Some((key, on_conflict)) = &key
+                && let Some(stored) = self.holder(&job.queue, key, now)
+            {
+                let (name, running) = (stored.job.name(), matches!(stored.state, State::Running { .. }));
+                if *on_conflict == OnConflict::Keep {
+                    let due_at = stored.view(now, false).due_at;
+                    placed.push(Placed { id: name.id, due_at, how: How::Duplicate });
+                    continue;
+                } else if running {
+                    self.get(&name.queue, name.id).key = None;
+                } else {
+                    self.jobs.remove(&(name.queue, name.id));
+                    how = How::Replaced(name.id);
+                }
+            }
+            if let Some((key, _)) = &key {
+                let expired =
+                    |stored: &Stored| stored.job.queue == job.queue && stored.key.as_ref() == Some(key);
+                self.jobs.retain(|_, stored| !expired(stored));
+            }
+            let (id, due) = (job.id, at.unwrap_or_else(|| now + ms(job.delay)));
+            queues.push(job.queue.clone());
+            let due_at = Some(self.place(job, due, key.map(|(key, _)| key), now));
+            placed.push(Placed { id, due_at, how });
+        }
+        self.keep_to_quotas(before)?;
+        if let (Some(once), Some(done)) = (once, done) {
+            self.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
+        }
+        Ok((Published::Done(placed), queues))
+    }
+
     /// All of it, if there are quotas to keep to.
     fn before(&self) -> Option<Jobs> {
         (!self.quotas.is_empty()).then(|| self.clone())
@@ -311,6 +395,12 @@ impl ModelEngine {
     }
 
     /// The state as of now, with the expired gone.
+    /// These queues got jobs.
+    fn placed(&self, queues: &[Queue]) {
+        self.armed.notify_waiters();
+        queues.iter().for_each(|queue| self.notifiers.notify(queue));
+    }
+
     fn open(&self) -> Result<(MutexGuard<'_, Jobs>, Millis)> {
         let mut state = self.state.lock();
         if state.closed {
@@ -339,84 +429,11 @@ impl Engine for ModelEngine {
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
-        let Publication { jobs, replaces, once } = publication;
         let (mut state, now) = self.open()?;
-        let done =
-            once.as_ref().zip(jobs.first()).map(|(once, first)| (first.job.queue.clone(), once.key.clone()));
-        if let (Some(once), Some(done)) = (&once, &done)
-            && let Some((_, fingerprint, placed)) = state.done.get(done).filter(|(until, ..)| *until > now)
-        {
-            let same = *fingerprint == once.fingerprint;
-            return Ok(if same { Published::Replay(placed.clone()) } else { Published::Mismatch });
-        }
-        let twice = |i: usize| {
-            jobs[..i].iter().any(|other| {
-                let key = |placing: &Placing| placing.key.as_ref().map(|(key, _)| key.clone());
-                let one_key = key(other).is_some() && key(other) == key(&jobs[i]);
-                other.job.queue == jobs[i].job.queue && (one_key || other.job.id == jobs[i].job.id)
-            })
-        };
-        let goes = |job: &JobRef| replaces.as_ref() == Some(job);
-        let taken_id = |i: usize| state.has(&jobs[i].job, now) && !goes(&jobs[i].job.name());
-        if (0..jobs.len()).any(|i| twice(i) || taken_id(i)) {
-            return Err(taken());
-        }
-        let holder = |placing: &Placing| {
-            let stored = state.holder(&placing.job.queue, &placing.key.as_ref()?.0, now)?;
-            (!goes(&stored.job.name())).then_some(stored)
-        };
-        for (index, placing) in jobs.iter().enumerate() {
-            if let (Some((_, OnConflict::Fail)), Some(stored)) = (&placing.key, holder(placing)) {
-                return Ok(Published::Conflict { index, id: stored.job.id });
-            }
-        }
-        let before = state.before();
-        if let Some(old) = replaces {
-            state.jobs.remove(&(old.queue, old.id));
-        }
-        let (mut placed, mut queues) = (Vec::new(), Vec::new());
-        for Placing { job, at, key } in jobs {
-            let mut how = How::New;
-            if let Some((_, OnConflict::Elsewhere(other))) = &key {
-                if other.how == How::Duplicate {
-                    placed.push(*other);
-                    continue;
-                }
-                how = other.how;
-            }
-            if let Some((key, on_conflict)) = &key
-                && let Some(stored) = state.holder(&job.queue, key, now)
-            {
-                let (name, running) = (stored.job.name(), matches!(stored.state, State::Running { .. }));
-                if *on_conflict == OnConflict::Keep {
-                    let due_at = stored.view(now, false).due_at;
-                    placed.push(Placed { id: name.id, due_at, how: How::Duplicate });
-                    continue;
-                } else if running {
-                    state.get(&name.queue, name.id).key = None;
-                } else {
-                    state.jobs.remove(&(name.queue, name.id));
-                    how = How::Replaced(name.id);
-                }
-            }
-            if let Some((key, _)) = &key {
-                let expired =
-                    |stored: &Stored| stored.job.queue == job.queue && stored.key.as_ref() == Some(key);
-                state.jobs.retain(|_, stored| !expired(stored));
-            }
-            let (id, due) = (job.id, at.unwrap_or_else(|| now + ms(job.delay)));
-            queues.push(job.queue.clone());
-            let due_at = Some(state.place(job, due, key.map(|(key, _)| key), now));
-            placed.push(Placed { id, due_at, how });
-        }
-        state.keep_to_quotas(before)?;
-        if let (Some(once), Some(done)) = (once, done) {
-            state.done.insert(done, (now + ms(REMEMBERED), once.fingerprint, placed.clone()));
-        }
+        let (published, queues) = state.publish(publication, now)?;
         drop(state);
-        self.armed.notify_waiters();
-        queues.iter().for_each(|queue| self.notifiers.notify(queue));
-        Ok(Published::Done(placed))
+        self.placed(&queues);
+        Ok(published)
     }
 
     async fn recall(&self, queue: &Queue, once: &Once) -> Result<Option<Published>> {
@@ -819,6 +836,108 @@ impl Engine for ModelEngine {
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.0.quotas = quotas.clone();
         Ok(())
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        let ScheduleStep { id, expected, then } = step;
+        let (mut state, now) = self.open()?;
+        let time = self.clock.wall_micros() / 1000;
+        let before = state.schedules.get(&id).cloned();
+        if before.as_ref().map(|before| before.version) != expected {
+            return Ok(Stepped::Stale);
+        }
+        let put = match then {
+            ScheduleThen::Put(put) => *put,
+            ScheduleThen::Delete => {
+                let Some(before) = state.schedules.remove(&id) else { return Ok(Stepped::Stale) };
+                state.gone = state.gone.max(before.version.revision);
+                return Ok(Stepped::Done { version: before.version, landed: None });
+            }
+        };
+        if time < put.not_before {
+            return Ok(Stepped::TooEarly);
+        }
+        let of_namespace =
+            state.schedules.keys().filter(|other| other.namespace == id.namespace).count() as u64;
+        let full =
+            of_namespace >= put.bounds.of_namespace || state.schedules.len() as u64 >= put.bounds.of_pool;
+        let (revision, step) =
+            before.as_ref().map_or((state.gone, 0), |b| (b.version.revision, b.version.step + 1));
+        let revision_now = put.revision.unwrap_or(revision + u64::from(put.setting.is_some()));
+        let step = if before.is_some() && revision_now == revision { step } else { 0 };
+        let Some(setting) = put.setting.or(before.as_ref().map(|before| before.setting.clone())) else {
+            return Ok(Stepped::Stale);
+        };
+        if before.is_none() && full {
+            return Ok(Stepped::TooMany);
+        }
+        let (mut landed, mut queues) = (put.landed, Vec::new());
+        if let Some(job) = put.job {
+            match state.publish(job, now)? {
+                (Published::Done(placed), of) => {
+                    landed = placed.first().map(|placed| Landed { at: time, placed: *placed });
+                    queues = of;
+                }
+                (other, _) => return Ok(Stepped::NotPlaced(other)),
+            }
+        }
+        let version = ScheduleVersion { revision: revision_now, step };
+        let (of, next, progress) = (put.state, put.next, put.progress);
+        let stored = StoredSchedule { id: id.clone(), version, state: of, next, setting, progress, landed };
+        state.schedules.insert(id, stored);
+        drop(state);
+        self.placed(&queues);
+        Ok(Stepped::Done { version, landed })
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        let (state, _) = self.open()?;
+        let of = state.schedules.values().filter(|schedule| schedule.id.namespace == *namespace);
+        let now = self.clock.wall_micros() / 1000;
+        let (schedules, limit): (Vec<StoredSchedule>, usize) = match list {
+            ScheduleList::One(name) => (of.filter(|schedule| schedule.id.name == name).cloned().collect(), 1),
+            ScheduleList::Page { prefix, after, limit, bodies } => {
+                let of = of.filter(|schedule| schedule.id.name.as_str().starts_with(&prefix));
+                let of = of.filter(|schedule| after.as_ref().is_none_or(|after| schedule.id.name > *after));
+                let body =
+                    |of: &StoredSchedule| if bodies { of.setting.body.clone() } else { Default::default() };
+                let show = |of: &StoredSchedule| StoredSchedule {
+                    setting: ScheduleSetting { body: body(of), ..of.setting.clone() },
+                    ..of.clone()
+                };
+                (of.map(show).collect(), limit)
+            }
+        };
+        let next = schedules.get(limit).and(schedules.get(limit - 1)).map(|last| last.id.name.clone());
+        Ok(SchedulePage { now, schedules: schedules.into_iter().take(limit).collect(), next })
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        let (state, _) = self.open()?;
+        let now = self.clock.wall_micros() / 1000;
+        let mut counts = [0; ScheduleState::ALL.len()];
+        state.schedules.values().for_each(|schedule| counts[schedule.state as usize] += 1);
+        let mut all: Vec<&StoredSchedule> = state
+            .schedules
+            .values()
+            .filter(|schedule| schedule.state != ScheduleState::Moved || schedule.next.is_some())
+            .collect();
+        all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
+        let is_due = |of: &&&StoredSchedule| match list {
+            DueList::Ever { .. } => true,
+            DueList::Now(_) => of.next.is_some_and(|at| at <= now),
+            DueList::Within(_, time) => of.next.is_some_and(|at| at <= now && at + ms(time) >= now),
+        };
+        let taken: Vec<StoredSchedule> = all
+            .iter()
+            .filter(is_due)
+            .skip(list.skip())
+            .take(list.limit())
+            .map(|schedule| (*schedule).clone())
+            .collect();
+        let left = all.get(taken.len()).and_then(|schedule| schedule.next);
+        let next = Duration::from_millis(left.map_or(1000, |left| left.saturating_sub(now).min(1000)));
+        Ok(DueSchedules { now, schedules: taken, next, counts })
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -18,8 +18,9 @@ async fn quota(server: &TestServer, quota: &str) {
 
 #[track_caller]
 fn used_up(answer: Response, what: &str) {
-    let text = format!(r#"{{"error":"the quota of the namespace is used up: {what}"}}"#);
-    assert_eq!((answer.status, answer.text), (507, text));
+    let answer = answer.expect(507);
+    assert_eq!(answer.says(), format!("the quota of the namespace is used up: {what}"));
+    assert_eq!(answer.json["request_id"].as_str(), Some(answer.header("x-request-id")), "{answer:?}");
 }
 
 /// Guards against another answer than limits have, against a quota nobody meant, and against one that is shown

@@ -41,7 +41,7 @@ use self::state::tables::Tables;
 use self::state::{Windows, load};
 use self::step::{Progress, Step};
 use self::store::open::Mark;
-pub use self::store::open::{FORMAT, OpenError};
+pub use self::store::open::{FORMAT, Look, OpenError, look};
 pub use self::store::repair::RepairReport;
 use self::store::{StoreLimits, open};
 use self::upkeep::Sweeper;
@@ -68,21 +68,23 @@ use self::verbs::publish::Publish;
 use self::verbs::pump::Pump;
 use self::verbs::quotas::SetQuotas;
 use self::verbs::respawn_jobs::RespawnJobs;
+use self::verbs::schedules::{ListSchedules, ReadDue, StepSchedule};
 use self::verbs::stats::{Page, ReadFigures, ReadSize, ReadSizes};
 use self::writer::handle::Handle;
 use self::writer::heartbeat::Heartbeat;
 use self::writer::poison::Poison;
 use self::writer::threads::Stop;
 use self::writer::{Writer, heartbeat, mailbox, threads};
+use super::backup::{Backup, StoreCopy};
 use super::batch::BatchLimit;
 use super::delays::{DelayCount, Delays};
 use super::next_due::NextDue;
 use super::notifier::{Notifier, Notifiers};
 use super::observer::{Observer, Observers};
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched, Tries,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, QueueSize, Quotas, Release, Released, Respawn, Respawned,
+    ScheduleList, SchedulePage, ScheduleStep, ScheduleThen, Size, SizeOf, Stats, Stepped, Touched, Tries,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -293,6 +295,20 @@ impl DiskEngine {
 }
 
 #[async_trait]
+impl Backup for DiskEngine {
+    async fn copy(&self) -> Result<StoreCopy> {
+        // The writer answers when all is committed that was answered before.
+        let store = self.handle.ask(ShareStore).await?;
+        let copy = move || {
+            let dir = store.copy_inside()?;
+            Ok(StoreCopy::new(dir, open::MARK))
+        };
+        let copied = tokio::task::spawn_blocking(copy).await.map_err(Error::away)?;
+        copied.map_err(|error: std::io::Error| Error::refused(error))
+    }
+}
+
+#[async_trait]
 impl Engine for DiskEngine {
     fn now(&self) -> Millis {
         self.handle.clock.now()
@@ -456,6 +472,25 @@ impl Engine for DiskEngine {
         // A thread that blocks goes on when nobody waits for it; a count that has no thread yet is asked for again.
         let counted = self.counts.beside(&self.handle, move || count.run(&handle, &stop));
         timeout(COUNTED, counted).await.unwrap_or(Err(Error::Overloaded))
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        if let ScheduleThen::Put(put) = &step.then {
+            let job = put.job.as_ref().map(|job| (job.jobs.len(), job.bytes()));
+            let new = put.setting.as_ref().map(|setting| (0, setting.text.len() + setting.body.len()));
+            if let Some((jobs, bytes)) = job.or(new) {
+                self.room.publish(jobs, bytes)?;
+            }
+        }
+        self.handle.ask(StepSchedule(step)).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.handle.ask(ListSchedules { namespace: namespace.clone(), list }).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.handle.ask(ReadDue(list)).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -22,6 +22,8 @@
 //! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
 //! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
 //!
+//! **Schedules** go to the new store as soon as somebody looks: `schedules.rs` says how.
+//!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
 //!
@@ -38,6 +40,8 @@
 //! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
 //!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
 //!   the key is taken, or whether it was done already.
+//! - Schedules that have moved are placed and changed as ever. A new one is not made, and none is shown that is not in the new
+//!   store; a list fails unless all had moved.
 //! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
 //!   A pause that one store refuses, since too many queues are paused there, is done in neither.
 //!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
@@ -53,6 +57,7 @@ mod keys;
 mod lists;
 mod old_store;
 mod pauses;
+mod schedules;
 mod stores;
 
 use std::collections::BTreeMap;
@@ -69,9 +74,9 @@ use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;
 use super::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived, Size, SizeOf,
-    Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Revived,
+    ScheduleList, SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::clock::Millis;
 use crate::error::{Error, Result};
@@ -268,6 +273,18 @@ impl Engine for Migration {
     /// Of the new store, to which publishes go.
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.stores.new.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.stores.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.stores.list_schedules(namespace, list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.stores.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

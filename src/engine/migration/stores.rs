@@ -2,10 +2,10 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::engine::{By, Detail, Engine, Held};
@@ -34,8 +34,19 @@ pub struct TwoStores {
     pub state: Arc<OldState>,
     /// What goes on in the old store although nobody waits for it.
     pub tasks: Tasks,
+    /// Of schedules, from the old store to the new one.
+    pub moves: Moves,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
+}
+
+/// What is known of schedules that move.
+#[derive(Debug, Default)]
+pub struct Moves {
+    /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
+    pub one: Mutex<()>,
+    /// All that were in the old store had moved when it was last looked at.
+    pub done: AtomicBool,
 }
 
 /// How the old store does.
@@ -66,7 +77,14 @@ impl TwoStores {
     /// Nothing hangs, and nothing is owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        TwoStores { old, new, state, tasks, owed: Arc::new(Semaphore::new(MAX_OWED)) }
+        TwoStores {
+            old,
+            new,
+            state,
+            tasks,
+            moves: Moves::default(),
+            owed: Arc::new(Semaphore::new(MAX_OWED)),
+        }
     }
 
     /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.

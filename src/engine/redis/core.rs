@@ -14,9 +14,9 @@ use super::counting::Counting;
 use super::layout::scripts::Scripts;
 use super::link::Link;
 use super::pauses::Pauses;
-use crate::engine::Published;
 use crate::engine::batch::Caller;
 use crate::engine::next_due::NextDue;
+use crate::engine::{Published, ScheduleStep, Stepped};
 
 /// What the engine and its tasks have in common.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct RedisCore {
     pub(super) link: Arc<Link>,
     /// Publications that share script calls.
     pub(super) publishes: Caller<Plain, Published>,
+    /// Steps of schedules that share script calls. `None`: something must be deleted first.
+    pub(super) steps: Caller<ScheduleStep, Option<Stepped>>,
     pub(super) scripts: Scripts,
     pub(super) next_due: NextDue,
     pub(super) recorded_queues: RecordedQueues,

@@ -9,7 +9,7 @@
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
-//! - `safety`: whether the server is set up to keep jobs.
+//! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
 
@@ -26,6 +26,7 @@ mod counting;
 mod in_time;
 pub(crate) mod layout;
 mod link;
+mod look;
 mod pauses;
 mod reply;
 mod safety;
@@ -43,6 +44,7 @@ use tokio_util::sync::DropGuard;
 
 pub use compact::{CompactEngine, CompactLayout};
 pub use connection::connector::RedisAddress;
+pub use look::look;
 pub use safety::{Unsafe, check_safety};
 
 use crate::clock::Millis;
@@ -52,8 +54,9 @@ use crate::engine::next_due::NextDue;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, Once, Pause, Pausing, Publication, Published,
-    Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats, Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::Result;
 use crate::job::{Job, JobId, JobRef, JobView, Receipt};
@@ -93,9 +96,11 @@ impl RedisEngine {
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
+        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
         let core = Arc::new(RedisCore {
             link: link.clone(),
             publishes,
+            steps,
             scripts: Scripts::default(),
             next_due: NextDue::default(),
             recorded_queues: RecordedQueues::default(),
@@ -124,6 +129,14 @@ impl RedisEngine {
             async move |batch| core.ack_batch(batch).await
         };
         link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
+        let step_calls = Arc::new(Mutex::new(step_calls));
+        // Two, so that one batch is made while the Redis works on another.
+        for own in 0..2 {
+            let (core, calls) = (core.clone(), step_calls.clone());
+            let carry = async move |batch| core.step_schedules(own, batch).await;
+            let steps = batch::serve(calls, closing.clone(), carry);
+            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
+        }
         link.connected().await;
         Ok(Arc::new(RedisEngine { core, acks, _closing: guards }))
     }
@@ -267,6 +280,18 @@ impl Engine for RedisEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.open()?.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.open()?.list_schedules(namespace, &list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -106,7 +106,7 @@ async fn setting(connection: &mut Connection, name: &str) -> Outcome<Option<Stri
 }
 
 /// A field of INFO; `None` when the server will not tell.
-async fn info(connection: &mut Connection, section: &str, field: &str) -> Option<String> {
+pub async fn info(connection: &mut Connection, section: &str, field: &str) -> Option<String> {
     let answer: Result<InfoDict, Fault> = connection.query(redis::cmd("INFO").arg(section)).await;
     answer.ok()?.get(field)
 }

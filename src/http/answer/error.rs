@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::reply;
 use super::room::NoRoom;
@@ -59,6 +60,8 @@ pub enum ApiError {
     Refused(StatusCode, &'static str),
     /// The same, with more to say than the text.
     Detailed(StatusCode, Box<Details>),
+    /// The same, with a body of its own.
+    Said(StatusCode, Box<Value>),
     /// An equal request is under way: 409, and when to come back.
     Busy(&'static str),
     /// Over the token's limit, for so long: `{"msg": ..}`.
@@ -143,6 +146,12 @@ impl ApiError {
     /// With a text that is made for this request.
     pub fn detailed(status: StatusCode, text: impl Into<Cow<'static, str>>) -> ApiError {
         ApiError::Detailed(status, Box::new(Details { error: text.into(), index: None, job_id: None }))
+    }
+
+    /// With a body of its own, which has its `error`.
+    pub fn said(status: StatusCode, body: &impl Serialize) -> ApiError {
+        // Texts and numbers: there is nothing in it that JSON cannot say.
+        ApiError::Said(status, Box::new(serde_json::to_value(body).unwrap_or_default()))
     }
 
     /// 503, and no fault of the store.
@@ -253,6 +262,7 @@ impl IntoResponse for ApiError {
                 reply::retry_after(fault.response(StatusCode::SERVICE_UNAVAILABLE), Duration::ZERO)
             }
             ApiError::Detailed(status, details) => reply::json(status, &details),
+            ApiError::Said(status, body) => reply::json(status, &body),
             ApiError::Busy(text) => {
                 reply::retry_after(reply::error(StatusCode::CONFLICT, text), Duration::ZERO)
             }

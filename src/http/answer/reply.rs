@@ -90,6 +90,18 @@ pub fn message(status: StatusCode, text: &str) -> Response {
     json(status, &Message { msg: text })
 }
 
+/// What `/ready` says: 503 with the reason why the server should get no requests, if there is one.
+pub fn readiness(reason: Option<String>) -> Response {
+    #[derive(Serialize)]
+    struct Ready {
+        ready: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    }
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(status, &Ready { ready: reason.is_none(), reason })
+}
+
 /// A body that is made while it is sent, so that memory holds [`TURN`] bytes and one of its texts, not all. `length` is
 /// theirs together, where it is known. `room` is kept until the last of them was sent.
 pub fn pieces(

@@ -10,9 +10,9 @@ use crate::http::answer::reply;
 use crate::http::request::body::read_body;
 use crate::http::request::extract::{Anonymous, Authorized};
 use crate::http::request::params::{self, MAX_NAMES, Query, check_count};
-use crate::http::request::time::Instant;
 use crate::http::state::App;
 use crate::job::JobId;
+use crate::time::Instant;
 
 #[derive(Serialize)]
 struct DeadLetterReply<'a> {

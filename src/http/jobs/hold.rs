@@ -12,9 +12,9 @@ use crate::http::answer::reply;
 use crate::http::request::body::read_body;
 use crate::http::request::extract::Authorized;
 use crate::http::request::params::{self, MAX_NAMES, Query, check_count};
-use crate::http::request::time::Instant;
 use crate::http::state::App;
 use crate::job::{JobId, Reason, Receipt};
+use crate::time::Instant;
 
 const NO_RECEIPT: ApiError = ApiError::bad("invalid receipt");
 

@@ -14,10 +14,10 @@ use crate::http::answer::reply::{self, JobReply};
 use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
 use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
 use crate::http::request::params::{self, Query};
-use crate::http::request::time::Instant;
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
 use crate::name::{JobKey, Queue, QueueName};
+use crate::time::Instant;
 
 /// How many jobs a page shows when nothing is said.
 const USUAL_JOBS: usize = 20;

@@ -11,7 +11,7 @@ use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::extract::Authorized;
 use crate::http::request::params::{self, Query};
-use crate::http::request::time::Instant;
+use crate::time::Instant;
 
 /// `POST /api/:namespace/:queue/pause`
 pub async fn pause(auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {

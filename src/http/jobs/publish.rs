@@ -20,11 +20,11 @@ use crate::http::request::batch::{self, MAX_BATCH, MAX_BULK};
 use crate::http::request::body::read_body;
 use crate::http::request::extract::Authorized;
 use crate::http::request::params::{self, Given, Life, Placement, Query};
-use crate::http::request::time::Instant;
 use crate::http::state::idempotency::Repeatable;
 use crate::http::state::{App, AppState, MAX_JOB, PoolState};
 use crate::job::{Attributes, JobId, JobRef, NewJob};
 use crate::name::Queue;
+use crate::time::Instant;
 
 const TOO_LARGE: &str = "body too large";
 

@@ -8,9 +8,9 @@ use crate::engine::delays::{DelayCount, DelayedOf, Delays};
 use crate::http::answer::error::{ApiError, HandlerResult};
 use crate::http::answer::reply;
 use crate::http::request::params::Query;
-use crate::http::request::time::Instant;
 use crate::http::state::App;
 use crate::name::{Namespace, Queue, QueueName};
+use crate::time::Instant;
 
 /// How many steps are told apart when nothing is said, and at most.
 const USUAL_STEPS: usize = 100;

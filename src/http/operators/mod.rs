@@ -2,6 +2,7 @@
 //! `answer`, `state` and `request`.
 
 pub mod audit;
+pub mod backup;
 pub mod delays;
 pub mod logins;
 pub mod names;

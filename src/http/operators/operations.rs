@@ -37,38 +37,54 @@ pub async fn ping() -> Response {
     reply::message(StatusCode::OK, "pong")
 }
 
-/// `GET /ready`: whether load balancers should send requests here.
+/// `GET /ready` on the admin port: whether load balancers should send requests here.
 pub async fn ready(State(state): App) -> Response {
-    #[derive(Serialize)]
-    struct Ready {
-        ready: bool,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        reason: Option<String>,
-    }
-    let reason = not_ready(&state).await;
-    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    reply::json(status, &Ready { ready: reason.is_none(), reason })
+    reply::readiness(not_ready(&state).await.map(|NotReady { who, why }| match why {
+        Some(why) => format!("{who}{why}"),
+        None => who,
+    }))
 }
 
-/// The first reason why the server should get no requests now.
-async fn not_ready(state: &AppState) -> Option<String> {
-    if let Some(problem) = state.readiness.problem() {
-        return Some(problem);
+/// The same on the public port, where everybody asks: it shows no address.
+pub async fn ready_for_all(State(state): App) -> Response {
+    reply::readiness(not_ready(&state).await.map(|NotReady { who, why }| match why {
+        Some(_) => format!("{who} cannot be used now"),
+        None => who,
+    }))
+}
+
+/// A reason why the server should get no requests now.
+struct NotReady {
+    /// What everybody may know.
+    who: String,
+    /// More, for operators.
+    why: Option<String>,
+}
+
+/// The first reason.
+async fn not_ready(state: &AppState) -> Option<NotReady> {
+    if let Some(failure) = state.readiness.failure() {
+        return Some(NotReady { who: "the server".into(), why: Some(format!(": {failure}")) });
+    }
+    if state.readiness.is_draining() {
+        return Some(NotReady { who: "the server is shutting down".into(), why: None });
     }
     for pool in state.pools.values() {
-        if let Some(problem) = store_problem(&format!("pool {}", pool.name), pool.engine.check()).await {
-            return Some(problem);
+        let who = format!("pool {}", pool.name);
+        if let Some(why) = store_problem(pool.engine.check()).await {
+            return Some(NotReady { who, why: Some(why) });
         }
     }
-    store_problem("the token store", state.tokens.store().check()).await
+    let why = store_problem(state.tokens.store().check()).await?;
+    Some(NotReady { who: "the token store".into(), why: Some(why) })
 }
 
-/// Why a store cannot be used now. `check` is the question to it.
-async fn store_problem(name: &str, check: impl Future<Output = Result<()>>) -> Option<String> {
+/// Why a store cannot be used now, as said behind its name. `check` is the question to it.
+async fn store_problem(check: impl Future<Output = Result<()>>) -> Option<String> {
     match timeout(CHECK_TIME, check).await {
         Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(format!("{name}: {error}")),
-        Err(_) => Some(format!("{name} does not answer")),
+        Ok(Err(error)) => Some(format!(": {error}")),
+        Err(_) => Some(" does not answer".into()),
     }
 }
 
@@ -139,7 +155,8 @@ pub async fn metrics(State(state): App) -> Response {
         .keys()
         .map(|name| (name.clone(), asked.iter().any(|asked: &Asked| asked.pool == *name && asked.up)));
     let (pools, tokens): (Vec<_>, _) = (pools.collect(), matches!(tokens, Ok(Ok(()))));
-    let ready = state.readiness.problem().is_none() && tokens && pools.iter().all(|(_, up)| *up);
+    let serves = !state.readiness.is_draining() && state.readiness.failure().is_none();
+    let ready = serves && tokens && pools.iter().all(|(_, up)| *up);
     let Ok(alone) = timeout_at(end, state.scrape.clone().lock_owned()).await else {
         return ApiError::from(Error::Overloaded).into_response();
     };

@@ -10,8 +10,9 @@ use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_rustls::TlsAcceptor;
 
-use super::connection::{Counted, LAST_CALL, Routes, connection};
+use super::connection::{Counted, LAST_CALL, Routes, connection, secured};
 use crate::http::state::failed_logins::network;
 use crate::http::state::proxies::TrustedProxies;
 use crate::metrics::PortMetrics;
@@ -54,12 +55,13 @@ pub struct Bounds {
 
 /// Serves `routes` on `listener` until `tasks` are stopped. Each connection is one of `tasks`; at the stop it
 /// answers what has come, and ends. Connections beyond its [`Bounds`] wait in the listen queue; those
-/// of one address are closed. `port` is what the log calls it; `metrics` are its own.
+/// of one address are closed. With `tls` they speak TLS. `port` is what the log calls it; `metrics` are its own.
 pub async fn serve(
     port: &'static str,
     listener: TcpListener,
     routes: impl Routes,
     Bounds { most, most_of_address, trusted }: Bounds,
+    tls: Option<TlsAcceptor>,
     metrics: PortMetrics,
     tasks: Tasks,
 ) {
@@ -71,7 +73,14 @@ pub async fn serve(
     let begin = |stream, addr, (permit, place)| {
         let counted = Counted { _permit: permit, _place: place, _connected: metrics.connected() };
         let counted = (counted, metrics.clone());
-        tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), counted));
+        match &tls {
+            None => drop(tasks.spawn(connection(stream, addr, routes.clone(), tasks.stop_signal(), counted))),
+            Some(tls) => {
+                let secured =
+                    secured(tls.clone(), stream, addr, routes.clone(), tasks.stop_signal(), counted);
+                drop(tasks.spawn(secured));
+            }
+        }
     };
     let accept = async || {
         // Nobody closes the semaphore.

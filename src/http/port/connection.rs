@@ -14,9 +14,11 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tower::Service;
 
 use super::head_timer::HeadTimer;
@@ -29,6 +31,8 @@ use crate::process::tasks::StopSignal;
 const MAX_HEAD: usize = 64 * 1024;
 /// How long a connection may take to send a request's head, or stay idle between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a TLS handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// At the stop, a connection that has sent nothing yet may begin its request for this long, and connections in the
 /// listen queue may be accepted.
 pub const LAST_CALL: Duration = Duration::from_millis(500);
@@ -68,12 +72,53 @@ pub fn connection(
     addr: SocketAddr,
     routes: impl Routes,
     stop: StopSignal,
-    (counted, metrics): (Counted, PortMetrics),
+    counted: (Counted, PortMetrics),
 ) -> impl Future<Output = ()> {
+    let socket = socket(stream);
+    serve(SharedStream::new(socket.clone()), Peer { socket, addr }, routes, stop, counted)
+}
+
+/// The same after a handshake, which has [`HANDSHAKE_TIMEOUT`].
+pub async fn secured(
+    tls: TlsAcceptor,
+    stream: TcpStream,
+    addr: SocketAddr,
+    routes: impl Routes,
+    stop: StopSignal,
+    counted: (Counted, PortMetrics),
+) {
+    let socket = socket(stream);
+    let mut handshake = Box::pin(timeout(HANDSHAKE_TIMEOUT, tls.accept(SharedStream::new(socket.clone()))));
+    let done = match stop.run_until(&mut handshake).await {
+        Some(done) => done,
+        // One that has just connected is about to send its first request.
+        None => match timeout(LAST_CALL, handshake).await {
+            Ok(done) => done,
+            Err(_) => return,
+        },
+    };
+    // Errors here are the peer's: it speaks no TLS, or another, or nothing.
+    let Ok(Ok(stream)) = done else { return };
+    // What was read is no request yet.
+    socket.was_read.store(false, Ordering::Relaxed);
+    serve(stream, Peer { socket, addr }, routes, stop, counted).await;
+}
+
+fn socket(stream: TcpStream) -> Arc<Socket> {
     // Answers are small and waited for.
     let _ = stream.set_nodelay(true);
-    let socket = Arc::new(Socket::new(stream));
-    let peer = Peer { socket: socket.clone(), addr };
+    Arc::new(Socket::new(stream))
+}
+
+/// Serves what is sent over `stream`, which is the peer's socket, or TLS over it.
+fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    routes: impl Routes,
+    stop: StopSignal,
+    (counted, metrics): (Counted, PortMetrics),
+) -> impl Future<Output = ()> + Send {
+    let socket = peer.socket.clone();
     let service = service_fn(move |request| routes.answer(request, &peer));
     let connection = http1::Builder::new()
         .timer(HeadTimer::default())
@@ -83,7 +128,7 @@ pub fn connection(
         .max_header_size(MAX_HEAD)
         // A handler that waits for long watches its peer itself.
         .half_close(true)
-        .serve_connection(TokioIo::new(SharedStream::new(socket.clone())), service);
+        .serve_connection(TokioIo::new(stream), service);
     // Moved into the task once, and polled there.
     let mut connection = Box::pin(connection);
     async move {

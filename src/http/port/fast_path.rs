@@ -29,6 +29,9 @@ use crate::name::{Namespace, Queue, QueueName};
 /// The pattern of a job.
 pub const JOB: &str = "/api/{namespace}/{queue}/job/{job_id}";
 
+/// In the place of a queue: no queue is called so.
+const SCHEDULES: &str = "_schedules";
+
 /// Who answers the requests of the public port.
 #[derive(Clone)]
 pub struct Api {
@@ -76,6 +79,9 @@ type Handling = Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 fn find(method: &Method, path: &str) -> Option<Asked> {
     let parts = path::parts(path);
     let names = || Names::of(parts);
+    if parts[1] == Some(SCHEDULES) {
+        return None;
+    }
     Some(match (method, parts) {
         (&Method::PUT, [Some(_), Some(_), None, ..]) => {
             Asked::Publish(names().and_then(|names| names.queue()))

@@ -6,4 +6,5 @@ pub mod connection;
 pub mod fast_path;
 pub mod head_timer;
 pub mod middleware;
+pub mod opening;
 pub mod stream;

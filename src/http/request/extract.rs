@@ -11,10 +11,12 @@ use super::params::Query;
 use super::path::{self, MAX_QUEUES, NO_QUEUE, Names};
 use crate::admin::tokens as token;
 use crate::admin::{Scope, TokenKey, TokenRecord};
+use crate::engine::ScheduleId;
 use crate::http::answer::error::ApiError;
 use crate::http::state::{AppState, PoolState};
 use crate::job::{JobId, JobRef};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName, Token};
+use crate::schedule::Refusal;
 
 const X_TOKEN: HeaderName = HeaderName::from_static("x-token");
 
@@ -88,6 +90,24 @@ pub struct AuthorizedKey {
     pub key: JobKey,
 }
 
+/// A request for one schedule, with a token that was accepted.
+pub struct AuthorizedSchedule {
+    pub pool: Arc<PoolState>,
+    pub key: TokenKey,
+    /// As of [`Authorized`].
+    pub record: Option<TokenRecord>,
+    pub id: ScheduleId,
+}
+
+/// A publish to a namespace as a whole, with a token that was accepted.
+pub struct AuthorizedSet {
+    pub pool: Arc<PoolState>,
+    pub key: TokenKey,
+    /// As of [`Authorized`].
+    pub record: Option<TokenRecord>,
+    pub namespace: Namespace,
+}
+
 /// A request for a namespace, with a token that was accepted.
 pub struct AuthorizedNamespace {
     pub pool: Arc<PoolState>,
@@ -151,6 +171,30 @@ impl FromRequestParts<Arc<AppState>> for AuthorizedNamespace {
         let namespace = names(parts)?.namespace()?;
         let (pool, ..) = authenticate(Head::of(parts), state, &namespace).await?;
         Ok(AuthorizedNamespace { pool, namespace })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedSchedule {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Self, ApiError> {
+        let (namespace, name) = names(parts).and_then(|names| Ok((names.namespace()?, names.schedule())))?;
+        let name = name.map_err(|given| {
+            let refusal = Refusal::of("name", Refusal::bad_name(&given));
+            ApiError::said(StatusCode::BAD_REQUEST, &refusal)
+        })?;
+        let (pool, key, record) = authenticate(Head::of(parts), state, &namespace).await?;
+        Ok(AuthorizedSchedule { pool, key, record, id: ScheduleId { namespace, name } })
+    }
+}
+
+impl FromRequestParts<Arc<AppState>> for AuthorizedSet {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<AppState>) -> Result<Self, ApiError> {
+        let namespace = names(parts)?.namespace()?;
+        let (pool, key, record) = authenticate(Head::of(parts), state, &namespace).await?;
+        Ok(AuthorizedSet { pool, key, record, namespace })
     }
 }
 

@@ -9,4 +9,3 @@ pub mod origin;
 pub mod params;
 pub mod path;
 pub mod peer;
-pub mod time;

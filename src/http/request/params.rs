@@ -7,7 +7,6 @@ use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::time;
 use crate::clock::Millis;
 use crate::dispatch::{self, Weights};
 use crate::engine::{Cursor, MAX_LISTED, MAX_NAMED, OnConflict, Revival};
@@ -15,6 +14,7 @@ use crate::http::answer::error::ApiError;
 use crate::http::state::Defaults;
 use crate::job::Receipt;
 use crate::name::{JobKey, QueueList};
+use crate::time;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Query<'a>(pub &'a str);

@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::http::answer::error::{ApiError, NameIn};
 use crate::job::JobId;
-use crate::name::{JobKey, NameError, Namespace, Queue, QueueName};
+use crate::name::{JobKey, NameError, Namespace, Queue, QueueName, ScheduleName};
 
 /// The most queues that one consume may name, repeated ones counted each time.
 pub const MAX_QUEUES: usize = 100;
@@ -37,14 +37,17 @@ pub fn parts(path: &str) -> Parts<'_> {
 pub struct Names<'a> {
     namespace: Cow<'a, str>,
     queue: Cow<'a, str>,
+    /// What stands between it and `name`.
+    what: &'a str,
     /// What stands after `/job/` or `/key/`.
     name: Cow<'a, str>,
 }
 
 impl<'a> Names<'a> {
     /// Refuses what is not UTF-8 once decoded, and so no name.
-    pub fn of([namespace, queue, _, name, _]: Parts<'a>) -> Result<Names<'a>, ApiError> {
-        Ok(Names { namespace: decoded(namespace)?, queue: decoded(queue)?, name: decoded(name)? })
+    pub fn of([namespace, queue, what, name, _]: Parts<'a>) -> Result<Names<'a>, ApiError> {
+        let what = what.unwrap_or_default();
+        Ok(Names { namespace: decoded(namespace)?, queue: decoded(queue)?, what, name: decoded(name)? })
     }
 
     pub fn namespace(&self) -> Result<Namespace, ApiError> {
@@ -77,6 +80,12 @@ impl<'a> Names<'a> {
 
     pub fn key(&self) -> Option<JobKey> {
         JobKey::parse(&self.name)
+    }
+
+    /// What stands after `/_schedules/`, or what it is that is no name.
+    pub fn schedule(&self) -> Result<ScheduleName, String> {
+        let name = percent_decode_str(self.what).decode_utf8_lossy();
+        ScheduleName::parse(&name).ok_or_else(|| name.into_owned())
     }
 }
 

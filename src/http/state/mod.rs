@@ -26,6 +26,7 @@ use crate::admin::tokens::TokenManager;
 use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
+use crate::engine::backup::Backup;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -33,6 +34,7 @@ use crate::name::PoolName;
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 use crate::push::Push;
+use crate::scheduler::Scheduler;
 
 /// The largest job, in bytes.
 pub const MAX_JOB: usize = 1 << 20;
@@ -52,6 +54,7 @@ pub struct PoolState {
     pub outage: Arc<Outage>,
     /// What falls due when, as it was counted last.
     pub delays: DelayCounts,
+    pub scheduler: Arc<Scheduler>,
     /// Ids of the jobs published to this pool.
     pub ids: Arc<JobIds>,
 }
@@ -92,15 +95,14 @@ impl Readiness {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Why the server should get no requests now.
-    pub fn problem(&self) -> Option<String> {
-        match self.failure.reason() {
-            Some(reason) => Some(reason.to_owned()),
-            None if self.draining.load(Ordering::SeqCst) => Some("the server is shutting down".into()),
-            None => None,
-        }
+    /// What has failed for good, if anything has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.reason()
     }
 }
+
+/// A pool that copies itself, and its turn.
+pub type Backups = (Arc<dyn Backup>, Arc<tokio::sync::Mutex<()>>);
 
 #[derive(Debug)]
 pub struct AppState {
@@ -128,6 +130,8 @@ pub struct AppState {
     pub body_room: BodyRoom,
     /// The publishes with an idempotency key that are under way.
     pub under_way: Arc<UnderWay>,
+    /// The pools that copy themselves, each with its turn: one backup at a time.
+    pub backups: BTreeMap<PoolName, Backups>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,

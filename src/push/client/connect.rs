@@ -20,8 +20,7 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -32,6 +31,7 @@ use url::Url;
 
 use super::places::{ConnectionPlace, Places};
 use crate::push::address::AddressGuard;
+use crate::tls;
 
 /// How long one address of several may take to be reached.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -276,19 +276,9 @@ impl Write for Stream {
 
 /// The system's root certificates, and those of a PEM file. The error says what cannot be read.
 pub fn roots(more: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    let system = rustls_native_certs::load_native_certs();
-    let (added, _unfit) = roots.add_parsable_certificates(system.certs);
-    if added == 0 && more.is_none() {
-        tracing::warn!("this system has no root certificates: push cannot call https");
+    let mut roots = tls::system_roots(if more.is_none() { "push cannot call https" } else { "" });
+    if let Some(path) = more {
+        tls::add_roots(&mut roots, path).map_err(|error| format!("PushCA: {error}"))?;
     }
-    let Some(path) = more else { return Ok(roots) };
-    let wrong = |error: &dyn fmt::Display| format!("PushCA {}: {error}", path.display());
-    let certificates = CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))?;
-    let mut added = 0;
-    for certificate in certificates {
-        roots.add(certificate.map_err(|error| wrong(&error))?).map_err(|error| wrong(&error))?;
-        added += 1;
-    }
-    if added == 0 { Err(wrong(&"there is no certificate in it")) } else { Ok(roots) }
+    Ok(roots)
 }

@@ -28,6 +28,7 @@ use self::connect::Connector;
 pub use self::connect::{Fault, Proxy, Resolve, roots};
 use self::places::{Places, Used};
 use super::address::AddressGuard;
+use crate::tls::plain_client;
 
 /// The most bytes of an answer that are read.
 pub const MAX_ANSWER: usize = 1 << 20;
@@ -86,13 +87,7 @@ impl Client {
         roots: RootCertStore,
         connections: usize,
     ) -> Client {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("ring has the suites of TLS 1.2 and 1.3")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let tls = TlsConnector::from(Arc::new(tls));
+        let tls = TlsConnector::from(Arc::new(plain_client(roots)));
         let places = Arc::new(Places::new(connections));
         let connector = Connector { guard: guard.clone(), resolver, proxy: proxy.clone(), tls, places };
         let pool = Pool::builder(TokioExecutor::new())

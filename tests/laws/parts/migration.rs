@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::gated::{Gated, State};
 use crate::jobs::Named;
+use crate::schedules;
 use crate::stage::{
     Stage, VirtualStage, bodies, consume, job, job_key, manual_clock, ok, queue, queue_in, queue_list,
 };
@@ -15,8 +16,9 @@ use dormouse::dispatch::{Dispatcher, ParkedPolls, Request};
 use dormouse::engine::metered::Metered;
 use dormouse::engine::migration::{Migration, PATIENCE};
 use dormouse::engine::{
-    Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Publication, Published,
-    Release, Revival, Revived, Size, Tries,
+    DueList, Engine, Held, How, JobList, MAX_PAUSED, OnConflict, Once, Pause, Pausing, Publication,
+    Published, Release, Revival, Revived, ScheduleList, SchedulePut, ScheduleState, ScheduleStep,
+    ScheduleThen, Size, Stepped, StoredSchedule, Tries,
 };
 use dormouse::error::Error;
 use dormouse::job::{JobRef, JobState, NewJob};
@@ -782,4 +784,119 @@ async fn a_poll_gets_a_job_of_the_new_store_while_the_old_one_hangs() {
     let delivery = poll.await.expect("no panic").expect("a job");
     assert_eq!(bodies(delivery.jobs()), ["new"], "what was published while the old store hung");
     assert!(published.elapsed() <= 2 * PATIENCE, "it came after {:?}", published.elapsed());
+}
+
+/// What a schedule is due for in these tests: long ago.
+const PAST: u64 = 1_000_000_000_000;
+
+impl Move {
+    /// Makes a schedule in the old store that has placed a job there.
+    async fn schedule(&self, name: &str) -> StoredSchedule {
+        let id = schedules::schedule(name);
+        let job = job(&queue("q"), "of old").placing(&self.stages[0]);
+        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
+        let put = SchedulePut { job, ..schedules::new(Some(PAST)) };
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: id.clone(), expected: None, then };
+        let stepped = ok("step_schedule", self.old.step_schedule(step).await);
+        assert!(matches!(stepped, Stepped::Done { landed: Some(_), .. }), "{stepped:?}");
+        read(&*self.old, name).await.expect("it is there")
+    }
+
+    /// Marks it as a server does that is killed then.
+    async fn mark(&self, schedule: &StoredSchedule) {
+        let put = SchedulePut {
+            state: ScheduleState::Moved,
+            progress: schedule.progress.clone(),
+            landed: schedule.landed,
+            ..schedules::put(Some((1 << 53) - 1))
+        };
+        let (id, expected) = (schedule.id.clone(), Some(schedule.version));
+        let step = ScheduleStep { id, expected, then: ScheduleThen::Put(Box::new(put)) };
+        let stepped = ok("step_schedule", self.old.step_schedule(step).await);
+        assert!(matches!(stepped, Stepped::Done { .. }), "{stepped:?}");
+    }
+}
+
+async fn read(engine: &dyn Engine, name: &str) -> Option<StoredSchedule> {
+    let list = ScheduleList::One(schedules::schedule(name).name);
+    ok("list_schedules", engine.list_schedules(&queue("q").namespace, list).await).schedules.pop()
+}
+
+async fn due(engine: &dyn Engine) -> Vec<StoredSchedule> {
+    ok("due_schedules", engine.due_schedules(DueList::Now(100)).await).schedules
+}
+
+/// Guards against a schedule that is placed from two stores, and against one that loses what it has done.
+#[tokio::test]
+async fn a_schedule_moves_once_with_what_has_become_of_it() {
+    let pool = Move::new().await;
+    let before = pool.schedule("s").await;
+    assert_eq!(due(&*pool.old).await.len(), 1, "it is due in the old store");
+    let moved = due(&*pool.pool).await;
+    assert_eq!(moved.len(), 1, "and in the new one: {moved:?}");
+    let after = &moved[0];
+    assert_eq!((after.version.revision, after.landed), (before.version.revision, before.landed));
+    assert_eq!((&after.setting, &after.progress), (&before.setting, &before.progress));
+    assert_eq!(due(&*pool.old).await, [], "nobody places it from the old store");
+    let mark = read(&*pool.old, "s").await.expect("its mark stays");
+    assert_eq!((mark.state, mark.next, mark.setting.text.len()), (ScheduleState::Moved, None, 0), "{mark:?}");
+    assert_eq!(due(&*pool.pool).await.len(), 1, "once");
+}
+
+/// Guards against a schedule that is in neither store after a kill between the two.
+#[tokio::test]
+async fn a_move_that_was_cut_off_is_finished_at_the_next_look() {
+    for written in [false, true] {
+        let pool = Move::new().await;
+        let before = pool.schedule("s").await;
+        pool.mark(&before).await;
+        if written {
+            let put = SchedulePut {
+                revision: Some(before.version.revision),
+                setting: Some(before.setting.clone()),
+                landed: before.landed,
+                ..schedules::put(Some(0))
+            };
+            let then = ScheduleThen::Put(Box::new(put));
+            let step = ScheduleStep { id: before.id.clone(), expected: None, then };
+            ok("step_schedule", pool.new.step_schedule(step).await);
+        }
+        let shown = read(&*pool.pool, "s").await.expect("it is shown");
+        assert_eq!((shown.version.revision, shown.landed), (before.version.revision, before.landed));
+        due(&*pool.pool).await;
+        let mark = read(&*pool.old, "s").await.expect("its mark stays");
+        assert_eq!((mark.state, mark.next), (ScheduleState::Moved, None), "written: {written}");
+    }
+}
+
+/// Guards against a schedule that comes back from its mark.
+#[tokio::test]
+async fn a_schedule_that_was_deleted_after_its_move_stays_so() {
+    let pool = Move::new().await;
+    pool.schedule("s").await;
+    let there = read(&*pool.pool, "s").await.expect("it is shown");
+    let (id, expected) = (there.id.clone(), Some(there.version));
+    let delete = ScheduleStep { id, expected, then: ScheduleThen::Delete };
+    assert!(matches!(pool.pool.step_schedule(delete).await, Ok(Stepped::Done { .. })), "it goes");
+    assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]));
+    // A server that knows the old store alone makes it anew: it moves as well.
+    pool.schedule("s").await;
+    assert_eq!(due(&*pool.pool).await.len(), 1, "it is due again");
+}
+
+/// Guards against an old store that is away and stops what has moved.
+#[tokio::test]
+async fn schedules_that_have_moved_need_no_old_store() {
+    let pool = Move::new().await;
+    pool.schedule("s").await;
+    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
+    pool.old.set(State::Away);
+    let of = due(&*pool.pool).await.pop().expect("it is due");
+    let then = ScheduleThen::Put(Box::new(schedules::put(None)));
+    let step = ScheduleStep { id: of.id, expected: Some(of.version), then };
+    assert!(matches!(pool.pool.step_schedule(step).await, Ok(Stepped::Done { .. })), "it is placed");
+    let then = ScheduleThen::Put(Box::new(schedules::new(None)));
+    let new = ScheduleStep { id: schedules::schedule("new"), expected: None, then };
+    assert!(pool.pool.step_schedule(new).await.is_err(), "nobody can say whether the old store has it");
 }

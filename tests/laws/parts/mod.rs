@@ -7,5 +7,6 @@ mod migration;
 mod push;
 mod push_stage;
 mod quotas;
+mod scheduler;
 mod throttle;
 mod tokens;

@@ -16,11 +16,12 @@ use dormouse::admin::disk::DiskAdmin;
 use dormouse::admin::{AdminStore, Scope};
 use dormouse::clock::ManualClock;
 use dormouse::engine::disk::{DiskEngine, DiskOptions, Sync};
-use dormouse::engine::{Consumed, Engine, Respawn};
-use dormouse::job::Job;
+use dormouse::engine::{Consumed, Engine, JobList, Respawn, ScheduleList};
+use dormouse::job::{Job, JobState};
 use dormouse::name::{Namespace, PoolName, Queue, QueueName};
+use dormouse::scheduler::Schedule;
 
-use super::load::{Act, NAMESPACE, What};
+use super::load::{Act, NAMESPACE, TICKS, What};
 
 /// What `"everysec"` may lose. The store begins a sync each second; the half second is for that sync and for a machine
 /// that is busy with strace.
@@ -138,7 +139,7 @@ impl Account {
                 What::Respawn(ids) => {
                     ids.iter().for_each(|id| life(&mut lives, id, &|l| l.respawned = Some(n)));
                 }
-                What::Publish(_) | What::Token { .. } => {}
+                What::Publish(_) | What::Token { .. } | What::Schedule(_) => {}
             }
         }
         Account { acts, lives, always, down }
@@ -168,14 +169,69 @@ impl Account {
             Ok(Err(e)) => return Verdict::Refused(class(&e.to_string())),
             Err(died) => return Verdict::Refused(format!("panic: {}", class(&said(died)))),
         };
+        let mut findings = match self.schedules(&engine, cut).await {
+            Ok(findings) => findings,
+            Err(e) => return Verdict::Broke(class(&e)),
+        };
         let found = match self.take_all(&engine, &clock).await {
             Ok(found) => found,
             Err(e) => return Verdict::Broke(class(&e)),
         };
-        let mut findings = self.compare(&found, cut);
+        findings.extend(self.compare(&found, cut));
         findings.extend(self.tokens(&engine, cut).await);
         engine.close().await;
         Verdict::Opened(findings)
+    }
+
+    /// Holds what schedules say that they have placed against the jobs that are there.
+    async fn schedules(&self, engine: &DiskEngine, cut: u64) -> Result<Vec<(Kind, String)>, String> {
+        let (mut findings, mut jobs, mut cursor) =
+            (Vec::new(), BTreeMap::<String, HashSet<String>>::new(), None);
+        loop {
+            let list = JobList { state: JobState::Ready, limit: 100, cursor, bodies: true };
+            let page = engine.list_jobs(&queue(TICKS), list).await.map_err(|e| e.to_string())?;
+            let page = page.expect("a cursor of this list");
+            for job in page.jobs {
+                let of = job.attributes.get("schedule").cloned().unwrap_or_default();
+                if !jobs.entry(of).or_default().insert(job.id.to_string()) {
+                    findings.push((Kind::Wrong, format!("the occurrence {} is there twice", job.id)));
+                }
+            }
+            cursor = page.cursor;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        let list = ScheduleList::Page { prefix: String::new(), after: None, limit: 100, bodies: true };
+        let page = engine.list_schedules(&queue(TICKS).namespace, list).await.map_err(|e| e.to_string())?;
+        let mut there = HashSet::new();
+        for stored in page.schedules {
+            let name = stored.id.name.to_string();
+            let of = Schedule::read(stored).map_err(|e| e.to_string())?.state.history;
+            let placed: u64 = of.counts.values().sum();
+            let jobs = jobs.remove(&name).unwrap_or_default();
+            let told = of.entries.iter().filter_map(|entry| entry.job_id.as_ref());
+            let missing: Vec<_> = told.filter(|id| !jobs.contains(*id)).collect();
+            if placed != jobs.len() as u64 || !missing.is_empty() {
+                let what =
+                    format!("{name} says that it has placed {placed}, there are {}: {missing:?}", jobs.len());
+                findings.push((Kind::Half, what));
+            }
+            there.insert(name);
+        }
+        for (name, jobs) in jobs {
+            findings.push((Kind::Half, format!("{} jobs of {name}, which is not there", jobs.len())));
+        }
+        let firm_until = self.firm_until(cut);
+        for act in &self.acts {
+            if let What::Schedule(name) = &act.what
+                && act.answered < firm_until(true)
+                && !there.contains(name)
+            {
+                findings.push((Kind::Lost, format!("the schedule {name}")));
+            }
+        }
+        Ok(findings)
     }
 
     /// Takes everything out of a store: what is ready, then what is later, then what is dead.
@@ -185,6 +241,7 @@ impl Account {
         // Whatever else there is would be wrong.
         let stats = engine.stats().await.map_err(|e| e.to_string())?;
         queues.extend(stats.queues.into_iter().map(|size| size.queue));
+        queues.retain(|queue| queue.name.as_str() != TICKS);
         queues.sort_unstable();
         queues.dedup();
         let mut found = Vec::new();

@@ -15,6 +15,8 @@ use crate::support::process::Process;
 
 /// The namespace of all jobs.
 pub const NAMESPACE: &str = "cut";
+/// The queue of the jobs of schedules, which nobody consumes.
+pub const TICKS: &str = "ticks";
 /// Longer than any test goes on, shorter than the judge looks ahead.
 const AN_HOUR: Duration = Duration::from_secs(3600);
 
@@ -42,6 +44,8 @@ pub enum What {
     /// Destroyed while ready, or deleted while dead.
     Remove(Vec<String>),
     Respawn(Vec<String>),
+    /// A schedule is set.
+    Schedule(String),
     Token {
         namespace: String,
         token: String,
@@ -202,6 +206,15 @@ impl Driver {
 
     fn url(&self, path: &str) -> String {
         format!("{}/api/{NAMESPACE}/{path}", self.api)
+    }
+
+    /// Sets a schedule that places a job each second.
+    pub async fn schedule(&self, name: &str, every: f64) {
+        let url = self.url(&format!("_schedules/{name}"));
+        let setting = format!(r#"{{"queue":"{TICKS}","every":{every},"ttl":0}}"#);
+        let answer = self.ask(Method::PUT, url, setting.into_bytes()).await;
+        assert!([200, 201].contains(&answer.status), "a schedule: {}", answer.json);
+        self.note(&answer, What::Schedule(name.to_owned()));
     }
 
     pub async fn make_token(&self, namespace: &str) -> String {

@@ -59,6 +59,9 @@ async fn record(sync: &str, size: Size) -> Result<Recorded, String> {
     // The first run: everything, and enough that the close writes out tables.
     let server = Server::start(&root, &work, sync);
     let mut driver = Driver::new(&server, acts.clone(), 1).await;
+    for n in 0..3 {
+        driver.schedule(&format!("s{n}"), 1.0 + f64::from(n) * 0.05).await;
+    }
     let mut tasks = tokio::task::JoinSet::new();
     for n in 0..4 {
         tasks.spawn(driver.other(n).everyday(60));

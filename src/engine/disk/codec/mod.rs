@@ -5,16 +5,21 @@
 
 mod parts;
 mod record;
+mod schedules;
 
 use std::ops::RangeBounds;
 
 use bytes::{BufMut, Bytes};
 
 pub use self::parts::{Entry, Malformed, TimerKey, put_short, take_short};
-use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id};
+use self::parts::{Reader, Result, put_entry, put_flagged_id, put_id, put_placed};
 pub use self::record::{Location, Record, read_record, record};
+pub use self::schedules::{
+    META_REVISION, Progress, progress, progress_key, progress_keys, read_progress, read_progress_key,
+    read_setting, setting, setting_key,
+};
 use crate::clock::{Micros, Millis};
-use crate::engine::{Fingerprint, How, Placed};
+use crate::engine::{Fingerprint, Placed};
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
 
@@ -273,19 +278,7 @@ pub fn remembered(it: &Remembered) -> Vec<u8> {
     let mut out = Vec::with_capacity(24 + it.placed.len() * 26);
     out.put_u64(it.until);
     out.put_slice(&it.fingerprint);
-    for placed in &it.placed {
-        put_id(&mut out, placed.id);
-        // 0 is "not known": nothing was ever due in 1970.
-        out.put_u64(placed.due_at.unwrap_or(0));
-        match placed.how {
-            How::New => out.put_u8(0),
-            How::Duplicate => out.put_u8(1),
-            How::Replaced(old) => {
-                out.put_u8(2);
-                put_id(&mut out, old);
-            }
-        }
-    }
+    it.placed.iter().for_each(|placed| put_placed(&mut out, placed));
     out
 }
 
@@ -295,14 +288,7 @@ pub fn read_remembered(value: &[u8]) -> Result<Remembered> {
     let (until, fingerprint) = (r.u64()?, r.array()?);
     let mut placed = Vec::new();
     while !r.0.is_empty() {
-        let (id, due_at) = (r.id()?, Some(r.u64()?).filter(|at| *at > 0));
-        let how = match r.u8()? {
-            0 => How::New,
-            1 => How::Duplicate,
-            2 => How::Replaced(r.id()?),
-            _ => return Err(Malformed("no such outcome")),
-        };
-        placed.push(Placed { id, due_at, how });
+        placed.push(r.placed()?);
     }
     Ok(Remembered { until, fingerprint, placed })
 }
@@ -332,6 +318,7 @@ pub fn read_number(value: &[u8]) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::How;
     use crate::job::Reason;
     use crate::name::QueueName;
     use proptest::prelude::*;

@@ -5,6 +5,7 @@ use std::fmt;
 use bytes::BufMut;
 
 use crate::clock::Micros;
+use crate::engine::{How, Placed};
 use crate::job::JobId;
 use crate::name::{Namespace, Queue, QueueName};
 
@@ -105,6 +106,18 @@ impl<'a> Reader<'a> {
         Ok(Entry { id, tries: self.u16()?, generation: self.u64()?, keyed })
     }
 
+    /// What [`put_placed`] writes.
+    pub fn placed(&mut self) -> Result<Placed> {
+        let (id, due_at) = (self.id()?, Some(self.u64()?).filter(|at| *at > 0));
+        let how = match self.u8()? {
+            0 => How::New,
+            1 => How::Duplicate,
+            2 => How::Replaced(self.id()?),
+            _ => return Err(Malformed("no such outcome")),
+        };
+        Ok(Placed { id, due_at, how })
+    }
+
     pub fn end(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed("too long")) }
     }
@@ -142,4 +155,19 @@ pub fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
     put_flagged_id(out, entry.id, entry.keyed);
     out.put_u16(entry.tries);
     out.put_u64(entry.generation);
+}
+
+/// What became of a job.
+pub fn put_placed(out: &mut Vec<u8>, placed: &Placed) {
+    put_id(out, placed.id);
+    // 0 is "not known": nothing was ever due in 1970.
+    out.put_u64(placed.due_at.unwrap_or(0));
+    match placed.how {
+        How::New => out.put_u8(0),
+        How::Duplicate => out.put_u8(1),
+        How::Replaced(old) => {
+            out.put_u8(2);
+            put_id(out, old);
+        }
+    }
 }

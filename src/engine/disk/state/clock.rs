@@ -62,6 +62,11 @@ impl PoolClock {
         self.now_micros() / 1000
     }
 
+    /// The time of day of the machine, which may be set back.
+    pub fn time_of_day(&self) -> Millis {
+        self.clock.wall_micros() / 1000
+    }
+
     /// Now by the monotonic clock, for who measures how much time has passed.
     pub fn monotonic(&self) -> Millis {
         self.clock.now()

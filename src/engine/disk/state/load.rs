@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::clock::PoolClock;
 use super::garbage::Garbage;
 use super::queues::Queues;
+use super::schedules::Schedules;
 use super::tables::Tables;
 use super::timers::Timers;
 use super::{Windows, WriterState, count, summary};
@@ -59,6 +60,7 @@ pub fn load(
         once: 0,
         once_from: 0,
         quotas: Default::default(),
+        schedules: Schedules::load(&store)?,
         quarantine: Default::default(),
         to_notify: Default::default(),
         observers: Arc::default(),

@@ -9,6 +9,7 @@ pub mod keys;
 pub mod load;
 pub mod queues;
 pub mod quotas;
+pub mod schedules;
 pub mod summary;
 pub mod tables;
 pub mod timers;
@@ -25,6 +26,7 @@ use self::clock::PoolClock;
 use self::garbage::{Garbage, Live, Upkeep};
 use self::queues::{QueueState, Queues, Waiting};
 use self::quotas::{QuotaCount, QuotaUse};
+use self::schedules::Schedules;
 use self::tables::Tables;
 use self::timers::Timers;
 use crate::clock::{Micros, Millis};
@@ -93,6 +95,7 @@ pub struct WriterState {
     pub once_from: Micros,
     /// Namespaces with a quota.
     pub quotas: HashMap<Namespace, QuotaUse>,
+    pub schedules: Schedules,
     /// The keys of the jobs that are in quarantine.
     pub quarantine: HashSet<Vec<u8>>,
     /// Queues that got ready jobs in this group: their consumers are told of it after the commit.

@@ -5,7 +5,7 @@
 use std::fs::{self, DirBuilder};
 use std::io::Result;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::durable::{self, sync};
@@ -15,6 +15,17 @@ use super::{Store, log, open, tables, trees};
 const TRY: Duration = Duration::from_millis(5);
 
 impl Store {
+    /// Makes a copy inside of the pool's directory, and answers where. Nothing is left after an error.
+    pub fn copy_inside(&self) -> Result<PathBuf> {
+        open::remove_copy(&self.pool)?;
+        let to = self.pool.join(open::COPY);
+        let done = self.copy_to(&to);
+        if done.is_err() {
+            let _ = fs::remove_dir_all(&to);
+        }
+        done.map(|()| to)
+    }
+
     /// Makes a copy in `to`, which must not be there. Requests are served meanwhile; tables are not made or replaced.
     pub fn copy_to(&self, to: &Path) -> Result<()> {
         let make = |dir: &Path| DirBuilder::new().mode(0o700).create(dir);

@@ -17,7 +17,9 @@ use super::{Slice, Space, Store, StoreLimits, describe, is_full, is_unreadable_i
 /// The file that says whose directory it is, and that is locked while it is open.
 pub const MARK: &str = "dormouse";
 const MAGIC: &str = "dormouse disk pool, format ";
-pub const FORMAT: u32 = 5;
+pub const FORMAT: u32 = 6;
+/// The same without the keyspace of schedules, which is added.
+const WITHOUT_SCHEDULES: u32 = 5;
 /// The line of the mark that stands there once the store is whole.
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
@@ -49,6 +51,8 @@ pub struct Mark {
     file: File,
     /// Whether the store was whole once: from then on, what is missing is damage.
     made: bool,
+    /// Whether its keyspace of schedules is to be made.
+    adds_schedules: bool,
     /// Whether a repair was begun and not ended: nobody knows what it has done.
     repairing: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
@@ -115,8 +119,20 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, repairing: false, closed: None, was_closed: None }.write_made()?;
+    Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None }
+        .write_made()?;
     sync(path)
+}
+
+/// Where a copy is made that is sent away, in the pool's directory.
+pub const COPY: &str = "copy";
+
+/// Removes a copy that was not removed: its process was killed.
+pub fn remove_copy(pool: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(pool.join(COPY)) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// Makes the directory, and locks it.
@@ -133,7 +149,16 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
             "others may look into the data directory: chmod it to 700"
         );
     }
-    read_mark(path)
+    let mut mark = read_mark(path)?;
+    if mark.adds_schedules {
+        // One that was begun and not ended holds nothing: the mark would say so.
+        let made = trees::make_anew(path, Space::Schedules);
+        made.map_err(|e| io(std::io::Error::other(describe(&e))))?;
+        mark.write().map_err(io)?;
+        let (pool, from_format, to_format) = (path.display().to_string(), WITHOUT_SCHEDULES, FORMAT);
+        tracing::info!(pool, from_format, to_format, "a directory of an older format is taken over");
+    }
+    Ok(mark)
 }
 
 /// What is wrong with the files of a pool, and what its log holds.
@@ -161,6 +186,11 @@ impl Judged {
 
 /// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
 pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
+    judge_format(pool, FORMAT, closed)
+}
+
+/// As [`judge`], of the format that the mark says.
+fn judge_format(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
@@ -168,6 +198,9 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
         }
     }
     for (space, name, _) in Space::ALL {
+        if space == Space::Schedules && format == WITHOUT_SCHEDULES {
+            continue; // an open adds it
+        }
         if let Some(what) = tables::damage(&pool.join(trees::DIR).join(name))? {
             judged.damage.push(format!("keyspace {name}: {what}"));
             judged.trees.push(space);
@@ -213,6 +246,7 @@ pub fn open_any(path: &Path, limits: StoreLimits) -> Result<(Store, Mark), OpenE
 
 fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Store, Mark), OpenError> {
     let io = |e| OpenError::Io(path.to_owned(), e);
+    remove_copy(path).map_err(io)?;
     if !mark.made {
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
@@ -362,7 +396,8 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     })?;
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
-    let mut mark = Mark { file, made: false, repairing: false, closed: None, was_closed: None };
+    let mut mark =
+        Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -370,26 +405,92 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         sync(path).map_err(io)?;
         return Ok(mark);
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
-    let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
-    let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
-    let closed = match (format, rest.strip_prefix(MADE)) {
-        (FORMAT, Some(closed)) => {
-            mark.made = true;
-            mark.repairing = closed.starts_with(REPAIRING);
-            closed.strip_prefix(REPAIRING).unwrap_or(closed)
+    let Said { format, made, repairing, closed } = Said::parse(path, &bytes)?;
+    let adds_schedules = made && format == WITHOUT_SCHEDULES;
+    Ok(Mark { made, adds_schedules, repairing, closed, ..mark })
+}
+
+/// What a mark says.
+struct Said {
+    format: u32,
+    /// Whether the store was whole once.
+    made: bool,
+    /// Whether a repair of it has not ended.
+    repairing: bool,
+    /// Its last group, if it was closed in order.
+    closed: Option<u64>,
+}
+
+impl Said {
+    fn parse(path: &Path, bytes: &[u8]) -> Result<Said, OpenError> {
+        let text = String::from_utf8_lossy(bytes);
+        let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
+        let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
+        let (made, rest) = match (format, rest.strip_prefix(MADE)) {
+            (FORMAT | WITHOUT_SCHEDULES, Some(rest)) => (true, rest),
+            // A start that was cut off while it wrote that line.
+            (FORMAT | WITHOUT_SCHEDULES, None) if MADE.starts_with(rest.trim_end_matches('\0')) => {
+                (false, "")
+            }
+            (FORMAT | WITHOUT_SCHEDULES, None) => {
+                let reason = format!("the file {MARK} is not what was written");
+                return Err(OpenError::Damaged(path.to_owned(), reason));
+            }
+            (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
+            (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
+        };
+        let repairing = rest.starts_with(REPAIRING);
+        let rest = rest.strip_prefix(REPAIRING).unwrap_or(rest);
+        // A line that was cut off says nothing: the store is opened as after a crash.
+        let closed = rest.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
+        Ok(Said { format, made, repairing, closed })
+    }
+}
+
+/// What a look at a directory finds that is no error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It is not there, or holds nothing: the first start makes it.
+    New,
+    /// A server has it open.
+    InUse,
+    /// It is whole.
+    Whole,
+}
+
+/// Looks whether a directory can be opened. Makes and changes nothing.
+pub fn look(path: &Path) -> Result<Look, OpenError> {
+    let io = |e| OpenError::Io(path.to_owned(), e);
+    let file = match File::open(path.join(MARK)) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return match std::fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
+                Ok(false) => Err(OpenError::NotOurs(path.to_owned())),
+                Err(e) if e.kind() != ErrorKind::NotFound => Err(io(e)),
+                Ok(true) | Err(_) => Ok(Look::New),
+            };
         }
-        // A start that was cut off while it wrote that line.
-        (FORMAT, None) if MADE.starts_with(rest.trim_end_matches('\0')) => "",
-        (FORMAT, None) => {
-            let reason = format!("the file {MARK} is not what was written");
-            return Err(OpenError::Damaged(path.to_owned(), reason));
-        }
-        (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
-        (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
+        Err(e) => return Err(io(e)),
     };
-    // A line that was cut off says nothing: the store is opened as after a crash.
-    mark.closed = closed.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
-    Ok(mark)
+    match file.try_lock_shared() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(Look::InUse),
+        Err(TryLockError::Error(e)) => return Err(io(e)),
+    }
+    let mut bytes = Vec::new();
+    (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
+    let said = Said::parse(path, &bytes)?;
+    if said.repairing {
+        return Err(OpenError::Damaged(path.to_owned(), CUT_OFF.to_owned()));
+    }
+    if !said.made {
+        return Ok(Look::New);
+    }
+    let judged = judge_format(path, said.format, said.closed).map_err(io)?;
+    if judged.damage.is_empty() {
+        Ok(Look::Whole)
+    } else {
+        Err(OpenError::Damaged(path.to_owned(), judged.summary()))
+    }
 }

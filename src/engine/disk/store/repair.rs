@@ -39,6 +39,7 @@ impl RepairReport {
 
 impl fmt::Display for RepairReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "format {}", open::FORMAT)?;
         for line in &self.damage {
             writeln!(f, "damaged: {line}")?;
         }

@@ -17,10 +17,11 @@ pub enum Space {
     Quarantine,
     Keys,
     Once,
+    Schedules,
 }
 
 /// How many keyspaces there are.
-pub const SPACES: usize = 14;
+pub const SPACES: usize = 15;
 /// One number per keyspace.
 pub type PerSpace = [u64; SPACES];
 
@@ -44,6 +45,7 @@ impl Space {
         (Space::Quarantine, "quarantine", MIB),
         (Space::Keys, "keys", 8 * MIB),
         (Space::Once, "once", 8 * MIB),
+        (Space::Schedules, "schedules", 16 * MIB),
     ];
 
     /// Its name on disk.

@@ -26,6 +26,7 @@ use lsm_tree::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::durable::sync;
 use super::recent::{Entry, Recent};
 use super::space::{PerSpace, SPACES, Space};
 
@@ -124,6 +125,21 @@ impl fmt::Debug for Trees {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Trees(..)")
     }
+}
+
+/// Makes an empty keyspace below `pool`, in the place of whatever is there.
+pub fn make_anew(pool: &Path, space: Space) -> lsm_tree::Result<()> {
+    let (trees, dir) = (pool.join(DIR), pool.join(DIR).join(space.name()));
+    match std::fs::remove_dir_all(&dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+        _ => {}
+    }
+    let (lists, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
+    Config::new(&dir, lists, visible).open()?;
+    for dir in [&dir, &trees] {
+        sync(dir)?;
+    }
+    Ok(())
 }
 
 impl Trees {

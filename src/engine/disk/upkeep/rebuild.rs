@@ -16,7 +16,7 @@ use crate::name::JobKey;
 /// The lists, in the order in which they are rebuilt.
 const LISTS: [Space; 4] = [Space::Ready, Space::Dead, Space::Delayed, Space::Running];
 /// What operators have set and what push keeps: nothing but their own rows says it.
-pub const SETTINGS: [Space; 2] = [Space::Quotas, Space::Push];
+pub const SETTINGS: [Space; 3] = [Space::Quotas, Space::Push, Space::Schedules];
 /// How many tries a job has left after its list was lost.
 const TRIES: u16 = 1;
 

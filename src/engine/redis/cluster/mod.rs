@@ -20,7 +20,7 @@ use tokio_util::sync::DropGuard;
 pub use self::calls::{Attempts, Cluster};
 use self::follow::Follower;
 pub use self::map::Partition;
-pub use self::node::{PartedLists, masters};
+pub use self::node::{PartedLists, first_found, masters};
 pub use self::view::SLOTS;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::Outcome;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use redis::{FromRedisValue, InfoDict, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, InfoDict, Pipeline, Value};
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
 
@@ -131,6 +131,23 @@ pub async fn first_view(address: &RedisAddress) -> Outcome<View> {
         }
     }
     Err(why)
+}
+
+/// The first value that one of these commands finds. Each goes to whoever has its slot.
+pub async fn first_found<T: FromRedisValue>(
+    address: &RedisAddress,
+    asked: impl IntoIterator<Item = (u16, Cmd)>,
+) -> Outcome<Option<T>> {
+    let view = first_view(address).await?;
+    for (slot, cmd) in asked {
+        let Some(owner) = view.owner(slot).filter(|owner| !owner.failed) else { continue };
+        let answer: Outcome<(Option<T>,)> =
+            ask_once(address, &owner.address, redis::pipe().add_command(cmd)).await;
+        if let Ok((Some(found),)) = answer {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }
 
 /// What to say of a Redis that tells of no cluster: most likely it is in none.

@@ -2,6 +2,7 @@
 //! go to a partition.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use ahash::HashMap;
@@ -16,6 +17,7 @@ use super::keys;
 use super::partitions::{Partition, Partitions};
 use super::place::place_of;
 use super::scripts::Scripts;
+use super::steps::{Addressed, Told};
 use crate::clock::{Micros, Millis};
 use crate::engine::redis::batches::Plain;
 use crate::engine::redis::cluster::{self, Cluster};
@@ -73,6 +75,10 @@ pub struct CompactCore {
     pub publishes: Callers<Plain, Published>,
     pub acks: Callers<JobRef, ()>,
     pub dues: Dues,
+    /// Steps of schedules that share script calls.
+    pub steps: Callers<Addressed, Told>,
+    /// There is a schedule in this pool, or was one.
+    pub has_schedules: AtomicBool,
     /// When consumers of a paused queue are to look again.
     pub pauses_end: Mutex<HashMap<Queue, Millis>>,
     pub quotas: RwLock<Quotas>,
@@ -193,7 +199,7 @@ impl CompactCore {
         }
     }
 
-    /// A command that changes nothing.
+    /// A command that may be carried out twice.
     pub async fn query<T: FromRedisValue>(&self, partition: Partition, cmd: &Cmd) -> Outcome<T> {
         let mut attempts = self.attempts(partition, Lane::Other);
         loop {

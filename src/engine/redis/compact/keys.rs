@@ -66,6 +66,11 @@ pub fn with_quota(base: &str) -> String {
     format!("{base}c")
 }
 
+/// How many schedules are in each state.
+pub fn schedules(base: &str) -> String {
+    format!("{base}v")
+}
+
 /// A queue as scripts name it.
 pub fn name(queue: &Queue) -> String {
     format!("{}/{}", queue.namespace, queue.name)

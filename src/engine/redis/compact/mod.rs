@@ -8,7 +8,7 @@
 //! - `callers`: calls that share script calls, by partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
-//! - `dues`: when each partition is pumped; `together`: answers of several partitions.
+//! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
 
@@ -20,10 +20,11 @@ mod keys;
 mod partitions;
 mod place;
 mod scripts;
-mod together;
+mod steps;
 mod verbs;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -49,9 +50,9 @@ use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
-    By, Consumed, Detail, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing, Publication,
-    Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, Size, SizeOf, Stats,
-    Touched,
+    By, Consumed, Detail, DueList, DueSchedules, Engine, Held, JobList, JobPage, NewId, Once, Pause, Pausing,
+    Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
+    SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
 use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
@@ -60,7 +61,7 @@ use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
 
 /// ZADD takes LT since 6.2; a slot's channels, which servers are to tell each other by, are there since this version.
-const OLDEST: (u32, u32) = (7, 0);
+pub const OLDEST: (u32, u32) = (7, 0);
 
 /// How a pool in this layout is cut up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,7 +103,7 @@ async fn open_one(
     use_first.arg(partitions.pool_key()).arg(layout.partitions);
     let _: u64 = opened.first.query(&use_first).await?;
     let kept: u16 = opened.first.query(redis::cmd("GET").arg(partitions.pool_key())).await?;
-    same_number(layout, kept)?;
+    layout.fits(kept)?;
     warn_of_tables(&mut opened.first, &link.pool).await;
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
@@ -127,7 +128,7 @@ async fn open_cluster(
     for (slot, key) in partitions.pool_keys() {
         match opened.query::<Option<u16>>(slot, redis::cmd("GET").arg(&key)).await {
             Ok(Some(kept)) => {
-                same_number(layout, kept)?;
+                layout.fits(kept)?;
                 known = true;
             }
             Ok(None) => missing.push((slot, key)),
@@ -151,16 +152,28 @@ async fn open_cluster(
     Ok((common, Place::Cluster(cluster), vec![guard]))
 }
 
-/// Refuses a pool that was begun with another number of partitions.
-fn same_number(layout: &CompactLayout, kept: u16) -> Result<()> {
-    if kept == layout.partitions {
-        return Ok(());
+impl CompactLayout {
+    /// The key that has the number of partitions.
+    pub fn pool_key(&self) -> String {
+        Partitions::new(&self.prefix, self.partitions).pool_key()
     }
-    Err(Error::from(Fault::refused(format!(
-        "Partitions is {}, and the pool with the prefix {} has {kept}: set it to {kept}; to change it, move the pool to \
-         another one with MigrateTo",
-        layout.partitions, layout.prefix
-    ))))
+
+    /// The same in a cluster, where it is in several slots: slot, key.
+    pub fn pool_keys(&self) -> Vec<(u16, String)> {
+        Partitions::new(&self.prefix, self.partitions).pool_keys()
+    }
+
+    /// Whether the pool has as many partitions as it is said to have.
+    pub fn fits(&self, kept: u16) -> Outcome<()> {
+        if kept == self.partitions {
+            return Ok(());
+        }
+        Err(Fault::refused(format!(
+            "Partitions is {}, and the pool with the prefix {} has {kept}: set it to {kept}; to change it, move the pool \
+             to another one with MigrateTo",
+            self.partitions, self.prefix
+        )))
+    }
 }
 
 impl CompactEngine {
@@ -186,6 +199,8 @@ impl CompactEngine {
             dues: Dues::new(partitions.count()),
             publishes: Callers::new(partitions.count()),
             acks: Callers::new(partitions.count()),
+            steps: Callers::new(partitions.count()),
+            has_schedules: AtomicBool::new(false),
             partitions,
             buckets: Buckets::default(),
             pauses_end: Mutex::default(),
@@ -338,6 +353,18 @@ impl Engine for CompactEngine {
 
     async fn set_quotas(&self, quotas: &Quotas) -> Result<()> {
         self.open()?.set_quotas(quotas).await
+    }
+
+    async fn step_schedule(&self, step: ScheduleStep) -> Result<Stepped> {
+        self.open()?.step_schedule(step).await
+    }
+
+    async fn list_schedules(&self, namespace: &Namespace, list: ScheduleList) -> Result<SchedulePage> {
+        self.open()?.list_schedules(namespace, &list).await
+    }
+
+    async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        self.open()?.due_schedules(list).await
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

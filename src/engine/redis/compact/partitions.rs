@@ -46,7 +46,13 @@ impl Partitions {
         format!("{}{{pool}}partitions", self.prefix)
     }
 
-    /// The same in a cluster, where it is kept in several slots, so that one node is enough to tell: slot, key.
+    /// Whether there ever was a schedule. In the slot of the first partition.
+    pub fn schedules_key(&self) -> String {
+        format!("{}schedules", self.base(0))
+    }
+
+    /// The number of partitions in a cluster, where it is kept in several slots, so that one node is enough to tell:
+    /// slot, key.
     pub fn pool_keys(&self) -> Vec<(u16, String)> {
         let key = |tag: String| (slot_of(&tag), format!("{}{{{tag}}}partitions", self.prefix));
         tags(POOL_KEYS).into_iter().map(key).collect()

@@ -11,6 +11,9 @@ macro_rules! part {
     (line $text:literal) => {
         concat!($text, "\n")
     };
+    (shared $name:literal) => {
+        include_str!(concat!("../../../../lua/", $name, ".lua"))
+    };
 }
 
 macro_rules! scripts {
@@ -67,4 +70,12 @@ scripts! {
     sum: file "queue" file "pieces";
     touch: file "queue" file "value" file "job" file "change";
     unstage:;
+    step_schedule: file "queue" file "value" file "horizon"
+        line "local function jobs()" file "job" file "change" file "view"
+        line "return find, remove, free_key, state_of, details_of end"
+        line "local function pieces()" file "pieces" line "return add_name end"
+        line "local function publish(ARGV)" file "publish" line "end" shared "schedules";
+    read_schedules: shared "schedules";
+    due_schedules: shared "schedules";
+    name_schedule:;
 }

@@ -11,9 +11,10 @@ use tokio_util::sync::DropGuard;
 
 use super::fault::{Fault, Outcome};
 pub use super::open::{Connection, OnPush};
-use super::open::{Ends, HostPort, Opener};
+use super::open::{Ends, HostPort, Login, Opener};
 use super::sentinel::{Master, Sentinels};
 use crate::process::tasks::{Failure, Tasks};
+use crate::tls::ClientTls;
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -21,17 +22,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a Redis is. `Debug` shows no password.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct RedisAddress {
     /// `host:port`: the Redis, or with `master_name` its Sentinels, or with `cluster` some nodes.
     pub addrs: Vec<String>,
     /// They are nodes of a cluster, which tell of the others.
     pub cluster: bool,
+    /// The user of its access list.
+    pub username: Option<String>,
     pub password: Option<String>,
     pub db: i64,
     /// The name that the Sentinels know the Redis by.
     pub master_name: Option<String>,
+    pub sentinel_username: Option<String>,
     pub sentinel_password: Option<String>,
+    /// Speak TLS with it, and with its Sentinels.
+    pub tls: Option<ClientTls>,
 }
 
 impl fmt::Debug for RedisAddress {
@@ -40,10 +46,13 @@ impl fmt::Debug for RedisAddress {
         f.debug_struct("RedisAddress")
             .field("addrs", &self.addrs)
             .field("cluster", &self.cluster)
+            .field("username", &self.username)
             .field("password", &hidden(&self.password))
             .field("db", &self.db)
             .field("master_name", &self.master_name)
+            .field("sentinel_username", &self.sentinel_username)
             .field("sentinel_password", &hidden(&self.sentinel_password))
+            .field("tls", &self.tls)
             .finish()
     }
 }
@@ -83,7 +92,8 @@ impl Connector {
         let route = match &address.master_name {
             Some(_) if addrs.is_empty() => return Err(Fault::refused("no Sentinel has an address")),
             Some(master) => {
-                let login = login(&address.sentinel_password);
+                let login = login(&address.sentinel_username, &address.sentinel_password);
+                let login = Login { login, tls: address.tls.clone() };
                 Route::Sentinel(Sentinels::follow(master, addrs, login, retry.clone(), &tasks))
             }
             None => {
@@ -93,7 +103,8 @@ impl Connector {
                 Route::Direct(addr, Ends::default())
             }
         };
-        let login = login(&address.password).set_db(address.db);
+        let login = login(&address.username, &address.password).set_db(address.db);
+        let login = Login { login, tls: address.tls.clone() };
         let opener = Opener::new(login, CONNECT_TIMEOUT, RESPONSE_TIMEOUT, tasks.clone());
         let stop = tasks.stopping().clone().drop_guard();
         Ok(Connector { route, opener, label, retry, tasks, _stop: stop })
@@ -174,8 +185,12 @@ impl Connector {
     }
 }
 
-fn login(password: &Option<String>) -> RedisConnectionInfo {
+fn login(username: &Option<String>, password: &Option<String>) -> RedisConnectionInfo {
     let login = RedisConnectionInfo::default().set_lib_name("dormouse", env!("CARGO_PKG_VERSION"));
+    let login = match username {
+        Some(username) => login.set_username(username),
+        None => login,
+    };
     match password {
         Some(password) => login.set_password(password),
         None => login,
@@ -192,9 +207,9 @@ mod tests {
             addrs: vec!["127.0.0.1:1".into()],
             cluster: false,
             password: Some("hunter2".into()),
-            db: 0,
             master_name: Some("m".into()),
             sentinel_password: Some("hunter3".into()),
+            ..RedisAddress::default()
         };
         let connector = Connector::new(&address).expect("a good address");
         let shown = format!("{address:?} {connector:?}");

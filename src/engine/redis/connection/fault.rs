@@ -129,6 +129,10 @@ impl From<RedisError> for Fault {
         };
         let text = match (e.kind(), code) {
             (ErrorKind::AuthenticationFailed, _) => "the password was refused".to_owned(),
+            // Of a handshake: the detail says which.
+            (ErrorKind::InvalidClientConfig, _) => {
+                one_line(&format!("TLS: {}", e.detail().unwrap_or_default()))
+            }
             (_, "") => one_line(&e.to_string()),
             (_, LATE) => "the Redis came to the call too late, and did nothing".to_owned(),
             (_, code) => one_line(&format!("{code} {detail}")),

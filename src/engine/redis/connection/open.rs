@@ -14,10 +14,12 @@ use redis::{
 };
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{sleep, timeout};
+use tokio_util::either::Either;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::fault::{Fault, Outcome};
 use crate::process::tasks::Tasks;
+use crate::tls::{ClientTls, is_refusal};
 
 /// How long the calls that are under way may take to be answered, once a connection is to be left. A script takes
 /// a few milliseconds at most. A Sentinel says at least 50 ms before it promotes a replica that it will.
@@ -73,10 +75,17 @@ pub struct Ends {
     pub cut: CancellationToken,
 }
 
+/// Who we are to a server, and how we speak with it.
+#[derive(Clone, Debug, Default)]
+pub struct Login {
+    pub login: RedisConnectionInfo,
+    pub tls: Option<ClientTls>,
+}
+
 /// Opens connections with the same login.
 #[derive(Debug)]
 pub struct Opener {
-    login: RedisConnectionInfo,
+    login: Login,
     /// How long an answer may take.
     response_timeout: Duration,
     /// How long it may take until a connection can be used.
@@ -116,12 +125,7 @@ impl Connection {
 
 impl Opener {
     /// Opens nothing yet. `tasks` has the task of each connection.
-    pub fn new(
-        login: RedisConnectionInfo,
-        connect_timeout: Duration,
-        response_timeout: Duration,
-        tasks: Tasks,
-    ) -> Opener {
+    pub fn new(login: Login, connect_timeout: Duration, response_timeout: Duration, tasks: Tasks) -> Opener {
         Opener { login, response_timeout, connect_timeout, resp2: AtomicBool::new(false), tasks }
     }
 
@@ -159,9 +163,19 @@ impl Opener {
                 Ok::<(), ()>(())
             });
         }
-        let login = self.login.clone().set_protocol(protocol);
+        let login = self.login.login.clone().set_protocol(protocol);
         let stream = self.reach(to).await?;
-        let (redis, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+        let (redis, driver) = match &self.login.tls {
+            None => {
+                let (redis, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+                (redis, Either::Left(driver))
+            }
+            Some(tls) => {
+                let stream = tls.connect(&to.host, stream).await.map_err(not_trusted)?;
+                let (redis, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+                (redis, Either::Right(driver))
+            }
+        };
         let (lost, closed) = (ends.leave.child_token(), CancellationToken::new());
         let open = Arc::new(closed.clone().drop_guard());
         let (ends, breaks) = (ends.clone(), lost.clone());
@@ -195,6 +209,14 @@ impl Opener {
         }
         Err(RedisError::from(last))
     }
+}
+
+/// What an error of a handshake means: a server that shows another certificate, or speaks no TLS, does so later too.
+fn not_trusted(error: io::Error) -> RedisError {
+    if is_refusal(&error) {
+        return RedisError::from((ErrorKind::InvalidClientConfig, "TLS", error.to_string()));
+    }
+    error.into()
 }
 
 /// Whether the server has no HELLO: it is too old, or somebody has taken the command away. The client knows only

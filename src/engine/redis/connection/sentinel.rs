@@ -19,14 +19,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{PushInfo, PushKind, RedisConnectionInfo, Value};
+use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
 use super::fault::{Fault, Outcome};
 pub use super::master::Master;
 use super::master::{Lookup, MasterChoice, Named};
-use super::open::{Connection, Ends, HostPort, Opener};
+use super::open::{Connection, Ends, HostPort, Login, Opener};
 use super::reconnect::{Reconnect, stay_connected};
 use crate::process::tasks::Tasks;
 
@@ -50,7 +50,7 @@ impl Sentinels {
     pub fn follow(
         name: &str,
         addresses: Vec<HostPort>,
-        login: RedisConnectionInfo,
+        login: Login,
         retry: watch::Sender<()>,
         tasks: &Tasks,
     ) -> Sentinels {

@@ -4,6 +4,7 @@
 //! time, so they never change. Knows no connection. (Keys of tokens and limits are made in admin/redis.rs.)
 
 use crate::clock::Micros;
+use crate::engine::ScheduleId;
 use crate::engine::redis::link::ReadyLists;
 use crate::job::JobId;
 use crate::name::{IdempotencyKey, JobKey, Namespace, Queue};
@@ -18,6 +19,12 @@ pub const DROPPED: &str = "dormouse/dropped";
 pub const USED: &str = "dormouse/used";
 /// Who counts what they have.
 pub const USED_TURN: &str = "dormouse/used/turn";
+/// Hash of how many schedules are in each state, and the highest revision of a deleted one.
+pub const SCHEDULES: &str = "dormouse/schedules";
+/// Sorted set of the schedules, as `namespace/name`: when they are due.
+pub const DUE: &str = "dormouse/due";
+/// What the keys of schedules begin with, for scripts that put `namespace/name` behind it.
+pub const SCHEDULE_BASE: &str = "dormouse/schedule/";
 /// A key that nobody makes: the empty write of a health check goes there and leaves nothing.
 pub const CHECK: &str = "dormouse/check";
 /// Hash of the paused queues, as `namespace/queue`: until when, in milliseconds, or 0. The field without a name changes
@@ -87,6 +94,21 @@ pub fn once(queue: &Queue, key: &IdempotencyKey) -> Vec<u8> {
     let mut bytes = format!("dormouse/once/{}/{}/", queue.namespace, queue.name).into_bytes();
     bytes.extend(key.as_bytes());
     bytes
+}
+
+/// Hash of a schedule.
+pub fn schedule(id: &ScheduleId) -> String {
+    format!("{SCHEDULE_BASE}{id}")
+}
+
+/// What the keys of a namespace's schedules begin with: scripts put the name behind it.
+pub fn schedule_prefix(namespace: &Namespace) -> String {
+    format!("{SCHEDULE_BASE}{namespace}/")
+}
+
+/// Sorted set of the names of a namespace's schedules, all with the score 0.
+pub fn schedules_of(namespace: &Namespace) -> String {
+    format!("{SCHEDULES}/{namespace}")
 }
 
 /// Sorted set of the queues in [`queues_of`], all with the score 0: in the order of their names.

@@ -55,6 +55,9 @@ pub struct Scripts {
     pub recount: Script,
     pub recounted: Script,
     pub put_quota: Script,
+    pub step_schedule: Script,
+    pub list_schedules: Script,
+    pub due_schedules: Script,
     pub push_swap: Script,
     pub push_lease: Script,
     pub push_report: Script,
@@ -81,18 +84,24 @@ macro_rules! with_clock {
 /// The same for a script that stores or deletes jobs: while it [counts](Scripts::count), lua/quotas.lua stands around
 /// it.
 macro_rules! counted {
-    ($($name:literal),+) => {
-        Script::new(concat!(
-            include_str!("../../../../lua/clock.lua"),
-            $(include_str!(concat!("../../../../lua/", $name, ".lua"))),+
-        ))
-        .counting(concat!(
+    ($($part:tt),+) => {
+        Script::new(concat!(include_str!("../../../../lua/clock.lua"), $(part!($part)),+)).counting(concat!(
             include_str!("../../../../lua/clock.lua"),
             include_str!("../../../../lua/quotas.lua"),
             "local function script()\n",
-            $(include_str!(concat!("../../../../lua/", $name, ".lua")),)+
+            $(part!($part),)+
             "\nend\nlocal answer = script()\nsettle()\nreturn answer\n"
         ))
+    };
+}
+
+/// A part of a script: a file; or, in brackets, one as the function of that name, which takes keys and arguments.
+macro_rules! part {
+    ($name:literal) => {
+        include_str!(concat!("../../../../lua/", $name, ".lua"))
+    };
+    ([$function:ident $name:literal]) => {
+        concat!("local function ", stringify!($function), "(KEYS, ARGV)\n", part!($name), "\nend\n")
     };
 }
 
@@ -102,6 +111,17 @@ macro_rules! with_details {
         Script::new(concat!(
             include_str!("../../../../lua/clock.lua"),
             include_str!("../../../../lua/details.lua"),
+            include_str!(concat!("../../../../lua/", $name, ".lua"))
+        ))
+    };
+}
+
+/// The same for a script of schedules: lua/schedules.lua is put before it too.
+macro_rules! with_schedules {
+    ($name:literal) => {
+        Script::new(concat!(
+            include_str!("../../../../lua/clock.lua"),
+            include_str!("../../../../lua/schedules.lua"),
             include_str!(concat!("../../../../lua/", $name, ".lua"))
         ))
     };
@@ -140,6 +160,9 @@ impl Default for Scripts {
             recount: with_clock!("recount"),
             recounted: with_clock!("recounted"),
             put_quota: without_clock!("put_quota"),
+            step_schedule: counted!("forget", "details", [publish "publish_with"], "schedules", "step_schedule"),
+            list_schedules: with_schedules!("list_schedules"),
+            due_schedules: with_schedules!("due_schedules"),
             push_swap: without_clock!("push_swap"),
             push_lease: without_clock!("push_lease"),
             push_report: without_clock!("push_report"),
@@ -150,7 +173,7 @@ impl Default for Scripts {
 impl Scripts {
     /// Whether what stores or deletes jobs counts them.
     pub fn count(&self, counts: bool) {
-        let publishes = [&self.stage, &self.publish, &self.publish_with];
+        let publishes = [&self.stage, &self.publish, &self.publish_with, &self.step_schedule];
         let deletes = [&self.cancel_key, &self.ack, &self.ack_many, &self.destroy, &self.delete_dead];
         for script in publishes.into_iter().chain(deletes) {
             script.counts.store(counts, Ordering::Relaxed);

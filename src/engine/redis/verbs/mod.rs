@@ -19,4 +19,5 @@ pub mod publish;
 pub mod pump;
 pub mod quotas;
 pub mod respawn_jobs;
+pub mod schedules;
 pub mod stats;

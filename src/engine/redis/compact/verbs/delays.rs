@@ -5,11 +5,11 @@ use tokio::time::{Instant, sleep};
 
 use super::super::core::{CompactCore, Lane};
 use super::super::partitions::Partition;
-use super::super::together;
 use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, DelayedOf, Delays, Rests};
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::verbs::delays::add;
+use crate::engine::together;
 use crate::error::Result;
 
 /// How many timers, and how many buckets of up to 120 jobs, one script call reads: a millisecond or two of the Redis.

@@ -13,3 +13,4 @@ mod publish;
 mod pump;
 mod queues;
 pub mod quotas;
+pub mod schedules;

@@ -14,6 +14,7 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
+use super::super::steps::Room;
 use crate::clock::Micros;
 use crate::engine::batch::{self, Call};
 use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
@@ -32,11 +33,8 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef};
 use crate::name::Queue;
 
-/// What a publication may add to what its namespace has, or has added: jobs, bytes, queues.
-pub type Room = [i64; 3];
-
 /// What became of a call that comes alone.
-enum Answer {
+pub enum Answer {
     Done(Vec<Placed>, Room),
     Unchanged(Published),
     Taken,
@@ -49,8 +47,8 @@ enum Answer {
 /// Forgets jobs of an answer that came too late.
 type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The value that is stored, and whether that is done before.
-type Stored = (Bytes, bool);
+/// The value that is stored, and whether it was stored before.
+pub type Stored = (Bytes, bool);
 
 /// The values of a call. Large ones of a call that is too large for one script call are stored before.
 fn encode(call: &Publication) -> Result<Vec<Stored>> {
@@ -468,7 +466,7 @@ impl CompactCore {
     }
 
     /// A call of one publication of any kind.
-    fn special_step(
+    pub fn special_step(
         &self,
         home: Partition,
         call: &Publication,
@@ -560,7 +558,7 @@ fn number_of(queues: &[&Queue], queue: &Queue) -> usize {
 }
 
 /// An id of any store: whether it is versioned, and its bytes.
-fn raw(id: &JobId) -> [u8; 17] {
+pub fn raw(id: &JobId) -> [u8; 17] {
     let mut raw = [0; 17];
     raw[0] = u8::from(id.is_versioned());
     raw[1..].copy_from_slice(&id.to_bytes());
@@ -568,7 +566,11 @@ fn raw(id: &JobId) -> [u8; 17] {
 }
 
 /// What the script answers to a call that comes alone. And when each job is due, in microseconds.
-fn read_answer(home: Partition, jobs: usize, reply: Value) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
+pub fn read_answer(
+    home: Partition,
+    jobs: usize,
+    reply: Value,
+) -> Outcome<(Micros, Answer, Vec<Option<Micros>>)> {
     let reply: Vec<Value> = redis::from_redis_value(reply)?;
     let [now, what, rest @ ..] = &reply[..] else { return Err(unreadable()) };
     let room = |of: &[Value]| -> Outcome<Room> {
@@ -611,7 +613,7 @@ pub fn read_replay(home: Partition, bytes: &[u8]) -> Option<Published> {
 }
 
 /// What became of each job, as the script writes it.
-fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
+pub fn read_placed(home: Partition, mut bytes: &[u8]) -> Option<Vec<(Placed, Option<Micros>)>> {
     fn id(home: Partition, bytes: &mut &[u8]) -> Option<JobId> {
         let (length, rest) = bytes.split_first()?;
         let (told, rest) = rest.split_at_checked(usize::from(*length))?;

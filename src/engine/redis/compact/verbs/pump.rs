@@ -9,10 +9,10 @@ use tokio::time::timeout;
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::dues::LONGEST_PAUSE;
 use super::super::partitions::Partition;
-use super::super::together;
 use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::keys::queue_of_group;
+use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::name::Namespace;
 

@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-pub use self::script::read_placed;
 use self::script::{ScriptAnswer, Stored, placed_plain, read_keyed, read_plain};
-pub use self::script::{jobs_of, unreadable};
+pub use self::script::{Step, answer_of_publish, jobs_of, read_placed, unreadable};
 use crate::clock::{Micros, Millis};
 use crate::engine::batch::{Call, Reply};
 use crate::engine::redis::batches::{Plain, bytes_of};

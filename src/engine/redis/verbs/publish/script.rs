@@ -12,7 +12,7 @@ use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::scripts::Script;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::{keys, value};
-use crate::engine::redis::reply::{id_taken, over_quota, read};
+use crate::engine::redis::reply::{id_taken, over_quota, read, wrong_type};
 use crate::engine::{How, OnConflict, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef, NewJob};
@@ -287,6 +287,17 @@ pub fn read_keyed(reply: Value) -> Outcome<(Micros, ScriptAnswer)> {
         _ => return Err(unreadable()),
     };
     Ok((read(now)?, answer))
+}
+
+/// What a publication that has stored nothing is answered, by the words of lua/publish_with.lua.
+pub fn answer_of_publish(what: &str, rest: &[Value]) -> Outcome<Result<Published>> {
+    let reply = [&[Value::Int(0), Value::SimpleString(what.into())][..], rest].concat();
+    match read_keyed(Value::Array(reply))?.1 {
+        ScriptAnswer::Unchanged(published) => Ok(Ok(published)),
+        ScriptAnswer::Stored { mut refused, .. } => Ok(Err(refused.remove(&0).ok_or_else(unreadable)?)),
+        ScriptAnswer::WrongType => Ok(Err(wrong_type())),
+        ScriptAnswer::Ended | ScriptAnswer::SetAside(_) => Err(unreadable()),
+    }
 }
 
 /// What became of each job, from the lines that lua/publish_with.lua writes.

@@ -1,6 +1,7 @@
-//! Times as the routes that lmstfy does not have read and write them: seconds with up to three decimals, and instants.
-//! To the millisecond, without floating point. Knows no clock.
+//! Times as people read and write them, on the routes that lmstfy does not have: seconds with up to three decimals, and
+//! instants. To the millisecond, without floating point. Knows no clock, and no HTTP.
 
+use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -59,13 +60,17 @@ fn digits(text: &str) -> Option<u64> {
 #[derive(Clone, Copy, Debug)]
 pub struct Instant(pub Millis);
 
+impl fmt::Display for Instant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = i64::try_from(self.0.min(LAST)).unwrap_or(0); // it fits: `LAST` does
+        write!(f, "{:.3}", Timestamp::from_millisecond(millis).unwrap_or(Timestamp::UNIX_EPOCH))
+    }
+}
+
+/// As its text.
 impl Serialize for Instant {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let millis = i64::try_from(self.0.min(LAST)).unwrap_or(0); // it fits: `LAST` does
-        match Timestamp::from_millisecond(millis) {
-            Ok(time) => s.collect_str(&format_args!("{time:.3}")),
-            Err(_) => s.serialize_none(), // only beyond `LAST`
-        }
+        s.collect_str(self)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Waits for several answers at the same time: those of several partitions.
+//! Waits for several answers at the same time: those of several partitions, or to several calls of an engine.
 
 use std::future::poll_fn;
 use std::pin::Pin;

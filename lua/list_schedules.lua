@@ -1,0 +1,22 @@
+-- Reads a page of a namespace's schedules, by name, or one.
+-- KEYS    sorted set of the names in the namespace
+-- ARGV    what the keys of their hashes begin with, where to begin and to end (as ZRANGEBYLEX takes them), how many at most,
+--         1 = with bodies, after how many bytes of bodies the page ends
+-- returns {now, 1 if there are more, per schedule its row: name, revision, step, state, next, queue, text, progress, landed,
+--         where it moves to, body}
+-- bound   100 schedules, and the bytes that were asked for beyond which the next one goes (the caller's)
+local most, bytes, bodies = tonumber(ARGV[4]), 0, ARGV[5] == '1'
+local names = call('ZRANGEBYLEX', KEYS[1], ARGV[2], ARGV[3], 'LIMIT', 0, most + 1)
+local answer = {now, #names > most and 1 or 0}
+for i = 1, math.min(#names, most) do
+  if bytes > tonumber(ARGV[6]) then
+    answer[2] = 1
+    break
+  end
+  local row = row_of(ARGV[1] .. names[i], names[i], bodies)
+  if row then
+    bytes = bytes + #(row[11] or '')
+    answer[#answer + 1] = row
+  end
+end
+return answer

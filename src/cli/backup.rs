@@ -1,0 +1,100 @@
+//! `dormouse backup`: takes a copy of a pool from a server's admin port, as a directory or as a tar.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::client::{ApiClient, HttpCall};
+use super::program::{CommandError, Result, admin_url, print_line};
+use super::push;
+
+/// The file that says that a directory is a whole pool. It comes last.
+const MARK: &str = "dormouse";
+
+/// Take a copy of a pool on disk while its server runs, from the admin port
+///
+/// The copy opens as after a power cut: nothing that was answered before this command is missing, tokens are in it.
+/// The admin port is at DORMOUSE_ADMIN [default: http://127.0.0.1:7778]; DORMOUSE_ADMIN_AUTH=user:password if it asks.
+#[derive(Args)]
+pub struct BackupArgs {
+    /// The pool [default: default]
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
+    /// The directory to make, or - for a tar on standard output
+    #[arg(value_name = "DIR|-")]
+    to: PathBuf,
+}
+
+/// Does what the command line says.
+pub fn backup(BackupArgs { pool, to }: BackupArgs) -> Result<()> {
+    let is_tar = to == Path::new("-");
+    if is_tar && io::stdout().is_terminal() {
+        return Err(CommandError::Usage("a tar is nothing for a terminal: send it to a file".to_owned()));
+    }
+    let part = part_of(&to);
+    for path in [&to, &part].into_iter().filter(|_| !is_tar) {
+        if path.symlink_metadata().is_ok() {
+            return Err(CommandError::Usage(format!("{} is there already", path.display())));
+        }
+    }
+    let client = ApiClient::new(&admin_url(None)?, push::login()?)?;
+    let mut tar = client.read(HttpCall::get().to("backup").with([("pool", pool)]))?;
+    let failed = |error: io::Error| CommandError::NotDone(format!("the backup is not whole: {error}"));
+    if is_tar {
+        return io::copy(&mut tar, &mut io::stdout().lock()).map(drop).map_err(failed);
+    }
+    let done = unpack(&mut tar, &part).and_then(|found| {
+        fs::rename(&part, &to)?;
+        sync(to.parent().unwrap_or(Path::new("")))?;
+        Ok(found)
+    });
+    if done.is_err() {
+        // Nothing is left of it.
+        let _ = fs::remove_dir_all(&part);
+    }
+    let (files, bytes) = done.map_err(failed)?;
+    print_line(&format!("{files} files with {bytes} bytes are in {}", to.display()));
+    Ok(())
+}
+
+/// What a directory is called until it is whole.
+fn part_of(to: &Path) -> PathBuf {
+    let mut part = to.as_os_str().to_owned();
+    part.push(".part");
+    part.into()
+}
+
+/// Makes the directory out of a tar, synced. Answers how many files and bytes it has.
+fn unpack(tar: &mut impl Read, to: &Path) -> io::Result<(u64, u64)> {
+    DirBuilder::new().mode(0o700).create(to)?;
+    let (mut files, mut bytes, mut whole, mut dirs) = (0, 0, false, vec![to.to_owned()]);
+    let mut archive = tar::Archive::new(&mut *tar);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let is_dir = entry.header().entry_type().is_dir();
+        if !is_dir && !entry.header().entry_type().is_file() || !entry.unpack_in(to)? {
+            return Err(io::Error::other(format!("{} should not be in it", path.display())));
+        }
+        if is_dir {
+            dirs.push(to.join(path));
+            continue;
+        }
+        File::open(to.join(&path))?.sync_all()?;
+        (files, bytes, whole) = (files + 1, bytes + entry.size(), path == Path::new(MARK));
+    }
+    // To its end, which says that nothing broke off.
+    io::copy(tar, &mut io::sink())?;
+    if !whole {
+        return Err(io::Error::other("it ended before its end"));
+    }
+    dirs.iter().rev().try_for_each(|dir| sync(dir))?;
+    Ok((files, bytes))
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    File::open(if dir.as_os_str().is_empty() { Path::new(".") } else { dir })?.sync_all()
+}

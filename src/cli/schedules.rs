@@ -1,0 +1,290 @@
+//! `dormouse queue schedules`: jobs that come again.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use super::client::HttpCall;
+use super::program::{CommandError, Result, given_file, standard_input};
+use super::session::{Output, Session};
+use super::show;
+
+#[derive(Subcommand)]
+pub enum SchedulesCommand {
+    /// The schedules of the namespace, by name. With `-o json` a set that `sync` takes
+    List {
+        /// Only names that begin so
+        #[arg(long, value_name = "TEXT")]
+        prefix: Option<String>,
+        /// Only those whose jobs go to this queue
+        #[arg(long)]
+        queue: Option<String>,
+        /// Only those that are on, paused, ended or broken
+        #[arg(long)]
+        state: Option<String>,
+        /// Show at most so many
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+    },
+    /// What is set, what comes next, and what became of the last occurrences
+    Show { name: String },
+    /// Set a schedule. What is not given is at its default
+    Set(Box<Setting>),
+    /// Forget a schedule. Its jobs stay
+    Delete { name: String },
+    /// Place nothing, until it is resumed
+    Pause {
+        name: String,
+        /// Seconds after which it is resumed by itself
+        #[arg(long = "for", value_name = "SECONDS")]
+        time: Option<String>,
+    },
+    /// End a pause. What was due meanwhile is not caught up
+    Resume { name: String },
+    /// Place one job now, beside those that come by themselves
+    Run {
+        name: String,
+        /// A past instant that the job is for: RFC 3339, or Unix seconds
+        #[arg(long, value_name = "TIME")]
+        at: Option<String>,
+    },
+    /// When an expression or an interval would be due. Stores nothing
+    Preview(Preview),
+    /// Make the server's schedules those of a file: {"schedules": [{"name": "..", ..}]}
+    Sync {
+        /// The file; - is standard input
+        file: PathBuf,
+        /// Delete the schedules that the file does not name
+        #[arg(long)]
+        prune: bool,
+        /// Only names that begin so are in the file, and only such are deleted
+        #[arg(long, value_name = "TEXT")]
+        prefix: Option<String>,
+        /// Change nothing; exit with 1 if there are differences
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// When there are occurrences.
+#[derive(Args)]
+#[group(multiple = false)]
+struct Rule {
+    /// Minute, hour, day, month and weekday, as '30 2 * * *'; or six with the second first
+    #[arg(long, value_name = "EXPRESSION")]
+    cron: Option<String>,
+    /// Seconds between two
+    #[arg(long, value_name = "SECONDS")]
+    every: Option<String>,
+}
+
+#[derive(Args)]
+struct Bounds {
+    /// The time zone of --cron, as Europe/Berlin [default: UTC]
+    #[arg(long)]
+    zone: Option<String>,
+    /// None before: RFC 3339, or Unix seconds
+    #[arg(long, value_name = "TIME")]
+    start: Option<String>,
+    /// None after
+    #[arg(long, value_name = "TIME")]
+    end: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Preview {
+    #[command(flatten)]
+    rule: Rule,
+    #[command(flatten)]
+    bounds: Bounds,
+    /// Only what comes after it [default: now]
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// How many [default: 5]
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    count: Option<String>,
+    // Stands here in place of the option of all commands, whose -n is another one.
+    /// The namespace whose token is used
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Setting {
+    name: String,
+    /// Where its jobs go; without it the whole setting is read from standard input, as JSON
+    queue: Option<String>,
+    /// The body of its jobs
+    #[arg(requires = "queue")]
+    body: Option<String>,
+    #[command(flatten)]
+    rule: Rule,
+    #[command(flatten)]
+    bounds: Bounds,
+    /// An attribute of its jobs, as name=value; may be repeated
+    #[arg(long = "attribute", value_name = "NAME=VALUE", requires = "queue")]
+    attributes: Vec<String>,
+    /// How many times each job may be handed out
+    #[arg(long, value_name = "COUNT", requires = "queue")]
+    tries: Option<String>,
+    /// Seconds until each job disappears; 0 is forever
+    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    ttl: Option<String>,
+    /// When an earlier job still lives: allow, skip or replace
+    #[arg(long, value_name = "WHAT", requires = "queue")]
+    overlap: Option<String>,
+    /// The key of its jobs, with skip and replace
+    #[arg(long, requires = "queue")]
+    key: Option<String>,
+    /// Seconds after its due time within which an occurrence is in time
+    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    deadline: Option<String>,
+    /// What becomes of missed ones: none, last or all
+    #[arg(long, value_name = "WHAT", requires = "queue")]
+    catch_up: Option<String>,
+    /// Seconds over which occurrences are spread
+    #[arg(long, value_name = "SECONDS", requires = "queue")]
+    jitter: Option<String>,
+    /// Pause it, or end its pause: true or false [default: as it was]
+    #[arg(long, value_name = "BOOL", requires = "queue")]
+    paused: Option<bool>,
+    /// Only while this revision is in force
+    #[arg(long, value_name = "NUMBER", requires = "queue")]
+    revision: Option<u64>,
+    /// Say what it would do, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Setting {
+    /// The JSON that the server takes.
+    fn json(self) -> Result<Vec<u8>> {
+        let Some(queue) = self.queue else {
+            return match self.rule.cron.is_some() || self.rule.every.is_some() {
+                true => Err(CommandError::Usage("the queue is missing: set NAME QUEUE [BODY]".to_owned())),
+                false => standard_input(),
+            };
+        };
+        let text = |text: Option<String>| text.map(Value::from);
+        // What is no number the server refuses, and says what it takes.
+        let number = |text: Option<String>| {
+            let number = |text: &str| serde_json::from_str(text).ok().filter(Value::is_number);
+            text.map(|text| number(&text).unwrap_or(Value::String(text)))
+        };
+        let attributes = attributes(&self.attributes)?;
+        let given = [
+            ("queue", Some(json!(queue))),
+            ("text", text(self.body)),
+            ("cron", text(self.rule.cron)),
+            ("every", number(self.rule.every)),
+            ("zone", text(self.bounds.zone)),
+            ("start", text(self.bounds.start)),
+            ("end", text(self.bounds.end)),
+            ("attributes", (!attributes.is_empty()).then(|| attributes.into())),
+            ("tries", number(self.tries)),
+            ("ttl", number(self.ttl)),
+            ("overlap", text(self.overlap)),
+            ("key", text(self.key)),
+            ("deadline", number(self.deadline)),
+            ("catch_up", text(self.catch_up)),
+            ("jitter", number(self.jitter)),
+            ("paused", self.paused.map(Value::from)),
+            ("revision", self.revision.map(Value::from)),
+        ];
+        let setting = given.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?)));
+        Ok(Value::Object(setting.collect()).to_string().into_bytes())
+    }
+}
+
+fn attributes(given: &[String]) -> Result<Map<String, Value>> {
+    let pair = |attribute: &String| {
+        let pair = attribute.split_once('=').map(|(name, value)| (name.to_owned(), json!(value)));
+        pair.ok_or_else(|| CommandError::Usage(format!("an attribute is like name=value, not {attribute:?}")))
+    };
+    given.iter().map(pair).collect()
+}
+
+fn flag(given: bool) -> Option<String> {
+    given.then(|| "1".to_owned())
+}
+
+impl SchedulesCommand {
+    pub fn run(self, session: &Session) -> Result<()> {
+        use SchedulesCommand as Command;
+        let all = || HttpCall::get().to("api").to(&session.namespace).to("_schedules");
+        match self {
+            Command::List { prefix, queue, state, limit } => {
+                // With the bodies JSON is a set that `sync` takes.
+                let data = flag(session.output == Output::Json);
+                let call =
+                    all().with([("prefix", prefix), ("queue", queue), ("state", state), ("data", data)]);
+                let schedules = session.pages(&call, "schedules", limit.unwrap_or(usize::MAX))?;
+                session.show(&json!({ "schedules": schedules }), || show::schedules(&schedules));
+                Ok(())
+            }
+            Command::Show { name } => {
+                let schedule = session.client.json(all().to(&name))?;
+                session.show(&schedule, || show::schedule(&schedule));
+                Ok(())
+            }
+            Command::Set(setting) => {
+                let call = all().to(&setting.name).with([("dry_run", flag(setting.dry_run))]);
+                let answer = session.client.json(call.put_body(setting.json()?))?;
+                session.show(&answer, || show::schedule(&answer));
+                Ok(())
+            }
+            Command::Delete { name } => {
+                session.client.send(all().to(&name).delete())?;
+                let done = json!({"msg": "deleted"});
+                session.show(&done, || show::fields(&done));
+                Ok(())
+            }
+            Command::Pause { name, time } => {
+                session.answer(all().to(&name).to("pause").post("").with([("for", time)]))
+            }
+            Command::Resume { name } => session.answer(all().to(&name).to("resume").post("")),
+            Command::Run { name, at } => {
+                session.answer(all().to(&name).to("run").post("").with([("at", at)]))
+            }
+            Command::Preview(preview) => preview.run(session),
+            Command::Sync { file, prune, prefix, dry_run } => {
+                let query = [("prune", flag(prune)), ("prefix", prefix), ("dry_run", flag(dry_run))];
+                sync(session, all().with(query), &file)
+            }
+        }
+    }
+}
+
+impl Preview {
+    fn run(self, session: &Session) -> Result<()> {
+        let namespace = self.namespace.as_deref().unwrap_or(&session.namespace);
+        let Bounds { zone, start, end } = self.bounds;
+        let query = [
+            ("cron", self.rule.cron),
+            ("every", self.rule.every),
+            ("zone", zone),
+            ("start", start),
+            ("end", end),
+            ("from", self.from),
+            ("n", self.count),
+        ];
+        let call = HttpCall::get().to("api").to(namespace).to("_schedules").to("_preview");
+        let answer = session.client.json(call.with(query))?;
+        session.show(&answer, || show::instants(&answer["next"]));
+        Ok(())
+    }
+}
+
+/// Sends the whole set. A dry run that finds differences is not done.
+fn sync(session: &Session, call: HttpCall, file: &Path) -> Result<()> {
+    let set = if file == Path::new("-") { standard_input()? } else { given_file(file)? };
+    let answer = session.client.json(call.put_body(set))?;
+    session.show(&answer, || show::differences(&answer));
+    let differences = || ["created", "changed", "removed"].iter().filter_map(|what| answer[what].as_array());
+    match differences().map(Vec::len).sum() {
+        0 => Ok(()),
+        _ if answer["dry_run"] != true => Ok(()),
+        some => Err(CommandError::NotDone(format!("{some} schedules of the server differ from the file"))),
+    }
+}

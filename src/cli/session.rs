@@ -1,0 +1,97 @@
+//! A server as every command of `dormouse queue` has it: its client, the namespace, and how answers are shown. Knows no
+//! command.
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use super::client::{ApiClient, HttpCall};
+use super::program::{CommandError, Result, given, print_line};
+use super::show;
+
+/// How many jobs or queues one page of the server has at most, and how many jobs one request may name.
+pub const PAGE: usize = 100;
+
+/// Which server, which namespace, and how to show what it says.
+#[derive(Args)]
+pub struct ServerArgs {
+    /// The server's public port [default: http://127.0.0.1:7777]
+    #[arg(long, global = true, value_name = "URL")]
+    url: Option<String>,
+    /// The namespace's token; prefer DORMOUSE_TOKEN
+    #[arg(long, global = true)]
+    token: Option<String>,
+    /// The server's admin port, for push [default: http://127.0.0.1:7778]
+    #[arg(long, global = true, value_name = "URL")]
+    admin: Option<String>,
+    /// The namespace of the queues
+    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    namespace: Option<String>,
+    /// A table to read, or the server's JSON
+    #[arg(short = 'o', long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+/// How answers are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+/// A server, a namespace, and how answers are shown.
+pub struct Session {
+    pub client: ApiClient,
+    /// Where the admin port is, if the command line says it.
+    pub admin: Option<String>,
+    pub namespace: String,
+    pub output: Output,
+}
+
+impl Session {
+    pub fn open(args: ServerArgs) -> Result<Session> {
+        let url = given(args.url, "DORMOUSE_URL")?.unwrap_or_else(|| "http://127.0.0.1:7777".to_owned());
+        let token = given(args.token, "DORMOUSE_TOKEN")?;
+        let namespace = given(args.namespace, "DORMOUSE_NAMESPACE")?;
+        let namespace = namespace.ok_or_else(|| {
+            CommandError::Usage("the namespace is missing: give --namespace or DORMOUSE_NAMESPACE".to_owned())
+        })?;
+        let token = token.map(|token| ("X-Token", token));
+        Ok(Session {
+            client: ApiClient::new(&url, token)?,
+            admin: args.admin,
+            namespace,
+            output: args.output,
+        })
+    }
+
+    /// Shows what the server says.
+    pub fn answer(&self, call: HttpCall) -> Result<()> {
+        let answer = self.client.json(call)?;
+        self.show(&answer, || show::fields(&answer));
+        Ok(())
+    }
+
+    pub fn show(&self, json: &Value, table: impl FnOnce() -> String) {
+        match self.output {
+            Output::Table => print_line(&table()),
+            Output::Json => print_line(&json.to_string()),
+        }
+    }
+
+    /// Up to `limit` elements of a list that the server shows in pages.
+    pub fn pages(&self, call: &HttpCall, field: &str, limit: usize) -> Result<Vec<Value>> {
+        let mut all = Vec::new();
+        let mut cursor = None;
+        while all.len() < limit {
+            let most = (limit - all.len()).min(PAGE).to_string();
+            let page = [("limit", Some(most)), ("cursor", cursor)];
+            let mut page = self.client.json(call.clone().with(page))?;
+            all.extend(page[field].as_array_mut().map(std::mem::take).unwrap_or_default());
+            cursor = page["cursor"].as_str().map(str::to_owned);
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(all)
+    }
+}

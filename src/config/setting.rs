@@ -1,0 +1,284 @@
+//! How the value of a key is read: each type says what it takes, and how what is in force is printed. Knows no key.
+
+use std::fmt::{self, Write as _};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use toml::Value;
+
+/// One line that says what to change.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// Where a value was given, for messages: the key or the variable as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The table, as `[Pool.default]`, or nothing at the top; and the key.
+    Key(String, String),
+    Variable(String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Key(table, key) if table.is_empty() => f.write_str(key),
+            Place::Key(table, key) => write!(f, "{table} {key}"),
+            Place::Variable(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A value as it was given. A variable's is a text.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub value: Value,
+    pub place: Place,
+}
+
+impl Given {
+    /// The place and the value, as they would be written. For a value that is no secret.
+    pub fn shown(&self) -> String {
+        match (&self.place, &self.value) {
+            (Place::Variable(name), Value::String(text)) => format!("{name}={}", one_line(text)),
+            (place, value) => format!("{place} = {}", in_toml(value)),
+        }
+    }
+
+    /// The error about a value that may be shown.
+    pub fn wrong(&self, wanted: impl fmt::Display) -> ConfigError {
+        ConfigError(format!("{}: {wanted}", self.shown()))
+    }
+
+    /// The error about a value that may be a secret.
+    pub fn wrong_and_hidden(&self, wanted: impl fmt::Display) -> ConfigError {
+        ConfigError(format!("{}: {wanted}", self.place))
+    }
+
+    /// The error about it. A table or a list may hold a password.
+    pub fn refused(&self, shown: bool, wanted: impl fmt::Display) -> ConfigError {
+        match self.value {
+            Value::Table(_) | Value::Array(_) => self.wrong_and_hidden(wanted),
+            _ if shown => self.wrong(wanted),
+            _ => self.wrong_and_hidden(wanted),
+        }
+    }
+
+    /// A key that is set to the empty text is not set, as in lmstfy.
+    pub fn is_empty(&self) -> bool {
+        self.value.as_str() == Some("")
+    }
+
+    pub fn text(&self) -> Option<String> {
+        match &self.value {
+            Value::String(text) => Some(text.clone()),
+            // A password of digits, without quotes.
+            Value::Integer(number) => Some(number.to_string()),
+            _ => None,
+        }
+    }
+}
+
+/// A text without characters that end a line.
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect()
+}
+
+/// A text as TOML writes it.
+pub fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => {
+                // Writing to a text does not fail.
+                let _ = write!(quoted, "\\u{:04X}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+fn in_toml(value: &Value) -> String {
+    match value {
+        Value::String(text) => quoted(text),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => format!("{number:?}"),
+        Value::Boolean(is) => is.to_string(),
+        Value::Datetime(time) => time.to_string(),
+        Value::Array(_) => "[..]".into(),
+        Value::Table(_) => "{..}".into(),
+    }
+}
+
+/// The type of a key.
+pub trait Setting: Sized {
+    /// Reads a value; of numbers those in `range`. The error says what would do.
+    fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<Self, ConfigError>;
+
+    /// As TOML. `None`: it is not set.
+    fn show(&self) -> Option<String>;
+}
+
+macro_rules! whole_numbers {
+    ($($type:ty),*) => {$(
+        impl Setting for $type {
+            fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<$type, ConfigError> {
+                // TOML has no larger ones than i64.
+                let most = u64::try_from(<$type>::MAX).unwrap_or(u64::MAX).min(i64::MAX as u64);
+                let range = range.unwrap_or(0..=most);
+                let number = match &given.value {
+                    Value::Integer(number) => Some(i128::from(*number)),
+                    Value::String(text) => text.trim().parse().ok(),
+                    _ => None,
+                };
+                let fits = number.and_then(|number| u64::try_from(number).ok()).filter(|n| range.contains(n));
+                fits.and_then(|number| number.try_into().ok()).ok_or_else(|| {
+                    let (least, most) = (range.start(), range.end());
+                    let end = if *most < i64::MAX as u64 { format!("to {most}") } else { "on".into() };
+                    given.refused(true, format!("a whole number from {least} {end} is wanted"))
+                })
+            }
+
+            fn show(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    )*};
+}
+
+whole_numbers!(u16, u32, u64, usize);
+
+/// The number of a Redis database. A text in its place is not shown: it stands beside a password.
+impl Setting for i64 {
+    fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<i64, ConfigError> {
+        match u32::read(given, range) {
+            Ok(number) => Ok(number.into()),
+            Err(error) if matches!(given.value, Value::Integer(_) | Value::Float(_)) => Err(error),
+            Err(_) => Err(given.wrong_and_hidden("a whole number from 0 on is wanted")),
+        }
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Setting for bool {
+    fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<bool, ConfigError> {
+        let said = match &given.value {
+            Value::Boolean(is) => Some(*is),
+            Value::Integer(0) => Some(false),
+            Value::Integer(1) => Some(true),
+            Value::String(text) => match text.to_ascii_lowercase().as_str() {
+                "true" | "1" | "on" | "yes" => Some(true),
+                "false" | "0" | "off" | "no" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        };
+        said.ok_or_else(|| given.refused(true, "true or false is wanted"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+impl Setting for String {
+    fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<String, ConfigError> {
+        given.text().ok_or_else(|| given.refused(true, "a text is wanted"))
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(quoted(self))
+    }
+}
+
+impl Setting for PathBuf {
+    fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<PathBuf, ConfigError> {
+        String::read(given, range).map(PathBuf::from)
+    }
+
+    fn show(&self) -> Option<String> {
+        Some(quoted(&self.display().to_string()))
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    fn read(given: &Given, range: Option<RangeInclusive<u64>>) -> Result<Option<T>, ConfigError> {
+        if given.is_empty() { Ok(None) } else { T::read(given, range).map(Some) }
+    }
+
+    fn show(&self) -> Option<String> {
+        self.as_ref().and_then(Setting::show)
+    }
+}
+
+/// Texts in a list, or in one text with commas between them.
+impl Setting for Vec<String> {
+    fn read(given: &Given, _: Option<RangeInclusive<u64>>) -> Result<Vec<String>, ConfigError> {
+        let wrong = || given.refused(true, "a list of texts is wanted");
+        match &given.value {
+            Value::String(text) => Ok(text
+                .split(',')
+                .map(str::trim)
+                .filter(|entry| !entry.is_empty())
+                .map(str::to_owned)
+                .collect()),
+            Value::Array(list) => list
+                .iter()
+                .map(|entry| entry.as_str().map(str::to_owned))
+                .collect::<Option<_>>()
+                .ok_or_else(wrong),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn show(&self) -> Option<String> {
+        let entries: Vec<String> = self.iter().map(|entry| quoted(entry)).collect();
+        Some(format!("[{}]", entries.join(", ")))
+    }
+}
+
+/// Reads one of several words, in any case.
+pub fn one_of<T: Copy>(given: &Given, words: &[(&str, T)]) -> Result<T, ConfigError> {
+    let said = given.value.as_str().unwrap_or("\n");
+    match words.iter().find(|(word, _)| word.eq_ignore_ascii_case(said)) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let words: Vec<String> =
+                words.iter().filter(|(word, _)| !word.is_empty()).map(|(word, _)| quoted(word)).collect();
+            let (last, others) = words.split_last().expect("an enum has values");
+            Err(given.refused(true, format!("{} or {last} is wanted", others.join(", "))))
+        }
+    }
+}
+
+/// The tables of the configuration are read by the source: [`super::source`].
+pub fn table_of<'a>(given: &'a Given, example: &str) -> Result<&'a toml::Table, ConfigError> {
+    given
+        .value
+        .as_table()
+        .ok_or_else(|| given.wrong_and_hidden(format!("a table is wanted, as in {example}")))
+}
+
+/// A section as it is in force.
+pub fn section(text: &mut String, name: &str, keys: impl IntoIterator<Item = (String, Option<String>)>) {
+    if !name.is_empty() {
+        // Writing to a text does not fail, here and below.
+        let _ = writeln!(text, "\n[{name}]");
+    }
+    for (key, value) in keys {
+        if let Some(value) = value {
+            let _ = writeln!(text, "{key} = {value}");
+        }
+    }
+}
+
+/// A part of a dotted key.
+pub fn bare(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !name.is_empty() && name.chars().all(plain) { name.to_owned() } else { quoted(name) }
+}

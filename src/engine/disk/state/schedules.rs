@@ -1,0 +1,117 @@
+//! What the writer keeps in memory of schedules: which there are, their versions, and when each is due. What they are is
+//! read from the disk. Changes memory only: the steps write the same change to the disk.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use ahash::HashMap;
+
+use crate::clock::Millis;
+use crate::engine::disk::codec::{self, META_REVISION};
+use crate::engine::disk::store::{Fatal, Space, Store};
+use crate::engine::{ScheduleId, ScheduleState, ScheduleVersion};
+use crate::name::{Namespace, ScheduleName};
+
+/// What is known of one schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    pub version: ScheduleVersion,
+    pub state: ScheduleState,
+    pub next: Option<Millis>,
+}
+
+/// All schedules of the pool.
+#[derive(Debug, Default)]
+pub struct Schedules {
+    known: BTreeMap<ScheduleId, Known>,
+    /// Those that are not elsewhere, by when they are due.
+    due: BTreeMap<Millis, BTreeSet<ScheduleId>>,
+    counts: [u64; ScheduleState::ALL.len()],
+    of_namespace: HashMap<Namespace, u64>,
+    /// No revision of a deleted schedule is above it.
+    pub gone: u64,
+}
+
+impl Schedules {
+    /// Reads them all from the disk.
+    pub fn load(store: &Store) -> Result<Schedules, Fatal> {
+        let gone = store.number(META_REVISION)?.unwrap_or(0);
+        let mut all = Schedules { gone, ..Schedules::default() };
+        for item in store.range(Space::Schedules, codec::progress_keys()) {
+            let (key, value) = item?;
+            let codec::Progress { version, state, next, .. } = codec::read_progress(&value)?;
+            all.set(codec::read_progress_key(&key)?, Some(Known { version, state, next }));
+        }
+        Ok(all)
+    }
+
+    pub fn get(&self, id: &ScheduleId) -> Option<Known> {
+        self.known.get(id).copied()
+    }
+
+    pub fn counts(&self) -> [u64; ScheduleState::ALL.len()] {
+        self.counts
+    }
+
+    pub fn of_namespace(&self, namespace: &Namespace) -> u64 {
+        self.of_namespace.get(namespace).copied().unwrap_or(0)
+    }
+
+    pub fn len(&self) -> u64 {
+        self.known.len() as u64
+    }
+
+    /// What is known of a schedule from now on; `None`: it is gone.
+    pub fn set(&mut self, id: ScheduleId, known: Option<Known>) {
+        let place = |known: &Known| known.next.unwrap_or(Millis::MAX);
+        if let Some(before) = self.known.get(&id) {
+            if let Entry::Occupied(mut of) = self.due.entry(place(before)) {
+                of.get_mut().remove(&id);
+                if of.get().is_empty() {
+                    of.remove();
+                }
+            }
+            self.counts[before.state as usize] -= 1;
+        }
+        if let Some(known) = &known {
+            self.counts[known.state as usize] += 1;
+            if known.state != ScheduleState::Moved || known.next.is_some() {
+                self.due.entry(place(known)).or_default().insert(id.clone());
+            }
+        }
+        let is_there = known.is_some();
+        let before = match known {
+            Some(known) => self.known.insert(id.clone(), known),
+            None => self.known.remove(&id),
+        };
+        if before.is_some() != is_there {
+            let count = self.of_namespace.entry(id.namespace.clone()).or_default();
+            *count = if is_there { *count + 1 } else { count.saturating_sub(1) };
+            if *count == 0 {
+                self.of_namespace.remove(&id.namespace);
+            }
+        }
+    }
+
+    /// When those are due that are due from then on, the earliest first.
+    pub fn due(&self, from: Millis) -> impl Iterator<Item = (Millis, &ScheduleId)> {
+        self.due.range(from..).flat_map(|(due, ids)| ids.iter().map(move |id| (*due, id)))
+    }
+
+    /// Those of a namespace behind `after`, from `prefix` on, by name.
+    pub fn of(
+        &self,
+        namespace: &Namespace,
+        prefix: ScheduleName,
+        after: Option<ScheduleName>,
+    ) -> impl Iterator<Item = &ScheduleId> {
+        let at = |name| ScheduleId { namespace: namespace.clone(), name };
+        let from = match after.filter(|after| *after >= prefix) {
+            Some(after) => Bound::Excluded(at(after)),
+            None => Bound::Included(at(prefix)),
+        };
+        let range = self.known.range((from, Bound::Unbounded)).map(|(id, _)| id);
+        range.take_while(|id| id.namespace == *namespace)
+    }
+}

@@ -1,0 +1,208 @@
+//! Schedules: a step of one, with the job that goes with it; a page of them; those that are due.
+
+use std::time::Duration;
+
+use super::publish::Publish;
+use crate::clock::{Micros, Millis};
+use crate::engine::disk::codec::{self, META_REVISION, Progress};
+use crate::engine::disk::state::WriterState;
+use crate::engine::disk::state::schedules::Known;
+use crate::engine::disk::step::{STEP_BYTES, Step, StepResult};
+use crate::engine::disk::store::{Fatal, Space};
+use crate::engine::{
+    DueList, DueSchedules, Landed, Published, ScheduleId, ScheduleList, SchedulePage, SchedulePut,
+    ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+};
+use crate::name::{Namespace, ScheduleName};
+
+/// How long the placer may sleep where there is no schedule,
+const LONG: Duration = Duration::from_secs(3600);
+/// and where there are some: the time of day may be set.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Takes a step.
+pub struct StepSchedule(pub ScheduleStep);
+
+impl Step for StepSchedule {
+    type Reply = Stepped;
+    const MUST_LAST: bool = true;
+
+    fn bytes(&self) -> usize {
+        match &self.0.then {
+            ScheduleThen::Put(put) => put.setting.as_ref().map_or(0, |setting| setting.body.len()),
+            ScheduleThen::Delete => 0,
+        }
+    }
+
+    fn run(self, state: &mut WriterState, now: Micros) -> StepResult<Stepped> {
+        let ScheduleStep { id, expected, then } = self.0;
+        let known = state.schedules.get(&id);
+        if known.map(|known| known.version) != expected {
+            return Ok(Stepped::Stale);
+        }
+        match (then, known) {
+            (ScheduleThen::Put(put), known) => state.put_schedule(id, known, *put, now),
+            (ScheduleThen::Delete, Some(known)) => {
+                state.delete_schedule(id, known);
+                Ok(Stepped::Done { version: known.version, landed: None })
+            }
+            (ScheduleThen::Delete, None) => Ok(Stepped::Stale),
+        }
+    }
+}
+
+/// A page of a namespace's schedules.
+pub struct ListSchedules {
+    pub namespace: Namespace,
+    pub list: ScheduleList,
+}
+
+impl Step for ListSchedules {
+    type Reply = SchedulePage;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<SchedulePage> {
+        let ListSchedules { namespace, list } = self;
+        let now = state.clock.time_of_day();
+        let (prefix, after, limit, bodies) = match list {
+            ScheduleList::One(name) => {
+                let id = ScheduleId { namespace, name };
+                let found = state.schedules.get(&id).map(|_| state.read_schedule(id, true)).transpose()?;
+                return Ok(SchedulePage { now, schedules: found.into_iter().collect(), next: None });
+            }
+            ScheduleList::Page { prefix, after, limit, bodies } => (prefix, after, limit, bodies),
+        };
+        let from = if prefix.is_empty() { Some(ScheduleName::first()) } else { ScheduleName::parse(&prefix) };
+        let Some(from) = from else { return Ok(SchedulePage { now, schedules: Vec::new(), next: None }) };
+        let named = state.schedules.of(&namespace, from, after);
+        let mut ids: Vec<ScheduleId> =
+            named.take_while(|id| id.name.as_str().starts_with(&prefix)).take(limit + 1).cloned().collect();
+        let mut more = ids.len() > limit;
+        ids.truncate(limit);
+        let (mut schedules, mut bytes) = (Vec::new(), 0);
+        for id in ids {
+            if bytes >= STEP_BYTES {
+                more = true;
+                break;
+            }
+            let found = state.read_schedule(id, bodies)?;
+            bytes += found.setting.body.len();
+            schedules.push(found);
+        }
+        let next = schedules.last().filter(|_| more).map(|last| last.id.name.clone());
+        Ok(SchedulePage { now, schedules, next })
+    }
+}
+
+/// The schedules that are due.
+pub struct ReadDue(pub DueList);
+
+impl Step for ReadDue {
+    type Reply = DueSchedules;
+    const MUST_LAST: bool = false;
+
+    fn run(self, state: &mut WriterState, _: Micros) -> StepResult<DueSchedules> {
+        let now = state.clock.time_of_day();
+        let (from, until) = match self.0 {
+            DueList::Now(_) => (0, now),
+            DueList::Within(_, time) => (now.saturating_sub(time.as_millis() as Millis), now),
+            DueList::Ever { .. } => (0, Millis::MAX),
+        };
+        let due = state.schedules.due(from).take_while(|(due, _)| *due <= until);
+        let ids: Vec<ScheduleId> =
+            due.skip(self.0.skip()).take(self.0.limit()).map(|(_, id)| id.clone()).collect();
+        let (mut schedules, mut bytes) = (Vec::new(), 0);
+        for id in ids {
+            if bytes >= STEP_BYTES {
+                break;
+            }
+            let found = state.read_schedule(id, true)?;
+            bytes += found.setting.body.len();
+            schedules.push(found);
+        }
+        let next = match state.schedules.due(from).nth(self.0.skip() + schedules.len()).map(|(due, _)| due) {
+            Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
+            None if schedules.is_empty() => LONG,
+            None => LOOK,
+        };
+        Ok(DueSchedules { now, schedules, next, counts: state.schedules.counts() })
+    }
+}
+
+impl WriterState {
+    /// Writes a schedule, and stores its job. Nothing is written when the job is refused.
+    fn put_schedule(
+        &mut self,
+        id: ScheduleId,
+        known: Option<Known>,
+        put: SchedulePut,
+        now: Micros,
+    ) -> StepResult<Stepped> {
+        let time = self.clock.time_of_day();
+        if time < put.not_before {
+            return Ok(Stepped::TooEarly);
+        }
+        let Some(version) = next_version(known, &put, self.schedules.gone) else { return Ok(Stepped::Stale) };
+        let of_namespace = self.schedules.of_namespace(&id.namespace);
+        if known.is_none()
+            && (of_namespace >= put.bounds.of_namespace || self.schedules.len() >= put.bounds.of_pool)
+        {
+            return Ok(Stepped::TooMany);
+        }
+        let landed = match put.job.map(|job| Publish(job).run(self, now)).transpose()? {
+            None => put.landed,
+            Some(Published::Done(placed)) => {
+                placed.first().map(|placed| Landed { at: time, placed: *placed })
+            }
+            Some(other) => return Ok(Stepped::NotPlaced(other)),
+        };
+        if let Some(setting) = &put.setting {
+            self.txn.put_row(Space::Schedules, codec::setting_key(&id), codec::setting(setting));
+        }
+        let (state, next, text) = (put.state, put.next, put.progress);
+        let row = codec::progress(&Progress { version, state, next, landed, text });
+        self.txn.put_row(Space::Schedules, codec::progress_key(&id), row);
+        self.schedules.set(id, Some(Known { version, state, next }));
+        Ok(Stepped::Done { version, landed })
+    }
+
+    fn delete_schedule(&mut self, id: ScheduleId, known: Known) {
+        if known.version.revision > self.schedules.gone {
+            self.schedules.gone = known.version.revision;
+            self.txn.put(Space::Meta, META_REVISION, known.version.revision.to_be_bytes());
+        }
+        self.txn.delete_row(Space::Schedules, codec::setting_key(&id));
+        self.txn.delete_row(Space::Schedules, codec::progress_key(&id));
+        self.schedules.set(id, None);
+    }
+
+    /// Reads a schedule that is there.
+    fn read_schedule(&self, id: ScheduleId, body: bool) -> Result<StoredSchedule, Fatal> {
+        let row = |key| {
+            let row = self.txn.row(Space::Schedules, key)?;
+            row.ok_or_else(|| Fatal(format!("the schedule {id} is not whole")))
+        };
+        let setting = codec::read_setting(&row(codec::setting_key(&id))?, body)?;
+        let read = codec::read_progress(&row(codec::progress_key(&id))?)?;
+        let Progress { version, state, next, landed, text: progress } = read;
+        Ok(StoredSchedule { id, version, state, next, setting, progress, landed })
+    }
+}
+
+/// The version after a step; `None` where a schedule would have no setting, or an older revision than one that is gone.
+fn next_version(known: Option<Known>, put: &SchedulePut, gone: u64) -> Option<ScheduleVersion> {
+    match (known, &put.setting, put.revision) {
+        (Some(Known { version, .. }), None, None) => {
+            Some(ScheduleVersion { step: version.step + 1, ..version })
+        }
+        (Some(Known { version, .. }), _, Some(revision)) if version.revision == revision => {
+            Some(ScheduleVersion { step: version.step + 1, ..version })
+        }
+        (_, Some(_), Some(revision)) => Some(ScheduleVersion { revision, step: 0 }),
+        (Some(Known { version, .. }), Some(_), None) => {
+            Some(ScheduleVersion { revision: version.revision + 1, step: 0 })
+        }
+        (None, Some(_), None) => Some(ScheduleVersion { revision: gone + 1, step: 0 }),
+        (None, None, _) | (_, None, Some(_)) => None,
+    }
+}

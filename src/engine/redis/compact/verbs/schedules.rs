@@ -1,0 +1,578 @@
+//! Schedules. One lies in the home of its queue, so that one script stores its job and its record; the partition that its
+//! namespace decides knows where. When its queue's home is another one, it moves: its record says where to, it is written
+//! there, its name is told, and it goes here. Whoever meets it in between finishes that.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use tokio::time::timeout;
+
+use super::super::core::{CompactCore, Lane, Place};
+use super::super::keys;
+use super::super::partitions::Partition;
+use super::super::steps::{Addressed, Room, Told};
+use super::publish::{Answer, raw, read_answer, read_placed};
+use crate::clock::Millis;
+use crate::engine::batch::{self, Call, Reply};
+use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::layout::value;
+use crate::engine::redis::reply::{id_taken, read};
+use crate::engine::redis::verbs::publish::{check, unreadable};
+use crate::engine::redis::verbs::schedules::{
+    LOOK, MOST_BYTES, Row, bounds_of, fields_of, id_of_member, queue_of, read_due, read_row, split,
+};
+use crate::engine::together;
+use crate::engine::{
+    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, ScheduleList,
+    SchedulePage, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
+    StoredSchedule,
+};
+use crate::error::{Error, Result};
+use crate::name::{Namespace, ScheduleName};
+use crate::random;
+
+/// How long after its name was claimed a schedule may still be written.
+const WRITTEN_WITHIN: Millis = 10_000;
+/// After which time a name without a schedule is dropped.
+const CLAIMED: Millis = 60_000;
+/// How long others wait for the look at a partition of a cluster.
+const NODE: Duration = Duration::from_millis(250);
+/// How often a step is tried again that met a schedule on its way.
+const TRIES: usize = 4;
+
+/// A partition, its schedules that are due, and those that are on their way from there.
+type DueIn = (Partition, DueSchedules, Vec<ScheduleId>);
+
+impl CompactCore {
+    /// Takes a step.
+    pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
+        if let ScheduleThen::Put(put) = &step.then
+            && let Some(job) = &put.job
+        {
+            check(job)?;
+        }
+        if step.expected.is_none() {
+            return Box::pin(self.create_schedule(step)).await;
+        }
+        let mut at = None;
+        // Its job says where it is; for others the name is asked.
+        let home = match queue_of(&step) {
+            Some(queue) => self.partition_of(&queue),
+            None => match self.find_schedule(&step.id).await? {
+                Some((home, mark)) => {
+                    at = Some(mark);
+                    home
+                }
+                None => return Ok(Stepped::Stale),
+            },
+        };
+        let to = wanted(self, &step).filter(|wanted| *wanted != home);
+        if to.is_some() && queue_of(&step).is_some() {
+            return Err(Error::refused("a schedule that goes to another queue has no job in that step"));
+        }
+        let (id, is_deleted) = (step.id.clone(), step.then == ScheduleThen::Delete);
+        match self.ask_schedule(Addressed { to, ..Addressed::plain(home, step) }).await? {
+            Told::Stepped(done @ Stepped::Done { version, .. }, _) => {
+                if to.is_some() {
+                    // It is done; whoever looks next finishes it, if this fails.
+                    let _ = self.finish_move(&id, home).await;
+                } else if let Some(mark) = at.filter(|_| is_deleted) {
+                    let _ = self.drop_name(&id, &mark, version.revision).await;
+                }
+                Ok(done)
+            }
+            Told::Stepped(stepped, _) => Ok(stepped),
+            Told::Moving => {
+                self.finish_move(&id, home).await?;
+                Ok(Stepped::Stale)
+            }
+            Told::Needs(_) => Err(unreadable().into()),
+        }
+    }
+
+    /// A new one: its name first, then itself.
+    async fn create_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
+        let ScheduleThen::Put(put) = &step.then else { return Ok(Stepped::Stale) };
+        let Some(wanted) = wanted(self, &step) else { return Ok(Stepped::Stale) };
+        let bounds = put.bounds;
+        if self.count_schedules().await? >= bounds.of_pool {
+            // One that is there is no new one.
+            let is_there = self.find_schedule(&step.id).await?.is_some();
+            return Ok(if is_there { Stepped::Stale } else { Stepped::TooMany });
+        }
+        self.note_schedules().await?;
+        let id = step.id.clone();
+        let mark = format!("{} {:016x}", self.now(), u64::from_be_bytes(random::bytes()));
+        let mut cmd = self.name_call(&id.namespace, "claim");
+        cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace);
+        let (now, home, floor): (u64, i64, u64) = self.ask_names(&id.namespace, cmd).await?;
+        let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
+        if home != wanted && queue_of(&step).is_some() {
+            return Err(Error::refused("the name of a new schedule that has a job lies elsewhere"));
+        }
+        let addressed = Addressed {
+            to: Some(wanted).filter(|wanted| *wanted != home),
+            floor,
+            not_after: Some(now / 1000 + WRITTEN_WITHIN),
+            ..Addressed::plain(home, step)
+        };
+        let told = self.ask_schedule(addressed).await;
+        match &told {
+            Ok(Told::Stepped(Stepped::Done { .. }, _)) if home != wanted => {
+                let _ = self.finish_move(&id, home).await;
+            }
+            Ok(Told::Stepped(Stepped::Done { .. } | Stepped::Stale, _)) => {}
+            // Nothing was written: what cannot be dropped now goes later.
+            Ok(Told::Stepped(..) | Told::Needs(_)) | Err(Error::OverQuota(_) | Error::Refused(_)) => {
+                let _ = self.drop_name(&id, &mark, floor).await;
+            }
+            Ok(Told::Moving) => self.finish_move(&id, home).await?,
+            Err(_) => {}
+        }
+        match told? {
+            Told::Stepped(stepped, _) => Ok(stepped),
+            Told::Moving => Ok(Stepped::Stale),
+            Told::Needs(_) => Err(unreadable().into()),
+        }
+    }
+
+    /// Sends a step with those of others. In a namespace with a quota room is taken first, as much as the script says that
+    /// its job needs.
+    async fn ask_schedule(self: &Arc<Self>, mut step: Addressed) -> Result<Told> {
+        let namespace = step.step.id.namespace.clone();
+        if queue_of(&step.step).is_none() || !self.is_counted(&namespace) {
+            return self.send_step(step).await;
+        }
+        let mut taken: Room = [0; 3];
+        let told = loop {
+            step.admit = Some(taken);
+            match self.send_step(step.clone()).await {
+                Ok(Told::Needs(needs)) => {
+                    let more = std::array::from_fn(|n| (needs[n] - taken[n]).max(0));
+                    if let Err(error) = self.take_room(&namespace, more).await {
+                        break Err(error);
+                    }
+                    taken = std::array::from_fn(|n| taken[n] + more[n]);
+                }
+                told => break told,
+            }
+        };
+        let added = if let Ok(Told::Stepped(_, added)) = &told { *added } else { [0; 3] };
+        if !matches!(&told, Err(Error::Away(_))) {
+            self.give_room(&namespace, std::array::from_fn(|n| taken[n] - added[n])).await;
+        }
+        told
+    }
+
+    /// With those of others that go to the same partition.
+    async fn send_step(self: &Arc<Self>, step: Addressed) -> Result<Told> {
+        let home = step.home;
+        self.ready(home, Lane::Publish(0)).await?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+            let calls = Arc::new(tokio::sync::Mutex::new(calls));
+            // Two, so that one batch is made while the Redis works on another.
+            for own in 0..2 {
+                let (core, calls) = (self.clone(), calls.clone());
+                let carry = async move |batch| core.step_schedules(home, own, batch).await;
+                let closing = self.tasks.stopping().clone();
+                let steps = batch::serve(calls, closing, carry);
+                self.tasks.spawn_essential("a task that takes steps of schedules", steps);
+            }
+            caller
+        };
+        self.steps.call(home, step, begin).await
+    }
+
+    /// Takes steps in one script call, and answers each.
+    async fn step_schedules(
+        self: &Arc<Self>,
+        home: Partition,
+        own: usize,
+        batch: Vec<Call<Addressed, Told>>,
+    ) {
+        // What nobody waits for any more is not sent.
+        let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
+        let (steps, replies): (Vec<Addressed>, Vec<Reply<Told>>) = waited_for.unzip();
+        if steps.is_empty() {
+            return;
+        }
+        match self.carry_steps(own, home, &steps).await {
+            Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
+            // An error of the Redis says nothing of which step it is about.
+            Err(Error::Refused(_)) if steps.len() > 1 => {
+                for (step, reply) in steps.into_iter().zip(replies) {
+                    let told = self.carry_steps(own, home, &[step]).await;
+                    let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
+                    let _ = reply.send(told); // a caller that has left needs no answer
+                }
+            }
+            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+        }
+    }
+
+    async fn carry_steps(
+        self: &Arc<Self>,
+        own: usize,
+        home: Partition,
+        steps: &[Addressed],
+    ) -> Result<Vec<Result<Told>>> {
+        let mut cmd = self.call(&self.scripts.step_schedule, home);
+        for of in steps {
+            let job = match &of.step.then {
+                ScheduleThen::Put(put) => put.job.as_ref(),
+                ScheduleThen::Delete => None,
+            };
+            let args = job.map(|job| self.args_of(home, job, of.admit)).transpose()?.unwrap_or_default();
+            let mut fields = fields_of(&of.step, (0, args.len()), landed_bytes);
+            if let Some(to) = of.to {
+                fields.number("to", to.into());
+            }
+            if of.moves_on {
+                fields.number("moves_on", 1);
+            }
+            if let Some(not_after) = of.not_after {
+                fields.number("not_after", not_after);
+            }
+            fields.number("floor", of.floor);
+            cmd.arg(fields.to_arg()).arg(args);
+        }
+        let sent = Instant::now();
+        let reply: Vec<Value> = self.ask(home, Lane::Publish(own), &self.scripts.step_schedule, cmd).await?;
+        let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
+            return Err(unreadable().into());
+        };
+        self.learn(home, sent, read(now)?);
+        Ok(steps.iter().zip(told).map(|(of, told)| self.told_of(home, of, told)).collect())
+    }
+
+    /// The arguments of lua/compact/publish.lua for a job.
+    fn args_of(&self, home: Partition, job: &Publication, admit: Option<Room>) -> Result<Vec<Vec<u8>>> {
+        let values = job.jobs.iter().map(|placing| {
+            let job = &placing.job;
+            Ok((value::encode(&job.id, &job.body, &job.attributes)?, false))
+        });
+        let cmd = self.special_step(home, job, &values.collect::<Result<Vec<_>>>()?, admit);
+        Ok(split(&cmd).1)
+    }
+
+    /// Reads what became of a step, and tells consumers of its job.
+    fn told_of(&self, home: Partition, of: &Addressed, told: &Value) -> Result<Told> {
+        let told: Vec<Value> = read(told)?;
+        let what: String = read(told.first().ok_or_else(unreadable)?)?;
+        let stepped = match (&*what, &told[1..]) {
+            ("done", [revision, step, _, landed, added @ ..]) => {
+                let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
+                let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
+                if landed.is_some() {
+                    queue_of(&of.step).iter().for_each(|queue| self.common.notifiers.notify(queue));
+                }
+                let added = match added {
+                    [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
+                    _ => [0; 3],
+                };
+                return Ok(Told::Stepped(Stepped::Done { version, landed }, added));
+            }
+            ("moving", _) => return Ok(Told::Moving),
+            ("stale", _) => Stepped::Stale,
+            ("early", _) => Stepped::TooEarly,
+            ("many", _) => Stepped::TooMany,
+            _ => {
+                let reply = [&[Value::Int(0)][..], &told].concat();
+                match read_answer(home, 1, Value::Array(reply))?.1 {
+                    Answer::Unchanged(published) => Stepped::NotPlaced(published),
+                    Answer::Taken => return Err(id_taken()),
+                    Answer::Needs(room) => return Ok(Told::Needs(room)),
+                    Answer::Done(..) | Answer::Ended => return Err(unreadable().into()),
+                }
+            }
+        };
+        Ok(Told::Stepped(stepped, [0; 3]))
+    }
+
+    /// What is left to do of a move: it is written where it goes to, its name says so, and here it goes.
+    async fn finish_move(self: &Arc<Self>, id: &ScheduleId, home: Partition) -> Result<()> {
+        let rows = self.read_schedules(home, std::slice::from_ref(id), true).await?.1;
+        let Some(Row { stored, to: Some(to) }) = rows.into_iter().next() else { return Ok(()) };
+        let StoredSchedule { version, state, next, setting, progress, landed, .. } = stored;
+        let bounds = ScheduleBounds { of_namespace: u64::MAX >> 11, of_pool: u64::MAX >> 11 };
+        let (setting, revision, not_before) = (Some(setting), Some(version.revision), 0);
+        let job = None;
+        let put = SchedulePut { setting, revision, state, next, progress, landed, bounds, job, not_before };
+        let then = ScheduleThen::Put(Box::new(put));
+        let arrives = ScheduleStep { id: id.clone(), expected: None, then };
+        // Stale: somebody else has written it, and it may be gone already.
+        self.send_step(Addressed { moves_on: true, ..Addressed::plain(to, arrives) }).await?;
+        let mut cmd = self.name_call(&id.namespace, "move");
+        cmd.arg(id.name.as_str()).arg(home).arg(to);
+        let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
+        let leaves = ScheduleStep { id: id.clone(), expected: Some(version), then: ScheduleThen::Delete };
+        self.send_step(Addressed { moves_on: true, ..Addressed::plain(home, leaves) }).await.map(drop)
+    }
+
+    /// Where a schedule of this name is, if it is there, and its mark.
+    async fn find_schedule(&self, id: &ScheduleId) -> Result<Option<(Partition, String)>> {
+        let mut cmd = self.name_call(&id.namespace, "find");
+        cmd.arg(id.name.as_str());
+        let (_, partition, mark): (u64, String, String) = self.ask_names(&id.namespace, cmd).await?;
+        Ok(partition.parse().ok().map(|partition| (partition, mark)))
+    }
+
+    async fn drop_name(&self, id: &ScheduleId, mark: &str, revision: u64) -> Result<()> {
+        let mut cmd = self.name_call(&id.namespace, "drop");
+        cmd.arg(id.name.as_str()).arg(mark).arg(revision);
+        let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
+        Ok(())
+    }
+
+    fn name_call(&self, namespace: &Namespace, what: &str) -> redis::Cmd {
+        let mut cmd = self.call(&self.scripts.name_schedule, self.partitions.of_namespace(namespace));
+        cmd.arg(namespace.as_str()).arg(what);
+        cmd
+    }
+
+    async fn ask_names<T: redis::FromRedisValue>(
+        &self,
+        namespace: &Namespace,
+        cmd: redis::Cmd,
+    ) -> Outcome<T> {
+        let partition = self.partitions.of_namespace(namespace);
+        self.ask(partition, Lane::Other, &self.scripts.name_schedule, cmd).await
+    }
+
+    /// Those of these schedules that are in this partition, and what time it is there.
+    async fn read_schedules(
+        &self,
+        home: Partition,
+        ids: &[ScheduleId],
+        bodies: bool,
+    ) -> Outcome<(Millis, Vec<Row>)> {
+        let mut cmd = self.call(&self.scripts.read_schedules, home);
+        cmd.arg(u8::from(bodies));
+        ids.iter().for_each(|id| _ = cmd.arg(id.to_string()));
+        let reply: Vec<Value> = self.ask(home, Lane::Other, &self.scripts.read_schedules, cmd).await?;
+        let (now, rows) = reply.split_first().ok_or_else(unreadable)?;
+        let landed = |bytes: &[u8]| read_landed(home, bytes);
+        let rows: Outcome<Vec<Row>> = rows.iter().map(|row| read_row(row, id_of_member, landed)).collect();
+        Ok((read::<u64>(now)? / 1000, rows?))
+    }
+
+    /// A page of a namespace's schedules.
+    pub async fn list_schedules(
+        self: &Arc<Self>,
+        namespace: &Namespace,
+        list: &ScheduleList,
+    ) -> Result<SchedulePage> {
+        for _ in 0..TRIES {
+            if let Some(page) = self.try_list(namespace, list).await? {
+                return Ok(page);
+            }
+        }
+        Err(Error::Overloaded)
+    }
+
+    /// The same; `None` when one was on its way to another partition, where it is now.
+    async fn try_list(
+        self: &Arc<Self>,
+        namespace: &Namespace,
+        list: &ScheduleList,
+    ) -> Result<Option<SchedulePage>> {
+        let (from, to, limit, bodies) = bounds_of(list);
+        let mut cmd = self.name_call(namespace, "page");
+        cmd.arg(from).arg(to).arg(limit + 1);
+        let sent = Instant::now();
+        let reply: Vec<Value> = self.ask_names(namespace, cmd).await?;
+        let (now, named) = reply.split_first().ok_or_else(unreadable)?;
+        let now: u64 = read(now)?;
+        self.learn(self.partitions.of_namespace(namespace), sent, now);
+        let now = now / 1000;
+        let (mut by_home, mut marks): (BTreeMap<Partition, Vec<ScheduleId>>, BTreeMap<ScheduleName, String>) =
+            Default::default();
+        for of in named.chunks_exact(3).take(limit) {
+            let name = ScheduleName::parse(&read::<String>(&of[0])?).ok_or_else(unreadable)?;
+            let home: Partition = read::<String>(&of[1])?.parse().map_err(|_| unreadable())?;
+            marks.insert(name.clone(), read(&of[2])?);
+            by_home.entry(home).or_default().push(ScheduleId { namespace: namespace.clone(), name });
+        }
+        let more = named.len() > 3 * limit;
+        let last = marks.keys().next_back().cloned();
+        let rows = together::try_all(by_home.into_iter().map(async |(home, ids)| {
+            let mut found = Vec::new();
+            // So many bodies at a time, whatever their size.
+            for some in ids.chunks(if bodies { 16 } else { 100 }) {
+                found.extend(self.read_schedules(home, some, bodies).await?.1);
+            }
+            Outcome::Ok((home, found))
+        }));
+        let mut schedules = Vec::new();
+        let mut moves = false;
+        for (home, rows) in rows.await? {
+            for Row { stored, to } in rows {
+                if to.is_some() {
+                    self.finish_move(&stored.id, home).await?;
+                    moves = true;
+                }
+                marks.remove(&stored.id.name);
+                schedules.push(stored);
+            }
+        }
+        if moves {
+            return Ok(None);
+        }
+        // Names that were claimed long ago, and whose schedules never came, or are gone.
+        for (name, mark) in marks {
+            let claimed: Option<Millis> = mark.split(' ').next().and_then(|at| at.parse().ok());
+            if claimed.is_none_or(|claimed| claimed + CLAIMED < now) {
+                self.drop_name(&ScheduleId { namespace: namespace.clone(), name }, &mark, 0).await?;
+            }
+        }
+        schedules.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        Ok(Some(SchedulePage { now, schedules, next: last.filter(|_| more) }))
+    }
+
+    /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over, unless
+    /// all schedules are asked for: they are looked at again when they are back.
+    pub async fn due_schedules(self: &Arc<Self>, list: DueList) -> Result<DueSchedules> {
+        let mut all = DueSchedules { now: 0, schedules: Vec::new(), next: LOOK, counts: Default::default() };
+        if !self.has_schedules().await? {
+            return Ok(DueSchedules { now: self.now(), ..all });
+        }
+        let is_whole = matches!(list, DueList::Ever { .. });
+        let each = together::all(self.partitions.all().map(|home| self.due_in_time(home, list))).await;
+        let (mut answered, mut failed) = (false, None);
+        for one in each {
+            let (home, due, moving) = match one {
+                Ok(one) => one,
+                Err(fault) if is_whole => return Err(fault.into()),
+                Err(fault) => {
+                    failed = Some(fault);
+                    continue;
+                }
+            };
+            answered = true;
+            for id in moving {
+                match self.finish_move(&id, home).await {
+                    Ok(()) => all.next = Duration::ZERO,
+                    // Its other partition cannot be used now.
+                    Err(Error::Unreachable(_)) if !is_whole => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            (all.now, all.next) = (all.now.max(due.now), all.next.min(due.next));
+            all.counts.iter_mut().zip(due.counts).for_each(|(all, of)| *all += of);
+            all.schedules.extend(due.schedules);
+        }
+        if let Some(fault) = failed.filter(|_| !answered) {
+            return Err(fault.into());
+        }
+        all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
+        if all.schedules.len() > list.limit() && !is_whole {
+            all.schedules.truncate(list.limit());
+            all.next = Duration::ZERO;
+        }
+        Ok(all)
+    }
+
+    /// Those of a partition. In a cluster nobody waits for a node that does not answer.
+    async fn due_in_time(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
+        if let Place::One(_) = &self.place {
+            return self.due_in(home, list).await;
+        }
+        self.try_link(home, Lane::Pump).map_err(Fault::part)?;
+        let late = |_| Fault::away("no answer in time");
+        timeout(NODE, self.due_in(home, list)).await.map_err(late)?
+    }
+
+    /// Those of a partition, and those that are on their way from there.
+    async fn due_in(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
+        let mut cmd = self.call(&self.scripts.due_schedules, home);
+        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
+        match list {
+            DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
+            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
+        };
+        cmd.arg(list.skip());
+        let sent = Instant::now();
+        let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
+        let (due, moving) = read_due(&reply, |bytes| read_landed(home, bytes))?;
+        self.learn(home, sent, due.now * 1000);
+        Ok((home, due, moving))
+    }
+
+    /// Whether there ever was a schedule in this pool. Without one a look is one read. While the partition that says so
+    /// cannot be used, there may be some.
+    async fn has_schedules(&self) -> Result<bool> {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.has_schedules.load(Relaxed) || self.try_link(0, Lane::Other).is_err() {
+            return Ok(true);
+        }
+        let there: u8 = self.query(0, redis::cmd("EXISTS").arg(self.partitions.schedules_key())).await?;
+        self.has_schedules.store(there == 1, Relaxed);
+        Ok(there == 1)
+    }
+
+    /// There is one from now on.
+    async fn note_schedules(&self) -> Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        if !self.has_schedules.load(Relaxed) {
+            let key = self.partitions.schedules_key();
+            let _: Value = self.query(0, redis::cmd("SET").arg(key).arg(1)).await?;
+            self.has_schedules.store(true, Relaxed);
+        }
+        Ok(())
+    }
+
+    async fn count_schedules(&self) -> Result<u64> {
+        let states: Vec<usize> = (0..ScheduleState::ALL.len()).collect();
+        let each = together::try_all(self.partitions.all().map(async |partition| {
+            let mut cmd = redis::cmd("HMGET");
+            cmd.arg(keys::schedules(self.partitions.base(partition))).arg(&states);
+            self.query::<Vec<Option<u64>>>(partition, &cmd).await
+        }));
+        Ok(each.await?.into_iter().flatten().flatten().sum())
+    }
+}
+
+/// The home of the queue that a step sets.
+fn wanted(core: &CompactCore, step: &ScheduleStep) -> Option<Partition> {
+    let ScheduleThen::Put(put) = &step.then else { return None };
+    let name = put.setting.as_ref()?.queue.clone();
+    let namespace = step.id.namespace.clone();
+    Some(core.partition_of(&crate::name::Queue { namespace, name }))
+}
+
+/// As [`read_landed`] reads it.
+fn landed_bytes(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
+    let mut bytes = format!("{at} ").into_bytes();
+    let (word, old) = match how {
+        How::New => (b'n', None),
+        How::Duplicate => (b'd', None),
+        How::Replaced(old) => (b'r', Some(old)),
+    };
+    bytes.push(word);
+    bytes.extend(&due_at.unwrap_or(0).saturating_mul(1000).to_be_bytes()[1..]);
+    for id in [id].into_iter().chain(old) {
+        let raw = raw(id);
+        bytes.push(raw.len() as u8 + 1);
+        bytes.push(b'x');
+        bytes.extend(raw);
+    }
+    bytes
+}
+
+/// When the last job was placed, and what became of it.
+fn read_landed(home: Partition, bytes: &[u8]) -> Outcome<Option<Landed>> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let read = || {
+        let end = bytes.iter().position(|byte| *byte == b' ')?;
+        let at = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;
+        let (placed, _) = read_placed(home, &bytes[end + 1..])?.into_iter().next()?;
+        Some(Landed { at, placed })
+    };
+    read().map(Some).ok_or_else(unreadable)
+}

@@ -1,0 +1,384 @@
+//! Schedules: steps of them, which share script calls as publishes do (lua/step_schedule.lua); a page of them; those that
+//! are due.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Arg, Cmd, Value};
+
+use super::publish::{Step, answer_of_publish, check, read_placed, unreadable};
+use crate::clock::Millis;
+use crate::engine::batch::{BatchSize, Call, Reply};
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::shared::first_up;
+use crate::engine::redis::core::RedisCore;
+use crate::engine::redis::layout::fields::Fields;
+use crate::engine::redis::layout::keys;
+use crate::engine::redis::reply::read;
+use crate::engine::{
+    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleId, ScheduleList, SchedulePage,
+    ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
+};
+use crate::error::{Error, Result};
+use crate::name::{Namespace, Queue, QueueName, ScheduleName};
+
+/// How long a placer may sleep: others store schedules too, and the Redis's clock may be set.
+pub const LOOK: Duration = Duration::from_secs(1);
+/// After so many bytes of bodies an answer ends.
+pub const MOST_BYTES: usize = 1 << 20;
+/// What a step carries beside bodies and texts.
+const BESIDE: usize = 512;
+
+impl BatchSize for ScheduleStep {
+    fn items(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        let ScheduleThen::Put(put) = &self.then else { return BESIDE };
+        let setting = put.setting.as_ref().map_or(0, |setting| setting.text.len() + setting.body.len());
+        BESIDE + setting + put.progress.len() + put.job.as_ref().map_or(0, Publication::bytes)
+    }
+}
+
+/// What is kept of a step while it is on its way.
+struct Sent {
+    step: ScheduleStep,
+    /// Queues whose names its job records.
+    new: Vec<Queue>,
+}
+
+/// What the script says of one step.
+enum Told {
+    Answer(Result<Stepped>),
+    /// What a destroy has set aside of the queue of its job must be deleted first.
+    SetAside,
+}
+
+impl RedisCore {
+    /// Takes a step, together with those of others.
+    pub async fn step_schedule(self: &Arc<Self>, step: ScheduleStep) -> Result<Stepped> {
+        if let ScheduleThen::Put(put) = &step.then
+            && let Some(job) = &put.job
+        {
+            check(job)?;
+        }
+        loop {
+            match self.steps.call(step.clone()).await? {
+                Some(stepped) => return Ok(stepped),
+                None => {
+                    let Some(queue) = queue_of(&step) else { return Err(unreadable().into()) };
+                    self.finish_set_aside(&queue).await?;
+                }
+            }
+        }
+    }
+
+    /// Takes steps in one script call, and answers each.
+    pub async fn step_schedules(
+        self: &Arc<Self>,
+        own: usize,
+        batch: Vec<Call<ScheduleStep, Option<Stepped>>>,
+    ) {
+        let (mut steps, mut replies) = (Vec::with_capacity(batch.len()), Vec::with_capacity(batch.len()));
+        for (step, reply) in batch.into_iter().map(Call::split) {
+            // What nobody waits for any more is not sent.
+            if !reply.is_abandoned() {
+                steps.push(step);
+                replies.push(reply);
+            }
+        }
+        let mut one_by_one = Vec::new();
+        match self.carry_steps(own, steps.clone()).await {
+            Ok(told) => told.into_iter().zip(replies).for_each(answer),
+            // An error of the Redis says nothing of which step it is about.
+            Err(Error::Refused(_)) if steps.len() > 1 => one_by_one.extend(steps.into_iter().zip(replies)),
+            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+        }
+        for (step, reply) in one_by_one {
+            match self.carry_steps(own, vec![step]).await {
+                Ok(mut told) => {
+                    if let Some(told) = told.pop() {
+                        answer((told, reply));
+                    }
+                }
+                Err(error) => _ = reply.send(Err(error)),
+            }
+        }
+    }
+
+    async fn carry_steps(self: &Arc<Self>, own: usize, steps: Vec<ScheduleStep>) -> Result<Vec<Told>> {
+        if steps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut all_keys, mut args): (Vec<Vec<u8>>, Vec<Vec<u8>>) = (Vec::new(), Vec::new());
+        let mut sent = Vec::with_capacity(steps.len());
+        for step in steps {
+            let job = match &step.then {
+                ScheduleThen::Put(put) => {
+                    put.job.as_ref().map(|job| self.keyed_step(job, false)).transpose()?
+                }
+                ScheduleThen::Delete => None,
+            };
+            let (job_keys, job_args) = job.as_ref().map_or_else(Default::default, |job| split(&job.cmd));
+            all_keys.extend(
+                [keys::schedule(&step.id), keys::schedules_of(&step.id.namespace)].map(String::into_bytes),
+            );
+            args.push(fields_of(&step, (job_keys.len(), job_args.len()), landed_line).to_arg());
+            all_keys.extend(job_keys);
+            args.extend(job_args);
+            sent.push(Sent { step, new: job.map(|Step { new, .. }| new).unwrap_or_default() });
+        }
+        let mut cmd = self.scripts.step_schedule.call(2 + all_keys.len());
+        cmd.arg(keys::SCHEDULES).arg(keys::DUE).arg(all_keys).arg(args);
+        let [first, second] = &self.publish_connections;
+        let connection =
+            first_up(if own == 0 { [second, first] } else { [first, second] }).await.map_err(Error::from)?;
+        let clock = self.clock.begin();
+        let exchange = {
+            let (core, mut redis) = (self.clone(), connection.redis.clone());
+            async move { Ok(core.run_script(&mut redis, &core.scripts.step_schedule, cmd).await?) }
+        };
+        // Whoever is told of an error looks again before the next step: nothing need be taken back.
+        let late = || None::<fn(Value) -> std::future::Ready<()>>;
+        let reply: Vec<Value> = redis::from_redis_value(self.exchange(&connection, exchange, late).await?)
+            .map_err(|e| Error::from(Fault::from(e)))?;
+        let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == sent.len()) else {
+            return Err(unreadable().into());
+        };
+        self.clock.learn(clock, read(now)?);
+        sent.iter().zip(told).map(|(sent, told)| Ok(self.told_of(sent, told)?)).collect()
+    }
+
+    /// Reads what became of a step, and tells consumers of its job.
+    fn told_of(&self, sent: &Sent, told: &Value) -> Outcome<Told> {
+        let told: Vec<Value> = read(told)?;
+        let what: String = read(told.first().ok_or_else(unreadable)?)?;
+        Ok(Told::Answer(Ok(match (&*what, &told[1..]) {
+            ("done", [revision, step, _, landed]) => {
+                let landed = read_landed(&read::<Vec<u8>>(landed)?)?;
+                if landed.is_some() {
+                    sent.new.iter().for_each(|queue| self.recorded_queues.add(queue.clone()));
+                    queue_of(&sent.step).iter().for_each(|queue| self.notifiers.notify(queue));
+                }
+                Stepped::Done {
+                    version: ScheduleVersion { revision: read(revision)?, step: read(step)? },
+                    landed,
+                }
+            }
+            ("stale", _) => Stepped::Stale,
+            ("early", _) => Stepped::TooEarly,
+            ("many", _) => Stepped::TooMany,
+            ("set_aside", _) => return Ok(Told::SetAside),
+            (what, rest) => return Ok(Told::Answer(answer_of_publish(what, rest)?.map(Stepped::NotPlaced))),
+        })))
+    }
+
+    /// A page of a namespace's schedules.
+    pub async fn list_schedules(&self, namespace: &Namespace, list: &ScheduleList) -> Result<SchedulePage> {
+        let (from, to, limit, bodies) = bounds_of(list);
+        let mut cmd = self.scripts.list_schedules.call(1);
+        cmd.arg(keys::schedules_of(namespace)).arg(keys::schedule_prefix(namespace)).arg(from).arg(to);
+        cmd.arg(limit).arg(u8::from(bodies)).arg(MOST_BYTES);
+        let sent = self.clock.begin();
+        let reply: Vec<Value> = self.run(&self.shared, &self.scripts.list_schedules, cmd).await?;
+        let [now, more, rows @ ..] = &reply[..] else { return Err(unreadable().into()) };
+        let now: u64 = read(now)?;
+        self.clock.learn(sent, now);
+        let id_of =
+            |name: &str| Some(ScheduleId { namespace: namespace.clone(), name: ScheduleName::parse(name)? });
+        let row = |row: &Value| Ok(read_row(row, id_of, read_landed)?.stored);
+        let schedules: Vec<StoredSchedule> = rows.iter().map(row).collect::<Outcome<_>>()?;
+        let more = read::<u8>(more)? == 1;
+        let next = schedules.last().filter(|_| more).map(|last| last.id.name.clone());
+        Ok(SchedulePage { now: now / 1000, schedules, next })
+    }
+
+    /// The schedules that are due.
+    pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
+        let mut cmd = self.scripts.due_schedules.call(2);
+        cmd.arg(keys::DUE).arg(keys::SCHEDULES).arg(keys::SCHEDULE_BASE);
+        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
+        match list {
+            DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
+            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
+        };
+        cmd.arg(list.skip());
+        let sent = self.clock.begin();
+        let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
+        let (due, _) = read_due(&reply, read_landed)?;
+        self.clock.learn(sent, due.now * 1000);
+        Ok(due)
+    }
+}
+
+/// Where a page begins and ends, how many it has at most, and whether with bodies.
+pub fn bounds_of(list: &ScheduleList) -> (String, String, usize, bool) {
+    match list {
+        ScheduleList::One(name) => (format!("[{name}"), format!("[{name}"), 1, true),
+        ScheduleList::Page { prefix, after, limit, bodies } => {
+            let from = match after {
+                Some(after) if after.as_str() >= &**prefix => format!("({after}"),
+                _ => format!("[{prefix}"),
+            };
+            // Names are ASCII.
+            (from, if prefix.is_empty() { "+".into() } else { format!("({prefix}\x7f") }, *limit, *bodies)
+        }
+    }
+}
+
+/// The schedule that `namespace/name` names.
+pub fn id_of_member(member: &str) -> Option<ScheduleId> {
+    let (namespace, name) = member.split_once('/')?;
+    Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
+}
+
+/// What lua/due_schedules.lua answers, and which of them are on their way to another partition. `landed` reads what became
+/// of a job.
+pub fn read_due(
+    reply: &[Value],
+    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
+) -> Outcome<(DueSchedules, Vec<ScheduleId>)> {
+    let [now, next, counts, rows @ ..] = reply else { return Err(unreadable()) };
+    let now: Millis = read::<u64>(now)? / 1000;
+    let (mut schedules, mut moving) = (Vec::new(), Vec::new());
+    for row in rows {
+        match read_row(row, id_of_member, &landed)? {
+            Row { stored, to: None } => schedules.push(stored),
+            Row { stored, to: Some(_) } => moving.push(stored.id),
+        }
+    }
+    let next = match &*read::<String>(next)? {
+        "" => LOOK,
+        due => {
+            let due: f64 = due.parse().map_err(|_| unreadable())?;
+            Duration::from_millis((due as Millis).saturating_sub(now)).min(LOOK)
+        }
+    };
+    let counts: Vec<u64> = read(counts)?;
+    let counts = counts.try_into().map_err(|_| unreadable())?;
+    Ok((DueSchedules { now, schedules, next, counts }, moving))
+}
+
+fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {
+    let _ = reply.send(match told {
+        // A caller that has left needs no answer.
+        Told::Answer(answer) => answer.map(Some),
+        Told::SetAside => Ok(None),
+    });
+}
+
+/// The queue of a step's job.
+pub fn queue_of(step: &ScheduleStep) -> Option<Queue> {
+    match &step.then {
+        ScheduleThen::Put(put) => Some(put.job.as_ref()?.jobs.first()?.job.queue.clone()),
+        ScheduleThen::Delete => None,
+    }
+}
+
+/// The keys and the arguments of a call of a script.
+pub fn split(cmd: &Cmd) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let mut all =
+        cmd.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg.to_vec()) } else { None });
+    // EVALSHA and the hash.
+    let count = all.nth(2).and_then(|count| std::str::from_utf8(&count).ok()?.parse().ok());
+    let keys = all.by_ref().take(count.unwrap_or(0)).collect();
+    (keys, all.collect())
+}
+
+/// A step as lua/step_schedule.lua takes it.
+pub fn fields_of(
+    step: &ScheduleStep,
+    (job_keys, job_args): (usize, usize),
+    landed: impl Fn(&Landed) -> Vec<u8>,
+) -> Fields {
+    let mut fields = Fields::default();
+    fields.number("keys", job_keys as u64).number("args", job_args as u64);
+    fields.text("name", step.id.name.as_str()).text("member", step.id.to_string());
+    if let Some(ScheduleVersion { revision, step }) = step.expected {
+        fields.number("revision", revision).number("step", step);
+    }
+    let ScheduleThen::Put(put) = &step.then else {
+        fields.number("delete", 1);
+        return fields;
+    };
+    fields
+        .number("state", put.state as u64)
+        .text("progress", &put.progress)
+        .number("not_before", put.not_before);
+    fields.number("of_namespace", put.bounds.of_namespace).number("of_pool", put.bounds.of_pool);
+    if let Some(of) = &put.landed {
+        fields.text("landed", landed(of));
+    }
+    if let Some(next) = put.next {
+        fields.number("next", next);
+    }
+    if put.state == ScheduleState::Moved && put.next.is_none() {
+        fields.number("moved", 1);
+    }
+    if let Some(revision) = put.revision {
+        fields.number("exact", revision);
+    }
+    if let Some(ScheduleSetting { queue, text, body }) = &put.setting {
+        fields.text("queue", queue.as_str()).text("text", text).text("body", body);
+    }
+    fields
+}
+
+/// A schedule as it lies in a Redis.
+pub struct Row {
+    pub stored: StoredSchedule,
+    /// The partition that it moves to.
+    pub to: Option<u16>,
+}
+
+/// A schedule's row. `id_of` reads the name under which it was found, `landed` what became of its last job.
+pub fn read_row(
+    row: &Value,
+    id_of: impl Fn(&str) -> Option<ScheduleId>,
+    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
+) -> Outcome<Row> {
+    let row: Vec<Value> = read(row)?;
+    let [name, revision, step, state, next, queue, text, progress, placed, to, body] = &row[..] else {
+        return Err(unreadable());
+    };
+    let id = id_of(&read::<String>(name)?).ok_or_else(unreadable)?;
+    let queue = QueueName::parse(&read::<String>(queue)?).map_err(|_| unreadable())?;
+    let next: String = read(next)?;
+    let body: Option<Vec<u8>> = read(body)?;
+    let (text, body) = (read::<Vec<u8>>(text)?.into(), body.unwrap_or_default().into());
+    let stored = StoredSchedule {
+        id,
+        version: ScheduleVersion { revision: read(revision)?, step: read(step)? },
+        state: *ScheduleState::ALL.get(read::<usize>(state)?).ok_or_else(unreadable)?,
+        next: if next.is_empty() { None } else { Some(next.parse().map_err(|_| unreadable())?) },
+        setting: ScheduleSetting { queue, text, body },
+        progress: read::<Vec<u8>>(progress)?.into(),
+        landed: landed(&read::<Vec<u8>>(placed)?)?,
+    };
+    Ok(Row { stored, to: read(to)? })
+}
+
+/// As [`read_landed`] reads it.
+fn landed_line(Landed { at, placed: Placed { id, due_at, how } }: &Landed) -> Vec<u8> {
+    let due = due_at.map(|due| due.saturating_mul(1000).to_string()).unwrap_or_default();
+    let line = match how {
+        How::New => format!("{at} new {id} {due} "),
+        How::Duplicate => format!("{at} duplicate {id} {due} "),
+        How::Replaced(old) => format!("{at} replaced {id} {due} {old}"),
+    };
+    line.into_bytes()
+}
+
+/// What became of the last job: when, and a line as lua/publish_with.lua writes it.
+fn read_landed(landed: &[u8]) -> Outcome<Option<Landed>> {
+    if landed.is_empty() {
+        return Ok(None);
+    }
+    let read = || {
+        let (at, line) = std::str::from_utf8(landed).ok()?.split_once(' ')?;
+        let (placed, _) = read_placed(line)?.into_iter().next()?;
+        Some(Landed { at: at.parse().ok()?, placed })
+    };
+    read().map(Some).ok_or_else(unreadable)
+}

@@ -1,0 +1,41 @@
+//! What must hold for a change: `If-Match` and `If-None-Match`, by the revisions that answers carry as their `ETag`.
+
+use axum::http::HeaderMap;
+use axum::http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
+
+use crate::http::answer::error::ApiError;
+use crate::scheduler::{Condition, Matches};
+
+/// What the headers say.
+pub fn of(headers: &HeaderMap) -> Result<Condition, ApiError> {
+    let matches = all(headers, IF_MATCH)?.map(|text| tags(&text)).transpose()?;
+    let is_new = match all(headers, IF_NONE_MATCH)?.as_deref() {
+        None => false,
+        Some("*") => true,
+        Some(_) => return Err(ApiError::bad("If-None-Match takes * alone")),
+    };
+    Ok(Condition { matches, revision: None, is_new })
+}
+
+/// The values of a header, as one list.
+fn all(headers: &HeaderMap, name: HeaderName) -> Result<Option<String>, ApiError> {
+    let texts: Result<Vec<&str>, _> = headers.get_all(name).iter().map(|value| value.to_str()).collect();
+    let texts = texts.map_err(|_| ApiError::bad("a condition is not text"))?;
+    Ok((!texts.is_empty()).then(|| texts.join(",").trim().to_owned()))
+}
+
+/// `*`, or tags in quotes. What is no number is the tag of no revision, and neither is a weak one.
+fn tags(text: &str) -> Result<Matches, ApiError> {
+    if text == "*" {
+        return Ok(Matches::Any);
+    }
+    let mut revisions = Vec::new();
+    for tag in text.split(',').map(str::trim).filter(|tag| !tag.is_empty()) {
+        let (weak, tag) = tag.strip_prefix("W/").map_or((false, tag), |tag| (true, tag));
+        let tag = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
+        let tag =
+            tag.ok_or(ApiError::bad("If-Match takes revisions in quotes, as an ETag has them, or *"))?;
+        revisions.extend(tag.parse::<u64>().ok().filter(|_| !weak));
+    }
+    Ok(Matches::These(revisions))
+}

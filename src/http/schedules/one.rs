@@ -1,0 +1,107 @@
+//! One schedule: GET, PUT, DELETE, pause and resume.
+
+use axum::extract::{RawQuery, Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::condition;
+use super::show::{self, Shown};
+use crate::admin::Direction;
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::jobs::admission::admitted;
+use crate::http::request::body::read_body;
+use crate::http::request::extract::AuthorizedSchedule;
+use crate::http::request::params::{self, Query};
+use crate::http::state::{App, Defaults};
+use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal};
+use crate::scheduler::Changed;
+use crate::time::Instant;
+
+const TOO_LARGE: &str = "the setting is too large";
+
+/// `GET /api/:namespace/_schedules/:name`
+pub async fn get(auth: AuthorizedSchedule) -> HandlerResult {
+    let scheduler = &auth.pool.scheduler;
+    let (schedule, now) = scheduler.get(&auth.id).await?;
+    let shown = show::schedule(scheduler, &schedule, now, Shown::WHOLE);
+    Ok(show::tagged(StatusCode::OK, &schedule, &shown))
+}
+
+/// `PUT /api/:namespace/_schedules/:name?dry_run`
+pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let (head, body) = request.into_parts();
+    let query = Query(head.uri.query().unwrap_or_default());
+    let dry = params::flag(query, "dry_run", false, "invalid dry_run")?;
+    let mut condition = condition::of(&head.headers)?;
+    let mut room = state.body_room.for_request(&auth.id.namespace);
+    let body = read_body(body, MAX_SETTING, TOO_LARGE, Some(&mut room)).await?;
+    let json: Value = serde_json::from_slice(&body).map_err(|error| not_json(&error))?;
+    let scheduler = &auth.pool.scheduler;
+    let given = Given::parse(&auth.id.name, &json, &scheduler.zones, &job_defaults(&state.defaults))?;
+    condition.revision = given.revision;
+    let (what, schedule, now) = scheduler.set(&auth.id, &given, &condition, dry).await?;
+    let mut shown = show::schedule(scheduler, &schedule, now, Shown::SET);
+    shown.insert("result".to_owned(), json!(word(what)));
+    let status = if what == Changed::Created { StatusCode::CREATED } else { StatusCode::OK };
+    if dry {
+        // Nothing was published.
+        return Ok(show::tagged(status, &schedule, &shown));
+    }
+    counted.commit();
+    Ok(show::tagged(status, &schedule, &shown))
+}
+
+/// What a change has done.
+fn word(what: Changed) -> &'static str {
+    match what {
+        Changed::Created => "created",
+        Changed::Changed => "changed",
+        Changed::Unchanged => "unchanged",
+    }
+}
+
+/// 400 for a body that is no JSON.
+pub fn not_json(error: &serde_json::Error) -> ApiError {
+    let error = format!("the body should be a JSON object: {error}");
+    Refusal { error, field: None, part: None }.into()
+}
+
+/// What jobs get that nothing is said of.
+pub fn job_defaults(defaults: &Defaults) -> JobDefaults {
+    let ttl = (defaults.ttl > 0).then(|| std::time::Duration::from_secs(defaults.ttl.into()));
+    JobDefaults { tries: defaults.tries.try_into().unwrap_or(std::num::NonZeroU16::MIN), ttl }
+}
+
+/// `DELETE /api/:namespace/_schedules/:name`
+pub async fn delete(auth: AuthorizedSchedule, headers: HeaderMap) -> HandlerResult {
+    auth.pool.scheduler.delete(&auth.id, &condition::of(&headers)?).await?;
+    Ok(reply::no_content())
+}
+
+/// `POST /api/:namespace/_schedules/:name/pause?for`
+pub async fn pause(auth: AuthorizedSchedule, RawQuery(query): RawQuery) -> HandlerResult {
+    #[derive(Serialize)]
+    struct Paused {
+        msg: &'static str,
+        until: Option<Instant>,
+    }
+    let query = Query(query.as_deref().unwrap_or_default());
+    let time = match query.get("for") {
+        Some(_) => Some(params::duration(query, "for", 0, "invalid for")?.as_millis() as u64),
+        None => None,
+    };
+    if time == Some(0) {
+        return Err(ApiError::bad("invalid for"));
+    }
+    let until = auth.pool.scheduler.pause(&auth.id, time).await?;
+    Ok(reply::json(StatusCode::OK, &Paused { msg: "paused", until: until.map(Instant) }))
+}
+
+/// `POST /api/:namespace/_schedules/:name/resume`
+pub async fn resume(auth: AuthorizedSchedule) -> HandlerResult {
+    auth.pool.scheduler.resume(&auth.id).await?;
+    Ok(reply::message(StatusCode::OK, "resumed"))
+}

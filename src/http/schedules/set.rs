@@ -1,0 +1,179 @@
+//! The whole set of a namespace's schedules, or of those with a prefix: all are checked, then each is one step.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::one::{job_defaults, not_json};
+use crate::admin::Direction;
+use crate::engine::{ScheduleId, together};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::jobs::admission::admitted;
+use crate::http::request::batch::reading;
+use crate::http::request::body::read_body;
+use crate::http::request::extract::AuthorizedSet;
+use crate::http::request::params::{self, Query};
+use crate::http::state::App;
+use crate::name::ScheduleName;
+use crate::schedule::{Given, JobDefaults, Refusal, Zones};
+use crate::scheduler::{Changed, Condition, NotChanged};
+
+/// The largest set.
+const MAX_SET: usize = 16 << 20;
+const MOST: usize = 10_000;
+/// How many are changed at the same time.
+const AT_A_TIME: usize = 64;
+const TOO_LARGE: &str = "the set is too large";
+
+#[derive(Debug, Default, Serialize)]
+struct Done {
+    created: Vec<ScheduleName>,
+    changed: Vec<ScheduleName>,
+    unchanged: Vec<ScheduleName>,
+    removed: Vec<ScheduleName>,
+    dry_run: bool,
+}
+
+/// `PUT /api/:namespace/_schedules?prune&prefix&dry_run`
+pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> HandlerResult {
+    let counted = admitted(&state, &auth.key, auth.record, Direction::Write).await?;
+    let (head, body) = request.into_parts();
+    let query = Query(head.uri.query().unwrap_or_default());
+    let dry = params::flag(query, "dry_run", false, "invalid dry_run")?;
+    let prune = params::flag(query, "prune", false, "invalid prune")?;
+    let prefix = query.get("prefix").unwrap_or_default().into_owned();
+    let mut room = state.body_room.for_request(&auth.namespace);
+    let body = read_body(body, MAX_SET, TOO_LARGE, Some(&mut room)).await?;
+    let scheduler = &auth.pool.scheduler;
+    let (zones, defaults, of) = (scheduler.zones.clone(), job_defaults(&state.defaults), prefix.clone());
+    let all = reading(body.len(), move || read_set(&body, &of, &zones, &defaults)).await?;
+
+    // Nothing changes before all conditions hold, and there is room for what is new.
+    let there = scheduler.names(&auth.namespace).await?;
+    let in_prefix = |name: &ScheduleName| name.as_str().starts_with(&prefix);
+    let named: BTreeSet<&ScheduleName> = all.iter().map(|(name, _)| name).collect();
+    for (index, (name, given)) in all.iter().enumerate() {
+        let revision = there.get(name).copied();
+        if given.revision.is_some() && given.revision != revision {
+            return Err(at(index, name, NotChanged::Condition(revision)));
+        }
+    }
+    let goes: Vec<&ScheduleName> =
+        there.keys().filter(|name| prune && in_prefix(name) && !named.contains(name)).collect();
+    let new = all.iter().filter(|(name, _)| !there.contains_key(name)).count();
+    if new > 0 && scheduler.bounds.of_namespace == 0 {
+        return Err(NotChanged::Forbidden.into());
+    }
+    if (there.len() + new) as u64 > scheduler.bounds.of_namespace + goes.len() as u64 {
+        return Err(NotChanged::TooMany.into());
+    }
+    let mut done = Done { dry_run: dry, ..Done::default() };
+    // What is removed makes room for what is new.
+    let removed_first = (there.len() + new) as u64 > scheduler.bounds.of_namespace;
+    let id_of = |name: &ScheduleName| ScheduleId { namespace: auth.namespace.clone(), name: name.clone() };
+    let remove = async || -> Result<Vec<ScheduleName>, ApiError> {
+        let mut removed = Vec::new();
+        for name in &goes {
+            match if dry { Ok(()) } else { scheduler.delete(&id_of(name), &Condition::default()).await } {
+                Ok(()) | Err(NotChanged::NotFound) => removed.push((*name).clone()),
+                Err(why) => return Err(why.into()),
+            }
+        }
+        Ok(removed)
+    };
+    if removed_first {
+        done.removed = remove().await?;
+    }
+    for (n, some) in all.chunks(AT_A_TIME).enumerate() {
+        let changes = some.iter().map(async |(name, given)| {
+            let condition = Condition { revision: given.revision, ..Condition::default() };
+            scheduler.set(&id_of(name), given, &condition, dry).await
+        });
+        for ((index, (name, _)), changed) in some.iter().enumerate().zip(together::all(changes).await) {
+            let (what, ..) = changed.map_err(|why| at(n * AT_A_TIME + index, name, why))?;
+            let names = match what {
+                Changed::Created => &mut done.created,
+                Changed::Changed => &mut done.changed,
+                Changed::Unchanged => &mut done.unchanged,
+            };
+            names.push(name.clone());
+        }
+    }
+    if !removed_first {
+        done.removed = remove().await?;
+    }
+    if !dry {
+        counted.commit();
+    }
+    Ok(reply::json(StatusCode::OK, &done))
+}
+
+/// The schedules of a set, each checked.
+fn read_set(
+    body: &[u8],
+    prefix: &str,
+    zones: &Arc<Zones>,
+    defaults: &JobDefaults,
+) -> Result<Vec<(ScheduleName, Given)>, ApiError> {
+    let mut set: Map<String, Value> = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
+    let schedules = set.remove("schedules");
+    // What a list shows may be put back.
+    set.remove("cursor");
+    if let Some(field) = set.keys().next() {
+        let error = format!("{field:?} is no field of a set: it has \"schedules\"");
+        return Err(Refusal::of(field, error).into());
+    }
+    let Some(Value::Array(schedules)) = schedules else {
+        return Err(Refusal::of("schedules", "a set has a list of \"schedules\"").into());
+    };
+    if schedules.len() > MOST {
+        let error = format!("{} schedules are too many for one set: {MOST} at most", schedules.len());
+        return Err(Refusal::of("schedules", error).into());
+    }
+    let mut all = Vec::with_capacity(schedules.len());
+    let mut names = HashSet::with_capacity(schedules.len());
+    for (index, given) in schedules.into_iter().enumerate() {
+        let refused = |name: Option<&str>, Refusal { error, field, part }: Refusal| {
+            let body = json!({ "error": error, "index": index, "name": name, "field": field, "part": part });
+            ApiError::said(StatusCode::BAD_REQUEST, &body)
+        };
+        let text = given.get("name").and_then(Value::as_str).map(str::to_owned);
+        let name = text.as_deref().and_then(ScheduleName::parse).ok_or_else(|| {
+            let of = text.as_deref().map_or_else(|| "the schedule has no name".to_owned(), Refusal::bad_name);
+            refused(text.as_deref(), Refusal::of("name", of))
+        })?;
+        if !name.as_str().starts_with(prefix) {
+            let error = format!("{:?} does not begin with the prefix {prefix:?}", name.as_str());
+            return Err(refused(Some(name.as_str()), Refusal::of("name", error)));
+        }
+        if !names.insert(name.clone()) {
+            let error = format!("{:?} is in the set twice", name.as_str());
+            return Err(refused(Some(name.as_str()), Refusal::of("name", error)));
+        }
+        let given = Given::parse(&name, &given, zones, defaults)
+            .map_err(|refusal| refused(Some(name.as_str()), refusal))?;
+        all.push((name, given));
+    }
+    Ok(all)
+}
+
+/// Why one of the set was not changed.
+fn at(index: usize, name: &ScheduleName, why: NotChanged) -> ApiError {
+    match why {
+        NotChanged::Condition(revision) => ApiError::said(
+            StatusCode::PRECONDITION_FAILED,
+            &BTreeMap::from([
+                ("error", json!("the schedule has changed")),
+                ("index", json!(index)),
+                ("name", json!(name.as_str())),
+                ("revision", json!(revision)),
+            ]),
+        ),
+        why => why.into(),
+    }
+}

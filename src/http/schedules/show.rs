@@ -1,0 +1,102 @@
+//! A schedule as JSON, the same in every answer.
+
+use axum::http::header::ETAG;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::clock::Millis;
+use crate::http::answer::reply;
+use crate::schedule::{Entry, Outcome, When};
+use crate::scheduler::{Schedule, Scheduler};
+use crate::time::Instant;
+
+/// How much of a schedule is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    pub body: bool,
+    /// How many instants to come.
+    pub next: usize,
+    pub past: Past,
+}
+
+/// What is shown of the last occurrences.
+#[derive(Clone, Copy, Debug)]
+pub enum Past {
+    None,
+    Last,
+    All,
+}
+
+impl Shown {
+    /// As a GET shows one.
+    pub const WHOLE: Shown = Shown { body: true, next: 5, past: Past::All };
+    /// As a PUT answers it.
+    pub const SET: Shown = Shown { past: Past::None, ..Shown::WHOLE };
+}
+
+/// A schedule as it is `now`.
+pub fn schedule(scheduler: &Scheduler, of: &Schedule, now: Millis, shown: Shown) -> Map<String, Value> {
+    let (progress, history) = (&of.state.progress, &of.state.history);
+    let when = of.when(&scheduler.zones);
+    let state = of.state_at(when.as_ref(), now);
+    let is_paused = progress.is_paused(now);
+    let mut all = of.setting.to_json(shown.body);
+    let mut put = |name: &str, value: Value| drop(all.insert(name.to_owned(), value));
+    put("name", json!(of.id.name.as_str()));
+    put("state", json!(state.as_str()));
+    put("revision", json!(of.version.revision));
+    put("created_at", json!(Instant(of.created_at)));
+    put("changed_at", json!(Instant(of.changed_at)));
+    put("mode", json!(of.setting.mode()));
+    if let Some(anchor) = of.setting.anchor(progress.every_set_at) {
+        put("anchor", json!(Instant(anchor)));
+    }
+    put("zones", json!(scheduler.zones.version()));
+    put("paused", json!(is_paused));
+    let until = progress.paused.filter(|_| is_paused).and_then(|paused| paused.until);
+    put("paused_until", json!(until.map(Instant)));
+    let to_come = |when: &When| -> Vec<Value> {
+        let all = when.from(progress.awake(now).cursor).take(shown.next);
+        all.map(|next| instant(when, next.due)).collect()
+    };
+    put("next", json!(when.as_ref().filter(|_| !is_paused).map(to_come).unwrap_or_default()));
+    put("counts", json!(history.counts));
+    match shown.past {
+        Past::None => {}
+        Past::Last => put("last", json!(history.entries.front().map(occurrence))),
+        Past::All => put("occurrences", json!(history.entries.iter().map(occurrence).collect::<Vec<_>>())),
+    }
+    all
+}
+
+/// An instant, and what the clock of the zone shows then.
+pub fn instant(when: &When, due: Millis) -> Value {
+    json!({ "due": Instant(due), "local": when.local(due) })
+}
+
+fn occurrence(entry: &Entry) -> Value {
+    let Entry { due, last_due, at, outcome, job_id, why, count } = entry;
+    let is_placed = matches!(outcome, Outcome::Placed | Outcome::CaughtUp | Outcome::Run);
+    let mut shown = json!({
+        "due": Instant(*due),
+        "placed_at": is_placed.then_some(Instant(*at)),
+        "job_id": job_id,
+        "outcome": outcome,
+        "why": why,
+    });
+    if *outcome == Outcome::Missed {
+        shown["last_due"] = json!(Instant(last_due.unwrap_or(*due)));
+        shown["count"] = json!(count);
+    }
+    shown
+}
+
+/// An answer with the revision of its schedule.
+pub fn tagged(status: StatusCode, of: &Schedule, shown: &Map<String, Value>) -> Response {
+    let mut response = reply::json(status, shown);
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", of.version.revision)) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}

@@ -1,0 +1,97 @@
+//! What became of occurrences: the last ones, and how many by outcome. Missed ones in a row are one entry.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::when::MOST_COUNTED;
+use crate::clock::Millis;
+
+/// How many are kept, the newest.
+pub const MOST_KEPT: usize = 20;
+/// The most bytes that are kept of a reason.
+const MAX_WHY: usize = 200;
+
+/// What became of an occurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Placed,
+    CaughtUp,
+    /// A job of an earlier one lives.
+    Skipped,
+    /// It came too late.
+    Missed,
+    /// The store refuses this job alone.
+    Failed,
+    /// Somebody asked for it.
+    Run,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 6] = [
+        Outcome::Placed,
+        Outcome::CaughtUp,
+        Outcome::Skipped,
+        Outcome::Missed,
+        Outcome::Failed,
+        Outcome::Run,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Placed => "placed",
+            Outcome::CaughtUp => "caught_up",
+            Outcome::Skipped => "skipped",
+            Outcome::Missed => "missed",
+            Outcome::Failed => "failed",
+            Outcome::Run => "run",
+        }
+    }
+}
+
+/// An entry of the history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub due: Millis,
+    /// Of missed ones in a row the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_due: Option<Millis>,
+    /// When it was decided.
+    pub at: Millis,
+    pub outcome: Outcome,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// How many; `None` above [`MOST_COUNTED`].
+    pub count: Option<u32>,
+}
+
+/// The last occurrences, newest first, and how many there were by outcome.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct History {
+    pub entries: VecDeque<Entry>,
+    pub counts: BTreeMap<Outcome, u64>,
+}
+
+impl History {
+    /// Adds one. Missed ones for the same reason become one entry with those just before. Those of an entry that is not
+    /// counted add [`MOST_COUNTED`] to the counts: so many there were at least.
+    pub fn add(&mut self, mut entry: Entry) {
+        *self.counts.entry(entry.outcome).or_default() += u64::from(entry.count.unwrap_or(MOST_COUNTED));
+        if let Some(why) = &mut entry.why {
+            why.truncate(why.floor_char_boundary(MAX_WHY));
+        }
+        match self.entries.front_mut() {
+            Some(last) if last.outcome == Outcome::Missed && entry.outcome == Outcome::Missed => {
+                last.last_due = entry.last_due.or(Some(entry.due));
+                last.count =
+                    last.count.zip(entry.count).map(|(a, b)| a + b).filter(|sum| *sum <= MOST_COUNTED);
+                (last.at, last.why) = (entry.at, entry.why.or(last.why.take()));
+            }
+            _ => self.entries.push_front(entry),
+        }
+        self.entries.truncate(MOST_KEPT);
+    }
+}

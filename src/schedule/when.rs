@@ -1,0 +1,249 @@
+//! The instants of a schedule: its expression in its zone, or its interval, between its start and its end. What comes
+//! after an instant, and what was missed between two. Knows no setting and no clock.
+//!
+//! *By the clock* an occurrence is a local time: the first instant at which its zone's clock shows it, or the first one
+//! after the gap that it lies in. *By interval* it is each second whose local time matches. So what was decided last is
+//! a local time in the one case and an instant in the other ([`Cursor`]).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use jiff::civil::DateTime;
+use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::cron::Cron;
+use super::zones::{civil, local, millis};
+use crate::clock::Millis;
+
+/// More missed ones are not counted.
+pub const MOST_COUNTED: u32 = 10_000;
+/// How many of those that were missed may be caught up, the newest.
+pub const MOST_CAUGHT_UP: usize = 100;
+/// The last one that nobody catches up is known too: until when it went.
+const KEPT: usize = MOST_CAUGHT_UP + 1;
+
+/// How a schedule's instants are found, as answers tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Clock,
+    Interval,
+    Every,
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Cron(Arc<Cron>),
+    /// The first instant, and how long from each to the next; not 0.
+    Every {
+        first: Millis,
+        every: Millis,
+    },
+}
+
+/// The instants of a schedule.
+#[derive(Clone, Debug)]
+pub struct When {
+    rule: Rule,
+    zone: TimeZone,
+    start: Millis,
+    end: Millis,
+}
+
+/// An instant of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Occurrence {
+    pub due: Millis,
+    /// By the clock: the local time that it is, the first one where several fall on this instant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<DateTime>,
+}
+
+/// Until where a schedule is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    pub after: Millis,
+    /// By the clock, once there was an occurrence: the last local time that is decided. It holds in place of the
+    /// instant, since another zone database may have another instant for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local: Option<DateTime>,
+}
+
+/// Occurrences that came too late to be placed as if nothing had been.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missed {
+    pub first: Occurrence,
+    /// The newest of them, oldest first: one more than [`MOST_CAUGHT_UP`] at most. Not empty.
+    pub newest: VecDeque<Occurrence>,
+    /// `None` above [`MOST_COUNTED`].
+    pub count: Option<u32>,
+}
+
+impl Cursor {
+    /// What is due at this instant is decided, and all before.
+    pub fn at(after: Millis) -> Cursor {
+        Cursor { after, local: None }
+    }
+}
+
+impl When {
+    pub fn cron(cron: Arc<Cron>, zone: TimeZone) -> When {
+        When { rule: Rule::Cron(cron), zone, start: 0, end: Millis::MAX }
+    }
+
+    /// Each `every` milliseconds after the anchor. If there is a start, it is the anchor and the first of them.
+    pub fn every(every: Millis, anchor: Millis, start: Option<Millis>, zone: TimeZone) -> When {
+        let first = start.unwrap_or_else(|| anchor.saturating_add(every));
+        When { rule: Rule::Every { first, every: every.max(1) }, zone, start: 0, end: Millis::MAX }
+    }
+
+    /// Nothing before the start, nothing after the end: both may be an occurrence.
+    pub fn between(mut self, start: Option<Millis>, end: Option<Millis>) -> When {
+        (self.start, self.end) = (start.unwrap_or(0), end.unwrap_or(Millis::MAX));
+        self
+    }
+
+    pub fn mode(&self) -> Mode {
+        match &self.rule {
+            Rule::Cron(cron) if cron.is_by_clock() => Mode::Clock,
+            Rule::Cron(_) => Mode::Interval,
+            Rule::Every { .. } => Mode::Every,
+        }
+    }
+
+    /// RFC 3339 with the zone's offset. Empty for what no calendar has.
+    pub fn local(&self, at: Millis) -> String {
+        local(&self.zone, at).unwrap_or_default()
+    }
+
+    /// The first occurrence that is not decided. `None`: nothing comes any more.
+    pub fn next(&self, cursor: Cursor) -> Option<Occurrence> {
+        let from = Cursor::at(cursor.after.max(self.start.saturating_sub(1)));
+        let next = match &self.rule {
+            Rule::Every { first, every } => {
+                Some(Occurrence { due: step(*first, *every, from.after)?, local: None })
+            }
+            Rule::Cron(cron) if !cron.is_by_clock() => self.by_interval(cron, from.after),
+            Rule::Cron(cron) => match cursor.local {
+                Some(local) => self.by_clock(cron, local, None).filter(|next| next.due >= self.start),
+                None => None,
+            }
+            .or_else(|| self.by_clock(cron, civil(&self.zone, from.after)?, Some(from.after))),
+        };
+        next.filter(|next| next.due <= self.end)
+    }
+
+    /// Where a schedule stands once this occurrence is decided.
+    pub fn decided(&self, occurrence: &Occurrence) -> Cursor {
+        // Of a gap all local times are decided, up to the one that the clock shows after it.
+        let shown = || civil(&self.zone, occurrence.due);
+        let local = occurrence.local.map(|local| shown().map_or(local, |shown| shown.max(local)));
+        Cursor { after: occurrence.due, local }
+    }
+
+    /// What comes after an instant, in order.
+    pub fn after(&self, instant: Millis) -> impl Iterator<Item = Occurrence> + '_ {
+        self.from(Cursor::at(instant))
+    }
+
+    /// What is not decided, in order.
+    pub fn from(&self, cursor: Cursor) -> impl Iterator<Item = Occurrence> + '_ {
+        std::iter::successors(self.next(cursor), |last| self.next(self.decided(last)))
+    }
+
+    /// What is due from the cursor to `until`, that instant included. Takes [`MOST_COUNTED`] steps and some thousands
+    /// more at most.
+    pub fn missed(&self, cursor: Cursor, until: Millis) -> Option<Missed> {
+        let mut all = self.from(cursor).take_while(|occurrence| occurrence.due <= until);
+        let first = all.next()?;
+        let (mut newest, mut count) = (VecDeque::from([first]), 1);
+        for occurrence in all.by_ref().take(MOST_COUNTED as usize - 1) {
+            newest.push_back(occurrence);
+            if newest.len() > KEPT {
+                newest.pop_front();
+            }
+            count += 1;
+        }
+        if all.next().is_none() {
+            return Some(Missed { first, newest, count: Some(count) });
+        }
+        Some(Missed { first, newest: self.newest(newest[0].due, until), count: None })
+    }
+
+    /// The newest [`KEPT`] between two instants, of more: found by halving the time in which they lie.
+    fn newest(&self, after: Millis, until: Millis) -> VecDeque<Occurrence> {
+        let between = |after| self.after(after).take_while(|occurrence| occurrence.due <= until);
+        let (mut enough, mut few) = (after, until);
+        while few - enough > 1 {
+            let middle = enough + (few - enough) / 2;
+            match between(middle).nth(KEPT - 1) {
+                Some(_) => enough = middle,
+                None => few = middle,
+            }
+        }
+        between(enough).take(KEPT).collect()
+    }
+
+    /// The first local time after `local` that matches, at its instant; later than `after`.
+    fn by_clock(&self, cron: &Cron, mut local: DateTime, after: Option<Millis>) -> Option<Occurrence> {
+        loop {
+            local = cron.at_or_after(next_second(local)?)?;
+            let due = millis(self.instant(local)?);
+            if after.is_none_or(|after| due > after) {
+                return Some(Occurrence { due, local: Some(local) });
+            }
+        }
+    }
+
+    /// The first instant at which the clock shows this, or the first one after the gap.
+    fn instant(&self, local: DateTime) -> Option<Timestamp> {
+        match self.zone.to_ambiguous_timestamp(local).offset() {
+            AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
+            AmbiguousOffset::Fold { before, .. } => before.to_timestamp(local).ok(),
+            AmbiguousOffset::Gap { after, .. } => {
+                // Read with the offset after the gap it is an instant before the gap; the gap is what follows.
+                let earlier = after.to_timestamp(local).ok()?;
+                Some(self.zone.following(earlier).next()?.timestamp())
+            }
+        }
+    }
+
+    /// The first second after `after` whose local time matches. Between two changes of the offset local times are as
+    /// far apart as instants. A change puts a clock back or ahead by a day at most: what is further away is looked for
+    /// near the place where it would be without any change.
+    fn by_interval(&self, cron: &Cron, after: Millis) -> Option<Occurrence> {
+        const DAYS: SignedDuration = SignedDuration::from_hours(72);
+        let begin = Timestamp::from_second(i64::try_from(after / 1000 + 1).ok()?).ok()?;
+        let mut from = begin;
+        loop {
+            let offset = self.zone.to_offset(from);
+            let until = self.zone.following(from).next().map(|change| change.timestamp());
+            let found = cron.at_or_after(offset.to_datetime(from))?;
+            let found = offset.to_timestamp(found).ok();
+            match (found, until) {
+                (Some(found), Some(until)) if found >= until => {
+                    let is_far = until.duration_since(begin) > DAYS;
+                    from = if is_far { until.max(found.checked_sub(DAYS).ok()?) } else { until };
+                }
+                (None, Some(until)) => from = until,
+                (None, None) => return None,
+                (Some(found), _) => return Some(Occurrence { due: millis(found), local: None }),
+            }
+        }
+    }
+}
+
+/// The first of `first`, `first + every`, .. that is later than `after`.
+fn step(first: Millis, every: Millis, after: Millis) -> Option<Millis> {
+    match after.checked_sub(first) {
+        None => Some(first),
+        Some(since) => first.checked_add((since / every + 1).checked_mul(every)?),
+    }
+}
+
+fn next_second(local: DateTime) -> Option<DateTime> {
+    let whole = local.with().subsec_nanosecond(0).build().ok()?;
+    whole.checked_add(SignedDuration::from_secs(1)).ok()
+}

@@ -1,0 +1,58 @@
+//! What placing and changing have in common: the store of a pool, the zone database, what is counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+use super::record::State;
+use crate::engine::{Engine, ScheduleBounds};
+use crate::metrics::ScheduleMetrics;
+use crate::name::PoolName;
+use crate::schedule::{Outcome, Zones};
+
+/// The schedules of one pool.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub pool: PoolName,
+    pub engine: Arc<dyn Engine>,
+    pub zones: Arc<Zones>,
+    pub bounds: ScheduleBounds,
+    pub metrics: ScheduleMetrics,
+    /// Notified when this process has changed a schedule.
+    pub changed: Notify,
+    /// Whether it was logged that other servers have a newer zone database.
+    is_behind: AtomicBool,
+}
+
+impl Scheduler {
+    pub fn new(
+        pool: PoolName,
+        engine: Arc<dyn Engine>,
+        zones: Arc<Zones>,
+        bounds: ScheduleBounds,
+        metrics: ScheduleMetrics,
+    ) -> Scheduler {
+        for outcome in Outcome::ALL {
+            metrics.occurrences(outcome.as_str(), 0); // born with 0
+        }
+        let (changed, is_behind) = (Notify::new(), AtomicBool::new(false));
+        Scheduler { pool, engine, zones, bounds, metrics, changed, is_behind }
+    }
+
+    /// Whether a server with an older zone database has computed when this schedule is looked at next.
+    pub fn is_newer_than(&self, state: &State) -> bool {
+        self.zones.is_newer_than(&state.zones)
+    }
+
+    /// Whether a server with a newer zone database has computed when this schedule is looked at next. Logs that once.
+    pub fn is_older_than(&self, state: &State) -> bool {
+        let version = &*state.zones;
+        let is_older = version != self.zones.version() && !self.zones.is_newer_than(version);
+        if is_older && !self.is_behind.swap(true, Ordering::Relaxed) {
+            let (ours, theirs) = (self.zones.version(), version);
+            tracing::warn!(pool = %self.pool, ours, theirs, "other servers have a newer time zone database");
+        }
+        is_older
+    }
+}

@@ -1,0 +1,257 @@
+//! One look at a schedule: what is to be done of it now is done in one step of the store, together with what is told of it
+//! and when it is to be looked at next.
+
+use std::time::Duration;
+
+use super::core::Scheduler;
+use super::record::{Pending, Schedule, entry_of};
+use crate::clock::Millis;
+use crate::engine::{
+    OnConflict, Placing, Publication, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, Stepped,
+};
+use crate::error::{Error, Result};
+use crate::job::NewJob;
+use crate::schedule::{self, Decision, Entry, GivenUp, Outcome, Overlap, Place, Step};
+
+/// After how long a job is tried again that the store had no room for.
+const TRY_AGAIN: Millis = 1000;
+
+/// What a look at a schedule found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// A step was taken, or somebody else has taken one: it may be due again.
+    Moved,
+    /// The store's time of day is before what it said a moment ago.
+    Early,
+}
+
+/// What is to be done of a schedule.
+pub struct Plan {
+    schedule: Schedule,
+    put: SchedulePut,
+    /// Missed ones that this step gives up.
+    given_up: Option<GivenUp>,
+    place: Option<Place>,
+}
+
+impl Plan {
+    /// Whether this can wait for others: what it places was missed.
+    pub fn is_catching_up(&self) -> bool {
+        self.place.is_none_or(|place| place.caught_up)
+    }
+
+    /// Whether it decides about an occurrence that its time or its deadline has come for.
+    pub fn decides(&self) -> bool {
+        self.given_up.is_some() || !self.is_catching_up()
+    }
+}
+
+impl Scheduler {
+    /// What is to be done of a schedule now. `next` is what the store has; `None`: nothing, and the store knows it.
+    pub fn plan(&self, schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
+        let Some(when) = schedule.when(&self.zones) else {
+            let put = self.put(&schedule, ScheduleState::Broken, None);
+            return next.is_some().then_some(Plan { schedule, put, given_up: None, place: None });
+        };
+        let (id, progress) = (schedule.id.clone(), schedule.state.progress.clone());
+        let step = schedule::step(&id.name, &schedule.setting, &when, &progress, now);
+        let Step::Do(Decision { missed, place, progress, next }) = step else {
+            let due = if let Step::Wait(due) = step { Some(due) } else { None };
+            let state = schedule.state_at(Some(&when), now);
+            // Another zone database has another instant, or a pause has ended.
+            if due == next || self.is_older_than(&schedule.state) {
+                return None;
+            }
+            let mut schedule = schedule;
+            schedule.state.zones = self.zones.version().to_owned();
+            let put = self.put(&schedule, state, due);
+            return Some(Plan { schedule, put, given_up: None, place: None });
+        };
+        let mut after = schedule.clone();
+        after.state.progress = progress;
+        after.state.zones = self.zones.version().to_owned();
+        if let Some(GivenUp { due, last_due, count }) = missed {
+            let why = after.state.trouble.take();
+            let (last_due, outcome) = (Some(last_due), Outcome::Missed);
+            after.state.history.add(Entry { due, last_due, at: now, outcome, job_id: None, why, count });
+            after.state.ailing = true;
+        }
+        after.state.pending = place.map(|Place { occurrence, caught_up }| Pending {
+            due: occurrence.due,
+            outcome: if caught_up { Outcome::CaughtUp } else { Outcome::Placed },
+        });
+        if place.is_some_and(|place| !place.caught_up) {
+            (after.state.ailing, after.state.trouble) = (false, None);
+        }
+        let state = after.state_at(Some(&when), now);
+        let mut put = self.put(&after, state, next);
+        if let Some(place) = place {
+            put.job = Some(self.job_of(&schedule, &place));
+            put.not_before = place.occurrence.due;
+        }
+        Some(Plan { schedule, put, given_up: missed, place })
+    }
+
+    /// Writes when a schedule is looked at next by this server's zone database, unless something is due.
+    pub fn recompute(&self, mut schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
+        let due = self.next_of(&schedule, now);
+        if due.is_some_and(|due| due <= now) || next.is_some_and(|next| next <= now) {
+            return None;
+        }
+        schedule.state.zones = self.zones.version().to_owned();
+        let state = schedule.state_at(schedule.when(&self.zones).as_ref(), now);
+        let put = self.put(&schedule, state, due);
+        Some(Plan { schedule, put, given_up: None, place: None })
+    }
+
+    /// Does it. What the store has no room for is tried again until its deadline; what it refuses of this schedule alone
+    /// has failed.
+    pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
+        let Plan { schedule, put, given_up, place } = plan;
+        let Some(place) = place else {
+            let answer = self.step(&schedule, put).await?;
+            if let Stepped::Done { .. } = answer {
+                self.tell_missed(&schedule, given_up);
+            }
+            return Ok(looked(&answer));
+        };
+        let why = match self.step(&schedule, put.clone()).await {
+            Ok(answer @ Stepped::Done { landed: Some(landed), .. }) => {
+                self.tell_missed(&schedule, given_up);
+                let outcome = if place.caught_up { Outcome::CaughtUp } else { Outcome::Placed };
+                let outcome = entry_of(place.occurrence.due, outcome, landed).outcome;
+                self.count(outcome, 1);
+                if !place.caught_up {
+                    let due = place.occurrence.due
+                        + schedule::jitter(&schedule.id.name, place.occurrence.due, schedule.setting.jitter);
+                    self.metrics.late(Duration::from_millis(landed.at.saturating_sub(due)));
+                    self.tell_well(&schedule, given_up.is_some());
+                }
+                return Ok(looked(&answer));
+            }
+            Ok(Stepped::NotPlaced(_)) => "a job has the key".to_owned(), // none is asked to fail for it
+            Ok(answer) => return Ok(looked(&answer)),
+            Err(error @ (Error::Full { .. } | Error::OverQuota(_))) => {
+                return self.postpone(schedule, now, error.to_string()).await;
+            }
+            Err(Error::Refused(why)) => why.to_string(),
+            Err(error) => return Err(error),
+        };
+        // If this is refused too, it is the store and not the job.
+        let mut failed = schedule.clone();
+        if let Ok(state) = serde_json::from_slice(&put.progress) {
+            failed.state = state;
+        }
+        failed.state.pending = None;
+        failed.state.ailing = true;
+        let due = place.occurrence.due;
+        let (at, outcome, why) = (now, Outcome::Failed, Some(why));
+        failed.state.history.add(Entry {
+            due,
+            last_due: None,
+            at,
+            outcome,
+            job_id: None,
+            why,
+            count: Some(1),
+        });
+        let put = SchedulePut { progress: failed.state.to_progress(), job: None, ..put };
+        let answer = self.step(&schedule, put).await?;
+        if let Stepped::Done { .. } = answer {
+            self.tell_missed(&schedule, given_up);
+            self.count(Outcome::Failed, 1);
+            self.tell_ailing(&schedule, "failed");
+        }
+        Ok(looked(&answer))
+    }
+
+    /// Looks again in a moment, and remembers why.
+    async fn postpone(&self, mut schedule: Schedule, now: Millis, why: String) -> Result<Looked> {
+        schedule.state.trouble = Some(why);
+        let put = self.put(&schedule, ScheduleState::On, Some(now + TRY_AGAIN));
+        Ok(looked(&self.step(&schedule, put).await?))
+    }
+
+    /// What a step writes that has no job.
+    pub fn put(&self, schedule: &Schedule, state: ScheduleState, next: Option<Millis>) -> SchedulePut {
+        SchedulePut {
+            setting: None,
+            revision: None,
+            state,
+            next,
+            progress: schedule.state.to_progress(),
+            landed: None,
+            bounds: self.bounds,
+            job: None,
+            not_before: 0,
+        }
+    }
+
+    async fn step(&self, schedule: &Schedule, put: SchedulePut) -> Result<Stepped> {
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: schedule.id.clone(), expected: Some(schedule.version), then };
+        self.engine.step_schedule(step).await
+    }
+
+    /// The job of an occurrence.
+    fn job_of(&self, schedule: &Schedule, Place { occurrence, caught_up }: &Place) -> Publication {
+        let id = schedule::job_id(&schedule.id.namespace, &schedule.id.name, occurrence);
+        self.publication(schedule, id, occurrence.due, *caught_up, OnConflict::Keep)
+    }
+
+    /// A job of a schedule that is ready at once. `skip` is what its key means that another job has.
+    pub fn publication(
+        &self,
+        schedule: &Schedule,
+        id: crate::job::JobId,
+        due: Millis,
+        caught_up: bool,
+        skip: OnConflict,
+    ) -> Publication {
+        let setting = &schedule.setting;
+        let on_conflict = if setting.overlap == Overlap::Replace { OnConflict::Replace } else { skip };
+        let job = NewJob {
+            queue: schedule.queue(),
+            id,
+            body: setting.body.bytes(),
+            attributes: setting.job_attributes(&schedule.id.name, due, caught_up),
+            ttl: setting.ttl,
+            delay: Duration::ZERO,
+            tries: setting.tries,
+        };
+        let key = setting.key.clone().map(|key| (key, on_conflict));
+        Publication { jobs: vec![Placing { job, at: None, key }], replaces: None, once: None }
+    }
+
+    fn tell_missed(&self, schedule: &Schedule, given_up: Option<GivenUp>) {
+        let Some(GivenUp { count, .. }) = given_up else { return };
+        self.count(Outcome::Missed, u64::from(count.unwrap_or(schedule::MOST_COUNTED)));
+        self.tell_ailing(schedule, "missed");
+    }
+
+    /// One line when it begins.
+    fn tell_ailing(&self, schedule: &Schedule, what: &str) {
+        if !schedule.state.ailing {
+            let (pool, id, why) = (&self.pool, &schedule.id, schedule.state.trouble.as_deref());
+            tracing::warn!(%pool, schedule = %id, why, "occurrences of a schedule are {what}");
+        }
+    }
+
+    /// And one when it is over.
+    fn tell_well(&self, schedule: &Schedule, just_missed: bool) {
+        if schedule.state.ailing || just_missed {
+            tracing::info!(pool = %self.pool, schedule = %schedule.id, "a schedule is placed in time again");
+        }
+    }
+
+    fn count(&self, outcome: Outcome, by: u64) {
+        self.metrics.occurrences(outcome.as_str(), by);
+    }
+}
+
+fn looked(answer: &Stepped) -> Looked {
+    match answer {
+        Stepped::TooEarly => Looked::Early,
+        _ => Looked::Moved,
+    }
+}

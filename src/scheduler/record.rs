@@ -1,0 +1,153 @@
+//! A schedule, and how it is written into the two texts that a store keeps of it: what was set, and what has become of it.
+//! A step says beforehand what is to be told of its job; how that ended the store tells, and the next reader puts both
+//! together.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::clock::Millis;
+use crate::engine::{
+    How, Landed, ScheduleId, ScheduleSetting, ScheduleState, ScheduleVersion, StoredSchedule,
+};
+use crate::error::{Error, Result};
+use crate::name::Queue;
+use crate::schedule::{Body, Entry, History, Outcome, Progress, Setting, When, Zones, is_ended};
+
+/// A schedule as it was read.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pub id: ScheduleId,
+    pub version: ScheduleVersion,
+    pub setting: Setting,
+    pub created_at: Millis,
+    pub changed_at: Millis,
+    pub state: State,
+}
+
+/// What has become of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    pub progress: Progress,
+    pub history: History,
+    /// What the step is about that wrote this: its outcome stands beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<Pending>,
+    /// The last occurrence was missed or failed: that is logged once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ailing: bool,
+    /// Why the store did not take the job that is due now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// The version of the zone database by which the next look was computed.
+    pub zones: String,
+}
+
+/// An occurrence whose job was to be stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pending {
+    pub due: Millis,
+    /// What it is when its job was stored.
+    pub outcome: Outcome,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Text {
+    set: Map<String, Value>,
+    /// The body was given as bytes, not as text.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    data: bool,
+    created_at: Millis,
+    changed_at: Millis,
+}
+
+impl Schedule {
+    /// Reads what a store has. [`Corrupt`](Error::Corrupt) when it is nothing that this or an earlier server wrote.
+    pub fn read(stored: StoredSchedule) -> Result<Schedule> {
+        let StoredSchedule {
+            id, version, setting: ScheduleSetting { text, body, .. }, progress, landed, ..
+        } = stored;
+        let unreadable = |what: &dyn std::fmt::Display| Error::corrupt(format!("schedule {id}: {what}"));
+        let Text { set, data, created_at, changed_at } =
+            serde_json::from_slice(&text).map_err(|e| unreadable(&e))?;
+        let mut setting =
+            Setting::stored(&id.name, &Value::Object(set)).map_err(|refusal| unreadable(&refusal.error))?;
+        setting.body = match String::from_utf8(body.to_vec()) {
+            Ok(text) if !data => Body::Text(text),
+            _ => Body::Data(body),
+        };
+        let mut state: State = serde_json::from_slice(&progress).map_err(|e| unreadable(&e))?;
+        if let (Some(Pending { due, outcome }), Some(landed)) = (state.pending.take(), landed) {
+            state.history.add(entry_of(due, outcome, landed));
+        }
+        Ok(Schedule { id, version, setting, created_at, changed_at, state })
+    }
+
+    /// One that is set now.
+    pub fn new(id: ScheduleId, setting: Setting, now: Millis, zones: &Zones) -> Schedule {
+        let state = State {
+            progress: Progress::new(now),
+            history: History::default(),
+            pending: None,
+            ailing: false,
+            trouble: None,
+            zones: zones.version().to_owned(),
+        };
+        let version = ScheduleVersion::default();
+        Schedule { id, version, setting, created_at: now, changed_at: now, state }
+    }
+
+    /// What was set, as a store takes it.
+    pub fn to_setting(&self) -> ScheduleSetting {
+        let text = Text {
+            set: self.setting.to_json(false),
+            data: matches!(self.setting.body, Body::Data(_)),
+            created_at: self.created_at,
+            changed_at: self.changed_at,
+        };
+        ScheduleSetting {
+            queue: self.setting.queue.clone(),
+            text: text_of(&text),
+            body: self.setting.body.bytes(),
+        }
+    }
+
+    /// Where its jobs go.
+    pub fn queue(&self) -> Queue {
+        Queue { namespace: self.id.namespace.clone(), name: self.setting.queue.clone() }
+    }
+
+    /// Its instants; `None` when no database has its zone any more.
+    pub fn when(&self, zones: &Zones) -> Option<When> {
+        self.setting.when(zones, self.state.progress.every_set_at)
+    }
+
+    /// What a store counts it as.
+    pub fn state_at(&self, when: Option<&When>, now: Millis) -> ScheduleState {
+        match when {
+            _ if self.state.progress.is_paused(now) => ScheduleState::Paused,
+            None => ScheduleState::Broken,
+            Some(when) if is_ended(when, &self.state.progress) => ScheduleState::Ended,
+            Some(_) => ScheduleState::On,
+        }
+    }
+}
+
+impl State {
+    /// What has become of it, as a store takes it.
+    pub fn to_progress(&self) -> Bytes {
+        text_of(self)
+    }
+}
+
+/// What is told of a job that a step was to store.
+pub fn entry_of(due: Millis, outcome: Outcome, landed: Landed) -> Entry {
+    let outcome = if landed.placed.how == How::Duplicate { Outcome::Skipped } else { outcome };
+    let job_id = Some(landed.placed.id.to_string());
+    Entry { due, last_due: None, at: landed.at, outcome, job_id, why: None, count: Some(1) }
+}
+
+fn text_of(value: &impl Serialize) -> Bytes {
+    // Names and numbers: there is nothing in it that JSON cannot say.
+    serde_json::to_vec(value).unwrap_or_default().into()
+}

@@ -1,0 +1,192 @@
+//! The task that places. It looks at what is due, does what is to be done of it, many at once, and looks again; when
+//! nothing is due it sleeps until something is. The store answers a second at most where others may store schedules or
+//! its time of day may be set.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::core::Scheduler;
+use super::place::{Looked, Plan};
+use super::record::Schedule;
+use crate::clock::Millis;
+use crate::engine::{
+    DueList, DueSchedules, MAX_DUE, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, StoredSchedule,
+    together,
+};
+use crate::error::{Error, Result};
+use crate::outage::Outage;
+use crate::pump::timer::Timer;
+
+/// The shortest time from one look to the next, unless more is due already.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+/// After a failure it waits this long, and twice as long after each further one, up to `LONGEST_RETRY`.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+/// After which time a pass is made again that has found something.
+const PASS_AGAIN: Duration = Duration::from_secs(60);
+/// Where more is due than one look shows, what has become due within this time goes first.
+const LATELY: Duration = Duration::from_secs(2);
+
+/// Places until `stop`. Tells `outage` whether each step worked. Fails only with its timer.
+pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: CancellationToken) -> io::Result<()> {
+    let mut timer = Timer::new()?;
+    let mut retry: Option<Duration> = None;
+    let mut pass = Pass::default();
+    while !stop.is_cancelled() {
+        let began = Instant::now();
+        let looked = scheduler.look_and_pass(&mut pass).await;
+        outage.report(&looked);
+        let wait = match &looked {
+            Ok(wait) => {
+                retry = None;
+                *wait
+            }
+            // Its own trouble is told by the step.
+            Err(_) => *retry.insert(retry.map_or(FIRST_RETRY, |last| LONGEST_RETRY.min(last * 2))),
+        };
+        if wait.is_zero() {
+            tokio::task::yield_now().await;
+            continue;
+        }
+        let wait = wait.max(SHORTEST_PAUSE.saturating_sub(began.elapsed()));
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            () = scheduler.changed.notified(), if retry.is_none() => {}
+            slept = timer.sleep(wait) => slept?,
+        }
+    }
+    Ok(())
+}
+
+/// A way through all schedules, whenever they are due: those by whose `next` another zone database was read are computed
+/// anew. One begins with the server, and then each minute, as long as there are some.
+#[derive(Debug, Default)]
+struct Pass {
+    /// How many were passed over; `None` between two.
+    at: Option<usize>,
+    /// Whether this one has found some.
+    found: bool,
+    next: Option<Instant>,
+    has_run: bool,
+}
+
+impl Pass {
+    fn begins(&mut self) -> bool {
+        let is_time = !self.has_run || self.next.is_some_and(|next| next <= Instant::now());
+        if self.at.is_none() && is_time {
+            (self.at, self.found, self.has_run) = (Some(0), false, true);
+        }
+        self.at.is_some()
+    }
+}
+
+impl Scheduler {
+    /// A look, and a part of a pass.
+    async fn look_and_pass(&self, pass: &mut Pass) -> Result<Duration> {
+        let wait = self.look().await?;
+        if !pass.begins() {
+            return Ok(wait);
+        }
+        let skip = pass.at.unwrap_or(0);
+        let all = self.engine.due_schedules(DueList::Ever { skip, limit: MAX_DUE }).await?;
+        if all.schedules.is_empty() {
+            pass.at = None;
+            pass.next = pass.found.then(|| Instant::now() + PASS_AGAIN);
+            return Ok(wait);
+        }
+        pass.at = Some(skip + MAX_DUE);
+        let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
+        let stale = stale.filter_map(|stored| {
+            let schedule = Schedule::read(stored.clone()).ok()?;
+            self.is_newer_than(&schedule.state).then(|| self.recompute(schedule, stored.next, all.now))
+        });
+        let plans: Vec<Plan> = stale.flatten().collect();
+        pass.found |= !plans.is_empty();
+        for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
+            looked?;
+        }
+        Ok(Duration::ZERO)
+    }
+
+    /// Does what is due, up to a bound. Answers how long until something is: zero when something may be already.
+    pub async fn look(&self) -> Result<Duration> {
+        let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
+        self.tell(&due);
+        let mut moved = self.take_all(&due).await?;
+        if due.next.is_zero() {
+            // A backlog: what is due now does not wait for it.
+            let lately = self.engine.due_schedules(DueList::Within(MAX_DUE, LATELY)).await?;
+            moved |= self.take_all(&lately).await?;
+        }
+        // Somebody else may be about to take what this server leaves alone.
+        let left_alone = !due.schedules.is_empty() && !moved;
+        Ok(if moved {
+            Duration::ZERO
+        } else if left_alone {
+            LONGEST_RETRY
+        } else {
+            due.next
+        })
+    }
+
+    /// Takes the steps of all that is due: first of what is in time. Answers whether anything has moved.
+    async fn take_all(&self, due: &DueSchedules) -> Result<bool> {
+        let (mut moved, mut failed) = (false, None);
+        let (mut first, mut later): (Vec<Plan>, Vec<Plan>) = Default::default();
+        for stored in &due.schedules {
+            match Schedule::read(stored.clone()) {
+                Ok(schedule) => match self.plan(schedule, stored.next, due.now) {
+                    Some(plan) if plan.is_catching_up() => later.push(plan),
+                    Some(plan) => first.push(plan),
+                    None => {}
+                },
+                Err(error) => {
+                    self.set_aside(stored, &error).await?;
+                    moved = true;
+                }
+            }
+        }
+        for plans in [first, later] {
+            for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, due.now))).await {
+                match looked {
+                    Ok(Looked::Moved) => moved = true,
+                    Ok(Looked::Early) => {}
+                    Err(error) => failed = Some(error),
+                }
+            }
+        }
+        failed.map_or(Ok(moved), Err)
+    }
+
+    fn tell(&self, due: &DueSchedules) {
+        for (state, count) in ScheduleState::ALL.iter().zip(due.counts) {
+            self.metrics.schedules(state.as_str(), count);
+        }
+        let oldest: Option<Millis> = due.schedules.first().and_then(|first| first.next);
+        let age = oldest.map_or(0, |oldest| due.now.saturating_sub(oldest));
+        self.metrics.oldest_owed(Duration::from_millis(age));
+    }
+
+    /// A schedule that cannot be read is not due any more, until it is set again.
+    async fn set_aside(&self, stored: &StoredSchedule, error: &Error) -> Result<()> {
+        tracing::error!(pool = %self.pool, %error, "a schedule cannot be read and places nothing");
+        let put = SchedulePut {
+            setting: None,
+            revision: None,
+            state: ScheduleState::Broken,
+            next: None,
+            progress: stored.progress.clone(),
+            landed: None,
+            bounds: self.bounds,
+            job: None,
+            not_before: 0,
+        };
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: stored.id.clone(), expected: Some(stored.version), then };
+        self.engine.step_schedule(step).await.map(drop)
+    }
+}

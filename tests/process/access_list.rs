@@ -1,0 +1,266 @@
+//! The users of docs/operations.md that a Redis's access list needs for us: each with the least rights. All verbs go
+//! through them, and the Redis has refused nothing.
+
+use reqwest::{Client, Method};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+
+/// The lines `ACL SETUSER ..` in the document.
+fn lines() -> Vec<String> {
+    let docs = std::fs::read_to_string("docs/operations.md").expect("docs/operations.md");
+    docs.lines().filter(|line| line.starts_with("ACL SETUSER ")).map(str::to_owned).collect()
+}
+
+/// The text of all scripts of a layout: they have rarer ways than a test goes.
+fn scripts(layout: &str) -> String {
+    let dir = if layout == "compact" { "lua/compact" } else { "lua" };
+    let files = std::fs::read_dir(dir).expect("scripts").flatten().map(|entry| entry.path());
+    let texts =
+        files.filter(|path| path.is_file()).map(|path| std::fs::read_to_string(path).expect("a script"));
+    texts.collect()
+}
+
+/// A server's ports, and what they are asked.
+struct Ports<'a> {
+    redises: [&'a RedisServer; 2],
+    api: String,
+    admin: String,
+    client: Client,
+}
+
+impl Ports<'_> {
+    /// Asks, and answers status and JSON. A 5xx is a right that is missing.
+    async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+        headers: &[(&'static str, &str)],
+    ) -> (u16, Value) {
+        let port = if path.starts_with("/api/") { &self.api } else { &self.admin };
+        let method: Method = method.parse().expect("a method");
+        let mut request =
+            self.client.request(method.clone(), format!("http://{port}{path}")).body(body.to_owned());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let answer = request.send().await.unwrap_or_else(|e| panic!("{method} {path}: {e}"));
+        let status = answer.status().as_u16();
+        let text = answer.text().await.expect("a body");
+        assert!(status < 500, "{method} {path}: {status} {text}; refused: {:?}", self.refused());
+        (status, serde_json::from_str(&text).unwrap_or_default())
+    }
+
+    /// What the Redis servers have refused: which command, and which key.
+    fn refused(&self) -> Vec<String> {
+        let log = |of: &&RedisServer| {
+            as_operator::<Vec<std::collections::HashMap<String, redis::Value>>>(of, &["ACL", "LOG"])
+        };
+        let entries = self.redises.iter().flat_map(log);
+        entries.map(|entry| format!("{:?} {:?}", entry.get("reason"), entry.get("object"))).collect()
+    }
+
+    async fn ok(&self, method: &str, path: &str, body: &str) -> Value {
+        let (status, json) = self.ask(method, path, body, &[]).await;
+        assert!(status < 300, "{method} {path}: {status} {json}");
+        json
+    }
+
+    async fn publish(&self, query: &str) -> String {
+        let json = self.ok("PUT", &format!("/api/ns/q?{query}"), "a job").await;
+        json["job_id"].as_str().expect("an id").to_owned()
+    }
+
+    /// One hand-over: the job's path, and its receipt.
+    async fn consume(&self) -> (String, String) {
+        let job = self.ok("GET", "/api/ns/q?timeout=5&ttr=30&receipt=1", "").await;
+        let path = format!("/api/ns/q/job/{}", job["job_id"].as_str().expect("an id"));
+        (path, job["receipt"].as_str().unwrap_or_default().to_owned())
+    }
+
+    async fn all_verbs(&self) {
+        self.ok("POST", "/token/ns?description=d", "").await;
+        let token = self.ok("POST", "/token/ns?description=other", "").await;
+        let token = token["token"].as_str().expect("a token").to_owned();
+        self.ok("GET", "/token/ns", "").await;
+        let limit = format!("/token/ns/{token}/limit");
+        for method in ["POST", "PUT", "GET"] {
+            self.ok(method, &limit, r#"{"read":100,"write":100,"interval":60}"#).await;
+        }
+        self.ok("GET", "/limits", "").await;
+        for (method, path) in [("PUT", "/api/ns/q"), ("GET", "/api/ns/q"), ("GET", "/api/ns/none?timeout=0")]
+        {
+            self.ask(method, path, "limited", &[("X-Token", &token)]).await;
+        }
+        // Publishes of each kind.
+        self.publish("delay=1000").await;
+        self.publish("delay=0&ttl=100&tries=3").await;
+        self.ok("PUT", "/api/ns/q/bulk?delay=0", "[\"a\",\"b\",{\"c\":1}]").await;
+        let many: Vec<Value> = (0..64).map(|n| json!({"text": format!("job {n}"), "delay": n % 2})).collect();
+        self.ok("POST", "/api/ns/many/jobs/batch", &Value::from(many).to_string()).await;
+        self.ask("PUT", "/api/ns/q", "with attributes", &[("Job-Attr-traceparent", "x")]).await;
+        for (key, conflict) in [("k", "keep"), ("k", "replace"), ("k", "fail")] {
+            self.ask("POST", &format!("/api/ns/q/jobs?key={key}&on_conflict={conflict}&delay=500"), "x", &[])
+                .await;
+        }
+        for _ in 0..2 {
+            self.ask("POST", "/api/ns/q/jobs", "x", &[("Idempotency-Key", "once")]).await;
+        }
+        self.ok("GET", "/api/ns/q/key/k", "").await;
+        self.ask("DELETE", "/api/ns/q/key/k", "", &[]).await;
+        // What ends a hand-over.
+        for _ in 0..12 {
+            self.publish("tries=1").await;
+        }
+        let (job, receipt) = self.consume().await;
+        let touched = self.ok("POST", &format!("{job}/touch?receipt={receipt}"), "").await;
+        let receipt = touched["receipt"].as_str().expect("a receipt");
+        self.ok("DELETE", &format!("{job}?receipt={receipt}"), "").await;
+        let (job, receipt) = self.consume().await;
+        self.ask("POST", &format!("{job}/release?receipt={receipt}&delay=1"), "later", &[]).await;
+        let (job, receipt) = self.consume().await;
+        self.ask("POST", &format!("{job}/release?receipt={receipt}"), "", &[]).await;
+        for _ in 0..3 {
+            let (job, receipt) = self.consume().await;
+            self.ask("POST", &format!("{job}/bury?receipt={receipt}"), "broken", &[]).await;
+        }
+        let (job, _) = self.consume().await;
+        self.ok("DELETE", &job, "").await;
+        let (job, _) = self.consume().await;
+        self.ask("PUT", &format!("{job}?delay=1&tries=2"), "republished", &[]).await;
+        let jobs = self.ok("GET", "/api/ns/q?count=3&ttr=1&timeout=1&receipt=1", "").await;
+        let acks: Vec<Value> = jobs
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|job| json!({"id": job["job_id"], "receipt": job["receipt"]}))
+            .collect();
+        self.ask("POST", "/api/ns/q/ack", &json!({"jobs": acks}).to_string(), &[]).await;
+        self.ask("GET", "/api/ns/q,many?timeout=1&ttr=1&tries=1", "", &[]).await;
+        self.ask("GET", "/api/ns/many,q?timeout=1&count=100&ttr=1", "", &[]).await;
+        // A consumer that leaves: what was popped for it goes back.
+        for _ in 0..3 {
+            let poll = self.client.get(format!("http://{}/api/ns/empty?timeout=30", self.api));
+            let _ = poll.timeout(std::time::Duration::from_millis(50)).send().await;
+            self.ok("PUT", "/api/ns/empty", "x").await;
+        }
+        // Looks.
+        for path in [
+            "/api/ns",
+            "/api/ns/q/peek",
+            "/api/ns/q/size",
+            "/api/ns/q/deadletter",
+            "/api/ns/q/deadletter/size",
+        ] {
+            self.ask("GET", path, "", &[]).await;
+        }
+        for state in ["ready", "delayed", "running", "dead"] {
+            let page = self.ok("GET", &format!("/api/ns/q/jobs?state={state}&limit=1&data=1"), "").await;
+            if let Some(cursor) = page["cursor"].as_str() {
+                self.ok("GET", &format!("/api/ns/q/jobs?state={state}&cursor={cursor}"), "").await;
+            }
+            if let Some(id) = page["jobs"][0]["job_id"].as_str() {
+                self.ok("GET", &format!("/api/ns/q/job/{id}?verbose=1"), "").await;
+                self.ok("GET", &format!("/api/ns/q/job/{id}"), "").await;
+            }
+        }
+        // Time-outs of the many: jobs die, and others come again.
+        tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+        let dead = self.ok("GET", "/api/ns/q/jobs?state=dead&limit=1", "").await;
+        if let Some(id) = dead["jobs"][0]["job_id"].as_str() {
+            self.ok("POST", &format!("/api/ns/q/job/{id}/respawn?delay=1"), "").await;
+        }
+        let dead = self.ok("GET", "/api/ns/q/jobs?state=dead&limit=1", "").await;
+        let ids = json!({"jobs": [dead["jobs"][0]["job_id"], "01AAAAAAAAAAAAAAAAAAAAAAAA"]});
+        self.ask("POST", "/api/ns/q/deadletter/respawn?tries=2&ttl=100", &ids.to_string(), &[]).await;
+        self.ask("PUT", "/api/ns/q/deadletter?limit=1&ttl=5", "", &[]).await;
+        self.ask("DELETE", "/api/ns/q/deadletter?limit=10", "", &[]).await;
+        self.ok("POST", "/api/ns/q/pause?for=5", "").await;
+        self.ask("GET", "/api/ns/q?timeout=0", "", &[]).await;
+        self.ok("GET", "/api/ns", "").await;
+        self.ok("POST", "/api/ns/q/resume", "").await;
+        // Quotas, and what counts for them.
+        self.ok("PUT", "/quota/ns", r#"{"jobs":100000,"bytes":10000000,"queues":100}"#).await;
+        self.ok("GET", "/quota/ns", "").await;
+        self.publish("tries=2").await;
+        self.publish("delay=1").await;
+        let (job, _) = self.consume().await;
+        self.ok("DELETE", &job, "").await;
+        self.ok("PUT", "/api/ns/q/bulk", "[\"a\",\"b\"]").await;
+        self.ask("DELETE", "/api/ns/q/deadletter?limit=10", "", &[]).await;
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        self.ok("DELETE", "/api/ns/many", "").await;
+        self.ok("DELETE", "/quota/ns", "").await;
+        // Push, and the rest of the admin port.
+        let setting = r#"{"url":"http://127.0.0.1:1/jobs"}"#;
+        self.ok("PUT", "/push/ns/pushed", setting).await;
+        self.ok("PUT", "/api/ns/pushed", "x").await;
+        for (method, path) in
+            [("GET", ""), ("POST", "/test"), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/secret")]
+        {
+            self.ok(method, &format!("/push/ns/pushed{path}"), "").await;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        self.ask("DELETE", "/push/ns/pushed", "", &[]).await;
+        for path in ["/info", "/metrics", "/ready", "/pools"] {
+            self.ask("GET", path, "", &[]).await;
+        }
+        self.ok("DELETE", &limit, "").await;
+        self.ask("DELETE", &format!("/token/ns/{token}"), "", &[]).await;
+        self.ok("DELETE", "/api/ns/q", "").await;
+    }
+}
+
+/// What the Redis says to its own user.
+fn as_operator<T: redis::FromRedisValue>(redis: &RedisServer, command: &[&str]) -> T {
+    let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
+    let mut connection = client.get_connection().expect("it answers");
+    let mut call = redis::cmd(command[0]);
+    call.arg(&command[1..]).query(&mut connection).expect("it may do all")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_least_rights_suffice_for_all_verbs() {
+    let lines = lines();
+    assert_eq!(lines.len(), 2, "a line for each layout in docs/operations.md: {lines:?}");
+    for (layout, line) in ["lmstfy", "compact"].into_iter().zip(&lines) {
+        let (redis, admin) = (RedisServer::start(), RedisServer::start());
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // The first line is for tokens and limits too.
+        let own: Vec<&str> = lines[0].split_whitespace().collect();
+        as_operator::<()>(&redis, &words);
+        as_operator::<()>(&admin, &own);
+        let login = "Username = 'dormouse'\nPassword = 'PASSWORD'\n";
+        let toml = format!(
+            "PushAllow = ['127.0.0.1']\n[Pool.default]\nAddr = '{}'\nLayout = '{layout}'\n{login}[AdminRedis]\nAddr = '{}'\n{login}",
+            redis.addr(),
+            admin.addr()
+        );
+        let dir = TempDir::new().expect("a temporary directory");
+        std::fs::write(dir.path().join("c.toml"), toml).expect("a file");
+        let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
+        let ports = Ports {
+            redises: [&redis, &admin],
+            api: process.address("api"),
+            admin: process.address("admin"),
+            client: Client::new(),
+        };
+        ports.all_verbs().await;
+        process.signal("TERM");
+        let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
+        assert_eq!(ports.refused(), [""; 0], "{layout}: what was refused\n{said}");
+        assert!(!said.contains("NOPERM"), "{layout}:\n{said}");
+        // The least: what the server never sends is not in the line.
+        let stats: Vec<String> =
+            [&redis, &admin].map(|of| as_operator::<String>(of, &["INFO", "commandstats"])).into();
+        let used = |command: &str| stats.iter().any(|stats| stats.contains(&format!("cmdstat_{command}:")));
+        let unused = words.iter().filter_map(|word| word.strip_prefix('+')).filter(|word| !used(word));
+        let scripts = scripts(layout);
+        let by_nobody: Vec<&str> =
+            unused.filter(|word| !scripts.contains(&format!("'{}'", word.to_uppercase()))).collect();
+        assert!(by_nobody.is_empty(), "{layout}: rights that nothing uses: {by_nobody:?}");
+    }
+}

@@ -1,0 +1,284 @@
+//! What probes, balancers and service managers hear: `/ping`, `/ready`, the drain, the wait for a store, `dormouse
+//! health`, and systemd's socket.
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use reqwest::{Client, Method};
+use tempfile::TempDir;
+
+use crate::support::process::Process;
+use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
+
+/// What an answer says: status, `Retry-After`, `Connection`, and the text.
+#[derive(Debug)]
+struct Said {
+    status: u16,
+    retry_after: bool,
+    closes: bool,
+    text: String,
+}
+
+async fn ask(method: &str, address: &str, path: &str) -> Said {
+    let method: Method = method.parse().expect("a method");
+    let sent = Client::new().request(method, format!("http://{address}{path}")).send().await;
+    let answer = sent.unwrap_or_else(|e| panic!("{path}: {e}"));
+    Said {
+        status: answer.status().as_u16(),
+        retry_after: answer.headers().contains_key("retry-after"),
+        closes: answer.headers().get("connection").is_some_and(|value| value == "close"),
+        text: answer.text().await.expect("a body"),
+    }
+}
+
+/// A server's variables, and where both ports will be.
+fn ports() -> ([String; 2], [String; 2]) {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let ports = listeners.map(|listener| listener.local_addr().expect("it is bound").port().to_string());
+    (ports.clone(), ports.map(|port| format!("127.0.0.1:{port}")))
+}
+
+fn write(dir: &Path, toml: &str) {
+    std::fs::write(dir.join("c.toml"), toml).expect("a file");
+}
+
+fn on_redis(addr: &str, more: &str) -> String {
+    format!("{more}\n[Pool.default]\nAddr = '{addr}'\n[AdminRedis]\nAddr = '{addr}'\n")
+}
+
+fn health(admin: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+    command.arg("health").env_clear().env("DORMOUSE_ADMIN", admin);
+    command.output().expect("the binary runs")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_ports_answer_probes_and_the_public_one_shows_no_address() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let mut redis = RedisServer::start();
+    write(dir.path(), &on_redis(&redis.addr(), ""));
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    for address in [&api, &admin] {
+        for path in ["/ping", "/ready"] {
+            let said = ask("GET", address, path).await;
+            assert_eq!((said.status, said.text.is_empty()), (200, false), "{path}: {said:?}");
+            let said = ask("HEAD", address, path).await;
+            assert_eq!((said.status, said.text.as_str()), (200, ""), "HEAD {path}: {said:?}");
+            assert_eq!(ask("POST", address, path).await.status, 404, "POST {path}");
+        }
+    }
+    let healthy = health(&format!("http://{admin}"));
+    assert_eq!((healthy.status.code(), &healthy.stdout[..]), (Some(0), &b"ready\n"[..]));
+
+    redis.kill();
+    until("the server notices", async || ask("GET", &api, "/ready").await.status == 503).await;
+    let (for_all, for_operators) = (ask("GET", &api, "/ready").await, ask("GET", &admin, "/ready").await);
+    assert_eq!(for_all.text, r#"{"ready":false,"reason":"pool default cannot be used now"}"#);
+    assert!(for_operators.text.contains(&redis.addr()), "the admin port says more: {for_operators:?}");
+    assert!(for_all.retry_after && for_operators.retry_after, "{for_all:?} {for_operators:?}");
+    let head = ask("HEAD", &api, "/ready").await;
+    assert_eq!((head.status, head.text.as_str(), head.retry_after), (503, "", true));
+    assert_eq!(ask("GET", &api, "/ping").await.status, 200, "the process answers");
+    let ill = health(&format!("http://{admin}"));
+    assert_eq!(ill.status.code(), Some(1), "{ill:?}");
+    let said = String::from_utf8_lossy(&ill.stderr).into_owned();
+    assert!(said.starts_with("dormouse: not ready: pool default") && said.lines().count() == 1, "{said}");
+    for wrong in ["http://127.0.0.1:1", "nonsense"] {
+        assert_eq!(health(wrong).status.code(), Some(1), "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_goes_on_with_everything_and_says_so() {
+    let dir = TempDir::new().expect("a temporary directory");
+    write(dir.path(), "DrainSeconds = 300\n[Pool.default]\nPath = 'jobs'\n");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml", "-sv"], &[]);
+    let (api, admin) = (process.address("api"), process.address("admin"));
+    let poll = {
+        let api = api.clone();
+        tokio::spawn(async move { ask("GET", &api, "/api/ns/q?timeout=60").await })
+    };
+    until("the poll is parked", async || {
+        ask("GET", &admin, "/metrics").await.text.contains("parked_polls 1")
+    })
+    .await;
+    process.signal("TERM");
+    until("it is not ready", async || ask("GET", &api, "/ready").await.status == 503).await;
+    for address in [&api, &admin] {
+        let said = ask("GET", address, "/ready").await;
+        assert_eq!((said.status, said.retry_after, said.closes), (503, true, true), "{said:?}");
+        assert!(said.text.contains("shutting down"), "{said:?}");
+    }
+    assert!(!poll.is_finished(), "polls stay parked");
+    let published = ask("PUT", &api, "/api/ns/q").await;
+    assert_eq!((published.status, published.closes), (201, true), "{published:?}");
+    let job = poll.await.expect("no panic");
+    assert_eq!((job.status, job.closes), (200, true), "the poll gets the job: {job:?}");
+    let began = Instant::now();
+    process.signal("TERM");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.said);
+    assert!(
+        began.elapsed() < Duration::from_secs(6),
+        "a second signal ends the drain: {:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_by_itself() {
+    let dir = TempDir::new().expect("a temporary directory");
+    write(dir.path(), "DrainSeconds = 1\n[Pool.default]\nPath = 'jobs'\n");
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    process.line_with("serving");
+    let began = Instant::now();
+    process.signal("INT");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.said);
+    assert!(began.elapsed() >= Duration::from_secs(1), "it drains for a second: {:?}", began.elapsed());
+}
+
+/// Guards against a service manager that gives up a server whose Redis starts a little later.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_waits_for_a_store_and_both_ports_answer_meanwhile() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let mut redis = RedisServer::start();
+    redis.kill();
+    write(dir.path(), &on_redis(&redis.addr(), "WaitForStore = 60"));
+    let ([api_port, admin_port], [api, admin]) = ports();
+    let env = [("DORMOUSE_PORT", api_port.as_str()), ("DORMOUSE_ADMIN_PORT", admin_port.as_str())];
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &env);
+    let line = process.line_with("waiting for a store");
+    assert!(line.contains("[Pool.default]") && line.contains(&redis.addr()), "what it waits for: {line}");
+    for address in [&api, &admin] {
+        assert_eq!(ask("GET", address, "/ping").await.status, 200, "/ping");
+        for (method, path) in
+            [("GET", "/ready"), ("PUT", "/api/ns/q"), ("GET", "/metrics"), ("GET", "/nothing")]
+        {
+            let said = ask(method, address, path).await;
+            assert_eq!((said.status, said.retry_after), (503, true), "{method} {path}: {said:?}");
+            assert!(said.text.contains("the server is starting"), "{method} {path}: {said:?}");
+        }
+    }
+    assert!(redis.launch(), "the Redis starts on its port");
+    process.line_with("serving");
+    assert_eq!(ask("GET", &api, "/ready").await.status, 200, "it is ready");
+    process.signal("TERM");
+    let said = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic").said;
+    assert_eq!(said.matches("waiting for a store").count(), 1, "one line:\n{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_waits_no_longer_than_it_is_told_and_not_for_a_wrong_password() {
+    let redis = RedisServer::start_with(Some("right"), &[]);
+    // It takes connections, and never answers.
+    let hangs = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let hangs = hangs.local_addr().expect("it is bound").to_string();
+    let nobody = ports().1[0].clone();
+    for (addr, wait, least, most) in [
+        (nobody.as_str(), "1", 1, 5),
+        (hangs.as_str(), "3", 3, 12),
+        (&redis.addr(), "300", 0, 10),
+        (nobody.as_str(), "0", 0, 3),
+    ] {
+        let dir = TempDir::new().expect("a temporary directory");
+        write(dir.path(), &on_redis(addr, ""));
+        let began = Instant::now();
+        let process = Process::start(dir.path(), &["-c", "c.toml"], &[("DORMOUSE_WAIT_FOR_STORE", wait)]);
+        let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+        let took = began.elapsed();
+        assert_eq!(ended.status.code(), Some(1), "{addr} {wait}:\n{}", ended.said);
+        assert!(
+            took >= Duration::from_secs(least) && took < Duration::from_secs(most),
+            "{addr} {wait}: {took:?}\n{}",
+            ended.said
+        );
+        assert!(ended.said.contains("[Pool.default]"), "which store:\n{}", ended.said);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_wait_for_a_store() {
+    let dir = TempDir::new().expect("a temporary directory");
+    write(dir.path(), &on_redis(&ports().1[0], "WaitForStore = 300"));
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    process.line_with("waiting for a store");
+    process.signal("TERM");
+    let ended = tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.said);
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("a new file");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a time");
+    let hear = || {
+        let mut text = [0; 256];
+        let n = socket.recv(&mut text).expect("the server tells");
+        String::from_utf8_lossy(&text[..n]).into_owned()
+    };
+    let env = [("NOTIFY_SOCKET", path.to_str().expect("UTF-8"))];
+    let process = Process::start(dir.path(), &["-sv"], &env);
+    assert_eq!(hear(), "READY=1");
+    process.signal("TERM");
+    assert!(hear().lines().any(|line| line == "STOPPING=1"), "it stops");
+    assert_eq!(process.ended().status.code(), Some(0));
+}
+
+/// Guards against a look before a start that makes or changes something.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_asks_stores_and_makes_nothing() {
+    let check = |dir: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+        command.args(["check", "-c", "c.toml", "--stores"]).current_dir(dir).env_clear();
+        command.output().expect("the binary runs")
+    };
+    let dir = TempDir::new().expect("a temporary directory");
+    let redis = RedisServer::start_with(Some("hush"), &[]);
+    let toml = format!(
+        "[Accounts]\nann = 'hush'\n[Pool.default]\nPath = 'jobs'\n[Pool.far]\nAddr = '{}'\nPassword = 'hush'\n\
+         Layout = 'compact'\n",
+        redis.addr()
+    );
+    write(dir.path(), &toml);
+    let good = check(dir.path());
+    let said = String::from_utf8_lossy(&good.stdout).into_owned();
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+    for part in ["Port = 7777", "ann = \"(secret)\"", "[Pool.far]", "the first start makes", "a Redis 7."] {
+        assert!(said.contains(part), "{part} in:\n{said}");
+    }
+    assert!(!said.contains("hush"), "a secret is shown:\n{said}");
+    assert!(!dir.path().join("jobs").exists(), "a check makes nothing");
+    // What is printed is a configuration.
+    let printed: toml::Table = said.parse().expect("it is TOML");
+    assert_eq!(printed["Pool"]["default"]["Path"].as_str(), Some("jobs"), "{said}");
+
+    let mut process = Process::start(dir.path(), &["-c", "c.toml"], &[]);
+    process.line_with("serving");
+    let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
+    assert!(said.contains("a server has open"), "{said}");
+    process.signal("TERM");
+    tokio::task::spawn_blocking(|| process.ended()).await.expect("no panic");
+    let before = std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark");
+    let said = String::from_utf8_lossy(&check(dir.path()).stdout).into_owned();
+    assert!(said.contains("a directory that is whole"), "{said}");
+    assert_eq!(
+        std::fs::read(dir.path().join("jobs/dormouse")).expect("the mark"),
+        before,
+        "it was read only"
+    );
+
+    write(dir.path(), &toml.replace("Layout", "Partitions = 4\nLayout"));
+    let wrong = check(dir.path());
+    assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(said.contains("[Pool.far]") && said.contains("Partitions is 4"), "{said}");
+    drop(redis);
+}

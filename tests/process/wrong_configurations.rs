@@ -1,0 +1,560 @@
+//! Wrong configurations: each ends the start with exit code 2 and one line, which says the key or the variable as it was
+//! written, the value unless it may be a secret, and what would do. `dormouse check` says the same.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// The file, the variables, and the line. `$DIR` is the directory of the test.
+type Row = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+
+const ROWS: &[Row] = &[
+    ("Prot = 1\n$DISK", &[], "Prot = 1: there is no such key; did you mean Port?"),
+    ("Nonsense = 'hush'\n$DISK", &[], "Nonsense: there is no such key; docs/configuration.md has the keys"),
+    ("Addr = 'h:1'\n$DISK", &[], "Addr: there is no such key; Addr belongs to a pool, as in [Pool.default]"),
+    (
+        "[Pool.default]\nPath = 'jobs'\nPort = 1",
+        &[],
+        "[Pool.default] Port = 1: there is no such key; Port belongs before all tables",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nsnyc = 'always'",
+        &[],
+        "[Pool.default] snyc: there is no such key; did you mean Sync?",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nPasword = 'hush'",
+        &[],
+        "[Pool.default] Pasword: there is no such key; did you mean Password?",
+    ),
+    ("Port = 1\nport = 2\n$DISK", &[], "Port and port are the same key: leave one out"),
+    ("Port = = 1", &[], "c.toml: line 1 is no TOML: extra `=`, expected nothing"),
+    ("Port = 70000\n$DISK", &[], "Port = 70000: a whole number from 0 to 65535 is wanted"),
+    ("Port = -1\n$DISK", &[], "Port = -1: a whole number from 0 to 65535 is wanted"),
+    ("Port = 'seven'\n$DISK", &[], "Port = \"seven\": a whole number from 0 to 65535 is wanted"),
+    ("Port = [7777]\n$DISK", &[], "Port: a whole number from 0 to 65535 is wanted"),
+    ("TTRSecond = 1.5\n$DISK", &[], "TTRSecond = 1.5: a whole number from 0 to 4294967295 is wanted"),
+    (
+        "ttlsecond = 4294967296\n$DISK",
+        &[],
+        "ttlsecond = 4294967296: a whole number from 0 to 4294967295 is wanted",
+    ),
+    ("TriesNum = 0\n$DISK", &[], "TriesNum = 0: a whole number from 1 to 65535 is wanted"),
+    ("TriesNum = 65536\n$DISK", &[], "TriesNum = 65536: a whole number from 1 to 65535 is wanted"),
+    (
+        "TTLSecond = 5\nDelaySecond = 10\n$DISK",
+        &[],
+        "TTLSecond = 5 is shorter than DelaySecond = 10: such jobs would end before they are due",
+    ),
+    ("EnableAccessLog = 'maybe'\n$DISK", &[], "EnableAccessLog = \"maybe\": true or false is wanted"),
+    (
+        "LogLevel = 'loud'\n$DISK",
+        &[],
+        "LogLevel = \"loud\": \"trace\", \"debug\", \"info\", \"warn\", \"warning\", \"error\", \"fatal\" or \"panic\" is wanted",
+    ),
+    ("LogFormat = 'xml'\n$DISK", &[], "LogFormat = \"xml\": \"text\" or \"json\" is wanted"),
+    ("LogDir = 'file'\n$DISK", &[], "LogDir = \"file\": it is a file, and no directory"),
+    ("LogDir = 'file/logs'\n$DISK", &[], "LogDir = \"file/logs\": it cannot be made: file is a file"),
+    (
+        "LogDir = 'jobs/logs'\n$DISK",
+        &[],
+        "[Pool.default] Path = \"jobs\" is around LogDir = \"jobs/logs\": each pool needs a directory of its own",
+    ),
+    ("LogDir = 7.5\n$DISK", &[], "LogDir = 7.5: a text is wanted"),
+    (
+        "Port = 7001\nAdminPort = 7001\n$DISK",
+        &[],
+        "Port = 7001 and AdminPort = 7001: the two ports cannot be the same",
+    ),
+    (
+        "Host = 'http://0.0.0.0'\n$DISK",
+        &[],
+        "Host = \"http://0.0.0.0\": the address alone is wanted, without a scheme, such as \"0.0.0.0\"",
+    ),
+    (
+        "Host = '0.0.0.0:7777'\n$DISK",
+        &[],
+        "Host = \"0.0.0.0:7777\": the address alone is wanted; the port has a key of its own",
+    ),
+    ("AdminHost = ''\n$DISK", &[], "AdminHost = \"\": name the address to listen on, such as \"0.0.0.0\""),
+    (
+        "Host = 'my host'\n$DISK",
+        &[],
+        "Host = \"my host\": an address or a host name is wanted, such as \"0.0.0.0\"",
+    ),
+    ("MaxConnections = 0\n$DISK", &[], "MaxConnections = 0: a whole number from 1 on is wanted"),
+    ("MaxParkedPolls = 0\n$DISK", &[], "MaxParkedPolls = 0: a whole number from 1 on is wanted"),
+    ("MaxBodyMemory = 0\n$DISK", &[], "MaxBodyMemory = 0: a whole number from 1 on is wanted"),
+    (
+        "MaxConnectionsPerAddress = -1\n$DISK",
+        &[],
+        "MaxConnectionsPerAddress = -1: a whole number from 0 on is wanted",
+    ),
+    ("DrainSeconds = 301\n$DISK", &[], "DrainSeconds = 301: a whole number from 0 to 300 is wanted"),
+    ("WaitForStore = 3601\n$DISK", &[], "WaitForStore = 3601: a whole number from 0 to 3600 is wanted"),
+    (
+        "Accounts = 'ann:hush'\n$DISK",
+        &[],
+        "Accounts: a table is wanted, as in [Accounts] with operator = \"a long password\"",
+    ),
+    (
+        "$DISK[Accounts]\nann = ''",
+        &[],
+        "[Accounts] ann: the user \"ann\" needs a name and a password, neither empty",
+    ),
+    ("$DISK[Accounts]\nann = ['hush']", &[], "[Accounts] ann: a text is wanted"),
+    ("PushHttps = 'never'\n$DISK", &[], "PushHttps = \"never\": \"any\" or \"only\" is wanted"),
+    ("PushAllow = [1]\n$DISK", &[], "PushAllow: a list of texts is wanted"),
+    (
+        "PushAllow = ['10.0.0.0/99']\n$DISK",
+        &[],
+        "PushAllow: \"10.0.0.0/99\" is no network like \"10.0.0.0/8\", no address and no host name",
+    ),
+    ("PushProxy = 'ann:hush@h'\n$DISK", &[], "PushProxy should be like \"http://proxy.example:3128\""),
+    (
+        "PushCA = 'missing.pem'\n$DISK",
+        &[],
+        "PushCA = \"missing.pem\": the file cannot be read: No such file or directory (os error 2)",
+    ),
+    (
+        "SecretKeyFile = 'missing.keys'\n$DISK",
+        &[],
+        "SecretKeyFile = \"missing.keys\": the file cannot be read: No such file or directory (os error 2)",
+    ),
+    ("TLSCert = 'a.pem'\n$DISK", &[], "TLSCert is set and TLSKey is not: both are needed"),
+    ("AdminTLSKey = 'a.pem'\n$DISK", &[], "AdminTLSKey is set and AdminTLSCert is not: both are needed"),
+    (
+        "Port = 0",
+        &[],
+        "there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\"",
+    ),
+    (
+        "[Pool.default]\nMigrateTo = 'b'",
+        &[],
+        "[Pool.default]: neither Addr (a Redis) nor Cluster (a Redis Cluster) nor Path (a directory) is set",
+    ),
+    (
+        "[Pool.other]\nPath = 'jobs'",
+        &[],
+        "there is no [Pool.default]: add one with Addr = \"host:port\" or Path = \"directory\"",
+    ),
+    ("$DISK[Pool.'a b']\nPath = 'b'", &[], "[Pool.a b]: a pool's name is letters, digits, - and _"),
+    (
+        "[Pool]\ndefault = 'redis://:hush@h:6379'",
+        &[],
+        "[Pool] default: a table is wanted, as in [Pool.default] with Addr = \"host:port\" or Path = \"directory\"",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nAddr = 'h:1'",
+        &[],
+        "[Pool.default]: both Addr and Path are set: a pool is a Redis or a directory",
+    ),
+    ("[Pool.default]\nPath = 'file'", &[], "[Pool.default] Path = \"file\": it is a file, and no directory"),
+    (
+        "[Pool.default]\nPath = 'file/jobs'",
+        &[],
+        "[Pool.default] Path = \"file/jobs\": it cannot be made: file is a file",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nSync = 'never'",
+        &[],
+        "[Pool.default] Sync = \"never\": \"always\" or \"everysec\" is wanted",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nMinFreeDisk = 1.5",
+        &[],
+        "[Pool.default] MinFreeDisk = 1.5: a whole number from 0 on is wanted",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nDiskTimeout = 0",
+        &[],
+        "[Pool.default] DiskTimeout = 0: a whole number from 1 on is wanted",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nPassword = 'hush'",
+        &[],
+        "[Pool.default] Password: a pool that is a directory (Path) has no Password",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nDB = 1",
+        &[],
+        "[Pool.default] DB = 1: a pool that is a directory (Path) has no DB",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nLayout = 'compact'",
+        &[],
+        "[Pool.default] Layout = \"compact\": a pool that is a directory (Path) has no Layout",
+    ),
+    (
+        "[Pool.default]\nPath = 'jobs'\nTLS = true",
+        &[],
+        "[Pool.default] TLS = true: a pool that is a directory (Path) has no TLS",
+    ),
+    (
+        "$DISK[Pool.b]\nPath = 'jobs'",
+        &[],
+        "[Pool.default] Path = \"jobs\" is the directory of [Pool.b] Path = \"jobs\": each pool needs a directory of its own",
+    ),
+    (
+        "$DISK[Pool.b]\nPath = './jobs/b'",
+        &[],
+        "[Pool.default] Path = \"jobs\" is around [Pool.b] Path = \"./jobs/b\": each pool needs a directory of its own",
+    ),
+    (
+        "[Pool.default]\nPath = 'a/b'\n[Pool.c]\nPath = 'a'",
+        &[],
+        "[Pool.default] Path = \"a/b\" is inside of [Pool.c] Path = \"a\": each pool needs a directory of its own",
+    ),
+    ("$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'c'", &[], "[Pool.b]: MigrateTo names \"c\", which is no pool"),
+    ("$DISK[Pool.b]\nPath = 'b'\nMigrateTo = 'b'", &[], "[Pool.b]: MigrateTo names the pool itself"),
+    (
+        "[Pool.default]\nAddr = 'redis://ann:hush@h:6379/1'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+    ),
+    (
+        "[Pool.default]\nAddr = 'hush@h:6379'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+    ),
+    (
+        "[Pool.default]\nAddr = 'localhost'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \"localhost\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nAddr = 'localhost:'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \"localhost:\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nAddr = 'localhost:0'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \"localhost:0\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nAddr = 'localhost:65536'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \"localhost:65536\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nAddr = ':6379'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \":6379\": the host is missing: write host:port",
+    ),
+    (
+        "[Pool.default]\nAddr = '::1:6379'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr = \"::1:6379\": an IPv6 address stands in brackets: write [address]:port",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1,i:2'\n$ADMIN",
+        &[],
+        "[Pool.default] Addr: it lists several Sentinels, but MasterName does not say which master they watch",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'",
+        &[],
+        "there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nSync = 'always'\n$ADMIN",
+        &[],
+        "[Pool.default] Sync = \"always\": a store that is a Redis (Addr) has no Sync",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nMinFreeDisk = 5\n$ADMIN",
+        &[],
+        "[Pool.default] MinFreeDisk = 5: a store that is a Redis (Addr) has no MinFreeDisk",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nDB = -1\n$ADMIN",
+        &[],
+        "[Pool.default] DB = -1: a whole number from 0 to 2147483647 is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nLayout = 'small'\n$ADMIN",
+        &[],
+        "[Pool.default] Layout = \"small\": \"lmstfy\" or \"compact\" is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nPartitions = 2\n$ADMIN",
+        &[],
+        "[Pool.default] Partitions = 2: it belongs to Layout = \"compact\"",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPartitions = 3\n$ADMIN",
+        &[],
+        "[Pool.default] Partitions = 3: a power of two up to 4096 is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPartitions = 8192\n$ADMIN",
+        &[],
+        "[Pool.default] Partitions = 8192: a whole number from 1 to 4096 is wanted",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPrefix = 'a{b'\n$ADMIN",
+        &[],
+        "[Pool.default] Prefix = \"a{b\": 1 to 64 letters, digits, -, _, . and : are wanted",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nAddr = 'h:2'\n$ADMIN",
+        &[],
+        "[Pool.default]: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nPath = 'jobs'\n$ADMIN",
+        &[],
+        "[Pool.default]: both Path and Cluster are set: a pool is a directory or a Redis Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nMasterName = 'm'\n$ADMIN",
+        &[],
+        "[Pool.default]: MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nDB = 1\n$ADMIN",
+        &[],
+        "[Pool.default]: DB is not 0: a Redis Cluster has no other, leave it out beside Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nLayout = 'lmstfy'\n$ADMIN",
+        &[],
+        "[Pool.default]: Layout is lmstfy, whose keys are in many slots: with Cluster it is compact",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nSync = 'always'\n$ADMIN",
+        &[],
+        "[Pool.default] Sync = \"always\": a store that is a Redis Cluster (Cluster) has no Sync",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nPartitions = 12\n$ADMIN",
+        &[],
+        "[Pool.default] Partitions = 12: a power of two up to 4096 is wanted",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1', 'h']\n$ADMIN",
+        &[],
+        "[Pool.default] Cluster: \"h\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nCluster = ['redis://:hush@h:1']\n$ADMIN",
+        &[],
+        "[Pool.default] Cluster: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']",
+        &[],
+        "there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']",
+        &[],
+        "[AdminRedis] Cluster: Cluster belongs to pools; name a Redis of its own with Addr",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\n[Pool.b]\nCluster = ['h:1']\nPrefix = 'default'\n$ADMIN",
+        &[],
+        "[Pool.default]: another pool has its Cluster and its Prefix already",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nUsername = 'ann'\n$ADMIN",
+        &[],
+        "[Pool.default] Username is set and Password is not: both are needed",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nSentinelPassword = 'hush'\n$ADMIN",
+        &[],
+        "[Pool.default] SentinelPassword: it is for Sentinels, and MasterName does not say which master they watch",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nCA = 'ca.pem'\n$ADMIN",
+        &[],
+        "[Pool.default] CA = \"ca.pem\": it belongs to TLS = true",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nTLS = true\nCert = 'c.pem'\n$ADMIN",
+        &[],
+        "[Pool.default] Cert is set and Key is not: both are needed",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nTLS = true\nCA = 'missing.pem'\n$ADMIN",
+        &[],
+        "[Pool.default] CA = \"missing.pem\": the file cannot be read: No such file or directory (os error 2)",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nPassword = 'hush'\nPasswordFile = 'secret'\n$ADMIN",
+        &[],
+        "[Pool.default] PasswordFile = \"secret\": [Pool.default] Password is set too: leave one of them out",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nPasswordFile = 'missing'\n$ADMIN",
+        &[],
+        "[Pool.default] PasswordFile = \"missing\": the file cannot be read: No such file or directory (os error 2)",
+    ),
+    (
+        "[Pool.default]\nAddr = 'h:1'\nPasswordFile = 'empty'\n$ADMIN",
+        &[],
+        "[Pool.default] PasswordFile = \"empty\": the file is empty",
+    ),
+    (
+        "$DISK[AdminRedis]\nPath = 'tokens'",
+        &[],
+        "[AdminRedis] Path = \"tokens\": Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
+    ),
+    (
+        "$DISK[AdminRedis]\nAddr = 'h:1'\nLayout = 'compact'",
+        &[],
+        "[AdminRedis] Layout = \"compact\": it belongs to pools; tokens and limits have one layout",
+    ),
+    ("$DISK[AdminRedis]\nDB = 1", &[], "[AdminRedis]: Addr is not set: write host:port"),
+    (
+        "AdminRedis = 'hush'\n$DISK",
+        &[],
+        "AdminRedis: a table is wanted, as in [AdminRedis] with Addr = \"host:port\"",
+    ),
+    ("$DISK", &[("DORMOUSE_PORT", "seven")], "DORMOUSE_PORT=seven: a whole number from 0 to 65535 is wanted"),
+    ("$DISK", &[("DORMOUSE_PORT", "")], "DORMOUSE_PORT=: a whole number from 0 to 65535 is wanted"),
+    (
+        "$DISK",
+        &[("DORMOUSE_TTR_SECOND", "1.5")],
+        "DORMOUSE_TTR_SECOND=1.5: a whole number from 0 to 4294967295 is wanted",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PROT", "1")],
+        "the environment variable DORMOUSE_PROT names no key; did you mean DORMOUSE_PORT?",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMINPROT", "1")],
+        "the environment variable DORMOUSE_ADMINPROT names no key; did you mean DORMOUSE_ADMIN_PORT?",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PORT", "7001"), ("DORMOUSE_ADMIN_PORT", "7001")],
+        "DORMOUSE_PORT=7001 and DORMOUSE_ADMIN_PORT=7001: the two ports cannot be the same",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMINPORT", "7777")],
+        "Port = 7777 and DORMOUSE_ADMINPORT=7777: the two ports cannot be the same",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_CA", "missing.pem")],
+        "DORMOUSE_PUSH_CA=missing.pem: the file cannot be read: No such file or directory (os error 2)",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMIN_REDIS_PASWORD", "hush")],
+        "the environment variable DORMOUSE_ADMIN_REDIS_PASWORD names no key; did you mean DORMOUSE_ADMIN_REDIS_PASSWORD?",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_DEFAULT_SYNC", "never")],
+        "DORMOUSE_POOL_DEFAULT_SYNC=never: \"always\" or \"everysec\" is wanted",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_DEFAULT_PASSWORD", "hush")],
+        "DORMOUSE_POOL_DEFAULT_PASSWORD: a pool that is a directory (Path) has no Password",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_DEFAULT_SNYC", "never")],
+        "the environment variable DORMOUSE_POOL_DEFAULT_SNYC names no key; did you mean DORMOUSE_POOL_DEFAULT_SYNC?",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL", "redis://:hush@h:6379")],
+        "DORMOUSE_POOL: Pool is a table; each of its keys has a variable, see docs/configuration.md",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_POOL_B_PATH", "jobs")],
+        "[Pool.default] Path = \"jobs\" is the directory of DORMOUSE_POOL_B_PATH=jobs: each pool needs a directory of its own",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMIN_REDIS", "redis://:hush@h:6379")],
+        "DORMOUSE_ADMIN_REDIS: AdminRedis is a table; each of its keys has a variable, see docs/configuration.md",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMIN_REDIS_DB", "hush")],
+        "DORMOUSE_ADMIN_REDIS_DB: a whole number from 0 on is wanted",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ADMIN_REDIS_ADDR", "redis://:hush@h:6379")],
+        "DORMOUSE_ADMIN_REDIS_ADDR: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ACCOUNTS", "ann:hush")],
+        "DORMOUSE_ACCOUNTS: Accounts is a table; each of its keys has a variable, see docs/configuration.md",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ACCOUNTS_ANN", "")],
+        "DORMOUSE_ACCOUNTS_ANN: the user \"ann\" needs a name and a password, neither empty",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ACCOUNTS_ANN", "hush"), ("DORMOUSE_ACCOUNTS_ANN_FILE", "secret")],
+        "DORMOUSE_ACCOUNTS_ANN_FILE=secret: DORMOUSE_ACCOUNTS_ANN is set too: leave one of them out",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_ACCOUNTS_ANN_FILE", "missing")],
+        "DORMOUSE_ACCOUNTS_ANN_FILE=missing: the file cannot be read: No such file or directory (os error 2)",
+    ),
+    (
+        "$DISK",
+        &[("DORMOUSE_PUSH_PROXY", "http://h"), ("DORMOUSE_PUSH_PROXY_FILE", "secret")],
+        "DORMOUSE_PUSH_PROXY_FILE=secret: DORMOUSE_PUSH_PROXY is set too: leave one of them out",
+    ),
+    ("$DISK", &[("DORMOUSE_PUSH_PROXY_FILE", "empty")], "DORMOUSE_PUSH_PROXY_FILE=empty: the file is empty"),
+    ("$DISK", &[("DORMOUSE_LOG_DIR", "file")], "DORMOUSE_LOG_DIR=file: it is a file, and no directory"),
+];
+
+/// A directory with a file, an empty one, and one with a secret.
+fn dir() -> TempDir {
+    let dir = TempDir::new().expect("a temporary directory");
+    for (name, text) in [("file", "x"), ("empty", ""), ("secret", "hush\n")] {
+        std::fs::write(dir.path().join(name), text).expect("a file");
+    }
+    dir
+}
+
+fn run(dir: &Path, command: &[&str], toml: &str, env: &[(&str, &str)]) -> Output {
+    let toml = toml
+        .replace("$DISK", "[Pool.default]\nPath = 'jobs'\n")
+        .replace("$ADMIN", "[AdminRedis]\nAddr = 'h:1'\n");
+    std::fs::write(dir.join("c.toml"), toml).expect("a file");
+    let mut dormouse = Command::new(env!("CARGO_BIN_EXE_dormouse"));
+    dormouse.current_dir(dir).env_clear().envs(env.iter().copied()).args(command).args(["-c", "c.toml"]);
+    dormouse.output().expect("the binary runs")
+}
+
+#[test]
+fn each_ends_with_exit_code_2_and_a_line_that_says_what_would_do() {
+    let dir = dir();
+    let mut wrong = Vec::new();
+    for (toml, env, line) in ROWS {
+        let [start, check] = [&[][..], &["check"]].map(|command| run(dir.path(), command, toml, env));
+        let said = String::from_utf8_lossy(&start.stderr).into_owned();
+        let codes = [start.status.code(), check.status.code()];
+        let want = format!("dormouse: {line}\n");
+        if said != want || codes != [Some(2), Some(2)] || start.stderr != check.stderr {
+            wrong.push(format!("{toml:?} {env:?}: exit codes {codes:?}\n  said {said:?}\n  want {want:?}"));
+        }
+        assert!(!said.contains("hush"), "a secret is shown: {said}");
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), ROWS.len(), wrong.join("\n"));
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).expect("it is there").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left.len(), 4, "nothing was made: {left:?}");
+}

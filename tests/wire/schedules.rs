@@ -1,0 +1,390 @@
+//! Conversations about schedules.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::client::{Response, send};
+use crate::support::redis_server::RedisServer;
+use crate::support::servers::{Store, TestServer, on_each_store};
+
+const BASE: &str = "/api/ns/_schedules";
+
+async fn put(server: &TestServer, token: &str, path: &str, setting: &Value) -> Response {
+    send(server.api("PUT", &format!("{BASE}{path}"), token).body(setting.to_string())).await
+}
+
+async fn get(server: &TestServer, token: &str, path: &str) -> Response {
+    server.get(token, &format!("{BASE}{path}")).await
+}
+
+async fn post(server: &TestServer, token: &str, path: &str) -> Response {
+    send(server.api("POST", &format!("{BASE}{path}"), token)).await
+}
+
+/// A PUT with one more header.
+async fn put_if(
+    server: &TestServer,
+    token: &str,
+    path: &str,
+    header: (&str, &str),
+    setting: &Value,
+) -> Response {
+    let request = server.api("PUT", &format!("{BASE}{path}"), token).header(header.0, header.1);
+    send(request.body(setting.to_string())).await
+}
+
+fn daily() -> Value {
+    json!({ "queue": "q", "cron": "30 2 * * *", "zone": "Europe/Berlin", "text": "{}" })
+}
+
+/// The names that a list shows.
+fn names(list: &Value) -> Vec<&str> {
+    let all = list["schedules"].as_array().expect("a list");
+    all.iter().map(|one| one["name"].as_str().expect("a name")).collect()
+}
+
+async fn a_schedule_is_set_shown_changed_and_deleted(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    assert_eq!(get(&server, &token, "/nightly").await.expect(404).says(), "no such schedule");
+    let created = put(&server, &token, "/nightly", &daily()).await.expect(201);
+    assert_eq!(created.json["result"], "created", "{}", created.text);
+    assert_eq!(created.header("etag"), "\"1\"", "the first revision");
+    let shown = get(&server, &token, "/nightly").await.expect(200);
+    assert_eq!(shown.header("etag"), "\"1\"");
+    let expected = json!({
+        "name": "nightly", "queue": "q", "cron": "30 2 * * *", "every": null, "zone": "Europe/Berlin", "start": null,
+        "end": null, "text": "{}", "attributes": {}, "tries": 1, "ttl": 86400, "overlap": "allow", "key": null,
+        "deadline": 60, "catch_up": "last", "jitter": 0, "paused": false, "paused_until": null, "state": "on",
+        "revision": 1, "mode": "clock", "counts": {}, "occurrences": [],
+    });
+    for (field, value) in expected.as_object().expect("an object") {
+        assert_eq!(shown.json[field], *value, "{field} of {}", shown.text);
+    }
+    let next = shown.json["next"].as_array().expect("a list");
+    assert_eq!(next.len(), 5, "{}", shown.text);
+    assert!(next[0]["local"].as_str().is_some_and(|local| local.contains("T02:30:00.000+0")), "{}", next[0]);
+    assert!(created.json.get("occurrences").is_none() && created.json["next"] == shown.json["next"]);
+
+    // What was shown may be put back.
+    let same = put(&server, &token, "/nightly", &shown.json).await.expect(200);
+    assert_eq!((&same.json["result"], same.header("etag")), (&json!("unchanged"), "\"1\""));
+    let mut other = daily();
+    other["cron"] = json!("45 2 * * *");
+    let dry = put(&server, &token, "/nightly?dry_run=1", &other).await.expect(200);
+    assert_eq!((&dry.json["result"], &dry.json["cron"]), (&json!("changed"), &json!("45 2 * * *")));
+    assert_eq!(get(&server, &token, "/nightly").await.expect(200).json, shown.json, "nothing has changed");
+    let changed = put(&server, &token, "/nightly", &other).await.expect(200);
+    assert_eq!((&changed.json["result"], &changed.json["revision"]), (&json!("changed"), &json!(2)));
+
+    send(server.api("DELETE", &format!("{BASE}/nightly"), &token)).await.expect(204);
+    for verb in ["/nightly/pause", "/nightly/resume", "/nightly/run"] {
+        assert_eq!(post(&server, &token, verb).await.expect(404).says(), "no such schedule", "{verb}");
+    }
+    let gone = send(server.api("DELETE", &format!("{BASE}/nightly"), &token)).await.expect(404);
+    assert_eq!(gone.says(), "no such schedule");
+    let again = put(&server, &token, "/nightly", &daily()).await.expect(201);
+    assert_eq!(again.json["revision"], 3, "a revision is never used twice");
+}
+
+async fn changes_can_be_conditional(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let none = put_if(&server, &token, "/s", ("If-Match", "\"1\""), &daily()).await.expect(412);
+    assert_eq!(none.json, json!({ "error": "the schedule has changed", "revision": null }));
+    put_if(&server, &token, "/s", ("If-None-Match", "*"), &daily()).await.expect(201);
+    let there = put_if(&server, &token, "/s", ("If-None-Match", "*"), &daily()).await.expect(412);
+    assert_eq!(there.json["revision"], 1);
+    let mut other = daily();
+    other["text"] = json!("other");
+    for tag in ["\"2\"", "W/\"1\"", "\"x\"", "\"2\", \"3\""] {
+        let refused = put_if(&server, &token, "/s", ("If-Match", tag), &other).await.expect(412);
+        assert_eq!(refused.json["revision"], 1, "{tag}");
+    }
+    put_if(&server, &token, "/s", ("If-Match", "1"), &other).await.expect(400);
+    put_if(&server, &token, "/s", ("If-Match", "\"9\", \"1\""), &other).await.expect(200);
+    other["revision"] = json!(1);
+    put(&server, &token, "/s", &other).await.expect(412);
+    other["revision"] = json!(2);
+    assert_eq!(put(&server, &token, "/s", &other).await.expect(200).json["result"], "unchanged");
+    let delete =
+        |tag: &'static str| send(server.api("DELETE", &format!("{BASE}/s"), &token).header("If-Match", tag));
+    assert_eq!(delete("\"1\"").await.expect(412).json["revision"], 2);
+    delete("\"2\"").await.expect(204);
+}
+
+async fn what_is_wrong_is_named(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    for (setting, field, part) in [
+        (json!({ "queue": "q", "cron": "* 25 * * *" }), json!("cron"), json!("hour")),
+        (json!({ "queue": "q" }), Value::Null, Value::Null),
+        (json!({ "queue": "q", "every": 0.5 }), json!("every"), Value::Null),
+        (json!({ "queue": "q", "every": 5, "zone": "Mars/Olympus" }), json!("zone"), Value::Null),
+        (json!({ "queue": "q", "every": 5, "color": 1 }), json!("color"), Value::Null),
+    ] {
+        let refused = put(&server, &token, "/s", &setting).await.expect(400);
+        assert!(!refused.says().is_empty(), "{setting}");
+        if !field.is_null() {
+            assert_eq!(
+                (&refused.json["field"], &refused.json["part"]),
+                (&field, &part),
+                "{setting}: {}",
+                refused.text
+            );
+        }
+    }
+    let refused = send(server.api("PUT", &format!("{BASE}/s"), &token).body("{")).await.expect(400);
+    assert!(refused.says().contains("JSON"), "{}", refused.text);
+    for name in ["_a", ".a", "a%20b", &"n".repeat(101)] {
+        let refused = put(&server, &token, &format!("/{name}"), &daily()).await.expect(400);
+        assert_eq!(refused.json["field"], "name", "{name}: {}", refused.text);
+    }
+    for name in ["bulk", "peek", "size", "job", "jobs", "a.b", "-"] {
+        put(&server, &token, &format!("/{name}"), &daily()).await.expect(201);
+        get(&server, &token, &format!("/{name}")).await.expect(200);
+    }
+    get(&server, "", "/s").await.expect(401);
+    put(&server, "", "/s", &daily()).await.expect(401);
+    get(&server, &token, "?limit=0").await.expect(400);
+    get(&server, &token, "?state=moved").await.expect(400);
+    post(&server, &token, "/peek/pause?for=0").await.expect(400);
+    post(&server, &token, "/peek/run?at=2999-01-01T00:00:00Z").await.expect(400);
+    // A list of queues is a consume, as ever.
+    server.get(&token, "/api/ns/_schedules,q").await.expect(404);
+}
+
+async fn occurrences_come_as_jobs(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let setting =
+        json!({ "queue": "q", "every": 1, "text": "tick", "attributes": { "color": "red" }, "tries": 3 });
+    let created = put(&server, &token, "/s", &setting).await.expect(201);
+    let due = created.json["next"][0]["due"].as_str().expect("an instant").to_owned();
+    let job = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+    assert_eq!(job.data(), b"tick");
+    let attributes = &job.json["attributes"];
+    assert_eq!((&attributes["schedule"], &attributes["color"]), (&json!("s"), &json!("red")), "{}", job.text);
+    assert_eq!(attributes["scheduled-at"], json!(due), "{}", job.text);
+    assert!(attributes.get("caught-up").is_none(), "{}", job.text);
+    let second = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+    assert_ne!(second.json["attributes"]["scheduled-at"], json!(due), "another one");
+    let shown = get(&server, &token, "/s").await.expect(200);
+    let occurrences = shown.json["occurrences"].as_array().expect("a list");
+    let first = occurrences.last().expect("it was placed");
+    assert_eq!(
+        (&first["outcome"], &first["due"], &first["why"]),
+        (&json!("placed"), &json!(due), &Value::Null)
+    );
+    assert_eq!(first["job_id"], json!(job.job_id()), "{}", shown.text);
+    assert!(first["placed_at"].as_str() >= Some(&due), "not before its time: {first}");
+    assert!(shown.json["counts"]["placed"].as_u64() >= Some(2), "{}", shown.text);
+    assert_eq!(shown.json["mode"], "every");
+    let anchor = shown.json["anchor"].as_str().expect("an anchor");
+    assert_eq!(anchor, created.json["created_at"], "it counts from when it was set");
+
+    let paused = post(&server, &token, "/s/pause").await.expect(200);
+    assert_eq!(paused.text, r#"{"msg":"paused","until":null}"#);
+    let shown = get(&server, &token, "/s").await.expect(200);
+    assert_eq!((&shown.json["state"], &shown.json["next"]), (&json!("paused"), &json!([])), "{}", shown.text);
+    while server.get(&token, "/api/ns/q").await.status == 200 {}
+    server.get(&token, "/api/ns/q?timeout=2").await.expect(404);
+    // A PUT does not end a pause that it does not speak of.
+    let mut other = setting.clone();
+    other["text"] = json!("tock");
+    assert_eq!(put(&server, &token, "/s", &other).await.expect(200).json["state"], "paused");
+    assert_eq!(post(&server, &token, "/s/resume").await.expect(200).text, r#"{"msg":"resumed"}"#);
+    let job = server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+    assert_eq!(job.data(), b"tock");
+    assert_eq!(server.get(&token, "/api/ns/q/size").await.json["size"], 0, "nothing of the pause is owed");
+    let until = post(&server, &token, "/s/pause?for=600").await.expect(200);
+    let shown = get(&server, &token, "/s").await.expect(200);
+    assert_eq!(shown.json["paused_until"], until.json["until"], "{}", shown.text);
+}
+
+async fn a_job_can_be_asked_for(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let mut setting = daily();
+    setting["overlap"] = json!("skip");
+    setting["paused"] = json!(true);
+    put(&server, &token, "/s", &setting).await.expect(201);
+    let ran = post(&server, &token, "/s/run?at=2026-01-02T03:04:05Z").await.expect(201);
+    assert_eq!(ran.json["msg"], "placed", "{}", ran.text);
+    let lives = post(&server, &token, "/s/run").await.expect(409);
+    assert_eq!(lives.json["job_id"], ran.json["job_id"], "{}", lives.text);
+    let job = server.get(&token, "/api/ns/q").await.expect(200);
+    assert_eq!(job.json["job_id"], ran.json["job_id"]);
+    assert_eq!(job.json["attributes"]["scheduled-at"], "2026-01-02T03:04:05.000Z", "{}", job.text);
+    send(server.api("DELETE", &format!("/api/ns/q/job/{}", job.job_id()), &token)).await.expect(204);
+    let once = || send(server.api("POST", &format!("{BASE}/s/run"), &token).header("Idempotency-Key", "k"));
+    let first = once().await.expect(201);
+    let second = once().await.expect(201);
+    assert_eq!(second.json["job_id"], first.json["job_id"], "{}", second.text);
+    assert_eq!(second.header("idempotency-replayed"), "true");
+    let shown = get(&server, &token, "/s").await.expect(200);
+    assert_eq!(
+        (&shown.json["state"], &shown.json["counts"]),
+        (&json!("paused"), &json!({ "run": 2 })),
+        "{}",
+        shown.text
+    );
+    assert_eq!(shown.json["occurrences"][0]["outcome"], "run");
+    assert_eq!(shown.json["revision"], 1, "nothing was set");
+}
+
+async fn schedules_are_listed(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    for (name, queue) in [("b", "q"), ("a-1", "q"), ("a-2", "r"), ("c", "r")] {
+        let mut setting = daily();
+        setting["queue"] = json!(queue);
+        setting["paused"] = json!(name == "c");
+        put(&server, &token, &format!("/{name}"), &setting).await.expect(201);
+    }
+    let all = get(&server, &token, "").await.expect(200);
+    assert_eq!(names(&all.json), ["a-1", "a-2", "b", "c"]);
+    assert_eq!(all.json["cursor"], Value::Null);
+    let one = &all.json["schedules"][0];
+    assert_eq!((one["next"].as_array().map(Vec::len), &one["last"]), (Some(1), &Value::Null), "{one}");
+    assert!(one.get("text").is_none() && one.get("occurrences").is_none(), "{one}");
+    for (query, expected) in [
+        ("?prefix=a", vec!["a-1", "a-2"]),
+        ("?queue=r", vec!["a-2", "c"]),
+        ("?state=paused", vec!["c"]),
+        ("?state=on&queue=q&data=1", vec!["a-1", "b"]),
+        ("?prefix=x", vec![]),
+    ] {
+        assert_eq!(names(&get(&server, &token, query).await.expect(200).json), expected, "{query}");
+    }
+    let first = get(&server, &token, "?limit=3").await.expect(200);
+    assert_eq!(names(&first.json), ["a-1", "a-2", "b"]);
+    let cursor = first.json["cursor"].as_str().expect("there is more");
+    let rest = get(&server, &token, &format!("?limit=3&cursor={cursor}")).await.expect(200);
+    assert_eq!((names(&rest.json), &rest.json["cursor"]), (vec!["c"], &Value::Null));
+    get(&server, &token, &format!("?prefix=a&cursor={cursor}")).await.expect(400);
+    get(&server, &token, "?cursor=x").await.expect(400);
+}
+
+async fn the_whole_set_is_put(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    let of = |name: &str, minute: u32| json!({ "name": name, "queue": "q", "cron": format!("{minute} 2 * * *"), "text": "x" });
+    let set = |all: Vec<Value>| json!({ "schedules": all });
+    let done = put(&server, &token, "", &set(vec![of("b", 1), of("a", 1), of("other", 1)])).await.expect(200);
+    let expected = json!({ "created": ["b", "a", "other"], "changed": [], "unchanged": [], "removed": [], "dry_run": false });
+    assert_eq!(done.json, expected);
+    let second = set(vec![of("b", 2), of("c", 1), of("other", 1)]);
+    let dry = put(&server, &token, "?prune=1&dry_run=1", &second).await.expect(200);
+    let expected = json!({
+        "created": ["c"], "changed": ["b"], "unchanged": ["other"], "removed": ["a"], "dry_run": true
+    });
+    assert_eq!(dry.json, expected);
+    assert_eq!(names(&get(&server, &token, "").await.json), ["a", "b", "other"], "nothing has changed");
+    let done = put(&server, &token, "?prune=1", &second).await.expect(200);
+    assert_eq!((&done.json["removed"], &done.json["dry_run"]), (&json!(["a"]), &json!(false)));
+    // What a list shows is a set.
+    let list = get(&server, &token, "?data=1").await.expect(200);
+    let done = put(&server, &token, "?prune=1", &list.json).await.expect(200);
+    assert_eq!(done.json["unchanged"], json!(["b", "c", "other"]), "{}", done.text);
+    let done = put(&server, &token, "?prune=1&prefix=o", &set(vec![])).await.expect(200);
+    assert_eq!(done.json["removed"], json!(["other"]), "those with the prefix alone");
+
+    for (all, index, name, field) in [
+        (vec![of("new", 1), of("b", 99)], 1, json!("b"), json!("cron")),
+        (vec![of("new", 1), of("new", 1)], 1, json!("new"), json!("name")),
+        (vec![of("_x", 1)], 0, json!("_x"), json!("name")),
+        (vec![json!({ "queue": "q", "every": 1 })], 0, Value::Null, json!("name")),
+    ] {
+        let refused = put(&server, &token, "?prune=1", &set(all)).await.expect(400);
+        let told = (&refused.json["index"], &refused.json["name"], &refused.json["field"]);
+        assert_eq!(told, (&json!(index), &name, &field), "{}", refused.text);
+    }
+    put(&server, &token, "?prefix=x", &set(vec![of("b", 2)])).await.expect(400);
+    put(&server, &token, "", &json!([])).await.expect(400);
+    put(&server, &token, "", &json!({ "schedules": 1 })).await.expect(400);
+    put(&server, &token, "", &json!({ "schedules": [], "x": 1 })).await.expect(400);
+    let mut stale = of("b", 3);
+    stale["revision"] = json!(1);
+    let refused = put(&server, &token, "", &set(vec![of("new", 1), stale])).await.expect(412);
+    assert_eq!((&refused.json["index"], &refused.json["name"]), (&json!(1), &json!("b")), "{}", refused.text);
+    assert_eq!(names(&get(&server, &token, "").await.json), ["b", "c"], "nothing has changed");
+}
+
+async fn schedules_are_bounded(store: Store) {
+    let toml = format!("MaxSchedulesPerNamespace = 2\nMaxSchedules = 3\n{}", store.toml());
+    let server = TestServer::start(&toml, store).await;
+    let (token, other) = (server.token("ns").await, server.token("other").await);
+    put(&server, &token, "/a", &daily()).await.expect(201);
+    put(&server, &token, "/b", &daily()).await.expect(201);
+    assert_eq!(put(&server, &token, "/c", &daily()).await.expect(409).says(), "too many schedules");
+    put(&server, &token, "/b", &daily()).await.expect(200);
+    let of = |name: &str| json!({ "name": name, "queue": "q", "every": 60 });
+    let set = json!({ "schedules": [of("c"), of("d")] });
+    put(&server, &token, "", &set).await.expect(409);
+    put(&server, &token, "?prune=1", &set).await.expect(200);
+    let put_other = |name: &str| {
+        let path = format!("/api/other/_schedules/{name}");
+        send(server.api("PUT", &path, &other).body(daily().to_string()))
+    };
+    put_other("a").await.expect(201);
+    assert_eq!(put_other("b").await.expect(409).says(), "too many schedules");
+}
+
+async fn the_metrics_tell_of_schedules(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    put(&server, &token, "/daily", &daily()).await.expect(201);
+    put(&server, &token, "/s", &json!({ "queue": "q", "every": 1 })).await.expect(201);
+    server.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+    let began = Instant::now();
+    loop {
+        let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
+        let lines = [
+            r#"dormouse_schedules{pool="default",state="on"} 2"#,
+            r#"dormouse_schedule_occurrences{outcome="placed",pool="default"} "#,
+            r#"dormouse_schedule_lateness_milliseconds_count{pool="default"} "#,
+            r#"dormouse_schedule_oldest_owed_seconds{pool="default"} 0"#,
+            r#"dormouse_schedule_zone_database{version="20"#,
+        ];
+        let missing: Vec<_> = lines.iter().filter(|line| !text.contains(**line)).collect();
+        if missing.is_empty() {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "missing {missing:?} in\n{text}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Guards against two that both place, and against one that does not see what the other stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_servers_each_places_what_the_other_has_stored_and_once() {
+    let redis = RedisServer::start();
+    let [one, two] = TestServer::two_on(&redis).await;
+    let token = one.token("ns").await;
+    let start = Instant::now();
+    put(&one, &token, "/s", &json!({ "queue": "q", "every": 1, "text": "x" })).await.expect(201);
+    drop(one);
+    // The other one places.
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        let job = two.get(&token, "/api/ns/q?timeout=20").await.expect(200);
+        seen.push(job.json["attributes"]["scheduled-at"].as_str().expect("an instant").to_owned());
+    }
+    let mut distinct = seen.clone();
+    distinct.dedup();
+    assert_eq!(distinct, seen, "each once, after {:?}", start.elapsed());
+}
+
+on_each_store! {
+    a_schedule_is_set_shown_changed_and_deleted,
+    changes_can_be_conditional,
+    what_is_wrong_is_named,
+    occurrences_come_as_jobs,
+    a_job_can_be_asked_for,
+    schedules_are_listed,
+    the_whole_set_is_put,
+    schedules_are_bounded,
+    the_metrics_tell_of_schedules,
+}
