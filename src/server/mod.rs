@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod error;
 mod prepare;
+mod state;
 mod stores;
 
 pub use crate::engine::disk::repair;
@@ -13,31 +14,21 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 pub use self::check::{check, check_stores};
 pub use self::error::ServerError;
 use self::prepare::{Prepared, Tls, prepare};
+use self::state::{app_state, half_unless};
 use self::stores::{AdminStores, Patience, StoreFailure, Stores, admin_store, open_stores};
-use crate::admin::cache::TokenCache;
-use crate::admin::limits::Throttle;
-use crate::admin::quotas::QuotaManager;
-use crate::admin::tokens::TokenManager;
-use crate::clock::SystemClock;
 use crate::config::Config;
-use crate::dispatch::{Dispatcher, ParkedPolls};
-use crate::engine::backup::Backup;
+use crate::engine::Engine;
 use crate::engine::migration::Migration;
-use crate::engine::{Engine, ScheduleBounds};
-use crate::http::{
-    self, AppState, BodyRoom, Bounds, Cursors, Defaults, FailedLogins, Opening, OwnNames, PoolState,
-    Readiness, TrustedProxies,
-};
+use crate::http::{self, AppState, Bounds, Opening, OwnNames, Readiness};
 use crate::metrics::Metrics;
 use crate::name::PoolName;
 use crate::outage::Outage;
@@ -47,15 +38,9 @@ use crate::process::pid_file::PidFile;
 use crate::process::tasks::{Failure, Tasks};
 use crate::process::version::Version;
 use crate::pump;
-use crate::push::Push;
-use crate::push::address::AddressGuard;
-use crate::push::client::Client;
 use crate::push::encrypted::Encrypted;
 use crate::push::limits::PushShares;
-use crate::push::shared::{MEMORY, PushServer, PushedPool};
-use crate::random;
-use crate::schedule::Zones;
-use crate::scheduler::{self, Scheduler};
+use crate::scheduler;
 use crate::tls::{Identity, acceptor};
 
 /// How many connections the admin port takes.
@@ -209,7 +194,7 @@ impl Server {
         let admin_state = (store, outage);
         let state = app_state(
             &config,
-            &options,
+            options.skip_verification,
             &stores,
             served,
             admin_state,
@@ -427,109 +412,6 @@ async fn served(
         }
     }
     Ok(served)
-}
-
-/// What the handlers use, and a dispatcher for each pool.
-#[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
-fn app_state(
-    config: &Config,
-    options: &Options,
-    stores: &Stores,
-    served: BTreeMap<PoolName, Arc<dyn Engine>>,
-    ((store, push_store), outage): (AdminStores, Arc<Outage>),
-    metrics: Arc<Metrics>,
-    (readiness, trusted): (Readiness, Arc<TrustedProxies>),
-    tasks: Tasks,
-    (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
-    zones: &Arc<Zones>,
-) -> AppState {
-    let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
-    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
-    let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
-        .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
-    let bounds =
-        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
-    metrics.zone_database(zones.version());
-    tracing::info!(version = zones.version(), "time zone database");
-    let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
-        let failure = tasks.failure().clone();
-        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
-        let outage = stores.outages[name].clone();
-        let counts = metrics.of_schedules(name);
-        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
-        let scheduler = Arc::new(scheduler);
-        let (delays, ids) = Default::default();
-        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, delays, ids })
-    };
-    let clock = Arc::new(SystemClock::default());
-    let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
-    let pools: BTreeMap<_, _> =
-        served.into_iter().map(|(name, engine)| (name.clone(), pool(&name, engine))).collect();
-    let push_server = PushServer {
-        store: push_store,
-        outage: outage.clone(),
-        client: Arc::new(client),
-        clock,
-        name: random::ulid().to_string(),
-        tasks: Tasks::new(tasks.failure().clone()),
-        cut: CancellationToken::new(),
-        connections,
-        memory: PushShares::new(MEMORY),
-    };
-    let pushed = pools.values().map(|pool| PushedPool {
-        name: pool.name.clone(),
-        engine: pool.engine.clone(),
-        dispatcher: pool.dispatcher.clone(),
-        ids: pool.ids.clone(),
-        metrics: metrics.engine.pool(&pool.name),
-        outage: pool.outage.clone(),
-    });
-    let push = Push::new(push_server, guard, pushed);
-    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
-    let bounded = stores.engines.iter().map(|(name, engine)| {
-        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
-        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
-        (engine.clone(), own.chain(moving).cloned().collect())
-    });
-    AppState {
-        pools,
-        push,
-        tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
-        cursors: Cursors::new(store.clone()),
-        throttle: Throttle::new(store.clone(), cache, outage.clone()),
-        quotas: QuotaManager::new(store, outage, bounded),
-        defaults: Defaults {
-            ttl: config.ttl_second,
-            delay: config.delay_second,
-            tries: config.tries_num,
-            ttr: config.ttr_second,
-            timeout: config.timeout_second,
-        },
-        metrics,
-        parked,
-        parked_tokens: Arc::default(),
-        readiness,
-        scrape: Arc::default(),
-        skip_verification: options.skip_verification,
-        accounts: config.accounts.clone(),
-        body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
-        under_way: Arc::default(),
-        backups: stores
-            .disks
-            .iter()
-            .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
-            .collect(),
-        failed_logins: FailedLogins::default(),
-        access_log: AtomicBool::new(config.enable_access_log),
-        trusted_proxies: trusted,
-        requests: AtomicUsize::new(0),
-        tasks,
-    }
-}
-
-/// What one of many may have of `most`: half, unless something is configured.
-fn half_unless(configured: usize, most: usize) -> usize {
-    if configured == 0 { most.div_ceil(2) } else { configured }
 }
 
 /// Waits until a store fails for good. The server goes on without it while another pool is left, and otherwise ends,

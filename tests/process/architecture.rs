@@ -322,6 +322,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "process::tasks",
             "push",
             "push::store",
+            "time",
         ],
     ),
     (

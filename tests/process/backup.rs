@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use dormouse::engine::disk::FORMAT;
 use reqwest::Client;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::process::Process;
@@ -121,7 +122,7 @@ async fn nothing_that_was_answered_before_is_missing_from_a_backup() {
     for (name, before) in backups {
         let mut repair = Command::new(env!("CARGO_BIN_EXE_dormouse"));
         let whole = repair.arg("repair").arg(dir.path().join(name)).output().expect("it runs");
-        assert_eq!(String::from_utf8_lossy(&whole.stdout), "format 5\nnothing is damaged\n", "{name}");
+        assert_eq!(String::from_utf8_lossy(&whole.stdout), "format 6\nnothing is damaged\n", "{name}");
         let mut restored = start(dir.path(), name, "");
         // The token is in it too.
         let found = drain(&restored.address("api"), &token).await;
@@ -217,8 +218,14 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
         (409, true)
     );
     drop(slow);
-    until("the copy is gone", async || !copy.exists()).await;
-    let again = reqwest::get(&url).await.expect("it answers");
+    let again = loop {
+        // The turn is free when the copy is gone.
+        let again = reqwest::get(&url).await.expect("it answers");
+        if again.status() != 409 {
+            break again;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
     assert_eq!(again.status(), 200, "the turn is free");
     assert!(copy.exists(), "nobody reads it yet");
     process.kill();
@@ -231,12 +238,22 @@ async fn one_at_a_time_and_a_copy_does_not_outlive_its_asker() {
 /// Guards against a version that cannot read what this one wrote: tests/golden has a directory of each released format.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_each_format_opens() {
+    for format in [5, 6] {
+        opens(format).await;
+    }
+}
+
+async fn opens(format: u32) {
     let dir = TempDir::new().expect("a temporary directory");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/format-5.tar");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{format}.tar"));
     std::fs::create_dir(dir.path().join("jobs")).expect("a directory");
     let tar = Command::new("tar").arg("xf").arg(golden).args(["-C", "jobs"]).current_dir(dir.path()).status();
     assert!(tar.expect("tar runs").success(), "tar reads it");
     let mut process = start(dir.path(), "jobs", "");
+    if format < FORMAT {
+        let line = process.line_with("from_format");
+        assert!(line.contains(&format!("to_format={FORMAT}")), "it is taken over: {line}");
+    }
     let (api, admin) = (process.address("api"), process.address("admin"));
     let token = "01GOLDENGOLDENGOLDENGOLDEN";
     let ask = async |port: &str, path: &str| -> Value {
@@ -251,13 +268,25 @@ async fn a_directory_of_each_format_opens() {
     };
     let queues = ask(&api, "/api/ns").await;
     let found: Vec<_> = queues["queues"].as_array().expect("queues").iter().map(figures).collect();
-    let want = [
+    let attributed = (format >= 6).then_some(("attributed", [1, 0, 0, 0], false));
+    let want = attributed.into_iter().chain([
         ("dead", [0, 0, 0, 3], false),
         ("delayed", [0, 6, 0, 0], false),
         ("paused", [0; 4], true),
         ("ready", [29, 0, 1, 0], false),
-    ];
-    assert_eq!(found, want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)), "{queues}");
+    ]);
+    let want: Vec<_> = want.map(|(name, jobs, paused)| (name.to_owned(), jobs, paused)).collect();
+    assert_eq!(found, want, "{queues}");
+    if format >= 6 {
+        let job = ask(&api, "/api/ns/attributed/peek").await;
+        assert_eq!(job["attributes"]["origin"], "golden", "{job}");
+        let list = ask(&api, "/api/ns/_schedules").await;
+        let named: Vec<_> =
+            list["schedules"].as_array().expect("schedules").iter().map(|one| &one["name"]).collect();
+        assert_eq!(named, ["daily", "pulse"], "{list}");
+        let daily = ask(&api, "/api/ns/_schedules/daily").await;
+        assert_eq!((&daily["data"], &daily["cron"]), (&json!("Z29sZGVu"), &json!("0 8 * * *")), "{daily}");
+    }
     let job = ask(&api, "/api/ns/ready").await;
     assert_eq!(job["data"], "am9iIDE=", "{job}");
     let dead = ask(&api, "/api/ns/dead/jobs?state=dead&limit=1").await;

@@ -343,8 +343,8 @@ async fn the_metrics_tell_of_schedules(store: Store) {
         let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
         let lines = [
             r#"dormouse_schedules{pool="default",state="on"} 2"#,
-            r#"dormouse_schedule_occurrences{outcome="placed",pool="default"} "#,
-            r#"dormouse_schedule_lateness_milliseconds_count{pool="default"} "#,
+            r#"dormouse_schedule_occurrences_total{outcome="placed",pool="default"} "#,
+            r#"dormouse_schedule_lateness_seconds_count{pool="default"} "#,
             r#"dormouse_schedule_oldest_owed_seconds{pool="default"} 0"#,
             r#"dormouse_schedule_zone_database{version="20"#,
         ];

@@ -1,0 +1,137 @@
+//! Puts together what the handlers share: of each pool a dispatcher and a scheduler, push, tokens, bounds. Opens and starts
+//! nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use tokio_util::sync::CancellationToken;
+
+use super::stores::{AdminStores, Stores};
+use crate::admin::cache::TokenCache;
+use crate::admin::limits::Throttle;
+use crate::admin::quotas::QuotaManager;
+use crate::admin::tokens::TokenManager;
+use crate::clock::SystemClock;
+use crate::config::Config;
+use crate::dispatch::{Dispatcher, ParkedPolls};
+use crate::engine::backup::Backup;
+use crate::engine::{Engine, ScheduleBounds};
+use crate::http::{
+    AppState, BodyRoom, Cursors, Defaults, FailedLogins, PoolState, Readiness, TrustedProxies,
+};
+use crate::metrics::Metrics;
+use crate::name::PoolName;
+use crate::outage::Outage;
+use crate::process::tasks::Tasks;
+use crate::push::Push;
+use crate::push::address::AddressGuard;
+use crate::push::client::Client;
+use crate::push::limits::PushShares;
+use crate::push::shared::{MEMORY, PushServer, PushedPool};
+use crate::random;
+use crate::schedule::Zones;
+use crate::scheduler::Scheduler;
+
+/// What the handlers use, and a dispatcher for each pool.
+#[expect(clippy::too_many_arguments, reason = "each part of a server, once")]
+pub fn app_state(
+    config: &Config,
+    skip_verification: bool,
+    stores: &Stores,
+    served: BTreeMap<PoolName, Arc<dyn Engine>>,
+    ((store, push_store), outage): (AdminStores, Arc<Outage>),
+    metrics: Arc<Metrics>,
+    (readiness, trusted): (Readiness, Arc<TrustedProxies>),
+    tasks: Tasks,
+    (guard, client, connections): (Arc<AddressGuard>, Client, Arc<PushShares>),
+    zones: &Arc<Zones>,
+) -> AppState {
+    let polls = half_unless(config.max_parked_polls_per_namespace, config.max_parked_polls);
+    let parked = Arc::new(ParkedPolls::new(config.max_parked_polls, polls));
+    let [memory, of_each] = [config.max_body_memory, config.max_body_memory_per_namespace]
+        .map(|mebibytes| mebibytes.saturating_mul(1 << 20));
+    let bounds =
+        ScheduleBounds { of_namespace: config.max_schedules_per_namespace, of_pool: config.max_schedules };
+    metrics.zone_database(zones.version());
+    tracing::info!(version = zones.version(), "time zone database");
+    let pool = |name: &PoolName, engine: Arc<dyn Engine>| {
+        let failure = tasks.failure().clone();
+        let dispatcher = Dispatcher::start(engine.clone(), parked.clone(), failure);
+        let outage = stores.outages[name].clone();
+        let counts = metrics.of_schedules(name);
+        let scheduler = Scheduler::new(name.clone(), engine.clone(), zones.clone(), bounds, counts);
+        let scheduler = Arc::new(scheduler);
+        let (delays, ids) = Default::default();
+        Arc::new(PoolState { name: name.clone(), engine, dispatcher, outage, scheduler, delays, ids })
+    };
+    let clock = Arc::new(SystemClock::default());
+    let cache = TokenCache::new(store.clone(), clock.clone(), outage.clone(), tasks.clone());
+    let pools: BTreeMap<_, _> =
+        served.into_iter().map(|(name, engine)| (name.clone(), pool(&name, engine))).collect();
+    let push_server = PushServer {
+        store: push_store,
+        outage: outage.clone(),
+        client: Arc::new(client),
+        clock,
+        name: random::ulid().to_string(),
+        tasks: Tasks::new(tasks.failure().clone()),
+        cut: CancellationToken::new(),
+        connections,
+        memory: PushShares::new(MEMORY),
+    };
+    let pushed = pools.values().map(|pool| PushedPool {
+        name: pool.name.clone(),
+        engine: pool.engine.clone(),
+        dispatcher: pool.dispatcher.clone(),
+        ids: pool.ids.clone(),
+        metrics: metrics.engine.pool(&pool.name),
+        outage: pool.outage.clone(),
+    });
+    let push = Push::new(push_server, guard, pushed);
+    let moves_to = |pool: &PoolName| config.pool[pool.as_str()].migrate_to.as_deref();
+    let bounded = stores.engines.iter().map(|(name, engine)| {
+        let own = [name].into_iter().filter(|name| moves_to(name).is_none());
+        let moving = stores.engines.keys().filter(|pool| moves_to(pool) == Some(name.as_str()));
+        (engine.clone(), own.chain(moving).cloned().collect())
+    });
+    AppState {
+        pools,
+        push,
+        tokens: Arc::new(TokenManager::new(store.clone(), cache.clone())),
+        cursors: Cursors::new(store.clone()),
+        throttle: Throttle::new(store.clone(), cache, outage.clone()),
+        quotas: QuotaManager::new(store, outage, bounded),
+        defaults: Defaults {
+            ttl: config.ttl_second,
+            delay: config.delay_second,
+            tries: config.tries_num,
+            ttr: config.ttr_second,
+            timeout: config.timeout_second,
+        },
+        metrics,
+        parked,
+        parked_tokens: Arc::default(),
+        readiness,
+        scrape: Arc::default(),
+        skip_verification,
+        accounts: config.accounts.clone(),
+        body_room: BodyRoom::new(memory, half_unless(of_each, memory)),
+        under_way: Arc::default(),
+        backups: stores
+            .disks
+            .iter()
+            .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
+            .collect(),
+        failed_logins: FailedLogins::default(),
+        access_log: AtomicBool::new(config.enable_access_log),
+        trusted_proxies: trusted,
+        requests: AtomicUsize::new(0),
+        tasks,
+    }
+}
+
+/// What one of many may have of `most`: half, unless something is configured.
+pub fn half_unless(configured: usize, most: usize) -> usize {
+    if configured == 0 { most.div_ceil(2) } else { configured }
+}
