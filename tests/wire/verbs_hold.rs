@@ -1,5 +1,6 @@
 //! Conversations of workers that hold a job: "still working", "not now", "never again", and done.
 
+use crate::cluster::on_a_cluster;
 use crate::support::client::{Response, job_id, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
@@ -330,6 +331,18 @@ async fn the_dead_are_respawned_by_id(store: Store) {
 on_each_store!(
     a_consume_shows_receipts_when_it_is_asked_to,
     whoever_lost_the_answer_to_a_touch_asks_for_the_receipt,
+    still_working,
+    not_now,
+    a_release_without_tries_left_is_dead_unless_it_gives_its_try_back,
+    never_again,
+    without_a_receipt_or_with_a_bad_reason_nothing_happens,
+    a_hand_over_whose_ttr_is_over_is_nobodys,
+    many_are_acked_each_by_itself,
+    the_dead_are_respawned_by_id,
+);
+
+on_a_cluster!(
+    a_consume_shows_receipts_when_it_is_asked_to,
     still_working,
     not_now,
     a_release_without_tries_left_is_dead_unless_it_gives_its_try_back,

@@ -17,6 +17,7 @@ mod arming;
 mod batches;
 mod cache;
 mod clock;
+mod cluster;
 mod compact;
 pub(crate) mod connection;
 mod copies;

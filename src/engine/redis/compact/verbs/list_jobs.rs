@@ -335,7 +335,7 @@ impl CompactCore {
             let stored = match stored.map(|stored| value::job(queue, id, stored, ttl, now)).transpose() {
                 Ok(stored) => stored,
                 Err(e) => {
-                    tracing::warn!(pool = &*self.pool, %queue, "a list leaves out a job: {e}");
+                    tracing::warn!(pool = &*self.common.pool, %queue, "a list leaves out a job: {e}");
                     views.push(None);
                     continue;
                 }
