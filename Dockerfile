@@ -15,13 +15,22 @@ ARG DATE=unknown
 RUN DORMOUSE_BUILD_COMMIT="$COMMIT" DORMOUSE_BUILD_DATE="$DATE" cargo build --release --locked --bins
 
 FROM debian:bookworm-slim
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin dormouse \
-    && mkdir -m 0700 /data && chown dormouse:dormouse /data
+# Push calls https, and a Redis may speak TLS: both need the certificates of the authorities.
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
+RUN groupadd --gid 10001 dormouse \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin dormouse \
+    && mkdir -m 0700 /data && chown 10001:10001 /data
 COPY --from=build /src/target/release/dormouse /src/target/release/token-cli /usr/local/bin/
 COPY config/dormouse.toml config/redis.toml /etc/dormouse/
-USER dormouse
+# A number: runAsNonRoot refuses a name.
+USER 10001:10001
+# What listens on 127.0.0.1 inside a container is reached by nobody outside. The admin port stays there: `docker exec`
+# reaches it. To publish it too, set DORMOUSE_ADMIN_HOST=0.0.0.0, and an account: DORMOUSE_ACCOUNTS_OPERATOR=<password>.
+ENV DORMOUSE_HOST=0.0.0.0
 # Without a configuration jobs are kept in /data/dormouse-data. Give it a volume.
 WORKDIR /data
 VOLUME /data
 EXPOSE 7777 7778
+# An admin port that is elsewhere, or speaks TLS, is named by DORMOUSE_ADMIN.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["dormouse", "health"]
 ENTRYPOINT ["dormouse"]

@@ -1,9 +1,9 @@
 -- All that is known of a job by id. Where in a list a job stands is looked for at both of its ends only.
 -- KEYS    timer_set | job key | ready list | dead letter | details
--- ARGV    prefix of the queue's timer members, id
+-- ARGV    prefix of the queue's timer members, id, the tries that it may have left if it runs (-1 = nobody knows)
 -- returns {now}: there is no such job; {now, ttl left in ms (-1 = forever), value, key, reason, 'timer', tries, score},
 --         {.., 'ready', tries}, {.., 'dead'} or {.., 'unknown'} in place of 'timer' and what follows
--- bound   1,313 names of timers; 2,000 elements of the ready list are compared with four names, and 200 read; 20,000 of
+-- bound   1,314 names of timers; 2,000 elements of the ready list are compared with four names, and 200 read; 20,000 of
 --         the dead letter are compared
 local id, value = ARGV[2], call('GET', KEYS[2])
 if not value then return {now} end
@@ -13,8 +13,10 @@ local function answer(...)
   for i = 1, select('#', ...) do job[5 + i] = select(i, ...) end
   return job
 end
+local found, tries = nil, tonumber(ARGV[3])
+if tries >= 0 then found = call('ZSCORE', KEYS[1], ARGV[1] .. struct.pack('<HH', tries, #id) .. id) end
 -- Few tries first: the other names cost 0.3 ms.
-local found, tries = find_timer(KEYS[1], ARGV[1], id, 31)
+if not found then found, tries = find_timer(KEYS[1], ARGV[1], id, 31) end
 if found then return answer('timer', tries, found) end
 -- A dead job lives forever.
 if ttl == -1 then

@@ -11,6 +11,29 @@ pub type Source = Arc<dyn StdError + Send + Sync>;
 pub const LOCKED: &str = "the secret and the values of headers are encrypted with a key that this server does not \
                           have: see SecretKeyFile";
 
+/// Why a part of a store cannot be used now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.text())]
+pub enum Unreachable {
+    /// Its node does not answer, and no other node has taken its place yet.
+    Away,
+    /// It is being moved to another node.
+    Moving,
+    /// Two nodes have jobs of it: a node died while it was moved.
+    Split,
+}
+
+impl Unreachable {
+    /// What callers are told.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Unreachable::Away => "this part of the pool cannot be reached",
+            Unreachable::Moving => "this part of the pool is being moved",
+            Unreachable::Split => "this part of the pool is on two nodes",
+        }
+    }
+}
+
 /// Why a store did not do what it was asked. Cheap to clone. Its text is one line without secrets.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -39,6 +62,9 @@ pub enum Error {
     /// As many queues of the namespace are paused as may be. Nothing happened.
     #[error("too many queues of the namespace are paused (at most {0})")]
     TooManyPaused(usize),
+    /// The part of the store that the call needs cannot be used now, while others go on. Nothing happened.
+    #[error("{0}")]
+    Unreachable(Unreachable),
     /// Too many requests wait for the store already. Nothing happened.
     #[error("too many requests wait for the store")]
     Overloaded,

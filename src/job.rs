@@ -291,6 +291,8 @@ pub struct JobView {
     pub due_at: Option<Millis>,
     /// How many times it may still be handed out; 0 when it is dead. `None` where that is not known.
     pub tries_left: Option<u16>,
+    /// The receipt that is valid now, where it was asked for.
+    pub receipt: Option<Receipt>,
     /// What is left of its life; `None` is forever.
     pub ttl: Option<Duration>,
     /// Since it was published; 0 when clocks disagree.

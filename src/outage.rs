@@ -100,13 +100,18 @@ impl Outage {
         }
     }
 
-    /// Either of the two. A server that is too busy or going down says nothing about its store, and a full disk
-    /// is reported by the store itself.
+    /// Either of the two. A server that is too busy or going down says nothing about its store; a full disk, and a part
+    /// of a store that cannot be used, are reported by the store itself.
     pub fn report<T>(&self, result: &Result<T>) {
         match result {
             Ok(_) | Err(Error::TooManyPaused(_)) => self.works(),
             Err(
-                Error::Overloaded | Error::Closed | Error::Full { .. } | Error::Locked | Error::OverQuota(_),
+                Error::Overloaded
+                | Error::Closed
+                | Error::Full { .. }
+                | Error::Locked
+                | Error::OverQuota(_)
+                | Error::Unreachable(_),
             ) => {}
             Err(Error::Partly { why, .. }) => self.report::<()>(&Err((**why).clone())),
             Err(error) => self.failed(error),

@@ -66,7 +66,7 @@ impl RedisAdmin {
     /// outage. One of `tasks` keeps its connection until they are stopped.
     pub async fn connect(address: &RedisAddress, outage: Arc<Outage>, tasks: &Tasks) -> Result<RedisAdmin> {
         let connector = Arc::new(Connector::new(address)?);
-        check::usable(&mut connector.connect().await?, OLDEST).await?;
+        check::usable(&mut connector.connect().await?, OLDEST, false).await?;
         let name = Arc::from("of tokens and limits");
         let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());

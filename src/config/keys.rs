@@ -149,11 +149,14 @@ table! {
 }
 
 table! {
-    /// A store: `Addr` names a Redis, `Path` a directory.
+    /// A store: `Addr` names a Redis, `Cluster` nodes of a Redis Cluster, `Path` a directory.
     PoolConfig {
         /// `host:port` of a Redis; with `MasterName`, those of its Sentinels, separated by commas.
         "Addr" addr: Option<String> = None;
-        /// The Redis's password.
+        /// Dormouse's own. Some nodes of a Redis Cluster, `["host:port", ..]`; they tell of the others. In a variable they
+        /// are separated by commas.
+        "Cluster" cluster: Vec<String> = Vec::new();
+        /// The Redis's password; that of every node of a cluster.
         "Password" password: Option<Secret> = None;
         /// Dormouse's own. A file that has the password.
         "PasswordFile" password_file: Option<PathBuf> = None;
@@ -180,10 +183,10 @@ table! {
         /// Dormouse's own. The key of the first of them, PEM.
         "Key" key: Option<PathBuf> = None;
         /// Dormouse's own. How a Redis keeps the jobs: `lmstfy`, so that lmstfy's servers may serve them too, or
-        /// `compact`, in a third of the memory.
-        "Layout" layout: Layout = Layout::Lmstfy;
+        /// `compact`, in a third of the memory. Default: `lmstfy` with `Addr`, `compact` with `Cluster`.
+        "Layout" layout: Option<Layout> = None;
         /// Dormouse's own. How many parts a compact pool has: a power of two up to 4096. It stays what it was at the
-        /// pool's first start.
+        /// pool's first start. Default: 64 with `Cluster`, 1 with `Addr`.
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
         /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
@@ -233,9 +236,8 @@ pub enum PushHttps {
 }
 
 /// How a Redis keeps the jobs of a pool.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    #[default]
     Lmstfy,
     Compact,
 }
@@ -286,7 +288,7 @@ macro_rules! words {
 }
 
 words!(PushHttps { "any" => Any, "only" => Only, "" => Any });
-words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact, "" => Lmstfy });
+words!(Layout { "lmstfy" => Lmstfy, "compact" => Compact });
 words!(SyncMode { "always" => Always, "everysec" => EverySec });
 words!(LogFormat { "text" => Text, "json" => Json });
 words!(LogLevel {

@@ -43,7 +43,7 @@ impl Config {
         let mut config = Config::of(&sources)?;
         if file.is_none() {
             let pool = config.pool.entry("default".into()).or_default();
-            if pool.addr.is_none() {
+            if pool.addr.is_none() && pool.cluster.is_empty() {
                 pool.path.get_or_insert_with(|| DEFAULT_DATA.into());
             }
         }
@@ -162,9 +162,9 @@ mod tests {
                 .map(|config| config.pool["default"].clone())
         };
         let compact = pool("Layout='compact'\nPartitions=4096\nPrefix='p.1'").expect("it loads");
-        assert_eq!((compact.layout, compact.partitions), (Layout::Compact, Some(4096)));
+        assert_eq!((compact.layout(), compact.partitions()), (Layout::Compact, 4096));
         assert_eq!(compact.prefix.as_deref(), Some("p.1"));
-        assert_eq!(pool("").expect("it loads").layout, Layout::Lmstfy);
+        assert_eq!(pool("").expect("it loads").layout(), Layout::Lmstfy);
         for (keys, key) in [
             ("Layout='compact'\nPartitions=0", "Partitions"),
             ("Layout='compact'\nPartitions=3", "Partitions"),
@@ -278,6 +278,20 @@ mod tests {
     }
 
     #[test]
+    fn a_cluster_is_a_list_or_a_text_with_commas() {
+        let file = "[Pool.default]\nCluster=['h1:1', 'h2:2']\n[Pool.b]\nAddr='x:1'\nLayout='compact'\n[AdminRedis]\nAddr='x:1'";
+        let config = load(file, &[]).expect("it loads");
+        let pool = &config.pool["default"];
+        assert_eq!(
+            (&pool.cluster[..], pool.layout()),
+            (&["h1:1".to_owned(), "h2:2".to_owned()][..], Layout::Compact)
+        );
+        assert_eq!((pool.partitions(), config.pool["b"].partitions()), (64, 1));
+        let config = load(file, &[("DORMOUSE_POOL_DEFAULT_CLUSTER", "h3:3, [::1]:4")]).expect("it loads");
+        assert_eq!(config.pool["default"].cluster, ["h3:3", "[::1]:4"]);
+    }
+
+    #[test]
     fn a_key_that_is_left_empty_is_not_set() {
         let config = load("LogDir=''\n[Pool.default]\nPath='d'\nMigrateTo=''\nmastername=''", &[]);
         let config = config.expect("lmstfy takes it");
@@ -310,6 +324,7 @@ mod tests {
             ("Accounts = 'ann:hush'\n[Pool.default]\nPath='d'", None),
             ("AdminRedis = 'hush'\n[Pool.default]\nPath='d'", None),
             ("[Pool]\ndefault = 'redis://:hush@h:6379'", None),
+            ("[Pool.default]\nCluster = ['redis://:hush@h:6379']\n[AdminRedis]\nAddr = 'h:1'", None),
             ("[Pool.default]\nAddr = 'redis://:hush@h:6379'\n[AdminRedis]\nAddr = 'h:1'", None),
             (
                 "[Pool.default]\nAddr = 'h:1,ann:hush@h:6379'\nMasterName = 'm'\n[AdminRedis]\nAddr = 'h:1'",

@@ -76,11 +76,15 @@ impl Config {
                 return err(format!("[Pool.{name}]: a pool's name is letters, digits, - and _"));
             }
             pool.validate(&format!("[Pool.{name}]"), sources.pools.get(name).unwrap_or(&none))?;
-            if pool.layout == Layout::Compact {
+            if pool.layout() == Layout::Compact {
                 let db = pool.db.to_string();
-                let place = (pool.addr.as_deref(), pool.master_name.as_deref(), db, pool.prefix(name));
+                let place =
+                    (pool.addr.as_deref(), &pool.cluster, pool.master_name.as_deref(), db, pool.prefix(name));
                 if places.contains(&place) {
-                    return err(format!("[Pool.{name}]: another pool has its Addr and its Prefix already"));
+                    return err(format!(
+                        "[Pool.{name}]: another pool has its {} and its Prefix already",
+                        pool.addr.as_ref().map_or("Cluster", |_| "Addr")
+                    ));
                 }
                 places.push(place);
             }
@@ -106,6 +110,10 @@ impl Config {
                     return Err(path.wrong(
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
+                }
+                if let Some(cluster) = given.get("Cluster").filter(|cluster| !cluster.is_empty()) {
+                    return Err(cluster
+                        .wrong_and_hidden("Cluster belongs to pools; name a Redis of its own with Addr"));
                 }
                 if let Some(layout) =
                     ["Layout", "Partitions", "Prefix"].into_iter().find_map(|key| given.get(key))
@@ -162,6 +170,9 @@ impl Config {
         Ok(())
     }
 }
+
+/// How many parts a pool has in a cluster unless it says otherwise.
+const PARTITIONS_OF_CLUSTER: u16 = 64;
 
 /// The files that are named can be read.
 fn validate_files(sources: &Sources) -> Result<(), ConfigError> {
@@ -249,18 +260,74 @@ fn address_problem(address: &str) -> Option<&'static str> {
     }
 }
 
+/// About a URL in the place of an address, which may hold a password.
+const NO_URL: &str =
+    "host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB";
+
 impl PoolConfig {
     /// What the keys of a compact pool of this name begin with.
     pub fn prefix<'a>(&'a self, name: &'a str) -> &'a str {
         self.prefix.as_deref().unwrap_or(name)
     }
 
+    /// How its Redis keeps jobs.
+    pub fn layout(&self) -> Layout {
+        let usual = if self.cluster.is_empty() { Layout::Lmstfy } else { Layout::Compact };
+        self.layout.unwrap_or(usual)
+    }
+
+    /// How many parts a compact pool has.
+    pub fn partitions(&self) -> u16 {
+        self.partitions.unwrap_or(if self.cluster.is_empty() { 1 } else { PARTITIONS_OF_CLUSTER })
+    }
+
+    fn validate_cluster(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
+        let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
+        if self.addr.is_some() {
+            return err("both Addr and Cluster are set: a pool is a Redis or a Redis Cluster");
+        }
+        if self.path.is_some() {
+            return err("both Path and Cluster are set: a pool is a directory or a Redis Cluster");
+        }
+        if self.master_name.is_some() {
+            return err(
+                "MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
+            );
+        }
+        if self.db != 0 {
+            return err("DB is not 0: a Redis Cluster has no other, leave it out beside Cluster");
+        }
+        if self.layout == Some(Layout::Lmstfy) {
+            return err("Layout is lmstfy, whose keys are in many slots: with Cluster it is compact");
+        }
+        let place = given
+            .get("Cluster")
+            .map_or_else(|| format!("{section} Cluster"), |given| given.place.to_string());
+        let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
+        // The value may hold a password.
+        if self.cluster.iter().any(|addr| addr.contains(['@', '/'])) {
+            return hidden(NO_URL);
+        }
+        match self.cluster.iter().find_map(|addr| Some((addr, address_problem(addr)?))) {
+            Some((addr, why)) => hidden(&format!("{addr:?}: {why}")),
+            None => Ok(()),
+        }
+    }
+
     fn validate(&self, section: &str, given: &Section) -> Result<(), ConfigError> {
         let err = |line: &str| Err(ConfigError(format!("{section}: {line}")));
+        if !self.cluster.is_empty() {
+            self.validate_cluster(section, given)?;
+        }
         match (&self.addr, &self.path) {
+            (None, None) if !self.cluster.is_empty() => {}
             (Some(_), Some(_)) => return err("both Addr and Path are set: a pool is a Redis or a directory"),
             (None, None) if section == "[AdminRedis]" => return err("Addr is not set: write host:port"),
-            (None, None) => return err("neither Addr (a Redis) nor Path (a directory) is set"),
+            (None, None) => {
+                return err(
+                    "neither Addr (a Redis) nor Cluster (a Redis Cluster) nor Path (a directory) is set",
+                );
+            }
             (Some(addr), None) => self.validate_addr(section, addr, given)?,
             (None, Some(_)) => {}
         }
@@ -268,13 +335,19 @@ impl PoolConfig {
             Some(_) => {
                 (PoolConfig::of_a_redis as fn(&str) -> bool, "a pool that is a directory (Path) has no")
             }
-            None => (PoolConfig::of_a_directory as fn(&str) -> bool, "a store that is a Redis (Addr) has no"),
+            None if self.cluster.is_empty() => {
+                (PoolConfig::of_a_directory as fn(&str) -> bool, "a store that is a Redis (Addr) has no")
+            }
+            None => (
+                PoolConfig::of_a_directory as fn(&str) -> bool,
+                "a store that is a Redis Cluster (Cluster) has no",
+            ),
         };
         if let Some((key, given)) = given.iter().find(|(key, given)| other(key) && !given.is_empty()) {
             let is_secret = ["Password", "SentinelPassword"].contains(key);
             return Err(given.refused(!is_secret, format!("{kind} {key}")));
         }
-        let compact = self.layout == Layout::Compact;
+        let compact = self.layout() == Layout::Compact;
         let wrong = |key: &str, line: &str| match given.get(key) {
             Some(given) => Err(given.wrong(line)),
             None => err(line),
@@ -302,9 +375,7 @@ impl PoolConfig {
         let hidden = |line: &str| Err(ConfigError(format!("{place}: {line}")));
         // The value may hold a password.
         if addr.contains("://") || addr.contains(['@', '/']) {
-            return hidden(
-                "host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
-            );
+            return hidden(NO_URL);
         }
         for address in addr.split(',').map(str::trim) {
             if let Some(why) = address_problem(address) {

@@ -97,13 +97,20 @@ pub enum Detail {
     /// job by its id it costs the least.
     Stored,
     All,
+    /// As `All`, and of a running job that has as many tries left the receipt that is valid now.
+    HeldWith(u16),
 }
 
 impl Detail {
+    /// With how many tries left the job must run whose receipt is to be told.
+    pub fn held_with(self) -> Option<u16> {
+        if let Detail::HeldWith(tries) = self { Some(tries) } else { None }
+    }
+
     /// What of a view is to be told.
     pub fn of(self, view: JobView) -> JobView {
         match self {
-            Detail::All => view,
+            Detail::All | Detail::HeldWith(_) => view,
             Detail::Stored => {
                 JobView { state: None, due_at: None, tries_left: None, key: None, reason: None, ..view }
             }

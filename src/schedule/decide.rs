@@ -40,6 +40,7 @@ pub struct Paused {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "one lives at a time")]
 pub enum Step {
     /// Nothing before this instant, by the time of day.
     Wait(Millis),

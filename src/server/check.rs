@@ -37,10 +37,11 @@ async fn ask(
     pool: &PoolConfig,
 ) -> Result<String, String> {
     let Some(path) = pool.path.clone() else {
-        let layout = (pool.layout == Layout::Compact).then(|| compact_layout(name, pool));
+        let layout = (pool.layout() == Layout::Compact).then(|| compact_layout(name, pool));
         let asked =
             look_at_redis(&redis_address(pool, tls), layout.as_ref(), !config.allow_unsafe_redis).await;
-        return asked.map(|version| format!("a Redis {version}")).map_err(|error| error.to_string());
+        let kind = if pool.cluster.is_empty() { "a Redis" } else { "a Redis Cluster" };
+        return asked.map(|version| format!("{kind} {version}")).map_err(|error| error.to_string());
     };
     let found = tokio::task::spawn_blocking(move || look_at_disk(&path)).await.map_err(|e| e.to_string())?;
     let says = match found.map_err(|error| error.to_string())? {

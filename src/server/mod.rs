@@ -130,7 +130,9 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
-        let redises = config.pool.len() - disks + usize::from(config.admin_redis.is_some());
+        let clusters = config.pool.values().filter(|pool| !pool.cluster.is_empty()).count();
+        // A cluster counts as eight: as many connections as thirty masters have.
+        let redises = config.pool.len() - disks + 7 * clusters + usize::from(config.admin_redis.is_some());
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
         let client = client(files.push_connections.max(2));

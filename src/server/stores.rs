@@ -156,7 +156,7 @@ async fn open_redis(
     name: &PoolName,
     pool: &PoolConfig,
 ) -> crate::error::Result<Opened> {
-    Ok(match pool.layout {
+    Ok(match pool.layout() {
         Layout::Lmstfy => {
             let redis = RedisEngine::connect(address, name).await?;
             log_redis(name, pool, redis.version());
@@ -174,8 +174,9 @@ async fn open_redis(
 
 /// What the log says of a pool on a Redis at the start. The version is unknown where it is forbidden to ask.
 fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
-    let layout = if of.layout == Layout::Compact { "compact" } else { "lmstfy" };
-    let (pool, addr) = (name.as_str(), of.addr.as_deref());
+    let layout = if of.layout() == Layout::Compact { "compact" } else { "lmstfy" };
+    let nodes = of.cluster.join(",");
+    let (pool, addr) = (name.as_str(), of.addr.as_deref().unwrap_or(&nodes));
     tracing::info!(pool, kind = "redis", layout, addr, redis_version, "pool");
 }
 
@@ -218,14 +219,18 @@ pub async fn admin_store(
 
 /// The layout of a compact pool.
 pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
-    CompactLayout { prefix: pool.prefix(name).to_owned(), partitions: pool.partitions.unwrap_or(1) }
+    CompactLayout { prefix: pool.prefix(name).to_owned(), partitions: pool.partitions() }
 }
 
 /// Where a pool's Redis is. `tls` is how to speak with it.
 pub fn redis_address(pool: &PoolConfig, tls: Option<&ClientTls>) -> RedisAddress {
     let secret = |s: &Option<Secret>| s.as_ref().map(|s| s.reveal().to_owned()).filter(|s| !s.is_empty());
     RedisAddress {
-        addrs: pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
+        addrs: match &pool.cluster[..] {
+            [] => pool.addr.iter().flat_map(|a| a.split(',')).map(|a| a.trim().to_owned()).collect(),
+            nodes => nodes.to_vec(),
+        },
+        cluster: !pool.cluster.is_empty(),
         username: pool.username.clone(),
         password: secret(&pool.password),
         db: pool.db,

@@ -90,6 +90,42 @@ pub async fn a_touch_replaces_the_receipt(s: &dyn Stage) {
     assert_eq!(s.bury(&held, receipts[5], None).await, Held::Done(()), "the last one is good");
 }
 
+/// Guards against a worker that cannot go on because the answer to its touch was lost, and against a receipt that is told
+/// to somebody whose hand-over is over.
+pub async fn the_receipt_that_is_valid_is_told_to_whoever_had_one(s: &dyn Stage) {
+    let q = queue("q");
+    for most in [1, 3, 40, 1200, 65_000] {
+        let name = format!("job-{most}");
+        s.put(job(&q, &name).tries(most)).await;
+        let held = s.take_one(&q, LONG).await;
+        let had = held.proof();
+        assert_eq!(
+            s.receipt(&held, had.tries_left).await,
+            Some(had),
+            "of {most} tries, as it was handed out"
+        );
+        // The worker does not hear what its touch answered.
+        let lost = touched(s, &held, had, LONG).await.receipt;
+        assert_eq!(s.receipt(&held, had.tries_left).await, Some(lost), "of {most} tries, after a touch");
+        assert_eq!(s.view(&held).await.receipt, None, "it was not asked for");
+        for tries in [had.tries_left + 1, had.tries_left.wrapping_sub(1)] {
+            assert_eq!(s.receipt(&held, tries).await, None, "{tries} tries are of another hand-over");
+        }
+        let released = s.release(&held, lost, Release { tries: Tries::Restore, ..later(SHORT) }).await;
+        assert!(matches!(released, Held::Done(_)), "it is good: {released:?}");
+        for tries in [had.tries_left, had.tries_left + 1] {
+            assert_eq!(s.receipt(&held, tries).await, None, "it waits, and nobody has it");
+        }
+        s.pass(SHORT).await;
+        assert_eq!(s.receipt(&held, had.tries_left + 1).await, None, "it is ready, and nobody has it");
+        let held = s.take_one(&q, SHORT).await;
+        s.advance(SHORT).await;
+        assert_eq!(s.receipt(&held, held.tries_left).await, None, "its ttr is over, and nobody has pumped");
+        s.pump().await;
+        s.engine().destroy(&q).await.expect("a clean queue");
+    }
+}
+
 /// Guards against a worker that goes on with what is another's, because the pump is late.
 pub async fn a_receipt_ends_with_its_ttr(s: &dyn Stage) {
     let q = queue("q");

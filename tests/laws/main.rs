@@ -6,6 +6,7 @@
 //!   without arguments that answers an `impl Stage`.
 //! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
 //! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
+//! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
 //! - `admin_laws!(name, constructor)` makes one test for each law of an admin store.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
@@ -48,6 +49,7 @@ mod jobs;
 mod parts;
 mod stage;
 mod stages;
+mod together;
 
 #[path = "../support"]
 mod support {
@@ -57,6 +59,8 @@ mod support {
     pub mod model;
     pub mod notified;
     pub mod redis_admin;
+    pub mod redis_cluster;
+    pub mod redis_connection;
     pub mod redis_server;
     pub mod wait;
 }
@@ -68,176 +72,202 @@ macro_rules! laws {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
 
-            $crate::law_tests! { $stage;
-                publish {
-                    a_published_job_comes_out_as_it_went_in,
-                    an_empty_a_binary_and_a_large_body_stay_as_they_are,
-                    attributes_stay_with_versioned_ids_only,
-                    a_batch_comes_out_in_order,
-                    a_full_batch_is_taken,
-                    queues_are_first_in_first_out_over_batches,
-                    an_id_stored_in_any_state_fails_the_whole_batch,
-                    a_failed_publish_does_not_fail_its_neighbours,
-                    the_largest_values_work,
-                    a_dropped_publish_happened_or_did_not,
-                }
-                timers {
-                    a_delayed_job_is_not_handed_out_before_it_is_due,
-                    a_delayed_job_is_never_early_by_its_own_account,
-                    jobs_due_together_come_in_publish_order_whatever_their_tries,
-                    jobs_come_in_the_order_they_are_due,
-                    a_delayed_job_joins_at_the_tail,
-                    an_idle_pump_moves_nothing_and_may_sleep,
-                    the_pump_says_how_long_until_the_next,
-                    the_pump_stops_at_its_bound_and_goes_on_next_time,
-                    an_earlier_publish_wakes_the_pump,
-                    a_short_ttr_wakes_the_pump,
-                    a_later_publish_does_not_wake_the_pump,
-                }
-                consume {
-                    an_empty_queue_answers_nothing_at_once,
-                    queues_are_served_in_the_order_given,
-                    a_batch_goes_on_with_the_next_queue,
-                    each_job_has_the_ttr_in_its_place,
-                    a_full_consume_is_served,
-                    acked_heads_are_skipped,
-                    two_thousand_acked_heads_are_skipped,
-                    expired_heads_are_skipped,
-                    a_dropped_consume_loses_nothing,
-                    a_consume_only_queue_name_is_empty,
-                }
-                ttr {
-                    a_running_job_is_invisible_until_its_ttr_ends,
-                    each_hand_over_takes_one_try,
-                    a_job_without_tries_left_dies,
-                    a_returning_job_goes_to_the_tail,
-                    running_jobs_that_return_together_come_in_publish_order,
-                    returning_and_delayed_jobs_mix_by_when_they_are_due,
-                }
-                ack {
-                    ack_forgets_a_job_in_every_state,
-                    ack_twice_and_of_the_unknown_is_fine,
-                    an_acked_job_never_comes_back,
-                    ack_works_after_ttr_ended,
-                    ack_works_while_another_consumer_runs_the_job,
-                    ack_leaves_the_neighbours_alone,
-                }
-                republish {
-                    republish_replaces_a_job_in_every_state,
-                    republish_of_an_unknown_job_publishes,
-                    republish_can_delay,
-                    republish_with_a_taken_id_changes_nothing,
-                    a_republished_job_has_its_own_tries_and_ttl,
-                }
-                give_back {
-                    given_back_jobs_are_at_the_head_in_order_with_their_tries,
-                    a_job_on_its_last_try_is_given_back_alive,
-                    a_given_back_job_does_not_come_back_again_after_ttr,
-                    give_back_of_an_acked_job_does_nothing,
-                    give_back_after_ttr_ended_does_nothing,
-                    giving_back_twice_does_nothing_more,
-                    an_old_receipt_does_not_take_the_job_from_its_new_consumer,
-                    a_part_of_a_hand_over_can_be_given_back,
-                    given_back_jobs_keep_their_ttl,
-                }
-                peek {
-                    peek_shows_what_consume_would_give_and_changes_nothing,
-                    peek_sees_ready_jobs_only,
-                    peek_skips_acked_and_expired_heads,
-                    inspect_finds_a_job_in_every_state,
-                    inspect_knows_the_queue,
-                    size_counts_ready_jobs_only,
-                }
-                ttl {
-                    ttl_is_counted_from_publish,
-                    a_ready_job_expires,
-                    a_delayed_job_expires,
-                    a_running_job_expires_and_does_not_come_back,
-                    an_expired_running_job_does_not_die,
-                    a_dead_job_does_not_expire,
-                    a_job_without_ttl_stays,
-                }
-                dead {
-                    dead_jobs_lie_in_the_order_they_died,
-                    an_empty_dead_letter_says_so,
-                    dead_jobs_are_not_consumed,
-                    respawn_takes_the_oldest_up_to_the_limit,
-                    respawned_jobs_have_one_try_and_the_new_ttl,
-                    a_respawned_job_expires_and_dies_again,
-                    respawned_jobs_go_behind_the_ready_ones,
-                    respawn_of_more_than_there_are_takes_all,
-                    respawn_does_not_wake_an_acked_job,
-                    delete_dead_does_not_count_acked_jobs,
-                    delete_dead_forgets_the_oldest,
-                    delete_dead_of_more_than_there_are_takes_all,
-                    destroy_forgets_ready_jobs_only,
-                    destroy_forgets_many,
-                }
-                names {
-                    the_same_queue_name_in_two_namespaces_does_not_mix,
-                    names_that_read_alike_do_not_mix,
-                    the_longest_names_work,
-                    one_id_in_two_queues_is_two_jobs,
-                    queues_lists_what_was_published_to,
-                }
-                notifier {
-                    publish_notifies,
-                    a_due_job_notifies,
-                    a_returning_job_notifies,
-                    respawn_notifies,
-                    give_back_notifies,
-                    republish_notifies,
-                    every_attached_notifier_is_told,
-                    a_notifier_that_is_gone_is_in_nobodys_way,
-                }
-                concurrency {
-                    every_job_is_handed_out_exactly_once,
-                    consumers_of_one_call_each_share_without_overlap,
-                    jobs_given_back_under_load_are_not_lost,
-                    a_pump_under_load_loses_nothing,
-                }
-                random {
-                    random_steps_agree_with_the_model,
-                }
-                quotas {
-                    what_would_be_more_jobs_is_refused_as_a_whole,
-                    what_would_be_more_bytes_is_refused,
-                    what_would_be_more_queues_is_refused,
-                    jobs_count_in_every_state_and_everything_else_goes_on,
-                    what_replaces_a_job_counts_by_the_difference,
-                    a_repeat_is_not_refused,
-                    a_large_batch_is_refused_as_a_whole,
-                    the_last_quotas_count,
-                }
-                store {
-                    check_is_fine,
-                    stats_count_timers_ready_and_dead,
-                    stats_say_how_late_it_is,
-                    delays_are_counted_by_when_they_end,
-                    delays_of_many_jobs_are_counted_in_parts,
-                    a_job_says_when_it_was_due,
-                    what_no_answer_says_is_told_to_observers,
-                    after_close_every_call_says_closed,
-                    close_twice_is_fine,
-                }
+            $crate::law_list! { law_tests, $stage }
+            $($crate::more_laws! { law_tests, $more, $stage })*
+        }
+    };
+}
+
+/// All laws in one test, for stages that have a store in common: nextest runs each test in a process of its own. What
+/// `$keep` answers is kept until the last of them has ended.
+macro_rules! laws_together {
+    ($module:ident, $stage:expr, $keep:expr $(, $more:ident)*) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn every_law() {
+                let _keep = $keep;
+                let mut all = $crate::law_list! { law_plays, $stage };
+                $(all.extend($crate::more_laws! { law_plays, $more, $stage });)*
+                $crate::together::play(all).await;
             }
-            $($crate::more_laws! { $more, $stage })*
+        }
+    };
+}
+
+/// The laws that every stage keeps, for the macro `$run`.
+macro_rules! law_list {
+    ($run:ident, $stage:expr) => {
+        $crate::$run! { $stage;
+            publish {
+                a_published_job_comes_out_as_it_went_in,
+                an_empty_a_binary_and_a_large_body_stay_as_they_are,
+                attributes_stay_with_versioned_ids_only,
+                a_batch_comes_out_in_order,
+                a_full_batch_is_taken,
+                queues_are_first_in_first_out_over_batches,
+                an_id_stored_in_any_state_fails_the_whole_batch,
+                a_failed_publish_does_not_fail_its_neighbours,
+                the_largest_values_work,
+                a_dropped_publish_happened_or_did_not,
+            }
+            timers {
+                a_delayed_job_is_not_handed_out_before_it_is_due,
+                a_delayed_job_is_never_early_by_its_own_account,
+                jobs_due_together_come_in_publish_order_whatever_their_tries,
+                jobs_come_in_the_order_they_are_due,
+                a_delayed_job_joins_at_the_tail,
+                an_idle_pump_moves_nothing_and_may_sleep,
+                the_pump_says_how_long_until_the_next,
+                the_pump_stops_at_its_bound_and_goes_on_next_time,
+                an_earlier_publish_wakes_the_pump,
+                a_short_ttr_wakes_the_pump,
+                a_later_publish_does_not_wake_the_pump,
+            }
+            consume {
+                an_empty_queue_answers_nothing_at_once,
+                queues_are_served_in_the_order_given,
+                a_batch_goes_on_with_the_next_queue,
+                each_job_has_the_ttr_in_its_place,
+                a_full_consume_is_served,
+                acked_heads_are_skipped,
+                two_thousand_acked_heads_are_skipped,
+                expired_heads_are_skipped,
+                a_dropped_consume_loses_nothing,
+                a_consume_only_queue_name_is_empty,
+            }
+            ttr {
+                a_running_job_is_invisible_until_its_ttr_ends,
+                each_hand_over_takes_one_try,
+                a_job_without_tries_left_dies,
+                a_returning_job_goes_to_the_tail,
+                running_jobs_that_return_together_come_in_publish_order,
+                returning_and_delayed_jobs_mix_by_when_they_are_due,
+            }
+            ack {
+                ack_forgets_a_job_in_every_state,
+                ack_twice_and_of_the_unknown_is_fine,
+                an_acked_job_never_comes_back,
+                ack_works_after_ttr_ended,
+                ack_works_while_another_consumer_runs_the_job,
+                ack_leaves_the_neighbours_alone,
+            }
+            republish {
+                republish_replaces_a_job_in_every_state,
+                republish_of_an_unknown_job_publishes,
+                republish_can_delay,
+                republish_with_a_taken_id_changes_nothing,
+                a_republished_job_has_its_own_tries_and_ttl,
+            }
+            give_back {
+                given_back_jobs_are_at_the_head_in_order_with_their_tries,
+                a_job_on_its_last_try_is_given_back_alive,
+                a_given_back_job_does_not_come_back_again_after_ttr,
+                give_back_of_an_acked_job_does_nothing,
+                give_back_after_ttr_ended_does_nothing,
+                giving_back_twice_does_nothing_more,
+                an_old_receipt_does_not_take_the_job_from_its_new_consumer,
+                a_part_of_a_hand_over_can_be_given_back,
+                given_back_jobs_keep_their_ttl,
+            }
+            peek {
+                peek_shows_what_consume_would_give_and_changes_nothing,
+                peek_sees_ready_jobs_only,
+                peek_skips_acked_and_expired_heads,
+                inspect_finds_a_job_in_every_state,
+                inspect_knows_the_queue,
+                size_counts_ready_jobs_only,
+            }
+            ttl {
+                ttl_is_counted_from_publish,
+                a_ready_job_expires,
+                a_delayed_job_expires,
+                a_running_job_expires_and_does_not_come_back,
+                an_expired_running_job_does_not_die,
+                a_dead_job_does_not_expire,
+                a_job_without_ttl_stays,
+            }
+            dead {
+                dead_jobs_lie_in_the_order_they_died,
+                an_empty_dead_letter_says_so,
+                dead_jobs_are_not_consumed,
+                respawn_takes_the_oldest_up_to_the_limit,
+                respawned_jobs_have_one_try_and_the_new_ttl,
+                a_respawned_job_expires_and_dies_again,
+                respawned_jobs_go_behind_the_ready_ones,
+                respawn_of_more_than_there_are_takes_all,
+                respawn_does_not_wake_an_acked_job,
+                delete_dead_does_not_count_acked_jobs,
+                delete_dead_forgets_the_oldest,
+                delete_dead_of_more_than_there_are_takes_all,
+                destroy_forgets_ready_jobs_only,
+                destroy_forgets_many,
+            }
+            names {
+                the_same_queue_name_in_two_namespaces_does_not_mix,
+                names_that_read_alike_do_not_mix,
+                the_longest_names_work,
+                one_id_in_two_queues_is_two_jobs,
+                queues_lists_what_was_published_to,
+            }
+            notifier {
+                publish_notifies,
+                a_due_job_notifies,
+                a_returning_job_notifies,
+                respawn_notifies,
+                give_back_notifies,
+                republish_notifies,
+                every_attached_notifier_is_told,
+                a_notifier_that_is_gone_is_in_nobodys_way,
+            }
+            concurrency {
+                every_job_is_handed_out_exactly_once,
+                consumers_of_one_call_each_share_without_overlap,
+                jobs_given_back_under_load_are_not_lost,
+                a_pump_under_load_loses_nothing,
+            }
+            random {
+                random_steps_agree_with_the_model,
+            }
+            quotas {
+                what_would_be_more_jobs_is_refused_as_a_whole,
+                what_would_be_more_bytes_is_refused,
+                what_would_be_more_queues_is_refused,
+                jobs_count_in_every_state_and_everything_else_goes_on,
+                what_replaces_a_job_counts_by_the_difference,
+                a_repeat_is_not_refused,
+                a_large_batch_is_refused_as_a_whole,
+                the_last_quotas_count,
+            }
+            store {
+                check_is_fine,
+                stats_count_timers_ready_and_dead,
+                stats_say_how_late_it_is,
+                delays_are_counted_by_when_they_end,
+                delays_of_many_jobs_are_counted_in_parts,
+                a_job_says_when_it_was_due,
+                what_no_answer_says_is_told_to_observers,
+                after_close_every_call_says_closed,
+                close_twice_is_fine,
+            }
         }
     };
 }
 
 /// Laws that not every stage keeps.
 macro_rules! more_laws {
-    (virtual_time, $stage:expr) => {
-        $crate::law_tests! { $stage;
+    ($run:ident, virtual_time, $stage:expr) => {
+        $crate::$run! { $stage;
             instants {
                 nothing_happens_one_millisecond_before,
                 a_job_is_there_until_its_last_millisecond,
             }
         }
     };
-    (verbs, $stage:expr) => {
-        $crate::law_tests! { $stage;
+    ($run:ident, verbs, $stage:expr) => {
+        $crate::$run! { $stage;
             keys {
                 a_key_names_its_job_in_every_state_but_dead,
                 a_taken_key_keeps_the_first_job,
@@ -273,6 +303,7 @@ macro_rules! more_laws {
                 a_touched_job_runs_on,
                 a_touch_can_shorten_the_ttr,
                 a_touch_replaces_the_receipt,
+                the_receipt_that_is_valid_is_told_to_whoever_had_one,
                 a_receipt_ends_with_its_ttr,
                 an_old_receipt_does_nothing_to_the_next_hand_over,
                 what_is_gone_is_not_found,
@@ -394,4 +425,18 @@ macro_rules! law_tests {
     };
 }
 
-pub(crate) use {admin_laws, law_tests, laws, more_laws};
+/// The laws of a list, each to be played when it is its turn.
+macro_rules! law_plays {
+    ($stage:expr; $($topic:ident { $($law:ident),* $(,)? })*) => {{
+        let mut all: Vec<$crate::together::Law> = Vec::new();
+        $($(all.push((concat!(stringify!($topic), "::", stringify!($law)), || {
+            Box::pin(async {
+                let stage = $stage().await;
+                $crate::$topic::$law(&stage).await;
+            })
+        }));)*)*
+        all
+    }};
+}
+
+pub(crate) use {admin_laws, law_list, law_plays, law_tests, laws, laws_together, more_laws};

@@ -8,11 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::{
-    Engine, Held, JobList, JobPage, MAX_PUBLISH, Placed, Publication, Published, QueueView, Release,
-    Released, Touched,
+    By, Detail, Engine, Held, JobList, JobPage, MAX_PUBLISH, Placed, Publication, Published, QueueView,
+    Release, Released, Touched,
 };
 use dormouse::error::Result;
-use dormouse::job::{Job, JobIds, JobState, JobView, NewJob, Reason, Receipt};
+use dormouse::job::{Job, JobIds, JobRef, JobState, JobView, NewJob, Reason, Receipt};
 use dormouse::name::{Queue, QueueList};
 
 pub use crate::jobs::*;
@@ -283,6 +283,13 @@ impl dyn Stage + '_ {
     }
 
     /// Everything that is known of a job.
+    /// The receipt of a job that runs with so many tries left.
+    pub async fn receipt(&self, job: &impl Named, tries_left: u16) -> Option<Receipt> {
+        let JobRef { queue, id } = job.name();
+        let view = self.engine().inspect(&queue, By::Id(id), Detail::HeldWith(tries_left)).await;
+        ok("inspect", view).and_then(|view| view.receipt)
+    }
+
     pub async fn inspect(&self, job: &impl Named) -> Option<JobView> {
         ok("inspect", self.engine().inspect_job(&job.name()).await)
     }

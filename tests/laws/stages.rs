@@ -3,13 +3,15 @@
 //! On the models, which other tests stand on, they show that the laws can be kept, and that the models are what
 //! they claim to be.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::admin_stage::{AdminStage, MemoryAdmin};
 use crate::stage::{Differences, RealStage, Stage, VirtualStage, manual_clock};
 use crate::support::disk_store::open_disk;
 use crate::support::model::ModelEngine;
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use dormouse::admin::disk::DiskAdmin;
 use dormouse::clock::{ManualClock, SystemClock};
@@ -20,6 +22,7 @@ use dormouse::engine::migration::Migration;
 use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisEngine};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 /// What is different about a Redis: its own clock, sizes that count what is acked or expired, and other
@@ -95,6 +98,27 @@ async fn compact_of_8() -> impl Stage {
     RealStage::new(engine, REDIS, server)
 }
 
+/// The cluster that every stage on one has in common.
+async fn shared_cluster() -> Arc<RedisCluster> {
+    static SHARED: Mutex<Weak<RedisCluster>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock();
+    shared.upgrade().unwrap_or_else(|| {
+        let started = Arc::new(RedisCluster::start());
+        *shared = Arc::downgrade(&started);
+        started
+    })
+}
+
+/// A pool of its own on it.
+async fn cluster() -> impl Stage {
+    static POOLS: AtomicU64 = AtomicU64::new(0);
+    let cluster = shared_cluster().await;
+    let prefix = format!("p{}", POOLS.fetch_add(1, Ordering::Relaxed));
+    let layout = CompactLayout { prefix, partitions: 8 };
+    let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
+    RealStage::new(engine.expect("the cluster answers"), REDIS, cluster)
+}
+
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
     Arc::new(Migration::start(old, new).await.expect("both stores are there"))
 }
@@ -163,6 +187,7 @@ crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
 crate::laws!(on_redis, redis, verbs);
 crate::laws!(on_compact, compact, verbs);
 crate::laws!(on_compact_of_8, compact_of_8, verbs);
+crate::laws_together!(on_cluster, cluster, shared_cluster().await, verbs);
 crate::laws!(migrating_disk_to_disk, disk_to_disk, virtual_time, verbs);
 crate::laws!(migrating_redis_to_redis, redis_to_redis, verbs);
 crate::laws!(migrating_redis_to_disk, redis_to_disk, verbs);

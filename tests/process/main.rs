@@ -6,6 +6,7 @@ mod architecture;
 mod backup;
 mod clock;
 mod config_files;
+mod containers;
 mod disk_faults;
 mod documents;
 mod faketime;

@@ -132,7 +132,7 @@ const ROWS: &[Row] = &[
     (
         "[Pool.default]\nMigrateTo = 'b'",
         &[],
-        "[Pool.default]: neither Addr (a Redis) nor Path (a directory) is set",
+        "[Pool.default]: neither Addr (a Redis) nor Cluster (a Redis Cluster) nor Path (a directory) is set",
     ),
     (
         "[Pool.other]\nPath = 'jobs'",
@@ -297,6 +297,66 @@ const ROWS: &[Row] = &[
         "[Pool.default]\nAddr = 'h:1'\nLayout = 'compact'\nPrefix = 'a{b'\n$ADMIN",
         &[],
         "[Pool.default] Prefix = \"a{b\": 1 to 64 letters, digits, -, _, . and : are wanted",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nAddr = 'h:2'\n$ADMIN",
+        &[],
+        "[Pool.default]: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nPath = 'jobs'\n$ADMIN",
+        &[],
+        "[Pool.default]: both Path and Cluster are set: a pool is a directory or a Redis Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nMasterName = 'm'\n$ADMIN",
+        &[],
+        "[Pool.default]: MasterName belongs to Addr: a cluster has no Sentinels, leave it out beside Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nDB = 1\n$ADMIN",
+        &[],
+        "[Pool.default]: DB is not 0: a Redis Cluster has no other, leave it out beside Cluster",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nLayout = 'lmstfy'\n$ADMIN",
+        &[],
+        "[Pool.default]: Layout is lmstfy, whose keys are in many slots: with Cluster it is compact",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nSync = 'always'\n$ADMIN",
+        &[],
+        "[Pool.default] Sync = \"always\": a store that is a Redis Cluster (Cluster) has no Sync",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\nPartitions = 12\n$ADMIN",
+        &[],
+        "[Pool.default] Partitions = 12: a power of two up to 4096 is wanted",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1', 'h']\n$ADMIN",
+        &[],
+        "[Pool.default] Cluster: \"h\": a port from 1 to 65535 is wanted behind the host: write host:port",
+    ),
+    (
+        "[Pool.default]\nCluster = ['redis://:hush@h:1']\n$ADMIN",
+        &[],
+        "[Pool.default] Cluster: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']",
+        &[],
+        "there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']",
+        &[],
+        "[AdminRedis] Cluster: Cluster belongs to pools; name a Redis of its own with Addr",
+    ),
+    (
+        "[Pool.default]\nCluster = ['h:1']\n[Pool.b]\nCluster = ['h:1']\nPrefix = 'default'\n$ADMIN",
+        &[],
+        "[Pool.default]: another pool has its Cluster and its Prefix already",
     ),
     (
         "[Pool.default]\nAddr = 'h:1'\nUsername = 'ann'\n$ADMIN",

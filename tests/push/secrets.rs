@@ -77,7 +77,7 @@ impl Stage {
                 let grep = Command::new("grep").args(["-rqaF", text]).arg(dir.path()).status();
                 grep.expect("grep runs").success()
             }
-            Store::Redis(redis) => {
+            Store::Redis(redis) | Store::Other { tokens: redis, .. } => {
                 let hash: Vec<Vec<u8>> = redis::cmd("HGETALL")
                     .arg("dormouse/push")
                     .query(&mut redis.connection())

@@ -1,5 +1,6 @@
 //! What only the Redis engine has: bytes, outages, Sentinels, several engines on one Redis.
 
+mod cluster;
 mod common;
 mod compact;
 mod fake_sentinel;
@@ -18,6 +19,8 @@ mod support {
     pub mod engine_ext;
     pub mod notified;
     pub mod redis_admin;
+    pub mod redis_cluster;
+    pub mod redis_cluster_faults;
     pub mod redis_connection;
     pub mod redis_restart;
     pub mod redis_server;

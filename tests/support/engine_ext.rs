@@ -46,11 +46,11 @@ pub trait EngineExt: Engine {
     async fn inspect_stored(&self, job: &JobRef) -> Result<Option<Job>> {
         let view = self.inspect(&job.queue, By::Id(job.id), Detail::Stored).await?;
         Ok(view.map(|view| {
-            let JobView { id, state, due_at, tries_left, ttl, elapsed, key, reason, size, body, attributes } =
-                view;
+            let JobView { id, state, due_at, tries_left, receipt, ttl, .. } = view;
+            let JobView { elapsed, key, reason, size, body, attributes, .. } = view;
             assert_eq!(
-                (state, due_at, tries_left, key, reason),
-                (None, None, None, None, None),
+                (state, due_at, tries_left, receipt, key, reason),
+                (None, None, None, None, None, None),
                 "not asked for"
             );
             let body = body.expect("a job is inspected with its body");

@@ -161,6 +161,7 @@ impl Stored {
             state: Some(self.state.name()),
             due_at: Some(self.state.due().unwrap_or(self.since)),
             tries_left: Some(if dead { 0 } else { self.tries }),
+            receipt: None,
             ttl: job.ttl,
             elapsed: job.elapsed,
             key: self.key.clone(),
@@ -570,7 +571,15 @@ impl Engine for ModelEngine {
             By::Id(id) => state.find(&JobRef { queue: queue.clone(), id }, now),
             By::Key(key) => state.holder(queue, key, now),
         };
-        Ok(found.map(|stored| detail.of(stored.view(now, true))))
+        Ok(found.map(|stored| {
+            let receipt = match stored.state {
+                State::Running { due, receipt } if due > now && detail.held_with() == Some(stored.tries) => {
+                    Some(Receipt { hand_over: receipt, tries_left: stored.tries })
+                }
+                _ => None,
+            };
+            JobView { receipt, ..detail.of(stored.view(now, true)) }
+        }))
     }
 
     async fn list_jobs(&self, queue: &Queue, list: JobList) -> Result<Option<JobPage>> {

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use dormouse::config::Config;
 use dormouse::server::{Options, Server};
@@ -15,6 +16,13 @@ use super::redis_server::RedisServer;
 pub enum Store {
     Disk(TempDir),
     Redis(RedisServer),
+    #[allow(dead_code)] // not every test binary makes some
+    /// What else a pool may be on, by its keys, and a Redis for tokens.
+    Other {
+        keys: String,
+        tokens: RedisServer,
+        _keep: Arc<dyn Any + Send + Sync>,
+    },
 }
 
 impl Store {
@@ -33,6 +41,7 @@ impl Store {
         match self {
             Store::Disk(dir) => format!("Path = {:?}\n", dir.path().join("jobs")),
             Store::Redis(redis) => redis.keys(),
+            Store::Other { keys, .. } => keys.clone(),
         }
     }
 
@@ -40,7 +49,7 @@ impl Store {
     pub fn admin(&self) -> String {
         match self {
             Store::Disk(_) => String::new(),
-            Store::Redis(redis) => format!("[AdminRedis]\n{}", redis.keys()),
+            Store::Redis(tokens) | Store::Other { tokens, .. } => format!("[AdminRedis]\n{}", tokens.keys()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod admin;
 mod body_memory;
+mod cluster;
 mod common;
 mod connections;
 mod delays;
@@ -30,6 +31,10 @@ mod support {
     pub mod client;
     pub mod complaints;
     pub mod process;
+    #[allow(dead_code)] // a killed master is not replaced here
+    pub mod redis_cluster;
+    #[allow(dead_code)]
+    pub mod redis_cluster_faults;
     pub mod redis_connection;
     pub mod redis_restart;
     pub mod redis_server;

@@ -1,6 +1,10 @@
 //! lmstfy's recorded conversations, on every kind of pool and on every way from one pool to another.
 
+use std::sync::Arc;
+
+use crate::cluster::pool_on;
 use crate::player::{Expected, play_all, play_all_but};
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::servers::{Store, TestServer};
 
 /// Where a server whose default pool moves answers otherwise than lmstfy did with its one pool: it has two.
@@ -14,6 +18,12 @@ async fn on_disk() {
 #[tokio::test]
 async fn on_redis() {
     play_all(TestServer::on(Store::redis()).await).await;
+}
+
+#[tokio::test]
+async fn on_a_cluster() {
+    let cluster = Arc::new(RedisCluster::start_of(3, 0));
+    play_all(TestServer::on(pool_on(&cluster, "recorded")).await).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Conversations of workers that hold a job: "still working", "not now", "never again", and done.
 
+use crate::cluster::on_a_cluster;
 use crate::support::client::{Response, job_id, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
@@ -32,7 +33,7 @@ impl Hold {
         format!("{}/{verb}?receipt={}", self.path, self.receipt)
     }
 
-    /// The path of an ack.
+    /// The path of an ack, and of a look.
     fn ack(&self) -> String {
         format!("{}?receipt={}", self.path, self.receipt)
     }
@@ -81,6 +82,30 @@ async fn a_consume_shows_receipts_when_it_is_asked_to(store: Store) {
     server.put(&token, "/api/ns/q", &"x".repeat(1 << 20)).await.expect(201);
     let large = server.get(&token, "/api/ns/q?receipt=1&count=2").await.expect(200);
     Hold::of(&large.json[0]);
+}
+
+async fn whoever_lost_the_answer_to_a_touch_asks_for_the_receipt(store: Store) {
+    let server = TestServer::on(store).await;
+    let token = server.token("ns").await;
+    server.put(&token, "/api/ns/q?tries=2", "x").await.expect(201);
+    let hold = Hold::of(&server.get(&token, "/api/ns/q?receipt=1&ttr=60").await.expect(200).json);
+    let lost = post(&server, &token, &hold.to("touch"), "").await.expect(200).json["receipt"].clone();
+    post(&server, &token, &hold.to("release"), "").await.expect(409);
+    let shown = server.get(&token, &format!("{}&verbose=1", hold.ack())).await.expect(200);
+    assert_eq!(shown.json["receipt"], lost, "{}", shown.text);
+    let without = server.get(&token, &format!("{}?verbose=1", hold.path)).await.expect(200);
+    assert!(without.json.get("receipt").is_none(), "not asked for: {}", without.text);
+    let bad = server.get(&token, &format!("{}?verbose=1&receipt=x", hold.path)).await.expect(400);
+    assert_eq!(bad.says(), "invalid receipt");
+    let found = Hold { receipt: lost.as_str().expect("a receipt").to_owned(), path: hold.path.clone() };
+    post(&server, &token, &found.to("release"), "").await.expect(200);
+    let shown = server.get(&token, &format!("{}&verbose=1", found.ack())).await.expect(200);
+    assert_eq!(
+        (&shown.json["state"], &shown.json["receipt"]),
+        (&json!("ready"), &json!(null)),
+        "{}",
+        shown.text
+    );
 }
 
 async fn still_working(store: Store) {
@@ -304,6 +329,19 @@ async fn the_dead_are_respawned_by_id(store: Store) {
 }
 
 on_each_store!(
+    a_consume_shows_receipts_when_it_is_asked_to,
+    whoever_lost_the_answer_to_a_touch_asks_for_the_receipt,
+    still_working,
+    not_now,
+    a_release_without_tries_left_is_dead_unless_it_gives_its_try_back,
+    never_again,
+    without_a_receipt_or_with_a_bad_reason_nothing_happens,
+    a_hand_over_whose_ttr_is_over_is_nobodys,
+    many_are_acked_each_by_itself,
+    the_dead_are_respawned_by_id,
+);
+
+on_a_cluster!(
     a_consume_shows_receipts_when_it_is_asked_to,
     still_working,
     not_now,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::cluster::on_a_cluster;
 use crate::support::client::{Response, send};
 use crate::support::servers::{Store, TestServer, on_each_store};
 use crate::support::wait::until;
@@ -326,6 +327,15 @@ async fn verbose_shows_what_a_job_is_doing_whichever_route_published_it(store: S
 }
 
 on_each_store!(
+    the_queues_of_a_namespace_are_listed_with_what_is_in_them,
+    the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
+    a_list_in_pages_shows_each_job_once,
+    a_cursor_is_good_for_its_own_list_and_tells_nothing,
+    a_page_of_large_bodies_ends_early_and_goes_on,
+    verbose_shows_what_a_job_is_doing_whichever_route_published_it,
+);
+
+on_a_cluster!(
     the_queues_of_a_namespace_are_listed_with_what_is_in_them,
     the_jobs_of_a_queue_are_listed_by_state_in_the_order_in_which_they_come,
     a_list_in_pages_shows_each_job_once,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::cluster::on_a_cluster;
 use crate::common::raw;
 use crate::common::{ended, poll};
 use crate::support::client::{Response, send};
@@ -116,6 +117,13 @@ async fn queues_with_weights_share_the_consumes(store: Store) {
 }
 
 on_each_store!(
+    a_paused_queue_hands_out_nothing_until_it_is_resumed,
+    a_thousand_queues_of_a_namespace_can_be_paused,
+    a_pause_ends_by_itself_and_a_second_one_replaces_it,
+    queues_with_weights_share_the_consumes,
+);
+
+on_a_cluster!(
     a_paused_queue_hands_out_nothing_until_it_is_resumed,
     a_thousand_queues_of_a_namespace_can_be_paused,
     a_pause_ends_by_itself_and_a_second_one_replaces_it,

@@ -3,6 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::cluster::on_a_cluster;
 use crate::support::client::{Response, send};
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store};
@@ -348,6 +349,17 @@ async fn the_new_publishes_and_replays_count_against_the_limit(store: Store) {
 }
 
 on_each_store!(
+    a_job_is_due_after_a_delay_with_decimals_or_at_an_instant,
+    a_publish_that_is_refused_says_why_and_stores_nothing,
+    a_key_names_one_job_until_that_is_gone,
+    a_batch_is_all_or_none_and_each_job_its_own,
+    a_bad_element_of_a_batch_is_named_and_nothing_is_stored,
+    a_repeated_publish_happens_once_and_gets_the_same_answer,
+    a_repetition_of_what_is_under_way_is_told_to_come_back,
+    the_new_publishes_and_replays_count_against_the_limit,
+);
+
+on_a_cluster!(
     a_job_is_due_after_a_delay_with_decimals_or_at_an_instant,
     a_publish_that_is_refused_says_why_and_stores_nothing,
     a_key_names_one_job_until_that_is_gone,

@@ -1,5 +1,5 @@
-//! What an engine on a Redis has whatever its layout is: connections, the Redis's clock, who is notified, and the tasks
-//! that keep all this going. Knows no key.
+//! What an engine has of a Redis whatever its layout is: connections, the Redis's clock, who is notified, and the tasks
+//! that keep all this going. An engine has one link, or in a cluster one to each node. Knows no key.
 
 use std::fmt;
 use std::pin::Pin;
@@ -12,7 +12,8 @@ use super::arming::Watch;
 use super::cache::HandOvers;
 use super::clock::RedisClock;
 use super::connection::connector::{Connection, Connector, RedisAddress};
-use super::connection::shared::SharedConnection;
+use super::connection::fault::Outcome;
+use super::connection::shared::{SharedConnection, first_up};
 use super::connection::status::Connections;
 use crate::engine::notifier::Notifiers;
 use crate::engine::observer::Observers;
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::job::Job;
 use crate::name::{PoolName, Queue};
 use crate::outage::Outage;
-use crate::process::tasks::Tasks;
+use crate::process::tasks::{Failure, Tasks};
 
 /// How many of the hand-overs of this process are remembered at least.
 const REMEMBERED_HAND_OVERS: usize = 131_072;
@@ -29,10 +30,60 @@ const FIRST_CONNECTIONS: Duration = Duration::from_secs(5);
 
 /// Which keys are ready lists.
 pub trait ReadyLists: Send + Sync + fmt::Debug {
-    /// The ready list of a queue.
-    fn key_of(&self, queue: &Queue) -> Vec<u8>;
+    /// The ready list of a queue; `None` when it is not on this Redis.
+    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>>;
     /// The queue whose ready list this is, when it is one.
     fn queue_of(&self, key: &[u8]) -> Option<Queue>;
+    /// Whether one command may name several of them: in a cluster each may be in a slot of its own.
+    fn are_together(&self) -> bool {
+        true
+    }
+}
+
+/// What a call is for: each kind has connections of its own, so that none holds up the others.
+#[derive(Clone, Copy, Debug)]
+pub enum Lane {
+    /// That of a task that publishes, or while it is down that of the other one.
+    Publish(usize),
+    Consume,
+    Pump,
+    /// What ends hand-overs.
+    HandOver,
+    /// Everything off the hot path.
+    Other,
+}
+
+/// What the links of one engine have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The name of the pool of jobs, for messages.
+    pub pool: Arc<str>,
+    /// Hears whether the pool can be used.
+    pub outage: Arc<Outage>,
+    pub notifiers: Arc<Notifiers>,
+    pub observers: Arc<Observers>,
+    /// What this process remembers of what it handed out.
+    pub handed_out: Arc<HandOvers>,
+    /// Of the Redis that the engine began with, if it says.
+    pub version: Arc<OnceLock<String>>,
+    /// Where the end of a task is reported that must not end.
+    pub failure: Failure,
+}
+
+impl Common {
+    pub fn new(name: &PoolName, failure: Failure) -> Common {
+        let pool: Arc<str> = name.as_str().into();
+        let outage = Outage::new(format!("pool {pool}"));
+        Common {
+            pool,
+            outage,
+            notifiers: Arc::default(),
+            observers: Arc::default(),
+            handed_out: Arc::new(HandOvers::new(REMEMBERED_HAND_OVERS)),
+            version: Arc::default(),
+            failure,
+        }
+    }
 }
 
 /// What does not depend on the layout.
@@ -57,11 +108,11 @@ pub struct Link {
     pub shared: SharedConnection,
     pub clock: RedisClock,
     /// Of the Redis that the engine began with, if it says.
-    pub version: OnceLock<String>,
-    pub notifiers: Notifiers,
-    pub observers: Observers,
+    pub version: Arc<OnceLock<String>>,
+    pub notifiers: Arc<Notifiers>,
+    pub observers: Arc<Observers>,
     /// What this process remembers of what it handed out.
-    pub handed_out: HandOvers,
+    pub handed_out: Arc<HandOvers>,
     pub watch: Watch,
     pub ready_lists: Box<dyn ReadyLists>,
     pub tasks: Tasks,
@@ -90,12 +141,33 @@ impl Link {
         let connector = Arc::new(Connector::new(address)?);
         // What this one finds out is said before any task runs.
         let first = connector.connect().await?;
-        let tasks = Tasks::new(connector.failure().clone());
-        let keepers = Tasks::new(tasks.failure().clone());
+        let common = Common::new(name, connector.failure().clone());
+        let outage = common.outage.clone();
+        let (link, keepers) = Link::through(connector, &common, outage.into(), Box::new(ready_lists));
+        Ok(Opened { link, first, keepers })
+    }
+
+    /// To a node of a cluster, which need not be there now. Who keeps the map of nodes reports what becomes of it.
+    pub fn to_node(
+        connector: Arc<Connector>,
+        common: &Common,
+        ready_lists: Box<dyn ReadyLists>,
+    ) -> (Arc<Link>, [DropGuard; 2]) {
+        let (link, keepers) = Link::through(connector, common, None, ready_lists);
+        let guards = keep(&link, keepers);
+        (link, guards)
+    }
+
+    fn through(
+        connector: Arc<Connector>,
+        common: &Common,
+        hears: Option<Arc<Outage>>,
+        ready_lists: Box<dyn ReadyLists>,
+    ) -> (Arc<Link>, Vec<Keeper>) {
+        let Common { pool, outage, notifiers, observers, handed_out, version, failure } = common.clone();
+        let (tasks, keepers) = (Tasks::new(failure.clone()), Tasks::new(failure));
         let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
-        let pool: Arc<str> = name.as_str().into();
-        let outage = Outage::new(format!("pool {pool}"));
-        let connections = Connections::with_end(pool.clone(), connector, outage.clone(), closing, closed);
+        let connections = Connections::with_end(pool.clone(), connector, hears, closing, closed);
         let mut to_keep: Vec<Keeper> = Vec::new();
         let mut shared = |name| {
             let (shared, keep) = SharedConnection::new(connections.clone());
@@ -112,16 +184,58 @@ impl Link {
             connections,
             outage,
             clock: RedisClock::new(),
-            version: OnceLock::new(),
-            notifiers: Notifiers::default(),
-            observers: Observers::default(),
-            handed_out: HandOvers::new(REMEMBERED_HAND_OVERS),
+            version,
+            notifiers,
+            observers,
+            handed_out,
             watch: Watch::default(),
-            ready_lists: Box::new(ready_lists),
+            ready_lists,
             tasks,
             keepers,
         };
-        Ok(Opened { link: Arc::new(link), first, keepers: to_keep })
+        (Arc::new(link), to_keep)
+    }
+
+    /// What an engine has that has this one alone.
+    pub fn common(&self) -> Common {
+        Common {
+            pool: self.pool.clone(),
+            outage: self.outage.clone(),
+            notifiers: self.notifiers.clone(),
+            observers: self.observers.clone(),
+            handed_out: self.handed_out.clone(),
+            version: self.version.clone(),
+            failure: self.tasks.failure().clone(),
+        }
+    }
+
+    /// The connection for calls of this kind.
+    pub fn lane(&self, lane: Lane) -> &SharedConnection {
+        match lane {
+            Lane::Publish(own) => &self.publish_connections[own % 2],
+            Lane::Consume => &self.consumes,
+            Lane::Pump => &self.pumps,
+            Lane::HandOver => &self.hand_overs,
+            Lane::Other => &self.shared,
+        }
+    }
+
+    /// The same, for who tells [`Connections::report`] of a fault.
+    pub async fn connection(&self, lane: Lane) -> Outcome<Connection> {
+        match lane {
+            Lane::Publish(own) => {
+                first_up([self.lane(Lane::Publish(own)), self.lane(Lane::Publish(own + 1))]).await
+            }
+            lane => self.lane(lane).connection().await,
+        }
+    }
+
+    /// Whether a call of this kind could be sent now.
+    pub fn is_up(&self, lane: Lane) -> bool {
+        match lane {
+            Lane::Publish(_) => self.publish_connections.iter().any(SharedConnection::is_up),
+            lane => self.lane(lane).is_up(),
+        }
     }
 
     /// `Closed` once the engine is closing.
@@ -166,11 +280,15 @@ impl Link {
 impl Opened {
     /// Keeps the connections from here on. The tasks end with what is answered, also when the caller gives up.
     pub fn keep(self) -> [DropGuard; 2] {
-        let Opened { link, keepers, .. } = self;
-        let guards = [&link.tasks, &link.keepers].map(|tasks| tasks.stopping().clone().drop_guard());
-        for (name, keep) in keepers {
-            link.keepers.spawn_essential(name, keep);
-        }
-        guards
+        keep(&self.link, self.keepers)
     }
+}
+
+/// Keeps its connections. The tasks end with what is answered.
+fn keep(link: &Link, keepers: Vec<Keeper>) -> [DropGuard; 2] {
+    let guards = [&link.tasks, &link.keepers].map(|tasks| tasks.stopping().clone().drop_guard());
+    for (name, keep) in keepers {
+        link.keepers.spawn_essential(name, keep);
+    }
+    guards
 }

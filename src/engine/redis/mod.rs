@@ -17,6 +17,7 @@ mod arming;
 mod batches;
 mod cache;
 mod clock;
+mod cluster;
 mod compact;
 pub(crate) mod connection;
 mod copies;
@@ -212,8 +213,8 @@ impl Engine for RedisEngine {
         let core = self.open()?;
         match (by, detail) {
             (By::Key(key), detail) => core.inspect_key(queue, key, detail).await,
-            (By::Id(id), Detail::All) => core.inspect(&JobRef { queue: queue.clone(), id }).await,
             (By::Id(id), Detail::Stored) => core.inspect_stored(&JobRef { queue: queue.clone(), id }).await,
+            (By::Id(id), _) => core.inspect(&JobRef { queue: queue.clone(), id }, detail.held_with()).await,
         }
     }
 

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 
 use redis::InfoDict;
 
+use super::cluster::masters;
 use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::{Fault, Outcome};
+use super::verbs::check::usable;
 use crate::error::Error;
 
 /// Why a Redis would lose jobs, or why that could not be told.
@@ -26,6 +28,12 @@ const LISTPACK_VALUE: u64 = 1100;
 /// Asks the Redis how it is set up. Where CONFIG is forbidden INFO is asked; what neither tells is accepted
 /// with a warning.
 pub async fn check_safety(address: &RedisAddress) -> Result<(), Unsafe> {
+    if address.cluster {
+        for node in masters(address).await.map_err(Error::from)? {
+            Box::pin(check_safety(&node)).await?;
+        }
+        return Ok(());
+    }
     let connector = Connector::new(address).map_err(Error::from)?;
     let connection = &mut connector.connect().await.map_err(Error::from)?;
     let appendonly = match setting(connection, "appendonly").await.map_err(Error::from)? {
@@ -62,6 +70,28 @@ pub async fn warn_of_tables(connection: &mut Connection, pool: &str) {
              it to {LISTPACK_VALUE}"
         );
     }
+}
+
+/// Whether the nodes of a cluster can be used, those that answer. Answers the version of one. Says so where one lost slot would stop all.
+pub async fn check_nodes(address: &RedisAddress, pool: &str, oldest: (u32, u32)) -> Outcome<Option<String>> {
+    let (mut stops_as_a_whole, mut version) = (false, None);
+    for (n, node) in masters(address).await?.iter().enumerate() {
+        let connector = Connector::new(node)?;
+        let connection = &mut connector.connect().await?;
+        version = version.or(usable(connection, oldest, true).await?);
+        let full = setting(connection, "cluster-require-full-coverage").await?;
+        stops_as_a_whole |= full.as_deref() == Some("yes");
+        if n == 0 {
+            warn_of_tables(connection, pool).await;
+        }
+    }
+    if stops_as_a_whole {
+        tracing::warn!(
+            pool,
+            "the cluster has `cluster-require-full-coverage yes`, so one lost slot stops all of it: set it to no"
+        );
+    }
+    Ok(version)
 }
 
 /// A setting; `None` when the server will not tell.

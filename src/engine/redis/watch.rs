@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{PushInfo, PushKind, Value};
+use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::connection::connector::Connection;
@@ -151,26 +151,28 @@ fn on_push(link: &Link, push: &PushInfo) {
 
 /// Arms these queues' lists, and notifies of those that have jobs.
 async fn arm(link: &Link, connection: &mut Connection, queues: &[Queue]) -> Outcome<()> {
-    for chunk in queues.chunks(CHUNK) {
-        let mut cmd = redis::cmd("EXISTS");
-        for queue in chunk {
-            cmd.arg(link.ready_lists.key_of(queue));
-        }
-        let with_jobs: usize = cmd.query_async(&mut connection.redis).await?;
-        if with_jobs == chunk.len() {
-            chunk.iter().for_each(|queue| link.notifiers.notify(queue));
-        } else if with_jobs > 0 {
-            let mut each = redis::pipe();
-            for queue in chunk {
-                each.cmd("EXISTS").arg(link.ready_lists.key_of(queue));
+    let lists: Vec<(&Queue, Vec<u8>)> =
+        queues.iter().filter_map(|queue| Some((queue, link.ready_lists.key_of(queue)?))).collect();
+    for chunk in lists.chunks(CHUNK) {
+        if link.ready_lists.are_together() {
+            let mut cmd = redis::cmd("EXISTS");
+            chunk.iter().for_each(|(_, key)| _ = cmd.arg(key));
+            let with_jobs: usize = cmd.query_async(&mut connection.redis).await?;
+            if with_jobs == 0 {
+                continue;
             }
-            let each: Vec<bool> = each.query_async(&mut connection.redis).await?;
-            chunk
-                .iter()
-                .zip(each)
-                .filter(|(_, has)| *has)
-                .for_each(|(queue, _)| link.notifiers.notify(queue));
+            if with_jobs == chunk.len() {
+                chunk.iter().for_each(|(queue, _)| link.notifiers.notify(queue));
+                continue;
+            }
         }
+        let mut each = redis::pipe();
+        chunk.iter().for_each(|(_, key)| _ = each.cmd("EXISTS").arg(key));
+        each.ignore_errors();
+        let each: Vec<RedisResult<bool>> = each.query_async(&mut connection.redis).await?;
+        // A list that has moved to another node may have jobs: a fetch finds its way there.
+        let may_have = chunk.iter().zip(each).filter(|(_, has)| *has.as_ref().unwrap_or(&true));
+        may_have.for_each(|((queue, _), _)| link.notifiers.notify(queue));
     }
     Ok(())
 }

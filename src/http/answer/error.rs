@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::reply;
 use super::room::NoRoom;
 use crate::dispatch::ConsumeError;
-use crate::error::{Error, LOCKED};
+use crate::error::{Error, LOCKED, Unreachable};
 use crate::job::JobId;
 use crate::name::NameError;
 use crate::push::PushError;
@@ -70,6 +70,8 @@ pub enum ApiError {
     Ours(StatusCode, &'static str, Option<Error>),
     /// The same, after so many jobs: `{"error": .., "done": ..}`.
     Partly(u64, StatusCode, &'static str, Option<Error>),
+    /// 503: a part of the pool cannot be used now, while others go on. After so many jobs, if some were dealt with.
+    Unreachable(Unreachable, Option<u64>),
 }
 
 /// An error that says which part of the request it is about, or which job is in the way.
@@ -191,6 +193,7 @@ impl From<Error> for ApiError {
             Error::TooManyPaused(_) => {
                 ApiError::Refused(StatusCode::CONFLICT, "too many queues of this namespace are paused")
             }
+            Error::Unreachable(why) => ApiError::Unreachable(why, None),
             Error::Poisoned(_) => ApiError::Ours(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the store of this pool has failed",
@@ -201,6 +204,7 @@ impl From<Error> for ApiError {
             }
             Error::Partly { done, why } => match ApiError::from((*why).clone()) {
                 ApiError::Ours(status, text, failure) => ApiError::Partly(done, status, text, failure),
+                ApiError::Unreachable(why, _) => ApiError::Unreachable(why, Some(done)),
                 other => other,
             },
         }
@@ -253,6 +257,10 @@ impl IntoResponse for ApiError {
                 let Details { error, index, job_id } = *details;
                 OwnFault { error, index, job_id, ..OwnFault::default() }.response(status)
             }
+            ApiError::Unreachable(why, done) => {
+                let fault = OwnFault { error: why.text().into(), done, ..OwnFault::default() };
+                reply::retry_after(fault.response(StatusCode::SERVICE_UNAVAILABLE), Duration::ZERO)
+            }
             ApiError::Detailed(status, details) => reply::json(status, &details),
             ApiError::Said(status, body) => reply::json(status, &body),
             ApiError::Busy(text) => {
@@ -290,6 +298,16 @@ mod tests {
                 r#"{"error":"the store of this pool has failed","done":1}"#,
             ),
             (away().after(2), 500, r#"{"error":"internal error","done":2}"#),
+            (
+                Error::Unreachable(Unreachable::Split),
+                503,
+                r#"{"error":"this part of the pool is on two nodes"}"#,
+            ),
+            (
+                Error::Unreachable(Unreachable::Away).after(3),
+                503,
+                r#"{"error":"this part of the pool cannot be reached","done":3}"#,
+            ),
         ] {
             let what = error.to_string();
             let response = ApiError::from(error).into_response();

@@ -15,7 +15,7 @@ use crate::http::answer::room::{LARGE_ANSWER, bytes_of};
 use crate::http::request::extract::{Authorized, AuthorizedKey, AuthorizedNamespace};
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, AppState, MAX_ANSWER, MAX_JOB, PoolState};
-use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
+use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue, QueueName};
 use crate::time::Instant;
 
@@ -120,12 +120,15 @@ struct VerboseJob<'a> {
     namespace: &'a str,
     queue: &'a str,
     reason: Option<&'a str>,
+    /// Only if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receipt: Option<Option<Receipt>>,
     remain_tries: Option<u16>,
     state: Option<&'static str>,
     ttl: u64,
 }
 
-fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
+fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView, detail: Detail) -> VerboseJob<'a> {
     VerboseJob {
         attributes: &view.attributes,
         data: view.body.as_deref().unwrap_or_default(),
@@ -136,6 +139,7 @@ fn verbose_job<'a>(queue: &'a Queue, view: &'a JobView) -> VerboseJob<'a> {
         namespace: queue.namespace.as_str(),
         queue: queue.name.as_str(),
         reason: view.reason.as_ref().map(|reason| reason.as_str()),
+        receipt: matches!(detail, Detail::HeldWith(_)).then_some(view.receipt),
         remain_tries: view.tries_left,
         state: view.state.map(JobState::as_str),
         ttl: reply::seconds_left(view.ttl),
@@ -247,15 +251,15 @@ async fn read_page(auth: &Authorized, list: JobList) -> Result<Option<JobPage>, 
 
 /// `GET /api/:namespace/:queue/job/:job_id`
 pub async fn job(State(state): App, auth: Authorized, RawQuery(query): RawQuery) -> HandlerResult {
-    let verbose = is_verbose(query.as_deref())?;
+    let detail = detail(query.as_deref())?;
     let JobRef { queue, id } = auth.job()?;
-    show(&state, &auth.pool, &queue, By::Id(id), verbose).await?.ok_or(ApiError::NO_JOB)
+    show(&state, &auth.pool, &queue, By::Id(id), detail).await?.ok_or(ApiError::NO_JOB)
 }
 
 /// `GET /api/:namespace/:queue/key/:key`
 pub async fn job_of_key(State(state): App, auth: AuthorizedKey, RawQuery(query): RawQuery) -> HandlerResult {
-    let verbose = is_verbose(query.as_deref())?;
-    show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), verbose).await?.ok_or(NO_KEY)
+    let detail = detail(query.as_deref())?;
+    show(&state, &auth.pool, &auth.queue, By::Key(&auth.key), detail).await?.ok_or(NO_KEY)
 }
 
 /// A job, with all that is known of it, or as lmstfy shows it.
@@ -264,15 +268,14 @@ async fn show(
     pool: &PoolState,
     queue: &Queue,
     by: By<'_>,
-    verbose: bool,
+    detail: Detail,
 ) -> Result<Option<Response>, ApiError> {
-    let detail = if verbose { Detail::All } else { Detail::Stored };
     let Some(view) = pool.engine.inspect(queue, by, detail).await? else { return Ok(None) };
     let room = state.body_room.for_answer(&queue.namespace, bytes_of_view(&view)).await?;
-    Ok(Some(if verbose {
-        reply::json_in(room, StatusCode::OK, &verbose_job(queue, &view))
-    } else {
+    Ok(Some(if detail == Detail::Stored {
         reply::job(room, &JobReply::viewed(queue, &view))
+    } else {
+        reply::json_in(room, StatusCode::OK, &verbose_job(queue, &view, detail))
     }))
 }
 
@@ -286,8 +289,13 @@ pub async fn cancel_key(auth: AuthorizedKey) -> HandlerResult {
 
 const NO_KEY: ApiError = ApiError::Refused(StatusCode::NOT_FOUND, "no job has this key");
 
-fn is_verbose(query: Option<&str>) -> Result<bool, ApiError> {
-    params::flag(Query(query.unwrap_or_default()), "verbose", false, "invalid verbose")
+/// How much of a job is to be told.
+fn detail(query: Option<&str>) -> Result<Detail, ApiError> {
+    let query = Query(query.unwrap_or_default());
+    if !params::flag(query, "verbose", false, "invalid verbose")? {
+        return Ok(Detail::Stored);
+    }
+    Ok(params::receipt(query)?.map_or(Detail::All, |receipt| Detail::HeldWith(receipt.tries_left)))
 }
 
 fn as_seconds<S: Serializer>(age: &Option<Duration>, s: S) -> Result<S::Ok, S::Error> {

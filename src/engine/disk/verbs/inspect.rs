@@ -8,7 +8,7 @@ use crate::engine::disk::codec::{self, Entry, Location, Record};
 use crate::engine::disk::state::WriterState;
 use crate::engine::disk::step::{Step, StepResult};
 use crate::engine::disk::store::{Fatal, Found, Space};
-use crate::job::{Attributes, JobId, JobRef, JobState, JobView};
+use crate::job::{Attributes, JobId, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 /// Shows a job.
@@ -64,6 +64,7 @@ pub fn view(id: JobId, record: Record, place: Whereabouts, with_body: bool, now:
         state,
         due_at,
         tries_left,
+        receipt: None,
         ttl: record.expires.map(|at| Duration::from_micros(at.saturating_sub(now))),
         elapsed: Duration::from_millis((now / 1000).saturating_sub(id.published_at())),
         key: record.key,
@@ -91,8 +92,19 @@ impl WriterState {
     ) -> Result<JobView, Fatal> {
         match detail {
             Detail::All => self.view(job, record, now),
+            Detail::HeldWith(tries) => {
+                let receipt = self.receipt(job, tries, now);
+                Ok(JobView { receipt, ..self.view(job, record, now)? })
+            }
             Detail::Stored => Ok(detail.of(view(job.id, record, (None, None, None), true, now))),
         }
+    }
+
+    /// The receipt of a running job's hand-over, which is not over, if that left so many tries.
+    fn receipt(&self, job: &JobRef, tries_left: u16, now: Micros) -> Option<Receipt> {
+        let (due, hand_over) = self.timers.running(job).filter(|(due, _)| *due > now)?;
+        let entry = self.timers.running_entry((due, hand_over))?;
+        (entry.tries == tries_left).then_some(Receipt { hand_over, tries_left })
     }
 
     fn find(&mut self, job: &JobRef, record: &Record) -> Result<Whereabouts, Fatal> {

@@ -1,10 +1,9 @@
 //! What the engine in the compact layout, its verbs and its tasks have in common, and the one door through which calls
 //! go to a partition.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ahash::HashMap;
 use parking_lot::{Mutex, RwLock};
@@ -12,49 +11,72 @@ use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::time::sleep;
 
 use super::buckets::{Buckets, near_from};
+use super::callers::Callers;
 use super::dues::Dues;
 use super::keys;
 use super::partitions::{Partition, Partitions};
 use super::place::place_of;
 use super::scripts::Scripts;
 use super::steps::{Addressed, Told};
-use crate::clock::Millis;
-use crate::engine::batch::Caller;
+use crate::clock::{Micros, Millis};
 use crate::engine::redis::batches::Plain;
+use crate::engine::redis::cluster::{self, Cluster};
 use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::layout::scripts::Script;
-use crate::engine::redis::link::Link;
+pub use crate::engine::redis::link::Lane;
+use crate::engine::redis::link::{Common, Link};
 use crate::engine::{Published, Quotas};
+use crate::error::{Result, Unreachable};
 use crate::job::{JobId, JobRef};
 use crate::name::{Namespace, Queue};
+use crate::process::tasks::Tasks;
 
-/// What a call is for: each kind has connections of its own, so that none holds up the others.
-#[derive(Clone, Copy, Debug)]
-pub enum Lane {
-    Consume,
-    Pump,
-    /// What publishes, by this one of those that do.
-    Publish(usize),
-    /// What ends hand-overs.
-    HandOver,
-    /// Everything off the hot path.
-    Other,
+/// What a pool is on.
+#[derive(Debug)]
+pub enum Place {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
+}
+
+/// The attempts to have a call carried out.
+pub enum Attempts<'a> {
+    One(&'a Arc<Link>),
+    Cluster(cluster::Attempts<'a>),
+}
+
+impl Attempts<'_> {
+    /// The Redis for the next one.
+    pub async fn link(&mut self) -> Outcome<Arc<Link>> {
+        match self {
+            Attempts::One(link) => Ok(link.clone()),
+            Attempts::Cluster(attempts) => attempts.link().await,
+        }
+    }
+
+    /// What came of it; `None` when there is to be another one.
+    pub fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
+        match self {
+            Attempts::One(_) => Some(answer),
+            Attempts::Cluster(attempts) => attempts.outcome(answer),
+        }
+    }
 }
 
 /// What the engine and its tasks have in common.
 #[derive(Debug)]
 pub struct CompactCore {
-    pub link: Arc<Link>,
+    pub common: Common,
+    pub place: Place,
+    pub tasks: Tasks,
     pub scripts: Scripts,
     pub partitions: Arc<Partitions>,
     pub buckets: Buckets,
     /// Publications that share script calls.
-    pub publishes: Caller<Plain, Published>,
-    pub acks: Caller<JobRef, ()>,
+    pub publishes: Callers<Plain, Published>,
+    pub acks: Callers<JobRef, ()>,
     pub dues: Dues,
     /// Steps of schedules that share script calls.
-    pub steps: Caller<Addressed, Told>,
+    pub steps: Callers<Addressed, Told>,
     /// There is a schedule in this pool, or was one.
     pub has_schedules: AtomicBool,
     /// When consumers of a paused queue are to look again.
@@ -64,29 +86,76 @@ pub struct CompactCore {
     pub setting_quotas: tokio::sync::Mutex<()>,
 }
 
-impl Deref for CompactCore {
-    type Target = Link;
-
-    fn deref(&self) -> &Link {
-        &self.link
-    }
-}
-
 impl CompactCore {
-    /// The connection over which calls of a kind go to a partition.
-    fn connection_to(&self, _partition: Partition, lane: Lane) -> &SharedConnection {
-        match lane {
-            Lane::Consume => &self.link.consumes,
-            Lane::Pump => &self.link.pumps,
-            Lane::Publish(own) => &self.link.publish_connections[own % 2],
-            Lane::HandOver => &self.link.hand_overs,
-            Lane::Other => &self.link.shared,
+    /// A call that is about to be sent to a partition's Redis. In a cluster it is made again as long as no node has begun
+    /// it.
+    pub fn attempts(&self, partition: Partition, lane: Lane) -> Attempts<'_> {
+        match &self.place {
+            Place::One(link) => Attempts::One(link),
+            Place::Cluster(cluster) => Attempts::Cluster(cluster.attempts(partition, lane)),
         }
     }
 
-    /// The same, for who keeps it for the length of a call that is listened to.
-    pub fn lane(&self, partition: Partition, lane: Lane) -> &SharedConnection {
-        self.connection_to(partition, lane)
+    /// Waits until a partition can be used, for calls that wait for others then.
+    pub async fn ready(&self, partition: Partition, lane: Lane) -> Outcome<()> {
+        match &self.place {
+            Place::One(_) => Ok(()),
+            Place::Cluster(cluster) => cluster.ready(partition, lane).await,
+        }
+    }
+
+    /// A partition's Redis, if it can be used now.
+    pub fn try_link(&self, partition: Partition, lane: Lane) -> Result<Arc<Link>, Unreachable> {
+        match &self.place {
+            Place::One(link) => Ok(link.clone()),
+            Place::Cluster(cluster) => cluster.try_link(partition, lane),
+        }
+    }
+
+    /// A partition's Redis as it was last, for its clock and its watch.
+    pub fn link(&self, partition: Partition) -> Option<Arc<Link>> {
+        match &self.place {
+            Place::One(link) => Some(link.clone()),
+            Place::Cluster(cluster) => cluster.link(partition),
+        }
+    }
+
+    /// Every Redis, each with one of its partitions.
+    pub fn links(&self) -> Vec<(Arc<Link>, Partition)> {
+        match &self.place {
+            Place::One(link) => vec![(link.clone(), 0)],
+            Place::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// The pool's clock: that of the first partition's Redis, so that all servers agree.
+    pub fn now_micros(&self) -> Micros {
+        let first = self.partitions.all().find_map(|partition| self.link(partition));
+        first.map_or(0, |link| link.clock.now_micros())
+    }
+
+    pub fn now(&self) -> Millis {
+        self.now_micros() / 1000
+    }
+
+    /// The clock of a partition, by which all of it is due.
+    pub fn now_in(&self, partition: Partition) -> Millis {
+        self.link(partition).map_or_else(|| self.now(), |link| link.clock.now())
+    }
+
+    /// A job was stored there that is due then, by the partition's clock.
+    pub fn stored(&self, partition: Partition, due: Micros) {
+        self.dues.stored(partition, self.in_pool_time(partition, due));
+    }
+
+    /// A time of a partition's clock by the pool's.
+    pub fn in_pool_time(&self, partition: Partition, at: Micros) -> Micros {
+        match (&self.place, self.link(partition)) {
+            (Place::Cluster(_), Some(link)) => {
+                (at + self.now_micros()).saturating_sub(link.clock.now_micros())
+            }
+            _ => at,
+        }
     }
 
     /// The beginning of a call of a script, with its one key. Arguments follow.
@@ -94,6 +163,21 @@ impl CompactCore {
         let mut cmd = script.call(1);
         cmd.arg(keys::guard(self.partitions.base(partition)));
         cmd
+    }
+
+    /// A call that is about to be sent. In a cluster it may have to be sent again.
+    pub fn for_sending(&self, call: &mut Cmd) -> Cmd {
+        match &self.place {
+            Place::One(_) => std::mem::take(call),
+            Place::Cluster(_) => call.clone(),
+        }
+    }
+
+    /// The Redis of a partition said when it was, to a call that was sent then.
+    pub fn learn(&self, partition: Partition, sent: Instant, now: Micros) {
+        if let Some(link) = self.link(partition) {
+            link.clock.learn(sent, now);
+        }
     }
 
     /// Runs it.
@@ -104,17 +188,37 @@ impl CompactCore {
         script: &Script,
         call: Cmd,
     ) -> Outcome<T> {
-        self.run(self.connection_to(partition, lane), script, call).await
+        let mut call = call;
+        let mut attempts = self.attempts(partition, lane);
+        loop {
+            let link = attempts.link().await?;
+            let answer = link.run(link.lane(lane), script, self.for_sending(&mut call)).await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                return outcome;
+            }
+        }
     }
 
-    /// A command that changes nothing.
+    /// A command that may be carried out twice.
     pub async fn query<T: FromRedisValue>(&self, partition: Partition, cmd: &Cmd) -> Outcome<T> {
-        self.connection_to(partition, Lane::Other).query(cmd).await
+        let mut attempts = self.attempts(partition, Lane::Other);
+        loop {
+            let answer = attempts.link().await?.shared.query(cmd).await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                return outcome;
+            }
+        }
     }
 
     /// Several of them in one round trip.
     pub async fn query_all<T: FromRedisValue>(&self, partition: Partition, asked: &Pipeline) -> Outcome<T> {
-        self.connection_to(partition, Lane::Other).query_all(asked).await
+        let mut attempts = self.attempts(partition, Lane::Other);
+        loop {
+            let answer = attempts.link().await?.shared.query_all(asked).await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                return outcome;
+            }
+        }
     }
 
     /// Where a job of this queue is looked for: at home, whatever partition its id names.
@@ -128,9 +232,9 @@ impl CompactCore {
         (partition, place_of(partition, id))
     }
 
-    /// From when on a job is near that is due after this delay.
-    pub fn near_after(&self, delay: Duration) -> Millis {
-        let now = self.clock.now();
+    /// From when on a job is near there that is due after this delay.
+    pub fn near_after(&self, partition: Partition, delay: Duration) -> Millis {
+        let now = self.now_in(partition);
         near_from(now, now.saturating_add(delay.as_millis() as Millis))
     }
 
@@ -147,16 +251,16 @@ impl CompactCore {
         let (core, queue) = (self.clone(), queue.clone());
         self.tasks.spawn(async move {
             let end = async {
-                let left = (until + 1).saturating_sub(core.clock.now());
+                let left = (until + 1).saturating_sub(core.now_in(core.partition_of(&queue)));
                 sleep(Duration::from_millis(left)).await;
                 let mut all = core.pauses_end.lock();
                 if all.get(&queue) == Some(&until) {
                     all.remove(&queue);
                 }
                 drop(all);
-                core.notifiers.notify(&queue);
+                core.common.notifiers.notify(&queue);
             };
-            core.connections.closing.run_until_cancelled(end).await;
+            core.tasks.stopping().run_until_cancelled(end).await;
         });
     }
 }

@@ -28,11 +28,13 @@ struct Due {
     /// When what has ended was looked for last, and how often that was.
     swept: Micros,
     sweeps: u64,
+    /// Its pump has not ended.
+    under_way: bool,
 }
 
 impl Dues {
     pub fn new(count: u16) -> Dues {
-        let due = Due { at: 0, stored: Micros::MAX, swept: 0, sweeps: 0 };
+        let due = Due { at: 0, stored: Micros::MAX, swept: 0, sweeps: 0, under_way: false };
         Dues { each: Mutex::new(vec![due; count.into()]), next: NextDue::default() }
     }
 
@@ -45,14 +47,14 @@ impl Dues {
         self.next.stored(due);
     }
 
-    /// The partitions that are to be pumped now. A pump of them begins. A time that is too far away is one of a clock
+    /// The partitions that are to be pumped now and are not. A pump of them begins. A time that is too far away is one of a clock
     /// that was set back since.
     pub fn begin(&self, now: Micros) -> Vec<Partition> {
         let latest = now + clock::micros(LONGEST_PAUSE);
         let mut each = self.each.lock();
         let due = each.iter_mut().zip(0..).filter(|(due, _)| due.at <= now || due.at > latest);
-        let due = due.map(|(due, partition)| {
-            due.stored = Micros::MAX;
+        let due = due.filter(|(due, _)| !due.under_way).map(|(due, partition)| {
+            (due.stored, due.under_way) = (Micros::MAX, true);
             partition
         });
         let due = due.collect();
@@ -60,10 +62,16 @@ impl Dues {
         due
     }
 
-    /// A pump said how long it is until the next is due.
+    /// A pump has ended, and said how long it is until the next is due.
     pub fn said(&self, partition: Partition, now: Micros, next: Duration) {
-        let of = &mut self.each.lock()[usize::from(partition)];
+        let mut each = self.each.lock();
+        let of = &mut each[usize::from(partition)];
         of.at = (now + clock::micros(next.min(LONGEST_PAUSE))).min(of.stored);
+        of.under_way = false;
+        let at = of.at;
+        drop(each);
+        // Nobody may wait for this pump any more.
+        self.next.stored(at);
     }
 
     /// Whether it is time to look for what has ended, and how often that was done.
@@ -76,9 +84,10 @@ impl Dues {
         Some(of.sweeps)
     }
 
-    /// The pumps have ended. When the next partition is to be pumped.
+    /// The pumps have ended that were waited for. When the next partition is to be pumped.
     pub fn end(&self) -> Micros {
-        let at = self.each.lock().iter().map(|due| due.at).min().unwrap_or(0);
+        let at = self.each.lock().iter().filter(|due| !due.under_way).map(|due| due.at).min();
+        let at = at.unwrap_or(Micros::MAX);
         self.next.pump_said(at);
         at
     }
@@ -106,6 +115,18 @@ mod tests {
         dues.said(2, now + 20_000, Duration::MAX);
         assert_eq!(dues.end(), now + 25_000, "what was stored while the pump was under way");
         assert_eq!(dues.begin(now + SECOND), [1, 2]);
+    }
+
+    /// Guards against a node that does not answer and is asked again and again.
+    #[test]
+    fn a_partition_is_pumped_once_at_a_time() {
+        let (dues, now) = (Dues::new(2), 1000 * SECOND);
+        dues.begin(now);
+        dues.said(0, now, Duration::MAX);
+        assert_eq!(dues.end(), now + SECOND, "the other one's pump goes on by itself");
+        assert_eq!(dues.begin(now + 5 * SECOND), [0]);
+        dues.said(1, now + 5 * SECOND, Duration::ZERO);
+        assert_eq!(dues.begin(now + 5 * SECOND), [1]);
     }
 
     /// Guards against a pool that is not pumped for an hour because its Redis's clock went back by one.

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::partitions::Partitions;
+use super::partitions::{Partition, Partitions};
+use crate::engine::redis::cluster::PartedLists;
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::redis::link::ReadyLists;
 use crate::name::{IdempotencyKey, Queue};
@@ -80,11 +81,17 @@ pub fn name(queue: &Queue) -> String {
 pub struct Ready(pub Arc<Partitions>);
 
 impl ReadyLists for Ready {
-    fn key_of(&self, queue: &Queue) -> Vec<u8> {
-        ready(self.0.base(self.0.home(queue)), queue).into_bytes()
+    fn key_of(&self, queue: &Queue) -> Option<Vec<u8>> {
+        Some(ready(self.0.base(self.0.home(queue)), queue).into_bytes())
     }
 
     fn queue_of(&self, key: &[u8]) -> Option<Queue> {
         queue_of_group(self.0.rest(key)?.strip_prefix(b"r")?)
+    }
+}
+
+impl PartedLists for Ready {
+    fn home(&self, queue: &Queue) -> Partition {
+        self.0.home(queue)
     }
 }

@@ -3,7 +3,9 @@
 //! and bytes.
 //!
 //! - `partitions`, `place`, `buckets`: which partition a queue is at home in, where a job lies, and how its id says so.
-//! - `core`: what verbs have in common, and the one door through which calls go to a partition.
+//! - `core`: what verbs have in common, and the one door through which calls go to a partition, be it on one Redis or in
+//!   a cluster.
+//! - `callers`: calls that share script calls, by partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
 //! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
@@ -11,6 +13,7 @@
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
 
 mod buckets;
+mod callers;
 mod core;
 mod dues;
 mod keys;
@@ -30,19 +33,19 @@ use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::DropGuard;
 
 use self::buckets::Buckets;
-use self::core::CompactCore;
+use self::callers::Callers;
+use self::core::{CompactCore, Place};
 use self::dues::Dues;
 use self::partitions::Partitions;
 use self::scripts::Scripts;
-use super::batches::{self, MAX_WAITING};
+use super::cluster;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::{Fault, Outcome};
-use super::link::Link;
-use super::safety::warn_of_tables;
+use super::link::{Common, Link};
+use super::safety::{check_nodes, warn_of_tables};
 use super::verbs::check::first_check;
 use super::watch;
 use crate::clock::Millis;
-use crate::engine::batch;
 use crate::engine::delays::{DelayCount, Delays};
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
@@ -51,13 +54,14 @@ use crate::engine::{
     Publication, Published, Pumped, QueuePage, Quotas, Release, Released, Respawn, Respawned, ScheduleList,
     SchedulePage, ScheduleStep, Size, SizeOf, Stats, Stepped, Touched,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
+use crate::process::tasks::{Failure, Tasks};
 
 /// ZADD takes LT since 6.2; a slot's channels, which servers are to tell each other by, are there since this version.
-const OLDEST: (u32, u32) = (7, 0);
+pub const OLDEST: (u32, u32) = (7, 0);
 
 /// How a pool in this layout is cut up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,18 +72,95 @@ pub struct CompactLayout {
     pub partitions: u16,
 }
 
-/// A pool of jobs on a Redis, in the compact layout.
+/// A pool of jobs on a Redis or in a cluster, in the compact layout.
 #[derive(Debug)]
 pub struct CompactEngine {
     core: Arc<CompactCore>,
-    /// Ends the tasks of an engine that is dropped without `close`.
-    _closing: [DropGuard; 2],
+    _closing: Closing,
+}
+
+/// Ends the tasks of an engine that is dropped without `close`: its own first.
+#[derive(Debug)]
+struct Closing {
+    _tasks: DropGuard,
+    _place: Vec<DropGuard>,
+}
+
+/// What a pool is on, and what ends its tasks.
+type OpenedPlace = (Common, Place, Vec<DropGuard>);
+
+/// One Redis.
+async fn open_one(
+    address: RedisAddress,
+    name: &PoolName,
+    layout: &CompactLayout,
+    partitions: &Arc<Partitions>,
+) -> Result<OpenedPlace> {
+    let mut opened = Link::open(&address, name, keys::Ready(partitions.clone())).await?;
+    let link = opened.link.clone();
+    first_check(&link, &mut opened.first, OLDEST).await?;
+    let mut use_first = redis::cmd("SETNX");
+    use_first.arg(partitions.pool_key()).arg(layout.partitions);
+    let _: u64 = opened.first.query(&use_first).await?;
+    let kept: u16 = opened.first.query(redis::cmd("GET").arg(partitions.pool_key())).await?;
+    layout.fits(kept)?;
+    warn_of_tables(&mut opened.first, &link.pool).await;
+    let guards = opened.keep();
+    link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
+    link.connected().await;
+    Ok((link.common(), Place::One(link), guards.into()))
+}
+
+/// A cluster. A pool that was used before begins with the nodes that answer; a new one needs all of them.
+async fn open_cluster(
+    address: RedisAddress,
+    name: &PoolName,
+    layout: &CompactLayout,
+    partitions: &Arc<Partitions>,
+) -> Result<OpenedPlace> {
+    let common = Common::new(name, Failure::default());
+    if let Some(version) = check_nodes(&address, &common.pool, OLDEST).await? {
+        let _ = common.version.set(version); // asked once
+    }
+    let lists = Arc::new(keys::Ready(partitions.clone()));
+    let opened = cluster::open(address, common.clone(), partitions.slots(), lists).await?;
+    let (mut known, mut missing) = (false, Vec::new());
+    for (slot, key) in partitions.pool_keys() {
+        match opened.query::<Option<u16>>(slot, redis::cmd("GET").arg(&key)).await {
+            Ok(Some(kept)) => {
+                layout.fits(kept)?;
+                known = true;
+            }
+            Ok(None) => missing.push((slot, key)),
+            Err(fault) if fault.is_refusal() => return Err(fault.into()),
+            Err(_) => {}
+        }
+    }
+    if !known && (missing.len() < partitions.pool_keys().len() || !opened.serves_all()) {
+        return Err(Error::away(
+            "the first start of a pool needs every slot of the cluster to be served, and some are not",
+        ));
+    }
+    for (slot, key) in missing {
+        let written: Outcome<u64> =
+            opened.query(slot, redis::cmd("SETNX").arg(key).arg(layout.partitions)).await;
+        if !known {
+            written?;
+        }
+    }
+    let (cluster, guard) = opened.keep();
+    Ok((common, Place::Cluster(cluster), vec![guard]))
 }
 
 impl CompactLayout {
     /// The key that has the number of partitions.
     pub fn pool_key(&self) -> String {
         Partitions::new(&self.prefix, self.partitions).pool_key()
+    }
+
+    /// The same in a cluster, where it is in several slots: slot, key.
+    pub fn pool_keys(&self) -> Vec<(u16, String)> {
+        Partitions::new(&self.prefix, self.partitions).pool_keys()
     }
 
     /// Whether the pool has as many partitions as it is said to have.
@@ -104,91 +185,65 @@ impl CompactEngine {
         layout: &CompactLayout,
     ) -> Result<Arc<CompactEngine>> {
         let partitions = Arc::new(Partitions::new(&layout.prefix, layout.partitions));
-        let mut opened = Link::open(&address, name, keys::Ready(partitions.clone())).await?;
-        let link = opened.link.clone();
-        first_check(&link, &mut opened.first, OLDEST).await?;
-        let mut use_first = redis::cmd("SETNX");
-        use_first.arg(partitions.pool_key()).arg(layout.partitions);
-        let _: u64 = opened.first.query(&use_first).await?;
-        let kept: u16 = opened.first.query(redis::cmd("GET").arg(partitions.pool_key())).await?;
-        layout.fits(kept)?;
-        warn_of_tables(&mut opened.first, &link.pool).await;
-        let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
-        let (acks, ack_calls) = batch::channel(MAX_WAITING, batches::ACKS);
-        let (steps, step_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+        let (common, place, closing) = if address.cluster {
+            open_cluster(address, name, layout, &partitions).await?
+        } else {
+            open_one(address, name, layout, &partitions).await?
+        };
+        let tasks = Tasks::new(common.failure.clone());
         let core = Arc::new(CompactCore {
-            link: link.clone(),
+            common,
+            place,
+            tasks: tasks.clone(),
             scripts: Scripts::default(),
             dues: Dues::new(partitions.count()),
+            publishes: Callers::new(partitions.count()),
+            acks: Callers::new(partitions.count()),
+            steps: Callers::new(partitions.count()),
+            has_schedules: AtomicBool::new(false),
             partitions,
             buckets: Buckets::default(),
-            publishes,
-            acks,
-            steps,
-            has_schedules: AtomicBool::new(false),
             pauses_end: Mutex::default(),
             quotas: RwLock::default(),
             setting_quotas: tokio::sync::Mutex::default(),
         });
-        let guards = opened.keep();
-        let closing = link.tasks.stopping();
-        link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
-        link.tasks.spawn_essential("the count of namespaces with a quota", verbs::quotas::run(core.clone()));
-        let publish_calls = Arc::new(tokio::sync::Mutex::new(publish_calls));
-        for own in 0..link.publish_connections.len() {
-            let (core, calls) = (core.clone(), publish_calls.clone());
-            let carry = async move |batch| core.publish_batch(own, batch).await;
-            link.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing.clone(), carry));
-        }
-        let carry = {
-            let core = core.clone();
-            async move |batch| core.ack_batch(batch).await
-        };
-        let ack_calls = Arc::new(tokio::sync::Mutex::new(ack_calls));
-        link.tasks.spawn_essential("the task that acks", batch::serve(ack_calls, closing.clone(), carry));
-        let step_calls = Arc::new(tokio::sync::Mutex::new(step_calls));
-        // Two, so that one batch is made while the Redis works on another.
-        for own in 0..2 {
-            let (core, calls) = (core.clone(), step_calls.clone());
-            let carry = async move |batch| core.step_schedules(own, batch).await;
-            let steps = batch::serve(calls, closing.clone(), carry);
-            link.tasks.spawn_essential("a task that takes steps of schedules", steps);
-        }
-        link.connected().await;
-        Ok(Arc::new(CompactEngine { core, _closing: guards }))
+        tasks.spawn_essential("the count of namespaces with a quota", verbs::quotas::run(core.clone()));
+        let _closing = Closing { _tasks: tasks.stopping().clone().drop_guard(), _place: closing };
+        Ok(Arc::new(CompactEngine { core, _closing }))
     }
 
     /// The version of the Redis, if it says.
     pub fn version(&self) -> Option<&str> {
-        self.core.version.get().map(String::as_str)
+        self.core.common.version.get().map(String::as_str)
     }
 
     /// Hears of every connection that is lost, and of what the engine's users tell it.
     pub fn outage(&self) -> Arc<Outage> {
-        self.core.outage.clone()
+        self.core.common.outage.clone()
     }
 
     /// Waits until a task has died that the engine cannot do without, and says which. Calls to such an engine
     /// may be answered with [`Closed`](crate::error::Error::Closed).
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        self.core.failed()
+        let failure = self.core.common.failure.clone();
+        async move { failure.reported().await.to_owned() }
     }
 
     fn open(&self) -> Result<&Arc<CompactCore>> {
-        self.core.is_open()?;
-        Ok(&self.core)
+        if self.core.tasks.stopping().is_cancelled() { Err(Error::Closed) } else { Ok(&self.core) }
     }
 }
 
 #[async_trait]
 impl Engine for CompactEngine {
     fn now(&self) -> Millis {
-        self.core.clock.now()
+        self.core.now()
     }
 
     /// In the queue's home.
     fn make_id(&self, _ids: &JobIds, of: NewId<'_>) -> JobId {
-        self.core.buckets.make_id(self.core.clock.now(), self.core.partition_of(of.queue), &of)
+        let home = self.core.partition_of(of.queue);
+        self.core.buckets.make_id(self.core.now_in(home), home, &of)
     }
 
     async fn publish(&self, publication: Publication) -> Result<Published> {
@@ -213,7 +268,7 @@ impl Engine for CompactEngine {
 
     async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         if let [(id, None)] = jobs {
-            self.core.acks.call(JobRef { queue: queue.clone(), id: *id }).await?;
+            self.open()?.ack_one(JobRef { queue: queue.clone(), id: *id }).await?;
             return Ok(Vec::new());
         }
         self.open()?.ack(queue, jobs).await
@@ -232,7 +287,7 @@ impl Engine for CompactEngine {
     }
 
     async fn inspect(&self, queue: &Queue, by: By<'_>, detail: Detail) -> Result<Option<JobView>> {
-        let found = self.open()?.inspect(queue, by).await?;
+        let found = self.open()?.inspect(queue, by, detail.held_with()).await?;
         Ok(found.map(|view| detail.of(view)))
     }
 
@@ -313,15 +368,17 @@ impl Engine for CompactEngine {
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {
-        self.core.notifiers.attach(notifier);
+        self.core.common.notifiers.attach(notifier);
     }
 
     fn watch(&self, queue: &Queue) {
-        self.core.watch.arm([queue.clone()]);
+        if let Some(link) = self.core.link(self.core.partition_of(queue)) {
+            link.watch.arm([queue.clone()]);
+        }
     }
 
     fn observe(&self, observer: Arc<dyn Observer>) {
-        self.core.observers.attach(observer);
+        self.core.common.observers.attach(observer);
     }
 
     async fn check(&self) -> Result<()> {
@@ -329,6 +386,11 @@ impl Engine for CompactEngine {
     }
 
     async fn close(&self) {
-        self.core.link.close().await;
+        self.core.tasks.stop();
+        self.core.tasks.ended().await;
+        match &self.core.place {
+            Place::One(link) => link.close().await,
+            Place::Cluster(cluster) => cluster.close().await,
+        }
     }
 }

@@ -3,13 +3,12 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use crate::engine::redis::cluster::Partition;
+use crate::engine::redis::cluster::SLOTS;
 use crate::name::{Namespace, Queue};
 
-/// The number of a partition.
-pub type Partition = u16;
-
-/// The hash slots of a Redis Cluster.
-const SLOTS: usize = 16_384;
+/// In how many slots a cluster has the number of partitions.
+const POOL_KEYS: u16 = 16;
 
 /// What tags are made of.
 const LETTERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -47,9 +46,22 @@ impl Partitions {
         format!("{}{{pool}}partitions", self.prefix)
     }
 
-    /// Whether there ever was a schedule.
+    /// Whether there ever was a schedule. In the slot of the first partition.
     pub fn schedules_key(&self) -> String {
-        format!("{}{{pool}}schedules", self.prefix)
+        format!("{}schedules", self.base(0))
+    }
+
+    /// The number of partitions in a cluster, where it is kept in several slots, so that one node is enough to tell:
+    /// slot, key.
+    pub fn pool_keys(&self) -> Vec<(u16, String)> {
+        let key = |tag: String| (slot_of(&tag), format!("{}{{{tag}}}partitions", self.prefix));
+        tags(POOL_KEYS).into_iter().map(key).collect()
+    }
+
+    /// The slot of each partition's keys.
+    pub fn slots(&self) -> Vec<u16> {
+        let part = SLOTS / self.bases.len();
+        (0..self.bases.len()).map(|n| (n * part + part / 2) as u16).collect()
     }
 
     /// The home of a queue: a gathered queue has all its jobs there.
@@ -86,7 +98,7 @@ fn tags(count: u16) -> Vec<String> {
     for length in 1..=3 {
         for n in 0..LETTERS.len().pow(length) {
             let tag = text(n, length);
-            let slot = usize::from(crc16(tag.as_bytes())) % SLOTS;
+            let slot = usize::from(slot_of(&tag));
             let place = &mut found[slot / part];
             if slot % part == part / 2 && place.is_none() {
                 *place = Some(tag);
@@ -99,6 +111,11 @@ fn tags(count: u16) -> Vec<String> {
     }
     // Three letters or digits reach every slot: a test looks at each.
     found.into_iter().flatten().collect()
+}
+
+/// The slot of keys with this tag.
+fn slot_of(tag: &str) -> u16 {
+    crc16(tag.as_bytes()) % SLOTS as u16
 }
 
 /// The n-th text of so many letters and digits.
@@ -139,12 +156,10 @@ mod tests {
             assert_eq!(tags.len(), usize::from(count), "of {count} partitions");
             let part = SLOTS / usize::from(count);
             for (n, tag) in tags.iter().enumerate() {
-                assert_eq!(
-                    usize::from(crc16(tag.as_bytes())) % SLOTS,
-                    n * part + part / 2,
-                    "{tag} of {count}"
-                );
+                assert_eq!(usize::from(slot_of(tag)), n * part + part / 2, "{tag} of {count}");
             }
+            let slots: Vec<u16> = tags.iter().map(|tag| slot_of(tag)).collect();
+            assert_eq!(Partitions::new("p", count).slots(), slots);
         }
     }
 

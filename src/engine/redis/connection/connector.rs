@@ -24,8 +24,10 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where a Redis is. `Debug` shows no password.
 #[derive(Clone, Default)]
 pub struct RedisAddress {
-    /// `host:port`: the Redis, or with `master_name` its Sentinels.
+    /// `host:port`: the Redis, or with `master_name` its Sentinels, or with `cluster` some nodes.
     pub addrs: Vec<String>,
+    /// They are nodes of a cluster, which tell of the others.
+    pub cluster: bool,
     /// The user of its access list.
     pub username: Option<String>,
     pub password: Option<String>,
@@ -43,6 +45,7 @@ impl fmt::Debug for RedisAddress {
         let hidden = |secret: &Option<String>| secret.as_ref().map(|_| "..");
         f.debug_struct("RedisAddress")
             .field("addrs", &self.addrs)
+            .field("cluster", &self.cluster)
             .field("username", &self.username)
             .field("password", &hidden(&self.password))
             .field("db", &self.db)
@@ -57,8 +60,8 @@ impl fmt::Debug for RedisAddress {
 /// How the server is found.
 #[derive(Debug)]
 enum Route {
-    /// It is where the address says.
-    Direct(HostPort),
+    /// It is where the address says, until it is left.
+    Direct(HostPort, Ends),
     /// Sentinels say where it is.
     Sentinel(Sentinels),
 }
@@ -97,7 +100,7 @@ impl Connector {
                 let Ok([addr]) = <[HostPort; 1]>::try_from(addrs) else {
                     return Err(Fault::refused("a Redis without a master name has exactly one address"));
                 };
-                Route::Direct(addr)
+                Route::Direct(addr, Ends::default())
             }
         };
         let login = login(&address.username, &address.password).set_db(address.db);
@@ -120,6 +123,13 @@ impl Connector {
     /// Where the end of a task is reported that must not end.
     pub fn failure(&self) -> &Failure {
         self.tasks.failure()
+    }
+
+    /// Another node has taken this one's place: calls under way have a moment to be answered, and none begins.
+    pub fn leave(&self) {
+        if let Route::Direct(_, ends) = &self.route {
+            ends.leave.cancel();
+        }
     }
 
     /// Follows the Sentinels no more. Connections that are open stay so.
@@ -145,7 +155,7 @@ impl Connector {
 
     async fn attempt(&self, on_push: OnPush) -> Outcome<Connection> {
         match &self.route {
-            Route::Direct(address) => self.opener.open(address, on_push, &Ends::default()).await,
+            Route::Direct(address, ends) => self.opener.open(address, on_push, ends).await,
             Route::Sentinel(sentinels) => loop {
                 let master = sentinels.master().await?;
                 let attempt = self.connect_to_master(&master, on_push.clone());
@@ -195,6 +205,7 @@ mod tests {
     async fn debug_shows_no_password() {
         let address = RedisAddress {
             addrs: vec!["127.0.0.1:1".into()],
+            cluster: false,
             password: Some("hunter2".into()),
             master_name: Some("m".into()),
             sentinel_password: Some("hunter3".into()),

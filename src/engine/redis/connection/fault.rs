@@ -6,7 +6,7 @@
 use redis::{ErrorKind, ParsingError, RedisError};
 
 use crate::clock::Micros;
-use crate::error::Error;
+use crate::error::{Error, Unreachable};
 
 /// A failed exchange. Its text may be logged: no secrets, one line.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -18,6 +18,8 @@ pub struct Fault {
     pub reconnect: bool,
     /// The server takes no writes, since another is the master now: all connections to it are of no more use.
     pub not_master: bool,
+    /// The call has not begun, and why: in a cluster it may be sent again.
+    pub not_begun: Option<NotBegun>,
     source: Option<RedisError>,
 }
 
@@ -26,11 +28,26 @@ enum Kind {
     Away,
     Refused,
     Corrupt,
+    /// A part of a pool.
+    Part(Unreachable),
+}
+
+/// Why a call has not begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotBegun {
+    /// There is no connection to send it on.
+    NotSent,
+    /// Another node has the slot: `host:port`, without a host if that is the one that was asked.
+    Moved(String),
+    /// The slot is being moved.
+    Moving,
+    /// The node does not serve the slot now: CLUSTERDOWN, LOADING, READONLY, MASTERDOWN.
+    NotServed,
 }
 
 impl Fault {
     fn new(kind: Kind, reconnect: bool, text: impl Into<String>) -> Fault {
-        Fault { text: text.into(), kind, reconnect, not_master: false, source: None }
+        Fault { text: text.into(), kind, reconnect, not_master: false, not_begun: None, source: None }
     }
 
     /// The same, saying which server.
@@ -42,6 +59,21 @@ impl Fault {
     /// The server did not answer in time, or cannot be reached.
     pub fn away(text: impl Into<String>) -> Fault {
         Fault::new(Kind::Away, true, text)
+    }
+
+    /// A call that needs a connection finds none.
+    pub fn not_sent(text: impl Into<String>) -> Fault {
+        Fault::away(text).unsent()
+    }
+
+    /// The same, of a call that there was no connection for.
+    pub fn unsent(self) -> Fault {
+        Fault { not_begun: Some(NotBegun::NotSent), ..self }
+    }
+
+    /// A part of the pool cannot be used now.
+    pub fn part(why: Unreachable) -> Fault {
+        Fault::new(Kind::Part(why), false, why.text())
     }
 
     /// The server will not have it.
@@ -71,6 +103,7 @@ impl From<Fault> for Error {
             Kind::Away => Error::away(fault),
             Kind::Refused => Error::refused(fault),
             Kind::Corrupt => Error::corrupt(fault),
+            Kind::Part(why) => Error::Unreachable(why),
         }
     }
 }
@@ -83,7 +116,9 @@ impl From<RedisError> for Fault {
             ErrorKind::UnexpectedReturnType => (Kind::Corrupt, false),
             ErrorKind::Server(_) | ErrorKind::Extension => match code {
                 // It said itself that it did nothing, and that it is not the one to ask for a while.
-                "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" => (Kind::Away, false),
+                "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "ASK" | "MOVED" | "BUSY" => {
+                    (Kind::Away, false)
+                }
                 LATE => (Kind::Away, false),
                 // A failover made a replica of it: another is the master now.
                 READONLY | "NOAUTH" | "WRONGPASS" => (Kind::Refused, true),
@@ -103,7 +138,14 @@ impl From<RedisError> for Fault {
             (_, code) => one_line(&format!("{code} {detail}")),
         };
         let not_master = code == READONLY;
-        Fault { text, kind, reconnect, not_master, source: Some(e) }
+        let not_begun = match code {
+            // MOVED 3999 127.0.0.1:6381
+            "MOVED" => Some(NotBegun::Moved(detail.split(' ').nth(1).unwrap_or_default().to_owned())),
+            "ASK" | "TRYAGAIN" => Some(NotBegun::Moving),
+            "CLUSTERDOWN" | "LOADING" | "MASTERDOWN" | READONLY => Some(NotBegun::NotServed),
+            _ => None,
+        };
+        Fault { text, kind, reconnect, not_master, not_begun, source: Some(e) }
     }
 }
 

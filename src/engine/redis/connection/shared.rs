@@ -45,8 +45,8 @@ impl ConnectionState {
     fn connection(&self) -> Outcome<Connection> {
         match self {
             ConnectionState::Up(connection) if self.is_settled() => Ok(connection.clone()),
-            ConnectionState::Down(fault) => Err(fault.clone()),
-            _ => Err(Fault::away("no connection")),
+            ConnectionState::Down(fault) => Err(fault.clone().unsent()),
+            _ => Err(Fault::not_sent("no connection")),
         }
     }
 }
@@ -118,6 +118,11 @@ impl SharedConnection {
         answer.inspect_err(|fault| self.connections.report(&connection, fault))
     }
 
+    /// Whether a call could be sent now.
+    pub fn is_up(&self) -> bool {
+        self.state.borrow().connection().is_ok()
+    }
+
     /// The connection, for who tells [`Connections::report`] of a fault. Waits while it is being made: until
     /// [`FIRST_ATTEMPT`] after it broke, however many calls wait one behind the other.
     pub async fn connection(&self) -> Outcome<Connection> {
@@ -130,8 +135,8 @@ impl SharedConnection {
         match timeout_at(since + FIRST_ATTEMPT, state.wait_for(ConnectionState::is_settled)).await {
             Ok(Ok(state)) => state.connection(),
             // The task has ended: it died.
-            Ok(Err(_)) => Err(Fault::away("the task that keeps the connection is gone")),
-            Err(_) => Err(Fault::away("no connection in time")),
+            Ok(Err(_)) => Err(Fault::not_sent("the task that keeps the connection is gone")),
+            Err(_) => Err(Fault::not_sent("no connection in time")),
         }
     }
 }

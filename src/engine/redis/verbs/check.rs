@@ -19,7 +19,7 @@ pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32,
     let sent = link.clock.begin();
     let (seconds, micros): (u64, u64) = connection.query(&redis::cmd("TIME")).await?;
     link.clock.learn(sent, seconds * 1_000_000 + micros);
-    if let Some(version) = usable(connection, oldest).await? {
+    if let Some(version) = usable(connection, oldest, false).await? {
         let _ = link.version.set(version); // asked once
     }
     Ok(())
@@ -38,20 +38,33 @@ impl Link {
 
 /// A write of nothing: it is refused as a job would be, and leaves nothing behind.
 pub fn empty_write() -> Cmd {
+    empty_write_of(keys::CHECK)
+}
+
+/// The same to a key of the caller's.
+pub fn empty_write_of(key: &str) -> Cmd {
     let mut cmd = redis::cmd("SETRANGE");
-    cmd.arg(keys::CHECK).arg(0).arg("");
+    cmd.arg(key).arg(0).arg("");
     cmd
 }
 
-/// Refuses a server that is too old, and one in cluster mode: its keys are spread over slots, and every script that
-/// touches two of them fails. Answers its version. Where INFO is forbidden nothing can be told, and that is not worth a
-/// refusal.
-pub async fn usable(connection: &mut Connection, oldest: (u32, u32)) -> Outcome<Option<String>> {
+/// Refuses a server that is too old, one in cluster mode that is to be used alone, since its keys are spread over slots
+/// and every script that touches two of them fails, and one of its own that is to be a node. Where INFO is forbidden none
+/// of this can be told, and is not worth a refusal. Answers its version.
+pub async fn usable(
+    connection: &mut Connection,
+    oldest: (u32, u32),
+    as_node: bool,
+) -> Outcome<Option<String>> {
     let Ok(info) = connection.query::<InfoDict>(redis::cmd("INFO").arg("server")).await else {
         return Ok(None);
     };
-    if info.get::<String>("redis_mode").is_some_and(|mode| mode == "cluster") {
-        return Err(Fault::refused("this Redis is in cluster mode, which is not supported: use one without"));
+    let is_node = info.get::<String>("redis_mode").map(|mode| mode == "cluster");
+    if is_node.is_some_and(|is_node| is_node != as_node) {
+        return Err(Fault::refused(match as_node {
+            false => "this Redis is in cluster mode: a pool names it with Cluster in place of Addr",
+            true => "this Redis is not in cluster mode: name it with Addr in place of Cluster",
+        }));
     }
     let Some(version) = info.get::<String>("redis_version") else { return Ok(None) };
     let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));

@@ -10,7 +10,7 @@ use crate::engine::redis::core::RedisCore;
 use crate::engine::redis::layout::{keys, value};
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::error::Result;
-use crate::job::{Job, JobRef, JobState, JobView};
+use crate::job::{Job, JobRef, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 impl RedisCore {
@@ -36,8 +36,11 @@ impl RedisCore {
         }
         let job = JobRef { queue: queue.clone(), id };
         match detail {
-            Detail::All => Ok(self.inspect(&job).await?.filter(|view| view.key.as_ref() == Some(key))),
             Detail::Stored => self.stored_with_key(&job, key).await,
+            _ => {
+                let found = self.inspect(&job, detail.held_with()).await?;
+                Ok(found.filter(|view| view.key.as_ref() == Some(key)))
+            }
         }
     }
 
@@ -58,22 +61,29 @@ impl RedisCore {
     }
 
     /// All that is known of a job, with its body. The state is not known of a ready or dead job that stands far from
-    /// both ends of a long list.
-    pub async fn inspect(&self, job: &JobRef) -> Result<Option<JobView>> {
+    /// both ends of a long list. The receipt that is valid now, if the job runs with so many tries left.
+    pub async fn inspect(&self, job: &JobRef, held_with: Option<u16>) -> Result<Option<JobView>> {
         let JobRef { queue, id } = job;
         let mut cmd = self.scripts.inspect.call(5);
         cmd.arg(keys::TIMER_SET).arg(keys::job(queue, id)).arg(keys::ready(queue)).arg(keys::dead(queue));
         cmd.arg(keys::details(queue, id)).arg(keys::member_prefix(queue)).arg(id.to_string());
+        cmd.arg(held_with.map_or(-1, i32::from));
         let reply: Vec<Value> = self.run(&self.shared, &self.scripts.inspect, cmd).await?;
         let [now, ttl, stored, key, reason, what, more @ ..] = reply.as_slice() else {
             return Ok(None);
         };
         let now: u64 = read(now)?;
+        let mut receipt = None;
         let (state, due_at, tries_left): (_, Option<Millis>, _) = match (&*read::<String>(what)?, more) {
             ("timer", [tries, score]) => {
                 let (due, runs) = keys::due_of_score(read(score)?, id);
                 let state = if runs { JobState::Running } else { JobState::Delayed };
-                (Some(state), Some(due / 1000), Some(read(tries)?))
+                let tries_left = read(tries)?;
+                // Whole seconds are lmstfy's, which gives no receipts.
+                if runs && due % 2 == 1 && due > now && held_with == Some(tries_left) {
+                    receipt = Some(Receipt { hand_over: due, tries_left });
+                }
+                (Some(state), Some(due / 1000), Some(tries_left))
             }
             ("ready", [tries]) => (Some(JobState::Ready), None, Some(read(tries)?)),
             ("dead", _) => (Some(JobState::Dead), None, Some(0)),
@@ -81,7 +91,7 @@ impl RedisCore {
         };
         let job = value::job(queue, *id, read::<Bytes>(stored)?, read(ttl)?, now)?;
         let (key, reason) = (key_of(key)?, reason_of(reason)?);
-        Ok(Some(JobView { state, due_at, tries_left, key, reason, ..view(job) }))
+        Ok(Some(JobView { state, due_at, tries_left, receipt, key, reason, ..view(job) }))
     }
 }
 
@@ -92,6 +102,7 @@ fn view(job: Job) -> JobView {
         state: None,
         due_at: None,
         tries_left: None,
+        receipt: None,
         ttl: job.ttl,
         elapsed: job.elapsed,
         key: None,

@@ -173,6 +173,7 @@ impl RedisCore {
                 state: Some(list.state),
                 due_at: entry.due_at,
                 tries_left: Some(entry.tries_left),
+                receipt: None,
                 ttl: value::ttl(ttl),
                 elapsed: value::elapsed(now, entry.id.published_at()),
                 key: key_of(&cell[2])?,

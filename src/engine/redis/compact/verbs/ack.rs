@@ -8,35 +8,50 @@ use super::super::core::{CompactCore, Lane};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::place::place_of;
-use crate::engine::batch::{Call, Reply};
+use crate::engine::batch::{self, Call, Reply};
+use crate::engine::redis::batches::{self, MAX_WAITING};
 use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::together;
 use crate::error::Result;
 use crate::job::{JobId, JobRef, Receipt};
 use crate::name::{Namespace, Queue};
 
-/// Acks of one partition, and of one namespace if that has a quota.
-type Part = ((Partition, Option<Namespace>), Vec<JobRef>, Vec<Reply<()>>);
+/// Acks of one namespace if that has a quota, and those of all others.
+type Part = (Option<Namespace>, Vec<JobRef>, Vec<Reply<()>>);
 
 impl CompactCore {
+    /// Acks a job, together with others of its partition.
+    pub async fn ack_one(self: &Arc<Self>, job: JobRef) -> Result<()> {
+        let home = self.partition_of(&job.queue);
+        self.ready(home, Lane::HandOver).await?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::ACKS);
+            let (core, closing) = (self.clone(), self.tasks.stopping().clone());
+            let carry = async move |batch| core.ack_batch(home, batch).await;
+            let calls = Arc::new(tokio::sync::Mutex::new(calls));
+            self.tasks.spawn_essential("a task that acks", batch::serve(calls, closing, carry));
+            caller
+        };
+        self.acks.call(home, job, begin).await
+    }
+
     /// Acks the jobs of a batch, and answers each call.
-    pub async fn ack_batch(self: &Arc<Self>, batch: Vec<Call<JobRef, ()>>) {
+    async fn ack_batch(self: &Arc<Self>, home: Partition, batch: Vec<Call<JobRef, ()>>) {
         let mut parts: Vec<Part> = Vec::new();
         for (job, reply) in batch.into_iter().map(Call::split) {
             let namespace = &job.queue.namespace;
             let counted = self.is_counted(namespace).then(|| namespace.clone());
-            let part = (self.partition_of(&job.queue), counted);
-            match parts.iter_mut().find(|(other, ..)| *other == part) {
+            match parts.iter_mut().find(|(other, ..)| *other == counted) {
                 Some((_, jobs, replies)) => {
                     jobs.push(job);
                     replies.push(reply);
                 }
-                None => parts.push((part, vec![job], vec![reply])),
+                None => parts.push((counted, vec![job], vec![reply])),
             }
         }
-        let parts = parts.into_iter().map(async |((home, counted), jobs, replies)| {
-            self.observers.tell(|observer| observer.acked_together(jobs.len()));
-            jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
+        let parts = parts.into_iter().map(async |(counted, jobs, replies)| {
+            self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
+            jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
             let outcome = self.forget(home, Lane::HandOver, &jobs).await;
             if let (Some(namespace), Ok((bytes, count))) = (&counted, &outcome) {
                 self.give_room(namespace, [*count, *bytes, 0]).await;
@@ -62,7 +77,7 @@ impl CompactCore {
     /// Acks jobs of one queue, each by itself. Answers those that are there and whose receipt does not hold any more.
     pub async fn ack(&self, queue: &Queue, jobs: &[(JobId, Option<Receipt>)]) -> Result<Vec<JobId>> {
         let home = self.partition_of(queue);
-        self.observers.tell(|observer| observer.acked_together(jobs.len()));
+        self.common.observers.tell(|observer| observer.acked_together(jobs.len()));
         let of = jobs.iter().map(|(id, receipt)| (queue, id, *receipt));
         let call = self.ack_call(home, of);
         let answer: Vec<i64> = self.ask(home, Lane::HandOver, &self.scripts.ack, call).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
@@ -14,6 +14,7 @@ use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::micros;
 use crate::engine::redis::layout::value;
+use crate::engine::redis::link::Link;
 use crate::engine::redis::verbs::consume::{HandedOut, handed_out, queue_at};
 use crate::error::Result;
 use crate::job::Job;
@@ -60,32 +61,54 @@ impl CompactCore {
         for run in ttrs.chunk_by(|a, b| a == b) {
             call.arg(run.len()).arg(micros(run[0])); // a run has at least one element
         }
-        let connection = self.lane(home, Lane::Consume).connection().await?;
-        let (core, mut redis, asked) = (self.clone(), patient(&connection), ttrs.len());
+        let (asked, queues) = (ttrs.len(), Arc::new(queues));
+        let mut attempts = self.attempts(home, Lane::Consume);
+        loop {
+            let link = attempts.link().await?;
+            let call = self.for_sending(&mut call);
+            let answer = self.consume_from(home, &link, &queues, asked, call).await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                return Ok(outcome?);
+            }
+        }
+    }
+
+    async fn consume_from(
+        self: &Arc<Self>,
+        home: Partition,
+        link: &Arc<Link>,
+        queues: &Arc<Vec<Queue>>,
+        asked: usize,
+        call: Cmd,
+    ) -> Outcome<Consumed> {
+        let connection = link.connection(Lane::Consume).await?;
+        let (core, through, mut redis) = (self.clone(), link.clone(), patient(&connection));
+        let queues = queues.clone();
         let exchange = async move {
-            let sent = core.clock.begin();
-            let reply = core.run_script(&mut redis, &core.scripts.consume, call).await?;
-            core.read_consumed(home, reply, &queues, asked, sent)
+            let sent = through.clock.begin();
+            let reply = through.run_script(&mut redis, &core.scripts.consume, call).await?;
+            core.read_consumed(home, &through, reply, &queues, asked, sent)
         };
         let late = || {
-            let core = self.clone();
+            let (core, link) = (self.clone(), link.clone());
             Some(async move |late: Consumed| {
-                core.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
+                link.told_nobody(late.jobs, async |jobs| core.give_back(jobs).await).await
             })
         };
-        Ok(self.exchange(&connection, exchange, late).await?)
+        link.exchange(&connection, exchange, late).await
     }
 
     fn read_consumed(
         self: &Arc<Self>,
         home: Partition,
+        link: &Link,
         reply: Value,
         queues: &[Queue],
         asked: usize,
         sent: std::time::Instant,
     ) -> Outcome<Consumed> {
         let (now, more, paused, cells): (u64, bool, Vec<u64>, Vec<Value>) = redis::from_redis_value(reply)?;
-        self.clock.learn(sent, now);
+        link.clock.learn(sent, now);
         for pause in paused.chunks_exact(2) {
             if let (Some(queue), until @ 2..) = (queue_at(queues, pause[0] as usize), pause[1]) {
                 self.notify_at(queue, until);
@@ -99,18 +122,18 @@ impl CompactCore {
             let job = id_at(home, &place).ok_or_else(|| Fault::unreadable("consume").into());
             match job.and_then(|id| value::job(queue, id, stored, ttl, now)) {
                 Ok(job) => {
-                    let was_due = self.handed_out.begin(job.id, tries_left, due);
+                    let was_due = self.common.handed_out.begin(job.id, tries_left, due);
                     jobs.push(Job { due: was_due, tries_left, receipt: due, ..job });
                 }
                 Err(e) => {
                     // It comes back after its ttr, and ends in the dead letter, where it can be looked at.
-                    tracing::warn!(pool = &*self.pool, %queue, "skipped a job: {e}");
+                    tracing::warn!(pool = &*self.common.pool, %queue, "skipped a job: {e}");
                     unreadable = true;
                 }
             }
         }
         if earliest < u64::MAX {
-            self.dues.stored(home, earliest);
+            self.stored(home, earliest);
         }
         // Jobs that cannot be read do not hide those behind them.
         Ok(Consumed { jobs, more: more || unreadable })

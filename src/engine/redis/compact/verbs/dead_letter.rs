@@ -2,7 +2,7 @@
 //! there at the start: entries say since when they stand where they stand.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
@@ -61,7 +61,7 @@ impl CompactCore {
             if ttl < 0 {
                 self.freed(queue, [count as i64, bytes, 0]).await;
             } else if count > 0 {
-                self.notifiers.notify(queue);
+                self.common.notifiers.notify(queue);
             }
         }
         Ok(done)
@@ -77,12 +77,12 @@ impl CompactCore {
         let home = self.partition_of(queue);
         let mut cmd = self.call(&self.scripts.respawn_job, home);
         cmd.arg(keys::name(queue)).arg(revival.tries.get()).arg(micros(revival.delay));
-        cmd.arg(self.near_after(revival.delay)).arg(revival.ttl.map_or(0, ttl_millis));
+        cmd.arg(self.near_after(home, revival.delay)).arg(revival.ttl.map_or(0, ttl_millis));
         jobs.iter().for_each(|id| _ = cmd.arg(place_of(home, id)));
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let answer: Vec<i64> = self.ask(home, Lane::Other, &self.scripts.respawn_job, cmd).await?;
         let [now, due, each @ ..] = &answer[..] else { return Err(Fault::unreadable("respawn_job").into()) };
-        self.clock.learn(sent, *now as u64);
+        self.learn(home, sent, *now as u64);
         let (now, due, mut any) = (*now as u64, *due as u64, false);
         let mut revived = Vec::with_capacity(each.len());
         for (n, one) in each.iter().enumerate() {
@@ -97,9 +97,9 @@ impl CompactCore {
             });
         }
         if any && due > now {
-            self.dues.stored(home, due);
+            self.stored(home, due);
         } else if any {
-            self.notifiers.notify(queue);
+            self.common.notifiers.notify(queue);
         }
         Ok(revived)
     }

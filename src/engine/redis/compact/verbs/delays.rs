@@ -19,7 +19,6 @@ const BUCKETS: usize = 8;
 impl CompactCore {
     /// Counts the delayed jobs.
     pub async fn delays(&self, count: &DelayCount) -> Result<Delays> {
-        self.is_open()?;
         let partitions = match &count.of {
             DelayedOf::Queue(queue) => {
                 let home = self.partition_of(queue);

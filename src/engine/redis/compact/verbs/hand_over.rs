@@ -1,9 +1,9 @@
 //! What becomes of a hand-over: touch, release and bury by its holder, and give back when its consumer has left. The proof
 //! is in the job: when its ttr ends, in microseconds, and its tries.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
@@ -35,13 +35,13 @@ impl CompactCore {
         let mut cmd = self.call(&self.scripts.touch, home);
         cmd.arg(keys::name(&job.queue)).arg(place);
         cmd.arg(receipt.hand_over).arg(receipt.tries_left).arg(micros(ttr));
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let (now, due): (u64, i64) = self.ask(home, Lane::HandOver, &self.scripts.touch, cmd).await?;
-        self.clock.learn(sent, now);
+        self.learn(home, sent, now);
         Ok(match held(due)? {
             Held::Done(due) => {
-                self.handed_out.touch(job.id, receipt.tries_left, due);
-                self.dues.stored(home, due);
+                self.common.handed_out.touch(job.id, receipt.tries_left, due);
+                self.stored(home, due);
                 let receipt = Receipt { hand_over: due, tries_left: receipt.tries_left };
                 Held::Done(Touched { receipt, until: due / 1000 })
             }
@@ -63,19 +63,19 @@ impl CompactCore {
         cmd.arg(keys::name(queue)).arg(place).arg(receipt.hand_over).arg(receipt.tries_left);
         cmd.arg(tries_left)
             .arg(micros(delay))
-            .arg(self.near_after(delay))
+            .arg(self.near_after(home, delay))
             .arg(reason.as_ref().map_or("", Reason::as_str));
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let (now, due): (u64, i64) = self.ask(home, Lane::HandOver, &self.scripts.release, cmd).await?;
-        self.clock.learn(sent, now);
+        self.learn(home, sent, now);
         Ok(match held(due)? {
             Held::Done(_) if tries_left == 0 => Held::Done(Released::Dead),
             Held::Done(due) => {
-                self.handed_out.release(job.id, due);
+                self.common.handed_out.release(job.id, due);
                 if delay.is_zero() {
-                    self.notifiers.notify(queue);
+                    self.common.notifiers.notify(queue);
                 } else {
-                    self.dues.stored(home, due);
+                    self.stored(home, due);
                 }
                 Held::Done(Released::Back { tries_left, due_at: due / 1000 })
             }
@@ -89,7 +89,7 @@ impl CompactCore {
         // The last one goes first, so that the first one ends at the very head.
         let mut jobs: Vec<&Job> = jobs.iter().rev().collect();
         jobs.retain(|job| job.receipt != 0);
-        jobs.iter().for_each(|job| _ = self.handed_out.remove(&job.id));
+        jobs.iter().for_each(|job| _ = self.common.handed_out.remove(&job.id));
         jobs.sort_by_key(|job| self.partition_of(&job.queue));
         for part in jobs.chunk_by(|a, b| self.partition_of(&a.queue) == self.partition_of(&b.queue)) {
             for step in part.chunks(STEP) {
@@ -121,7 +121,7 @@ impl CompactCore {
         loop {
             let given: Outcome<u64> =
                 self.ask(home, Lane::HandOver, &self.scripts.give_back, call.clone()).await;
-            let closing = &self.connections.closing;
+            let closing = self.tasks.stopping();
             match given {
                 Err(fault) if fault.may_heal() && Instant::now() < end && !closing.is_cancelled() => {
                     closing.run_until_cancelled(sleep(PAUSE)).await;
@@ -132,7 +132,7 @@ impl CompactCore {
                 }
             }
         }
-        queues.into_iter().for_each(|queue| self.notifiers.notify(queue));
+        queues.into_iter().for_each(|queue| self.common.notifiers.notify(queue));
         Ok(())
     }
 }

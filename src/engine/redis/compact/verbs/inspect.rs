@@ -16,7 +16,7 @@ use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::{key_of, read, reason_of};
 use crate::engine::{By, Once, Published};
 use crate::error::{Error, Result};
-use crate::job::{Job, JobState, JobView};
+use crate::job::{Job, JobState, JobView, Receipt};
 use crate::name::{JobKey, Queue};
 
 /// How many calls of the script one peek makes.
@@ -54,8 +54,13 @@ impl CompactCore {
         reply.get(3).map(read).transpose()
     }
 
-    /// All that is known of a job, with its body.
-    pub async fn inspect(&self, queue: &Queue, by: By<'_>) -> Result<Option<JobView>> {
+    /// All that is known of a job, with its body. The receipt that is valid now, if the job runs with so many tries left.
+    pub async fn inspect(
+        &self,
+        queue: &Queue,
+        by: By<'_>,
+        held_with: Option<u16>,
+    ) -> Result<Option<JobView>> {
         let home = self.partition_of(queue);
         let mut cmd = self.call(&self.scripts.inspect, home);
         cmd.arg(keys::name(queue));
@@ -67,12 +72,16 @@ impl CompactCore {
         let [now, place, state, due, tries, ttl, key, reason, stored] = &reply[..] else { return Ok(None) };
         let id = id_at(home, &read::<Vec<u8>>(place)?).ok_or_else(|| Fault::unreadable("inspect"))?;
         let state = JobState::parse(&read::<String>(state)?).ok_or_else(|| Fault::unreadable("inspect"))?;
-        let job = value::job(queue, id, read::<Bytes>(stored)?, read(ttl)?, read(now)?)?;
+        let (now, hand_over): (Micros, Micros) = (read(now)?, read(due)?);
+        let job = value::job(queue, id, read::<Bytes>(stored)?, read(ttl)?, now)?;
+        let tries_left = if state == JobState::Dead { 0 } else { read(tries)? };
+        let is_held = state == JobState::Running && hand_over > now && held_with == Some(tries_left);
         Ok(Some(JobView {
             id,
             state: Some(state),
-            due_at: Some(read::<u64>(due)? / 1000),
-            tries_left: Some(if state == JobState::Dead { 0 } else { read(tries)? }),
+            due_at: Some(hand_over / 1000),
+            tries_left: Some(tries_left),
+            receipt: is_held.then_some(Receipt { hand_over, tries_left }),
             ttl: job.ttl,
             elapsed: job.elapsed,
             key: key_of(key)?,

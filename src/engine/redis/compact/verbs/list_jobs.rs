@@ -335,7 +335,7 @@ impl CompactCore {
             let stored = match stored.map(|stored| value::job(queue, id, stored, ttl, now)).transpose() {
                 Ok(stored) => stored,
                 Err(e) => {
-                    tracing::warn!(pool = &*self.pool, %queue, "a list leaves out a job: {e}");
+                    tracing::warn!(pool = &*self.common.pool, %queue, "a list leaves out a job: {e}");
                     views.push(None);
                     continue;
                 }
@@ -346,6 +346,7 @@ impl CompactCore {
                 state: Some(list.state),
                 due_at: Some(job.due / 1000),
                 tries_left: Some(if list.state == JobState::Dead { 0 } else { tries }),
+                receipt: None,
                 ttl: value::ttl(ttl),
                 elapsed: value::elapsed(now, id.published_at()),
                 key: key_of(&cell[2])?,

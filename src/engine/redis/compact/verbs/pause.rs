@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::super::core::{CompactCore, Lane};
 use super::super::keys;
@@ -38,7 +39,7 @@ impl CompactCore {
         together::try_all(others.map(|partition| self.pause_in(partition, queue, till, "", ""))).await?;
         let pause = Millis::try_from(till).ok().map(|till| Pause { until: (till > 0).then_some(till) });
         match pause {
-            None => self.notifiers.notify(queue),
+            None => self.common.notifiers.notify(queue),
             Some(Pause { until: Some(until) }) => self.notify_at(queue, until),
             Some(Pause { until: None }) => {}
         }
@@ -55,15 +56,15 @@ impl CompactCore {
     ) -> Outcome<i64> {
         let mut cmd = self.call(&self.scripts.pause, partition);
         cmd.arg(keys::name(queue)).arg(till).arg(time).arg(most);
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let (now, till): (u64, i64) = self.ask(partition, Lane::Other, &self.scripts.pause, cmd).await?;
-        self.clock.learn(sent, now);
+        self.learn(partition, sent, now);
         Ok(till)
     }
 
     /// Every queue that is paused now. Each partition knows all of them; each namespace's is asked.
     pub async fn pauses(&self) -> Result<BTreeMap<Queue, Pause>> {
-        let now = self.clock.now();
+        let now = self.now();
         let mut all = BTreeMap::new();
         // A namespace's own partition has them first.
         let each = together::try_all(self.partitions.all().map(async |partition| {
@@ -75,10 +76,7 @@ impl CompactCore {
                 if self.partitions.of_namespace(&namespace) != partition {
                     continue;
                 }
-                let of = &mut found;
-                let each = |name: Vec<u8>, until: Vec<u8>| of.extend(read_pause(&namespace, &name, &until));
-                let key = keys::pauses(base, namespace.as_str());
-                self.lane(partition, Lane::Other).scan(&key, SCAN, each).await?;
+                found.extend(self.scan_pauses(partition, &namespace).await?);
             }
             Outcome::Ok(found)
         }));
@@ -90,15 +88,22 @@ impl CompactCore {
 
     /// The paused queues of a namespace.
     pub async fn pauses_of(&self, namespace: &Namespace) -> Outcome<BTreeMap<Queue, Pause>> {
-        let (partition, now) = (self.partitions.of_namespace(namespace), self.clock.now());
-        let (mut all, key) =
-            (BTreeMap::new(), keys::pauses(self.partitions.base(partition), namespace.as_str()));
-        let each = |name: Vec<u8>, until: Vec<u8>| {
-            let pause = read_pause(namespace, &name, &until);
-            all.extend(pause.filter(|(_, pause)| pause.lasts(now)));
-        };
-        self.lane(partition, Lane::Other).scan(&key, SCAN, each).await?;
-        Ok(all)
+        let (partition, now) = (self.partitions.of_namespace(namespace), self.now());
+        let all = self.scan_pauses(partition, namespace).await?;
+        Ok(all.into_iter().filter(|(_, pause)| pause.lasts(now)).collect())
+    }
+
+    async fn scan_pauses(&self, partition: Partition, namespace: &Namespace) -> Outcome<Vec<(Queue, Pause)>> {
+        let key = keys::pauses(self.partitions.base(partition), namespace.as_str());
+        let mut attempts = self.attempts(partition, Lane::Other);
+        loop {
+            let mut found = Vec::new();
+            let each = |name: Vec<u8>, until: Vec<u8>| found.extend(read_pause(namespace, &name, &until));
+            let scanned = attempts.link().await?.shared.scan(&key, SCAN, each).await;
+            if let Some(outcome) = attempts.outcome(scanned) {
+                return outcome.map(|()| found);
+            }
+        }
     }
 }
 

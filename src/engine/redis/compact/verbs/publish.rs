@@ -16,19 +16,18 @@ use super::super::partitions::Partition;
 use super::super::place::{id_at, place_of};
 use super::super::steps::Room;
 use crate::clock::Micros;
-use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::batches::Plain;
+use crate::engine::batch::{self, Call};
+use crate::engine::redis::batches::{self, MAX_WAITING, Plain};
 use crate::engine::redis::connection::connector::Connection;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
-use crate::engine::redis::connection::shared::first_up;
 use crate::engine::redis::in_time::patient;
 use crate::engine::redis::layout::times::{micros, ttl_millis};
 use crate::engine::redis::layout::value;
+use crate::engine::redis::link::Link;
 use crate::engine::redis::reply::{id_taken, read};
 use crate::engine::redis::verbs::publish::{
     MAX_VALUES, STAGED, calls_to_send, check, is_plain, names_to_take_back, unreadable,
 };
-use crate::engine::together;
 use crate::engine::{How, OnConflict, Once, Placed, Placing, Publication, Published, REMEMBERED};
 use crate::error::{Error, Result};
 use crate::job::{JobId, JobRef};
@@ -51,6 +50,19 @@ type TakingBack = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// The value that is stored, and whether it was stored before.
 pub type Stored = (Bytes, bool);
 
+/// The values of a call. Large ones of a call that is too large for one script call are stored before.
+fn encode(call: &Publication) -> Result<Vec<Stored>> {
+    let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
+    for Placing { job, .. } in &call.jobs {
+        values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
+    }
+    let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
+    if values.len() > 1 && bytes > MAX_VALUES {
+        values.iter_mut().for_each(|(value, staged)| *staged = value.len() > INLINE);
+    }
+    Ok(values)
+}
+
 impl CompactCore {
     /// Stores what a publication has, all of it or nothing.
     pub async fn publish(self: &Arc<Self>, publication: Publication) -> Result<Published> {
@@ -65,10 +77,28 @@ impl CompactCore {
         }
         let counted = publication.jobs.iter().any(|placing| self.is_counted(&placing.job.queue.namespace));
         if is_plain(&publication) && !counted {
-            return self.publishes.call(Plain(publication)).await;
+            return self.publish_plain(home, publication).await;
         }
         // Boxed: it would be part of the future of every plain one.
         Box::pin(self.publish_alone(home, publication)).await
+    }
+
+    /// Together with what others publish there.
+    async fn publish_plain(self: &Arc<Self>, home: Partition, publication: Publication) -> Result<Published> {
+        self.ready(home, Lane::Publish(0)).await?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+            let calls = Arc::new(tokio::sync::Mutex::new(calls));
+            // As many as a Redis has connections for them.
+            for own in 0..2 {
+                let (core, calls) = (self.clone(), calls.clone());
+                let carry = async move |batch| core.publish_batch(home, own, batch).await;
+                let closing = self.tasks.stopping().clone();
+                self.tasks.spawn_essential("a task that publishes", batch::serve(calls, closing, carry));
+            }
+            caller
+        };
+        self.publishes.call(home, Plain(publication), begin).await
     }
 
     /// The job that is replaced lies in another partition: it goes after the new one is stored. HTTP names one queue.
@@ -130,16 +160,14 @@ impl CompactCore {
             let Some((once, first)) = once else { return Err(error) };
             return self.recall(&first.job.queue, once).await?.ok_or(error);
         }
-        self.observers.tell(|observer| observer.published_together(publication.jobs.len()));
+        self.common.observers.tell(|observer| observer.published_together(publication.jobs.len()));
         let namespace = publication.jobs.iter().map(|placing| &placing.job.queue.namespace);
         let counted = namespace.into_iter().find(|namespace| self.is_counted(namespace)).cloned();
-        let connection = self.lane(home, Lane::Other).connection().await?;
-        let values = self.stage(home, &connection, &publication).await?;
+        let values = encode(&publication)?;
         let mut taken: Room = [0; 3];
         let outcome = loop {
             let admit = counted.is_some().then_some(taken);
-            let cmd = self.special_step(home, &publication, &values, admit)?;
-            match self.send_alone(home, &connection, &publication, cmd).await {
+            match self.step_alone(home, &publication, &values, admit).await {
                 Ok(Answer::Needs(needs)) => {
                     let Some(namespace) = &counted else { break Err(unreadable().into()) };
                     let more = std::array::from_fn(|n| (needs[n] - taken[n]).max(0));
@@ -170,61 +198,78 @@ impl CompactCore {
         }
     }
 
-    /// Publishes a batch, on the connection of this number if that is up, and answers each call.
-    pub async fn publish_batch(self: &Arc<Self>, own: usize, batch: Vec<Call<Plain, Published>>) {
-        let (calls, replies) = calls_to_send(batch);
-        let mut parts: Vec<(Partition, Vec<Publication>, Vec<Reply<Published>>)> = Vec::new();
-        for (call, reply) in calls.into_iter().zip(replies) {
-            let home = call.jobs.first().map_or(0, |placing| self.partition_of(&placing.job.queue));
-            match parts.iter_mut().find(|(partition, ..)| *partition == home) {
-                Some((_, calls, replies)) => {
-                    calls.push(call);
-                    replies.push(reply);
-                }
-                None => parts.push((home, vec![call], vec![reply])),
+    /// One attempt of it, which may add so much.
+    async fn step_alone(
+        self: &Arc<Self>,
+        home: Partition,
+        publication: &Publication,
+        values: &[Stored],
+        admit: Option<Room>,
+    ) -> Outcome<Answer> {
+        let mut attempts = self.attempts(home, Lane::Other);
+        loop {
+            let link = attempts.link().await?;
+            let answer = async {
+                let connection = link.connection(Lane::Other).await?;
+                self.stage(home, &link, &connection, publication, values).await?;
+                let cmd = self.special_step(home, publication, values, admit);
+                self.send_alone(home, &link, &connection, publication, cmd).await
+            };
+            let answer = answer.await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                return outcome;
             }
         }
-        if parts.is_empty() {
+    }
+
+    /// Publishes a batch, on the connection of this number if that is up, and answers each call.
+    async fn publish_batch(
+        self: &Arc<Self>,
+        home: Partition,
+        own: usize,
+        batch: Vec<Call<Plain, Published>>,
+    ) {
+        let (calls, replies) = calls_to_send(batch);
+        if calls.is_empty() {
             return;
         }
-        let [first, second] = &self.publish_connections;
-        let connection = first_up(if own == 0 { [first, second] } else { [second, first] }).await;
-        let parts = parts.into_iter().map(|(home, calls, replies)| {
-            let connection = &connection;
-            async move {
-                let answers = match connection {
-                    Ok(connection) => self.publish_together(home, connection, &calls).await,
-                    Err(fault) => Err(Error::from(fault.clone())),
-                };
-                match answers {
-                    Ok(answers) => {
-                        for (reply, answer) in replies.into_iter().zip(answers) {
-                            let _ = reply.send(answer); // a caller that has left needs no answer
-                        }
-                    }
-                    Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+        match self.publish_together(home, own, &calls).await {
+            Ok(answers) => {
+                for (reply, answer) in replies.into_iter().zip(answers) {
+                    let _ = reply.send(answer); // a caller that has left needs no answer
                 }
             }
-        });
-        together::all(parts).await;
+            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+        }
     }
 
     /// Plain calls in one script call.
     async fn publish_together(
         self: &Arc<Self>,
         home: Partition,
-        connection: &Connection,
+        own: usize,
         calls: &[Publication],
     ) -> Result<Vec<Result<Published>>> {
         let jobs = calls.iter().map(|call| call.jobs.len()).sum();
-        self.observers.tell(|observer| observer.published_together(jobs));
+        self.common.observers.tell(|observer| observer.published_together(jobs));
         // A call with more bytes than fit is alone in its batch.
-        let mut values = Vec::with_capacity(calls.len());
-        for call in calls {
-            values.push(self.stage(home, connection, call).await?);
-        }
-        let cmd = self.plain_step(home, calls, &values)?;
-        let answer = self.send_plain(home, connection, calls, cmd).await;
+        let values = calls.iter().map(encode).collect::<Result<Vec<_>>>()?;
+        let mut attempts = self.attempts(home, Lane::Publish(own));
+        let answer = loop {
+            let link = attempts.link().await?;
+            let answer = async {
+                let connection = link.connection(Lane::Publish(own)).await?;
+                for (call, values) in calls.iter().zip(&values) {
+                    self.stage(home, &link, &connection, call, values).await?;
+                }
+                let cmd = self.plain_step(home, calls, &values);
+                self.send_plain(home, &link, &connection, calls, cmd).await
+            };
+            let answer = answer.await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                break outcome;
+            }
+        };
         let refused_all = !matches!(&answer, Ok((_, refused)) if refused.is_empty());
         if refused_all {
             for (call, values) in calls.iter().zip(&values) {
@@ -259,22 +304,23 @@ impl CompactCore {
 
     /// Tells consumers or the pump of a job.
     fn tell_of(&self, home: Partition, queue: &Queue, due: Micros, now: Micros) {
-        if due > now { self.dues.stored(home, due) } else { self.notifiers.notify(queue) }
+        if due > now { self.stored(home, due) } else { self.common.notifiers.notify(queue) }
     }
 
     /// A call of plain publications. Jobs are taken back when the Redis says too late that it has stored them.
     async fn send_plain(
         self: &Arc<Self>,
         home: Partition,
+        link: &Arc<Link>,
         connection: &Connection,
         calls: &[Publication],
         cmd: Cmd,
     ) -> Outcome<(Micros, Vec<usize>)> {
-        let sent = self.clock.begin();
+        let sent = link.clock.begin();
         let exchange = {
-            let (core, mut redis) = (self.clone(), patient(connection));
+            let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
                 let answer: Vec<i64> = redis::from_redis_value(answer)?;
                 let (now, refused) = answer.split_first().ok_or_else(unreadable)?;
                 if refused == [-1] {
@@ -284,8 +330,8 @@ impl CompactCore {
             }
         };
         let late = || self.take_back_later(home, calls, |(_, refused): (Micros, Vec<usize>)| refused);
-        let (now, refused) = self.exchange(connection, exchange, late).await?;
-        self.clock.learn(sent, now);
+        let (now, refused) = link.exchange(connection, exchange, late).await?;
+        link.clock.learn(sent, now);
         Ok((now, refused))
     }
 
@@ -293,16 +339,17 @@ impl CompactCore {
     async fn send_alone(
         self: &Arc<Self>,
         home: Partition,
+        link: &Arc<Link>,
         connection: &Connection,
         call: &Publication,
         cmd: Cmd,
     ) -> Outcome<Answer> {
-        let sent = self.clock.begin();
+        let sent = link.clock.begin();
         let jobs = call.jobs.len();
         let exchange = {
-            let (core, mut redis) = (self.clone(), patient(connection));
+            let (core, through, mut redis) = (self.clone(), link.clone(), patient(connection));
             async move {
-                let answer = core.run_script(&mut redis, &core.scripts.publish, cmd).await?;
+                let answer = through.run_script(&mut redis, &core.scripts.publish, cmd).await?;
                 read_answer(home, jobs, answer)
             }
         };
@@ -311,8 +358,8 @@ impl CompactCore {
             _ => vec![0],
         };
         let late = || self.take_back_later(home, std::slice::from_ref(call), refused);
-        let (now, answer, dues) = self.exchange(connection, exchange, late).await?;
-        self.clock.learn(sent, now);
+        let (now, answer, dues) = link.exchange(connection, exchange, late).await?;
+        link.clock.learn(sent, now);
         if let Answer::Done(placed, _) = &answer {
             for ((placing, placed), due) in call.jobs.iter().zip(placed).zip(dues) {
                 if placed.how != How::Duplicate {
@@ -345,7 +392,7 @@ impl CompactCore {
                 }
                 let count = jobs.len();
                 if let Err(fault) = core.forget(home, Lane::Other, &jobs).await {
-                    let pool = &*core.pool;
+                    let pool = &*core.common.pool;
                     tracing::warn!(pool, count, "jobs are stored that were answered with an error: {fault}");
                 }
             })
@@ -357,19 +404,13 @@ impl CompactCore {
     async fn stage(
         &self,
         home: Partition,
+        link: &Link,
         connection: &Connection,
         call: &Publication,
-    ) -> Result<Vec<Stored>> {
-        let mut values: Vec<Stored> = Vec::with_capacity(call.jobs.len());
-        for Placing { job, .. } in &call.jobs {
-            values.push((value::encode(&job.id, &job.body, &job.attributes)?, false));
-        }
-        let bytes: usize = values.iter().map(|(value, _)| value.len()).sum();
-        if values.len() == 1 || bytes <= MAX_VALUES {
-            return Ok(values);
-        }
+        values: &[Stored],
+    ) -> Outcome<()> {
         let redis = &mut connection.redis.clone();
-        let mut large: Vec<usize> = (0..values.len()).filter(|n| values[*n].0.len() > INLINE).collect();
+        let mut large: Vec<usize> = (0..values.len()).filter(|n| values[*n].1).collect();
         while !large.is_empty() {
             let mut size = 0;
             let fits = large.iter().take_while(|n| {
@@ -382,20 +423,18 @@ impl CompactCore {
             for n in &some {
                 let job = &call.jobs[*n].job;
                 step.arg(keys::name(&job.queue)).arg(place_of(home, &job.id)).arg(&values[*n].0[..]);
-                values[*n].1 = true;
             }
-            let reply = async { Ok(self.run_script(redis, &self.scripts.stage, step).await?) };
+            let reply = async { Ok(link.run_script(redis, &self.scripts.stage, step).await?) };
             let reply: Outcome<Value> = match connection.while_kept(reply).await {
                 Some(reply) => reply,
                 None => Err(Fault::away("no answer in time")),
             };
             if let Err(fault) = reply {
-                self.connections.report(connection, &fault);
-                self.unstage(home, call, &values).await;
-                return Err(fault.into());
+                link.connections.report(connection, &fault);
+                return Err(fault);
             }
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Deletes what was stored before. What cannot be deleted now ends by itself.
@@ -413,7 +452,7 @@ impl CompactCore {
     }
 
     /// A call of several plain publications.
-    fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Result<Cmd> {
+    fn plain_step(&self, home: Partition, calls: &[Publication], values: &[Vec<Stored>]) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
         cmd.arg(0);
         let queues = begin(&mut cmd, calls);
@@ -423,7 +462,7 @@ impl CompactCore {
                 self.arg_job(&mut cmd, home, &queues, placing, value);
             }
         }
-        Ok(cmd)
+        cmd
     }
 
     /// A call of one publication of any kind.
@@ -433,7 +472,7 @@ impl CompactCore {
         call: &Publication,
         values: &[Stored],
         admit: Option<Room>,
-    ) -> Result<Cmd> {
+    ) -> Cmd {
         let mut cmd = self.call(&self.scripts.publish, home);
         cmd.arg(1);
         let queues = begin(&mut cmd, std::slice::from_ref(call));
@@ -468,7 +507,7 @@ impl CompactCore {
                 },
             };
         }
-        Ok(cmd)
+        cmd
     }
 
     fn arg_call(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], call: &Publication) {
@@ -481,7 +520,7 @@ impl CompactCore {
 
     fn arg_job(&self, cmd: &mut Cmd, home: Partition, queues: &[&Queue], placing: &Placing, value: &Stored) {
         let Placing { job, at, .. } = placing;
-        let now = self.clock.now();
+        let now = self.now_in(home);
         let due = at.unwrap_or(now + job.delay.as_millis() as u64);
         let (value, staged) = value;
         let queue = number_of(queues, &job.queue) as u16; // of 64 jobs

@@ -2,22 +2,28 @@
 //! what has ended.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::super::core::{CompactCore, Lane};
+use tokio::time::timeout;
+
+use super::super::core::{CompactCore, Lane, Place};
 use super::super::dues::LONGEST_PAUSE;
 use super::super::partitions::Partition;
 use crate::engine::Pumped;
-use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::keys::queue_of_group;
 use crate::engine::together;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::Namespace;
 
 /// How many jobs one script call moves. Larger batches gain nothing, and the Redis serves nobody else meanwhile.
 const BATCH: usize = 200;
 /// After how long an empty queue is forgotten.
 const EMPTY: Duration = Duration::from_secs(600);
+/// How long others wait for the pump of a node that is slow to answer.
+const NODE: Duration = Duration::from_millis(100);
+/// When a partition is pumped again that could not be.
+const AGAIN: Duration = Duration::from_millis(50);
 /// How often jobs that have ended are looked for in a partition, and how many times more seldom empty queues.
 const SWEEP: u64 = 1_000_000;
 const QUEUES: u64 = 2;
@@ -30,25 +36,51 @@ type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Valu
 impl CompactCore {
     /// Moves due jobs.
     pub async fn pump(self: &Arc<Self>) -> Result<Pumped> {
-        let due = self.dues.begin(self.clock.now_micros());
-        let pumped = together::all(due.into_iter().map(|partition| self.pump_partition(partition))).await;
+        let due = self.dues.begin(self.now_micros());
+        let asked = due.len();
+        let pumps = together::all(due.into_iter().map(|partition| self.pump_in_time(partition))).await;
         let next = self.dues.end();
-        let mut moved = 0;
-        let mut failed = None;
-        for one in pumped {
-            match one {
+        let (mut moved, mut failed, mut unreachable) = (0, None, 0);
+        for one in pumps {
+            match one.map_err(Error::from) {
                 Ok(some) => moved += some,
+                Err(fault @ Error::Unreachable(_)) => {
+                    unreachable += 1;
+                    // While others are pumped it is for their callers to be told.
+                    if unreachable == asked {
+                        failed = Some(fault);
+                    }
+                }
                 Err(fault) => failed = Some(fault),
             }
         }
         match failed {
             // The trouble of one shows when the others have nothing more to move.
-            Some(fault) if moved == 0 => Err(fault.into()),
+            Some(fault) if moved == 0 => Err(fault),
             _ => {
                 // Later than that is what a clock said that was set back since.
-                let left = Duration::from_micros(next.saturating_sub(self.clock.now_micros()));
+                let left = Duration::from_micros(next.saturating_sub(self.now_micros()));
                 Ok(Pumped { moved, next: left.min(LONGEST_PAUSE) })
             }
+        }
+    }
+
+    /// Pumps a partition, if its Redis can be used now. In a cluster nobody waits for a node that does not answer: its
+    /// pump goes on by itself.
+    async fn pump_in_time(self: &Arc<Self>, partition: Partition) -> Outcome<usize> {
+        if let Place::One(_) = &self.place {
+            return self.pump_partition(partition).await;
+        }
+        if let Err(why) = self.try_link(partition, Lane::Pump) {
+            self.dues.said(partition, self.now_micros(), AGAIN);
+            return Err(Fault::part(why));
+        }
+        let core = self.clone();
+        let pump = self.tasks.spawn(async move { core.pump_partition(partition).await });
+        match timeout(NODE, pump).await {
+            Ok(Ok(pumped)) => pumped,
+            Ok(Err(_)) => Err(Fault::away("a pump ended")),
+            Err(_) => Ok(0),
         }
     }
 
@@ -56,14 +88,26 @@ impl CompactCore {
         let sweep = self.sweeps(partition);
         let mut cmd = self.call(&self.scripts.pump, partition);
         cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64);
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let (now, moved, next, ready, jobs, bytes, queues, freed, ended): PumpAnswer =
-            self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await?;
-        self.clock.learn(sent, now);
-        self.dues.said(partition, now, u64::try_from(next).map_or(Duration::MAX, Duration::from_micros));
-        self.tell_ended(ended)?;
+            match self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    self.dues.said(partition, self.now_micros(), AGAIN);
+                    return Err(fault);
+                }
+            };
+        self.learn(partition, sent, now);
+        self.dues.said(
+            partition,
+            self.in_pool_time(partition, now),
+            u64::try_from(next).map_or(Duration::MAX, Duration::from_micros),
+        );
+        if let Some(link) = self.link(partition) {
+            link.tell_ended(ended)?;
+        }
         for queue in ready.iter().filter_map(|name| queue_of_group(name)) {
-            self.notifiers.notify(&queue);
+            self.common.notifiers.notify(&queue);
         }
         if jobs + bytes + queues > 0 {
             for of in freed.chunks_exact(4) {
@@ -81,7 +125,7 @@ impl CompactCore {
 
     /// Whether it is time to look for what has ended there (1), and for empty queues too (2).
     fn sweeps(&self, partition: Partition) -> u64 {
-        let now = self.clock.now_micros();
+        let now = self.now_micros();
         match self.dues.sweep(partition, now, SWEEP) {
             None => 0,
             Some(n) if n % QUEUES == 1 => 2,

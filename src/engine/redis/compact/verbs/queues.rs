@@ -4,19 +4,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::super::core::{CompactCore, Lane};
+use tokio::time::timeout;
+
+use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
+use crate::engine::redis::verbs::check::empty_write_of;
 use crate::engine::together;
 use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
-use crate::error::Result;
+use crate::error::{Error, Result, Unreachable};
 use crate::name::{Namespace, Queue, QueueName};
 
 /// How many queues one round trip reads.
 const CHUNK: usize = 256;
+/// How long a node may take to say that it is well.
+const CHECK: Duration = Duration::from_millis(500);
 /// How many names one key has.
 const SHARD: u64 = 64;
 
@@ -97,9 +102,9 @@ impl CompactCore {
         for queue in queues {
             by_home.entry(self.partition_of(&queue)).or_default().push(queue);
         }
-        let now = self.clock.now_micros();
         let views = together::try_all(by_home.into_iter().map(async |(home, queues)| {
             let base = self.partitions.base(home);
+            let now = self.now_in(home);
             let mut asked = redis::pipe();
             for queue in &queues {
                 asked.add_command(ask_figures(base, queue));
@@ -112,7 +117,7 @@ impl CompactCore {
             let since = since.await?;
             let mut views = Vec::new();
             for ((queue, figures), since) in queues.into_iter().zip(figures).zip(since) {
-                let age = since.map(|since| Duration::from_millis(now.saturating_sub(since) / 1000));
+                let age = since.map(|since| Duration::from_millis(now.saturating_sub(since / 1000)));
                 views.push(QueueView {
                     ready: Some(figures.ready()),
                     delayed: Some(figures.delayed),
@@ -134,7 +139,7 @@ impl CompactCore {
     pub async fn stats(&self) -> Result<Stats> {
         let each = together::try_all(self.partitions.all().map(|partition| self.sizes(partition))).await?;
         let (mut timers, mut queues, mut first) = (0, Vec::new(), None);
-        let now = self.clock.now_micros();
+        let now = self.now_micros();
         let age = |since: Micros| Duration::from_micros(now.saturating_sub(since));
         for (of_partition, due) in each {
             first = [first, due].into_iter().flatten().min();
@@ -153,6 +158,41 @@ impl CompactCore {
         queues.sort_unstable_by(|a, b| a.queue.cmp(&b.queue));
         let overdue = first.map(age).filter(|late| !late.is_zero());
         Ok(Stats { timers, overdue, queues, gauges: self.gauges().await })
+    }
+
+    /// Whether requests are served: in a cluster while a node serves some.
+    pub async fn check(&self) -> Result<()> {
+        if let Place::One(link) = &self.place {
+            return link.check().await;
+        }
+        let nodes = self.links();
+        let each = together::all(nodes.iter().map(|(link, partition)| {
+            let guard = keys::guard(self.partitions.base(*partition));
+            async move { timeout(CHECK, link.shared.query::<u64>(&empty_write_of(&guard))).await }
+        }));
+        let mut why = Error::Unreachable(Unreachable::Away);
+        for answer in each.await {
+            match answer {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(fault)) if fault.is_refusal() => why = fault.into(),
+                _ => {}
+            }
+        }
+        Err(why)
+    }
+
+    /// Figures of the Redises, added up.
+    async fn gauges(&self) -> Vec<(&'static str, f64)> {
+        let links = self.links();
+        let each = together::all(links.iter().map(|(link, _)| link.gauges())).await;
+        let mut sums: Vec<(&'static str, f64)> = Vec::new();
+        for (name, value) in each.into_iter().flatten() {
+            match sums.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += value,
+                None => sums.push((name, value)),
+            }
+        }
+        sums
     }
 
     /// Every queue of a partition, with since when its head is ready; and when the partition's first timer is due.

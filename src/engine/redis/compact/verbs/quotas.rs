@@ -132,5 +132,5 @@ pub async fn run(core: Arc<CompactCore>) {
             sleep(PAUSE.max(began.elapsed() * 10)).await;
         }
     };
-    core.connections.closing.run_until_cancelled(count).await;
+    core.tasks.stopping().run_until_cancelled(count).await;
 }

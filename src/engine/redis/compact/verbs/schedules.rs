@@ -4,18 +4,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Value;
+use tokio::time::timeout;
 
-use super::super::core::{CompactCore, Lane};
+use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
 use super::super::steps::{Addressed, Room, Told};
 use super::publish::{Answer, raw, read_answer, read_placed};
 use crate::clock::Millis;
-use crate::engine::batch::{Call, Reply};
-use crate::engine::redis::connection::fault::Outcome;
+use crate::engine::batch::{self, Call, Reply};
+use crate::engine::redis::batches::{self, MAX_WAITING};
+use crate::engine::redis::connection::fault::{Fault, Outcome};
 use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
@@ -36,8 +38,13 @@ use crate::random;
 const WRITTEN_WITHIN: Millis = 10_000;
 /// After which time a name without a schedule is dropped.
 const CLAIMED: Millis = 60_000;
-/// How often a list is tried again that met a schedule on its way.
+/// How long others wait for the look at a partition of a cluster.
+const NODE: Duration = Duration::from_millis(250);
+/// How often a list or a step is tried again that met a schedule on its way.
 const TRIES: usize = 16;
+
+/// A partition, its schedules that are due, and those that are on their way from there.
+type DueIn = (Partition, DueSchedules, Vec<ScheduleId>);
 
 impl CompactCore {
     /// Takes a step.
@@ -98,7 +105,7 @@ impl CompactCore {
         }
         self.note_schedules().await?;
         let id = step.id.clone();
-        let mark = format!("{} {:016x}", self.clock.now(), u64::from_be_bytes(random::bytes()));
+        let mark = format!("{} {:016x}", self.now(), u64::from_be_bytes(random::bytes()));
         let mut cmd = self.name_call(&id.namespace, "claim");
         cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace);
         let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
@@ -137,12 +144,12 @@ impl CompactCore {
     async fn ask_schedule(self: &Arc<Self>, mut step: Addressed) -> Result<Told> {
         let namespace = step.step.id.namespace.clone();
         if queue_of(&step.step).is_none() || !self.is_counted(&namespace) {
-            return self.steps.call(step).await;
+            return self.send_step(step).await;
         }
         let mut taken: Room = [0; 3];
         let told = loop {
             step.admit = Some(taken);
-            match self.steps.call(step.clone()).await {
+            match self.send_step(step.clone()).await {
                 Ok(Told::Needs(needs)) => {
                     let more = std::array::from_fn(|n| (needs[n] - taken[n]).max(0));
                     if let Err(error) = self.take_room(&namespace, more).await {
@@ -160,32 +167,51 @@ impl CompactCore {
         told
     }
 
-    /// Takes steps, those of one partition in one script call, and answers each.
-    pub async fn step_schedules(self: &Arc<Self>, own: usize, batch: Vec<Call<Addressed, Told>>) {
-        let mut parts: BTreeMap<Partition, (Vec<Addressed>, Vec<Reply<Told>>)> = BTreeMap::new();
-        for (step, reply) in batch.into_iter().map(Call::split) {
-            // What nobody waits for any more is not sent.
-            if !reply.is_abandoned() {
-                let (steps, replies) = parts.entry(step.home).or_default();
-                steps.push(step);
-                replies.push(reply);
+    /// With those of others that go to the same partition.
+    async fn send_step(self: &Arc<Self>, step: Addressed) -> Result<Told> {
+        let home = step.home;
+        self.ready(home, Lane::Publish(0)).await?;
+        let begin = || {
+            let (caller, calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);
+            let calls = Arc::new(tokio::sync::Mutex::new(calls));
+            // Two, so that one batch is made while the Redis works on another.
+            for own in 0..2 {
+                let (core, calls) = (self.clone(), calls.clone());
+                let carry = async move |batch| core.step_schedules(home, own, batch).await;
+                let closing = self.tasks.stopping().clone();
+                let steps = batch::serve(calls, closing, carry);
+                self.tasks.spawn_essential("a task that takes steps of schedules", steps);
             }
+            caller
+        };
+        self.steps.call(home, step, begin).await
+    }
+
+    /// Takes steps in one script call, and answers each.
+    async fn step_schedules(
+        self: &Arc<Self>,
+        home: Partition,
+        own: usize,
+        batch: Vec<Call<Addressed, Told>>,
+    ) {
+        // What nobody waits for any more is not sent.
+        let waited_for = batch.into_iter().map(Call::split).filter(|(_, reply)| !reply.is_abandoned());
+        let (steps, replies): (Vec<Addressed>, Vec<Reply<Told>>) = waited_for.unzip();
+        if steps.is_empty() {
+            return;
         }
-        let parts = parts.into_iter().map(async |(home, (steps, replies))| {
-            match self.carry_steps(own, home, &steps).await {
-                Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
-                // An error of the Redis says nothing of which step it is about.
-                Err(Error::Refused(_)) if steps.len() > 1 => {
-                    for (step, reply) in steps.into_iter().zip(replies) {
-                        let told = self.carry_steps(own, home, &[step]).await;
-                        let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
-                        let _ = reply.send(told); // a caller that has left needs no answer
-                    }
+        match self.carry_steps(own, home, &steps).await {
+            Ok(told) => replies.into_iter().zip(told).for_each(|(reply, told)| _ = reply.send(told)),
+            // An error of the Redis says nothing of which step it is about.
+            Err(Error::Refused(_)) if steps.len() > 1 => {
+                for (step, reply) in steps.into_iter().zip(replies) {
+                    let told = self.carry_steps(own, home, &[step]).await;
+                    let told = told.and_then(|mut told| told.pop().unwrap_or(Err(unreadable().into())));
+                    let _ = reply.send(told); // a caller that has left needs no answer
                 }
-                Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
             }
-        });
-        together::all(parts).await;
+            Err(error) => replies.into_iter().for_each(|reply| _ = reply.send(Err(error.clone()))),
+        }
     }
 
     async fn carry_steps(
@@ -214,12 +240,12 @@ impl CompactCore {
             fields.number("floor", of.floor);
             cmd.arg(fields.to_arg()).arg(args);
         }
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let reply: Vec<Value> = self.ask(home, Lane::Publish(own), &self.scripts.step_schedule, cmd).await?;
         let Some((now, told)) = reply.split_first().filter(|(_, told)| told.len() == steps.len()) else {
             return Err(unreadable().into());
         };
-        self.clock.learn(sent, read(now)?);
+        self.learn(home, sent, read(now)?);
         Ok(steps.iter().zip(told).map(|(of, told)| self.told_of(home, of, told)).collect())
     }
 
@@ -229,7 +255,7 @@ impl CompactCore {
             let job = &placing.job;
             Ok((value::encode(&job.id, &job.body, &job.attributes)?, false))
         });
-        let cmd = self.special_step(home, job, &values.collect::<Result<Vec<_>>>()?, admit)?;
+        let cmd = self.special_step(home, job, &values.collect::<Result<Vec<_>>>()?, admit);
         Ok(split(&cmd).1)
     }
 
@@ -242,7 +268,7 @@ impl CompactCore {
                 let version = ScheduleVersion { revision: read(revision)?, step: read(step)? };
                 let landed = read_landed(home, &read::<Vec<u8>>(landed)?)?;
                 if landed.is_some() {
-                    queue_of(&of.step).iter().for_each(|queue| self.notifiers.notify(queue));
+                    queue_of(&of.step).iter().for_each(|queue| self.common.notifiers.notify(queue));
                 }
                 let added = match added {
                     [jobs, bytes, queues] => [read(jobs)?, read(bytes)?, read(queues)?],
@@ -279,12 +305,12 @@ impl CompactCore {
         let then = ScheduleThen::Put(Box::new(put));
         let arrives = ScheduleStep { id: id.clone(), expected: None, then };
         // Stale: somebody else has written it, and it may be gone already.
-        self.steps.call(Addressed { moves_on: true, ..Addressed::plain(to, arrives) }).await?;
+        self.send_step(Addressed { moves_on: true, ..Addressed::plain(to, arrives) }).await?;
         let mut cmd = self.name_call(&id.namespace, "move");
         cmd.arg(id.name.as_str()).arg(home).arg(to).arg(version.revision);
         let _: (u64, u8) = self.ask_names(&id.namespace, cmd).await?;
         let leaves = ScheduleStep { id: id.clone(), expected: Some(version), then: ScheduleThen::Delete };
-        self.steps.call(Addressed { moves_on: true, ..Addressed::plain(home, leaves) }).await.map(drop)
+        self.send_step(Addressed { moves_on: true, ..Addressed::plain(home, leaves) }).await.map(drop)
     }
 
     /// Where a schedule of this name is, if it is there, and its mark.
@@ -357,16 +383,14 @@ impl CompactCore {
         let (from, to, limit, bodies) = bounds_of(list);
         let mut cmd = self.name_call(namespace, "page");
         cmd.arg(from).arg(to).arg(limit + 1);
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let reply: Vec<Value> = self.ask_names(namespace, cmd).await?;
         let (now, named) = reply.split_first().ok_or_else(unreadable)?;
         let now: u64 = read(now)?;
-        self.clock.learn(sent, now);
+        self.learn(self.partitions.of_namespace(namespace), sent, now);
         let now = now / 1000;
-        let (mut by_home, mut marks): (
-            BTreeMap<Partition, Vec<ScheduleId>>,
-            BTreeMap<ScheduleName, (Partition, String)>,
-        ) = Default::default();
+        let mut by_home: BTreeMap<Partition, Vec<ScheduleId>> = BTreeMap::new();
+        let mut marks: BTreeMap<ScheduleName, (Partition, String)> = BTreeMap::new();
         for of in named.chunks_exact(3).take(limit) {
             let name = ScheduleName::parse(&read::<String>(&of[0])?).ok_or_else(unreadable)?;
             let home: Partition = read::<String>(&of[1])?.parse().map_err(|_| unreadable())?;
@@ -414,19 +438,20 @@ impl CompactCore {
         Ok(Some(SchedulePage { now, schedules, next: last.filter(|_| more) }))
     }
 
-    /// The schedules that are due, of all partitions.
+    /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over, unless
+    /// all schedules are asked for: they are looked at again when they are back.
     pub async fn due_schedules(self: &Arc<Self>, list: DueList) -> Result<DueSchedules> {
-        if !self.has_schedules().await? {
-            let now = self.clock.now();
-            return Ok(DueSchedules { now, schedules: Vec::new(), next: LOOK, counts: Default::default() });
-        }
-        let each = together::all(self.partitions.all().map(|home| self.due_in(home, list))).await;
-        let (mut answered, mut failed) = (false, None);
         let mut all = DueSchedules { now: 0, schedules: Vec::new(), next: LOOK, counts: Default::default() };
+        if !self.has_schedules().await? {
+            return Ok(DueSchedules { now: self.now(), ..all });
+        }
+        let is_whole = matches!(list, DueList::Ever { .. });
+        let each = together::all(self.partitions.all().map(|home| self.due_in_time(home, list))).await;
+        let (mut answered, mut failed) = (false, None);
         for one in each {
-            // A partition that is away stops what lies there alone.
             let (home, due, moving) = match one {
                 Ok(one) => one,
+                Err(fault) if is_whole => return Err(fault.into()),
                 Err(fault) => {
                     failed = Some(fault);
                     continue;
@@ -436,6 +461,8 @@ impl CompactCore {
             for id in moving {
                 match self.finish_move(&id, home).await {
                     Ok(()) => all.next = Duration::ZERO,
+                    // What it needs cannot be used now.
+                    Err(error) if is_whole => return Err(error),
                     Err(error) => tracing::debug!(schedule = %id, %error, "it cannot move on yet"),
                 }
             }
@@ -447,19 +474,25 @@ impl CompactCore {
             return Err(fault.into());
         }
         all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
-        if all.schedules.len() > list.limit() && !matches!(list, DueList::Ever { .. }) {
+        if all.schedules.len() > list.limit() && !is_whole {
             all.schedules.truncate(list.limit());
             all.next = Duration::ZERO;
         }
         Ok(all)
     }
 
+    /// Those of a partition. In a cluster nobody waits for a node that does not answer.
+    async fn due_in_time(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
+        if let Place::One(_) = &self.place {
+            return self.due_in(home, list).await;
+        }
+        self.try_link(home, Lane::Pump).map_err(Fault::part)?;
+        let late = |_| Fault::away("no answer in time");
+        timeout(NODE, self.due_in(home, list)).await.map_err(late)?
+    }
+
     /// Those of a partition, and those that are on their way from there.
-    async fn due_in(
-        &self,
-        home: Partition,
-        list: DueList,
-    ) -> Outcome<(Partition, DueSchedules, Vec<ScheduleId>)> {
+    async fn due_in(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
         let mut cmd = self.call(&self.scripts.due_schedules, home);
         cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
         match list {
@@ -467,17 +500,18 @@ impl CompactCore {
             DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
         };
         cmd.arg(list.skip());
-        let sent = self.clock.begin();
+        let sent = Instant::now();
         let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
         let (due, moving) = read_due(&reply, |bytes| read_landed(home, bytes))?;
-        self.clock.learn(sent, due.now * 1000);
+        self.learn(home, sent, due.now * 1000);
         Ok((home, due, moving))
     }
 
-    /// Whether there ever was a schedule in this pool. Without one a look is one read.
+    /// Whether there ever was a schedule in this pool. Without one a look is one read. While the partition that says so
+    /// cannot be used, there may be some.
     async fn has_schedules(&self) -> Result<bool> {
         use std::sync::atomic::Ordering::Relaxed;
-        if self.has_schedules.load(Relaxed) {
+        if self.has_schedules.load(Relaxed) || self.try_link(0, Lane::Other).is_err() {
             return Ok(true);
         }
         let there: u8 = self.query(0, redis::cmd("EXISTS").arg(self.partitions.schedules_key())).await?;
@@ -489,12 +523,8 @@ impl CompactCore {
     async fn note_schedules(&self) -> Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         if !self.has_schedules.load(Relaxed) {
-            let set = self.lane(0, Lane::Other);
             let key = self.partitions.schedules_key();
-            set.with(async |redis| {
-                Ok(redis::cmd("SET").arg(&key).arg(1).query_async::<Value>(redis).await?)
-            })
-            .await?;
+            let _: Value = self.query(0, redis::cmd("SET").arg(key).arg(1)).await?;
             self.has_schedules.store(true, Relaxed);
         }
         Ok(())

@@ -1,0 +1,393 @@
+//! Keeps the map of a cluster: asks a node each second, another one each time, and at once after a call was sent on to
+//! another node or found none. Makes the connections to new masters, and leaves those that have no partition any more.
+//!
+//! A partition that is seen at another master than before is used once no other master has keys of its slot. When a master
+//! dies while it gives a slot away, its replica knows nothing of that, and would serve half of the keys. If another one has
+//! some, and the owner does not say that it gives the slot away, the partition is *split*, until somebody has mended it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Pipeline};
+use tokio::time::{Instant, sleep};
+
+use super::calls::{Cluster, Part, State};
+use super::map::{Partition, SlotMap};
+use super::node::{Node, PartedLists, ask_for_view, ask_once, first_view};
+use super::view::{Master, NodeId, View};
+use crate::engine::redis::connection::connector::RedisAddress;
+use crate::engine::redis::connection::fault::{Fault, Outcome};
+use crate::engine::redis::connection::open::HostPort;
+use crate::engine::redis::link::Common;
+
+/// How often the map is looked at while all is well.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The shortest pause while something is not, and the longest, to which it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LAST_PAUSE: Duration = Duration::from_millis(400);
+/// A node that did not answer is not asked for so long, unless there is no other.
+const DEAF: Duration = Duration::from_secs(2);
+/// How long the start waits for masters that do not answer.
+const START: Duration = Duration::from_secs(1);
+
+/// What keeps the map.
+pub struct Follower {
+    cluster: Arc<Cluster>,
+    /// Where some of the nodes are, and what all of them ask for.
+    address: RedisAddress,
+    common: Common,
+    lists: Arc<dyn PartedLists>,
+    map: SlotMap,
+    /// What was said last.
+    pub view: View,
+    nodes: BTreeMap<NodeId, Arc<Node>>,
+    states: Vec<State>,
+    /// Masters that could not be asked which keys they have. They are once they answer.
+    unasked: BTreeSet<NodeId>,
+    deaf: Vec<(HostPort, Instant)>,
+    /// Counts the questions, so that each goes to another node.
+    turn: usize,
+    /// Nodes that the log has said to be away.
+    gone: BTreeMap<NodeId, HostPort>,
+}
+
+impl Follower {
+    /// Reads the first map, and waits until the masters answer, or some of them.
+    pub async fn begin(
+        cluster: Arc<Cluster>,
+        (address, common, lists): (RedisAddress, Common, Arc<dyn PartedLists>),
+        slots: Vec<u16>,
+    ) -> Outcome<Follower> {
+        let view = first_view(&address).await?;
+        let mut follower = Follower {
+            states: vec![State::default(); slots.len()],
+            map: SlotMap::new(slots),
+            view: View::default(),
+            nodes: BTreeMap::new(),
+            unasked: BTreeSet::new(),
+            deaf: Vec::new(),
+            turn: 0,
+            gone: BTreeMap::new(),
+            cluster,
+            address,
+            common,
+            lists,
+        };
+        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
+        follower.take(view).await;
+        while !follower.is_well() && began.elapsed() < START {
+            sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+            follower.look().await;
+        }
+        if follower.cluster.nodes().is_empty() {
+            return Err(Fault::away("no master of the cluster answers"));
+        }
+        Ok(follower)
+    }
+
+    /// A command to whoever has a slot.
+    pub async fn query<T: FromRedisValue>(&self, slot: u16, cmd: &Cmd) -> Outcome<T> {
+        let owner = self.view.owner(slot).ok_or_else(|| Fault::away("nobody serves a slot"))?;
+        let mut asked = redis::pipe();
+        asked.add_command(cmd.clone());
+        let (answer,): (T,) = match self.nodes.get(&owner.id) {
+            Some(node) if node.is_up() => node.query(&asked).await?,
+            _ => ask_once(&self.address, &owner.address, &asked).await?,
+        };
+        Ok(answer)
+    }
+
+    /// Until the cluster is closed.
+    pub async fn run(mut self) {
+        let (cluster, stop) = (self.cluster.clone(), self.cluster.tasks.stopping().clone());
+        let follow = async {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                let period = if self.is_well() { PERIOD } else { pause };
+                tokio::select! {
+                    () = cluster.look.notified() => pause = FIRST_PAUSE,
+                    () = sleep(period) => pause = (pause * 2).min(LAST_PAUSE),
+                }
+                self.look().await;
+            }
+        };
+        stop.run_until_cancelled(follow).await;
+    }
+
+    /// Whether each partition can be used.
+    fn is_well(&self) -> bool {
+        let parts = self.cluster.parts.read();
+        parts
+            .iter()
+            .all(|part| part.state != State::Unchecked && part.node.as_ref().is_some_and(|node| node.is_up()))
+    }
+
+    /// Asks a node, and takes what is new.
+    async fn look(&mut self) {
+        let named = self.cluster.named.lock().take();
+        let named = named.and_then(|named| HostPort::parse(&named).ok());
+        let mut asked: Vec<HostPort> = named.into_iter().collect();
+        self.turn += 1;
+        let mut all: Vec<HostPort> = self.view.masters.iter().map(|master| master.address.clone()).collect();
+        if !all.is_empty() {
+            let first = self.turn % all.len();
+            all.rotate_left(first);
+        }
+        // Those that the configuration names come last: a node may have got another address.
+        all.extend(self.address.addrs.iter().filter_map(|addr| HostPort::parse(addr).ok()));
+        self.deaf.retain(|(_, since)| since.elapsed() < DEAF);
+        let (good, deaf): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|address| self.deaf.iter().all(|(deaf, _)| deaf != address));
+        asked.extend(good);
+        asked.extend(deaf);
+        for address in asked {
+            match self.ask(&address).await {
+                Ok(view) => return self.take(view).await,
+                Err(fault) => {
+                    tracing::debug!(pool = &*self.common.pool, "{address} does not tell the map: {fault}");
+                    self.deaf.retain(|(deaf, _)| *deaf != address);
+                    self.deaf.push((address, Instant::now()));
+                }
+            }
+        }
+        self.tell_who_is_gone();
+    }
+
+    async fn ask(&self, address: &HostPort) -> Outcome<View> {
+        match self.nodes.values().find(|node| node.address == *address) {
+            Some(node) if node.is_up() => View::read(node.query(&View::ask()).await?, address),
+            Some(_) => Err(Fault::away("no connection")),
+            None => ask_for_view(&self.address, address).await,
+        }
+    }
+
+    /// What a node says is taken, as far as it is newer.
+    async fn take(&mut self, view: View) {
+        for partition in self.map.take(&view) {
+            self.states[usize::from(partition)] = State::Unchecked;
+        }
+        self.view = view;
+        self.connect().await;
+        self.check().await;
+        self.publish();
+        self.tell_who_is_gone();
+    }
+
+    /// The partitions of each master.
+    fn owned(&self) -> BTreeMap<NodeId, Vec<Partition>> {
+        let mut owned: BTreeMap<NodeId, Vec<Partition>> = BTreeMap::new();
+        for partition in self.map.all() {
+            if let Some(id) = self.map.owner(partition) {
+                owned.entry(id.clone()).or_default().push(partition);
+            }
+        }
+        owned
+    }
+
+    /// Makes the nodes that are new, and those that have another address.
+    async fn connect(&mut self) {
+        for (id, has) in self.owned() {
+            let Some(master) = self.view.master(&id) else { continue };
+            if self.nodes.get(&id).is_some_and(|node| node.address == master.address) {
+                continue;
+            }
+            match Node::new(master, &self.address, &self.common, &self.lists) {
+                Ok(node) => {
+                    if let Some(old) = self.nodes.insert(id, Arc::new(node)) {
+                        old.leave();
+                    }
+                    // Its clock is not known yet.
+                    has.into_iter().for_each(|of| self.states[usize::from(of)] = State::Unchecked);
+                }
+                Err(fault) => {
+                    tracing::warn!(pool = &*self.common.pool, "{}: {fault}", master.address)
+                }
+            }
+        }
+    }
+
+    /// Whether partitions are whole that nobody has looked at where they are now.
+    async fn check(&mut self) {
+        // A node is used once its clock is known.
+        let new: Vec<Partition> = self
+            .map
+            .all()
+            .filter(|partition| self.states[usize::from(*partition)] != State::Whole)
+            .filter(|partition| self.node_of(*partition).is_some_and(|node| node.is_up()))
+            .collect();
+        let mut learnt: BTreeMap<NodeId, bool> = BTreeMap::new();
+        let mut left = Vec::new();
+        for partition in new {
+            let Some(node) = self.node_of(partition).cloned() else { continue };
+            let knows = match learnt.get(&node.id) {
+                Some(knows) => *knows,
+                None => {
+                    let knows = node.learn().await.is_ok();
+                    learnt.insert(node.id.clone(), knows);
+                    knows
+                }
+            };
+            if knows {
+                left.push(partition);
+            }
+        }
+        let back: Vec<NodeId> = self.unasked.iter().cloned().collect();
+        if left.is_empty() && back.is_empty() {
+            return;
+        }
+        let others: Vec<Master> = self.view.masters.iter().filter(|master| !master.failed).cloned().collect();
+        let mut elsewhere: BTreeSet<Partition> = BTreeSet::new();
+        for master in others {
+            // Who could not be asked before is asked of all.
+            let was_away = back.contains(&master.id);
+            let of: Vec<Partition> = if was_away { self.map.all().collect() } else { left.clone() };
+            let of: Vec<Partition> =
+                of.into_iter().filter(|partition| self.map.owner(*partition) != Some(&master.id)).collect();
+            match self.keys_of_others(&master, of).await {
+                Ok(of) => {
+                    self.unasked.remove(&master.id);
+                    elsewhere.extend(of);
+                }
+                Err(_) => _ = self.unasked.insert(master.id),
+            }
+        }
+        let split = self.split(&elsewhere).await;
+        for partition in left {
+            // One whose owner does not tell whether it gives it away is looked at again.
+            let Ok(split) = &split else { break };
+            self.set_state(partition, if split.contains(&partition) { State::Split } else { State::Whole });
+        }
+        for partition in split.into_iter().flatten() {
+            self.set_state(partition, State::Split);
+        }
+    }
+
+    fn set_state(&mut self, partition: Partition, state: State) {
+        let was = std::mem::replace(&mut self.states[usize::from(partition)], state);
+        let pool = &*self.common.pool;
+        match (was, state) {
+            (State::Split, State::Whole) => {
+                tracing::info!(pool, partition, "this part of the pool is on one node again");
+            }
+            (State::Unchecked | State::Whole, State::Split) => tracing::error!(
+                pool,
+                partition,
+                slot = self.map.slot(partition),
+                "this part of the pool is on two nodes and is not used: run redis-cli --cluster fix"
+            ),
+            _ => {}
+        }
+    }
+
+    fn node_of(&self, partition: Partition) -> Option<&Arc<Node>> {
+        self.nodes.get(self.map.owner(partition)?)
+    }
+
+    /// Those of these partitions, which are not its own, that a master has keys of. Who was their master before, and has
+    /// not heard yet that it is no more, has all of them: that is no half.
+    async fn keys_of_others(&self, master: &Master, of: Vec<Partition>) -> Outcome<Vec<Partition>> {
+        if of.is_empty() {
+            return Ok(of);
+        }
+        let mut asked = redis::pipe();
+        for partition in &of {
+            asked.cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(self.map.slot(*partition));
+        }
+        let counts: Vec<u64> = self.ask_master(master, &asked).await?;
+        let mut has: Vec<Partition> =
+            of.into_iter().zip(counts).filter(|(_, keys)| *keys > 0).map(|(of, _)| of).collect();
+        if !has.is_empty() {
+            let view = View::read(self.ask_master(master, &View::ask()).await?, &master.address)?;
+            let own = view.master(&master.id);
+            has.retain(|of| own.is_some_and(|own| !own.has(self.map.slot(*of))));
+        }
+        Ok(has)
+    }
+
+    async fn ask_master<T: FromRedisValue>(&self, master: &Master, asked: &Pipeline) -> Outcome<T> {
+        match self.nodes.get(&master.id) {
+            Some(node) if node.is_up() => node.query(asked).await,
+            Some(_) => Err(Fault::away("no connection")),
+            None => ask_once(&self.address, &master.address, asked).await,
+        }
+    }
+
+    /// Those of these partitions whose owner does not say that it gives them away.
+    async fn split(&self, elsewhere: &BTreeSet<Partition>) -> Outcome<BTreeSet<Partition>> {
+        let mut split = BTreeSet::new();
+        let owners: BTreeSet<&NodeId> = elsewhere.iter().filter_map(|of| self.map.owner(*of)).collect();
+        for owner in owners {
+            let Some(node) = self.nodes.get(owner) else { continue };
+            let view = View::read(node.query(&View::ask()).await?, &node.address)?;
+            let of_owner = elsewhere.iter().filter(|of| self.map.owner(**of) == Some(owner));
+            split.extend(of_owner.filter(|of| !view.leaving.contains(&self.map.slot(**of))));
+        }
+        Ok(split)
+    }
+
+    /// Calls find what is known now. Nodes without a partition are left.
+    fn publish(&mut self) {
+        let mut changed = Vec::new();
+        let mut parts = self.cluster.parts.write();
+        for (part, n) in parts.iter_mut().zip(0..) {
+            let state = self.states[usize::from(n)];
+            let node = self.nodes.get(self.map.owner(n).unwrap_or(&"".into())).cloned();
+            let id =
+                |node: &Option<Arc<Node>>| node.as_ref().map(|node| (node.id.clone(), node.address.clone()));
+            if part.state != state || id(&part.node) != id(&node) {
+                changed.push(n);
+            }
+            *part = Part { node, state };
+        }
+        drop(parts);
+        let owned = self.owned();
+        self.nodes.retain(|id, node| {
+            let has = owned.get(id);
+            match has {
+                Some(has) => node.has(has.iter().copied().collect()),
+                None => node.leave(),
+            }
+            has.is_some()
+        });
+        self.wake(&changed);
+    }
+
+    /// Who waits for queues of these partitions looks again: jobs may have come while nobody listened there.
+    fn wake(&self, changed: &[Partition]) {
+        if changed.is_empty() {
+            return;
+        }
+        let (common, lists) = (&self.common, &self.lists);
+        for queue in common.notifiers.waited_for() {
+            let home = lists.home(&queue);
+            if changed.contains(&home) {
+                if let Some(node) = self.node_of(home) {
+                    node.link.watch.arm([queue.clone()]);
+                }
+                common.notifiers.notify(&queue);
+            }
+        }
+    }
+
+    /// One line in the log when a node goes, and one when it is back.
+    fn tell_who_is_gone(&mut self) {
+        let pool = &*self.common.pool;
+        for (id, node) in &self.nodes {
+            let failed = self.view.master(id).is_some_and(|master| master.failed);
+            if (failed || !node.is_up()) && !self.gone.contains_key(id) {
+                tracing::error!(pool, node = %node.address, "a node of the cluster is away");
+                self.gone.insert(id.clone(), node.address.clone());
+            }
+        }
+        let (view, nodes) = (&self.view, &self.nodes);
+        self.gone.retain(|id, address| {
+            let back = view.alive.contains(id) && nodes.get(id).is_none_or(|node| node.is_up());
+            if back {
+                tracing::info!(pool, node = %address, "a node of the cluster is back");
+            }
+            !back
+        });
+    }
+}

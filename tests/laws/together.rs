@@ -1,0 +1,45 @@
+//! Plays many laws at the same time in one test, and says which of them were broken. `LAW=publish` plays those whose
+//! names have this text.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+/// A law, and what plays it.
+pub type Law = (&'static str, fn() -> Pin<Box<dyn Future<Output = ()>>>);
+
+/// How many are played at the same time: most of a law's time is waiting.
+const AT_A_TIME: usize = 12;
+/// The longest that one may take.
+const END: Duration = Duration::from_secs(60);
+
+/// Plays all of them.
+pub async fn play(laws: Vec<Law>) {
+    let wanted = std::env::var("LAW").unwrap_or_default();
+    let room = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut playing = Vec::new();
+    for (name, law) in laws.into_iter().filter(|(name, _)| name.contains(&wanted)) {
+        let room = room.clone();
+        let play = async move {
+            let _place = room.acquire_owned().await.expect("nobody closes it");
+            // On a thread of its own: not every law may move between threads.
+            let runtime = Handle::current();
+            let played = spawn_blocking(move || runtime.block_on(async { timeout(END, law()).await })).await;
+            played.expect("it was kept").expect("a law ends within a minute");
+        };
+        playing.push((name, tokio::spawn(play)));
+    }
+    assert!(!playing.is_empty(), "no law has {wanted:?} in its name");
+    let (count, mut broken) = (playing.len(), Vec::new());
+    for (name, play) in playing {
+        if play.await.is_err() {
+            broken.push(name);
+        }
+    }
+    assert!(broken.is_empty(), "{} of {count} laws are broken: {broken:?}", broken.len());
+}

@@ -1,0 +1,407 @@
+//! A pool in a Redis Cluster while nodes die, hang and hand over, and slots move: what is answered, and that nothing is
+//! lost of it.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress};
+use dormouse::engine::{Engine, NewId};
+use dormouse::error::{Error, Result, Unreachable};
+use dormouse::job::{Attributes, Job, JobId, JobIds, JobRef, NewJob};
+use dormouse::name::{PoolName, Queue};
+
+use crate::common::*;
+use crate::support::engine_ext::EngineExt;
+use crate::support::notified::Notified;
+use crate::support::redis_cluster::RedisCluster;
+use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
+
+const PARTITIONS: u16 = 8;
+/// The slot of each of so many partitions is the middle of its part.
+const PART: u16 = 16_384 / PARTITIONS;
+
+async fn connect(address: RedisAddress, partitions: u16) -> Result<Arc<CompactEngine>> {
+    let layout = CompactLayout { prefix: "p".into(), partitions };
+    CompactEngine::connect(address, &PoolName::default_pool(), &layout).await
+}
+
+async fn open(cluster: &RedisCluster) -> Arc<CompactEngine> {
+    connect(cluster.address(), PARTITIONS).await.expect("the cluster is there")
+}
+
+fn new_job(engine: &CompactEngine, queue: &Queue, body: &str) -> NewJob {
+    let new = NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false };
+    NewJob {
+        queue: queue.clone(),
+        id: engine.make_id(&JobIds::default(), new),
+        body: body.to_owned().into(),
+        attributes: Attributes::new(),
+        ttl: None,
+        delay: Duration::ZERO,
+        tries: NonZeroU16::new(2).expect("not 0"),
+    }
+}
+
+async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<JobId> {
+    let job = new_job(engine, queue, body);
+    let id = job.id;
+    engine.publish(vec![job].into()).await.map(|_| id)
+}
+
+async fn take(engine: &CompactEngine, queue: &Queue) -> Result<Vec<Job>> {
+    Ok(engine.consume(&queue.clone().into(), &[TTR; 64]).await?.jobs)
+}
+
+async fn ack(engine: &CompactEngine, job: &Job) -> Result<()> {
+    engine.ack_job(JobRef { queue: job.queue.clone(), id: job.id }).await
+}
+
+/// The slot in which a queue's jobs are.
+fn slot_of(engine: &CompactEngine, queue: &Queue) -> u16 {
+    // Of the 48 bits that tell ids of a millisecond apart the partition has the middle ones.
+    let bytes = new_job(engine, queue, "").id.to_bytes();
+    let partition = (u16::from(bytes[9]) << 8 | u16::from(bytes[10])) >> 4;
+    partition * PART + PART / 2
+}
+
+/// A queue whose jobs are on this server, and one whose are not.
+fn queue_at(engine: &CompactEngine, cluster: &RedisCluster, server: usize, there: bool) -> Queue {
+    let queues = (0..).map(|n| queue(&format!("q{n}")));
+    let on = |queue: &Queue| cluster.master_of(slot_of(engine, queue)).0 == server;
+    queues.into_iter().find(|queue| on(queue) == there).expect("there is one")
+}
+
+fn unreachable<T: std::fmt::Debug>(answer: Result<T>) -> Unreachable {
+    match answer {
+        Err(Error::Unreachable(why)) => why,
+        other => panic!("it should be unreachable: {other:?}"),
+    }
+}
+
+/// Workers that publish to queues, consume and ack, and what came of it.
+struct Load {
+    stop: AtomicBool,
+    stored: AtomicU64,
+    acked: AtomicU64,
+    /// The longest that a call took, in milliseconds.
+    longest: AtomicU64,
+    failures: parking_lot::Mutex<Vec<String>>,
+}
+
+impl Load {
+    /// Bodies are numbers: each worker hands on what it has published, and takes it back.
+    fn start(
+        engine: &Arc<CompactEngine>,
+        queues: &[Queue],
+    ) -> (Arc<Load>, Vec<tokio::task::JoinHandle<Ledger>>) {
+        let load = Arc::new(Load {
+            stop: AtomicBool::new(false),
+            stored: AtomicU64::new(0),
+            acked: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
+            failures: parking_lot::Mutex::default(),
+        });
+        let worker = |queue: &Queue| tokio::spawn(load.clone().work(engine.clone(), queue.clone()));
+        let workers = queues.iter().map(worker).collect();
+        (load, workers)
+    }
+
+    async fn timed<T>(&self, what: &str, call: impl Future<Output = Result<T>>) -> Option<T> {
+        let began = Instant::now();
+        let answer = call.await;
+        self.longest.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
+        match answer {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                self.failures.lock().push(format!("{what}: {error}"));
+                None
+            }
+        }
+    }
+
+    async fn work(self: Arc<Self>, engine: Arc<CompactEngine>, queue: Queue) -> Ledger {
+        let mut ledger = Ledger::default();
+        while !self.stop.load(Ordering::Relaxed) {
+            let body = ledger.next.to_string();
+            ledger.next += 1;
+            if self.timed("publish", put(&engine, &queue, &body)).await.is_some() {
+                ledger.stored.push(body);
+                self.stored.fetch_add(1, Ordering::Relaxed);
+            }
+            for job in self.timed("consume", take(&engine, &queue)).await.unwrap_or_default() {
+                let body = String::from_utf8(job.body.to_vec()).expect("text");
+                ledger.seen.push(body.clone());
+                if self.timed("ack", ack(&engine, &job)).await.is_some() {
+                    ledger.acked.push(body);
+                    self.acked.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        ledger.queue = Some(queue);
+        ledger
+    }
+
+    /// Ends it. Every job that was stored is handed out, and none after its ack.
+    async fn end(&self, engine: &Arc<CompactEngine>, workers: Vec<tokio::task::JoinHandle<Ledger>>) {
+        self.stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            let mut ledger = worker.await.expect("no panic");
+            let queue = ledger.queue.take().expect("it has ended");
+            let rest = take(engine, &queue).await.expect("the cluster is well");
+            for job in rest {
+                let body = String::from_utf8(job.body.to_vec()).expect("text");
+                assert!(!ledger.acked.contains(&body), "{queue}: {body} came again after its ack");
+                ledger.seen.push(body);
+            }
+            let lost: Vec<_> = ledger.stored.iter().filter(|body| !ledger.seen.contains(body)).collect();
+            assert!(lost.is_empty(), "{queue}: of {} jobs these are lost: {lost:?}", ledger.stored.len());
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    queue: Option<Queue>,
+    next: u64,
+    stored: Vec<String>,
+    seen: Vec<String>,
+    acked: Vec<String>,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_move_under_load_and_nothing_fails() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let engine = open(&cluster).await;
+    let queues: Vec<Queue> = (0..8).map(|n| queue(&format!("q{n}"))).collect();
+    let (load, workers) = Load::start(&engine, &queues);
+    for round in 0..6 {
+        // There, and back again.
+        let slot = slot_of(&engine, &queues[round % 3]);
+        let to = (cluster.master_of(slot).0 + 1) % 3;
+        let before = load.acked.load(Ordering::Relaxed);
+        cluster.begin_move(slot, to);
+        cluster.move_keys(slot, to, 2);
+        // The others go on while it moves.
+        until("others go on", async || load.acked.load(Ordering::Relaxed) > before + 20).await;
+        cluster.move_keys(slot, to, 1);
+        cluster.end_move(slot, to);
+        assert_eq!(cluster.master_of(slot).0, to);
+    }
+    load.end(&engine, workers).await;
+    assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call fails");
+    let longest = load.longest.load(Ordering::Relaxed);
+    assert!(longest < 3000, "the longest call took {longest} ms");
+    assert!(load.stored.load(Ordering::Relaxed) > 100, "the load was one");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_moves_for_long_is_told_of_and_others_do_not_notice() {
+    let cluster = RedisCluster::start_of(3, 0);
+    let engine = open(&cluster).await;
+    let here = queue_at(&engine, &cluster, 0, true);
+    let slot = slot_of(&engine, &here);
+    let other = (0..).map(|n| queue(&format!("q{n}"))).find(|q| slot_of(&engine, q) != slot).expect("one");
+    put(&engine, &here, "before").await.expect("stored");
+    cluster.begin_move(slot, 1);
+    let began = Instant::now();
+    let (stored, taken) = tokio::join!(put(&engine, &here, "x"), take(&engine, &here));
+    assert_eq!([unreachable(stored), unreachable(taken)], [Unreachable::Moving; 2]);
+    let waited = began.elapsed();
+    assert!(
+        (Duration::from_secs(4)..Duration::from_secs(6)).contains(&waited),
+        "it waits 4 s, not {waited:?}"
+    );
+    let began = Instant::now();
+    put(&engine, &other, "y").await.expect("stored");
+    assert!(began.elapsed() < Duration::from_secs(1), "the other partition took {:?}", began.elapsed());
+    // Who waits when it has moved is served.
+    let waiting = tokio::spawn({
+        let (engine, here) = (engine.clone(), here.clone());
+        async move { put(&engine, &here, "waited").await }
+    });
+    cluster.move_keys(slot, 1, 1);
+    cluster.end_move(slot, 1);
+    within("the call that waited", waiting).await.expect("no panic").expect("stored");
+    let bodies: Vec<_> = take(&engine, &here).await.expect("taken").into_iter().map(|job| job.body).collect();
+    assert_eq!(bodies, ["before", "waited"], "nothing else was stored");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_by_hand_fails_nothing() {
+    let cluster = RedisCluster::start();
+    let engine = open(&cluster).await;
+    let queues: Vec<Queue> = (0..8).map(|n| queue(&format!("q{n}"))).collect();
+    let (load, workers) = Load::start(&engine, &queues);
+    for server in 0..3 {
+        let id: String = cluster.tell(server, &["CLUSTER", "MYID"]);
+        let replica = cluster.replica_of(&id);
+        let before = load.acked.load(Ordering::Relaxed);
+        cluster.tell::<()>(replica, &["CLUSTER", "FAILOVER"]);
+        let taken_over =
+            async || cluster.nodes().iter().any(|n| n.is_master && n.port == cluster.servers[replica].port);
+        until("the replica is the master", taken_over).await;
+        until("the load goes on", async || load.acked.load(Ordering::Relaxed) > before + 100).await;
+    }
+    load.end(&engine, workers).await;
+    assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call fails");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_replaced_and_other_parts_go_on() {
+    let mut cluster = RedisCluster::start();
+    let engine = open(&cluster).await;
+    let here = queue_at(&engine, &cluster, 0, true);
+    let elsewhere = queue_at(&engine, &cluster, 0, false);
+    let notified = Notified::attach(&*engine, std::slice::from_ref(&here));
+    for n in 0..20 {
+        put(&engine, &here, &n.to_string()).await.expect("stored");
+    }
+    until("its replica has them", async || cluster.is_copied(0)).await;
+    let (load, workers) = Load::start(&engine, std::slice::from_ref(&elsewhere));
+    cluster.servers[0].kill();
+    let killed = Instant::now();
+    // One that was sent before the connection was seen to break may have been carried out. Others wait for a second.
+    let mut answer = put(&engine, &here, "while away").await;
+    if let Err(Error::Away(_)) = &answer {
+        answer = put(&engine, &here, "while away").await;
+    }
+    assert_eq!(unreachable(answer), Unreachable::Away);
+    let waited = killed.elapsed();
+    assert!((900..2000).contains(&waited.as_millis()), "told after {waited:?}");
+    let began = Instant::now();
+    assert!(engine.check().await.is_ok(), "the pool serves");
+    let _ = engine.list_queues(&here.namespace, None, 10).await;
+    assert!(began.elapsed() < Duration::from_secs(2), "what is away holds nobody up: {:?}", began.elapsed());
+    until("the replica takes its place", async || put(&engine, &here, "after").await.is_ok()).await;
+    println!("without a 201 for {:?}", killed.elapsed());
+    within("who waits is told", notified.next()).await;
+    let bodies: Vec<String> = take(&engine, &here).await.expect("taken").iter().map(text).collect();
+    let all: Vec<String> = (0..20).map(|n| n.to_string()).chain(["after".to_owned()]).collect();
+    assert_eq!(bodies, all, "all that was there, and what was refused is not");
+    load.end(&engine, workers).await;
+    assert_eq!(*load.failures.lock(), Vec::<String>::new(), "no call elsewhere fails");
+    let longest = load.longest.load(Ordering::Relaxed);
+    assert!(longest < 1000, "the longest call elsewhere took {longest} ms");
+    // A server that starts now finds its way with two of the three nodes that it knows.
+    let other = open(&cluster).await;
+    put(&other, &here, "from the other").await.expect("stored");
+    assert!(cluster.servers[0].launch(), "it comes back");
+    cluster.agree();
+    put(&engine, &here, "to the same").await.expect("stored");
+    assert_eq!(take(&other, &here).await.expect("taken").len(), 2);
+}
+
+fn text(job: &Job) -> String {
+    String::from_utf8_lossy(&job.body).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_master_is_replaced_and_its_late_answers_count_for_nothing() {
+    let cluster = RedisCluster::start();
+    let engine = open(&cluster).await;
+    let (here, elsewhere) = (queue_at(&engine, &cluster, 1, true), queue_at(&engine, &cluster, 1, false));
+    put(&engine, &here, "before").await.expect("stored");
+    until("its replica has it", async || cluster.is_copied(1)).await;
+    let stalled = cluster.servers[1].stall();
+    let hung = Instant::now();
+    let (lost, fine) =
+        tokio::join!(put(&engine, &here, "sent to the hung one"), put(&engine, &elsewhere, "x"));
+    fine.expect("others go on");
+    // It was sent: nobody knows whether it was carried out.
+    assert!(matches!(lost, Err(Error::Away(_))), "{lost:?}");
+    until("the replica takes its place", async || put(&engine, &here, "after").await.is_ok()).await;
+    println!("without a 201 for {:?}", hung.elapsed());
+    assert!(hung.elapsed() < Duration::from_secs(5), "{:?}", hung.elapsed());
+    drop(stalled);
+    cluster.agree();
+    let bodies: Vec<String> = take(&engine, &here).await.expect("taken").iter().map(text).collect();
+    assert_eq!(bodies, ["before", "after"]);
+}
+
+/// Guards against a partition that is served with half of its jobs, after a master died while it gave the slot away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_on_two_nodes_is_not_used_until_it_is_mended() {
+    let mut cluster = RedisCluster::start();
+    let engine = open(&cluster).await;
+    let here = queue_at(&engine, &cluster, 0, true);
+    let slot = slot_of(&engine, &here);
+    for n in 0..50 {
+        put(&engine, &here, &format!("{n:04}").repeat(300)).await.expect("stored");
+    }
+    cluster.begin_move(slot, 1);
+    let moved = cluster.move_keys(slot, 1, 2);
+    assert!(moved > 10, "{moved} keys have moved");
+    until("its replica knows", async || cluster.is_copied(0)).await;
+    let (_, id) = cluster.master_of(slot);
+    let replica = cluster.replica_of(&id);
+    cluster.servers[0].kill();
+    let taken_over =
+        async || cluster.nodes().iter().any(|n| n.is_master && n.port == cluster.servers[replica].port);
+    until("the replica is the master", taken_over).await;
+    let mut why = None;
+    until("the part is known to be on two nodes", async || {
+        why = put(&engine, &here, "x").await.err();
+        matches!(why, Some(Error::Unreachable(Unreachable::Split)))
+    })
+    .await;
+    assert_eq!(unreachable(take(&engine, &here).await), Unreachable::Split);
+    // A server that starts now finds it out too.
+    let other = open(&cluster).await;
+    assert_eq!(unreachable(put(&other, &here, "x").await), Unreachable::Split);
+    // redis-cli mends nothing while a master is dead. It comes back as a replica.
+    assert!(cluster.servers[0].launch(), "it comes back");
+    cluster.agree();
+    cluster.fix();
+    let (mut taken, mut seen) = (Vec::new(), 0);
+    until("it comes back by itself", async || match take(&engine, &here).await {
+        Ok(jobs) => {
+            seen += 1;
+            taken.extend(jobs.iter().map(|job| text(job)[..4].to_owned()));
+            taken.len() == 50
+        }
+        Err(_) => false,
+    })
+    .await;
+    assert!(seen > 0);
+    let all: Vec<String> = (0..50).map(|n| format!("{n:04}")).collect();
+    assert_eq!(taken, all, "nothing is lost, and nothing comes twice");
+    until("the other server uses it again", async || put(&other, &here, "x").await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_a_pool_is_refused_at_the_start() {
+    let (mut cluster, alone) = (RedisCluster::start_of(3, 0), RedisServer::start());
+    let refused = async |address: RedisAddress, partitions, says: &str| {
+        let error = connect(address, partitions).await.map(drop).expect_err(says).to_string();
+        assert!(error.contains(says) && !error.contains('\n'), "{says:?} should be said: {error}");
+    };
+    refused(RedisAddress { cluster: true, ..alone.address() }, 8, "name it with Addr").await;
+    refused(cluster.servers[0].address(), 8, "with Cluster in place of Addr").await;
+    // A new pool needs all of it.
+    cluster.servers[2].kill();
+    refused(cluster.address(), 8, "every slot").await;
+    assert!(cluster.servers[2].launch(), "it comes back");
+    cluster.agree();
+    let first = open(&cluster).await;
+    first.close().await;
+    refused(cluster.address(), 16, "Partitions").await;
+    // One that was used before begins with what is there, and says that the number is another one.
+    cluster.servers[2].kill();
+    refused(cluster.address(), 16, "Partitions").await;
+    let engine = open(&cluster).await;
+    let (here, away) = (queue_at_any(&engine, &cluster, 0), queue_at_any(&engine, &cluster, 2));
+    put(&engine, &here, "x").await.expect("stored");
+    assert_eq!(unreachable(put(&engine, &away, "x").await), Unreachable::Away);
+    assert!(cluster.servers[2].launch(), "it comes back");
+    until("the rest is found", async || put(&engine, &away, "x").await.is_ok()).await;
+}
+
+/// A queue whose slot this server has by the ranges of three masters, whoever is there now.
+fn queue_at_any(engine: &CompactEngine, _: &RedisCluster, server: u16) -> Queue {
+    let queues = (0..).map(|n| queue(&format!("q{n}")));
+    queues.into_iter().find(|queue| slot_of(engine, queue) / 5462 == server).expect("there is one")
+}

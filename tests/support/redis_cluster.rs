@@ -1,0 +1,92 @@
+//! A real Redis Cluster of a test's own: six redis-servers, three of them masters, put together by redis-cli.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::RedisAddress;
+
+use super::redis_server::RedisServer;
+
+/// How long the nodes may take to agree on anything.
+const AGREE: Duration = Duration::from_secs(30);
+/// After how long without an answer nodes take one of them for dead, in milliseconds.
+pub const NODE_TIMEOUT: u64 = 1000;
+
+/// Its servers: masters first, then a replica of each.
+#[derive(Debug)]
+pub struct RedisCluster {
+    pub servers: Vec<RedisServer>,
+    /// How many of them are replicas.
+    replicas: usize,
+}
+
+impl RedisCluster {
+    /// Three masters with a replica each.
+    pub fn start() -> RedisCluster {
+        RedisCluster::start_of(6, 1)
+    }
+
+    /// So many servers, and so many replicas of each master.
+    pub fn start_of(servers: usize, replicas: usize) -> RedisCluster {
+        let servers: Vec<RedisServer> = (0..servers).map(|_| RedisCluster::server()).collect();
+        let cluster = RedisCluster { replicas: servers.len() * replicas / (1 + replicas), servers };
+        let addrs: Vec<String> = cluster.servers.iter().map(RedisServer::addr).collect();
+        let replicas = replicas.to_string();
+        let mut args: Vec<&str> = vec!["--cluster", "create"];
+        args.extend(addrs.iter().map(String::as_str));
+        args.extend(["--cluster-replicas", &replicas, "--cluster-yes"]);
+        cli(&args);
+        cluster.agree();
+        cluster
+    }
+
+    /// A server that may become a node.
+    pub fn server() -> RedisServer {
+        let timeout = NODE_TIMEOUT.to_string();
+        let args = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout];
+        let quick = ["--repl-diskless-sync-delay", "0", "--cluster-require-full-coverage", "no"];
+        let quick = quick.into_iter().chain(["--hash-max-listpack-value", "1100"]);
+        RedisServer::start_with(None, &args.into_iter().chain(quick).collect::<Vec<_>>())
+    }
+
+    /// Where it is, by its first three nodes.
+    pub fn address(&self) -> RedisAddress {
+        let addrs = self.servers.iter().take(3).map(RedisServer::addr).collect();
+        RedisAddress { addrs, cluster: true, ..RedisAddress::default() }
+    }
+
+    /// The servers that run.
+    pub fn alive(&self) -> impl Iterator<Item = &RedisServer> {
+        self.servers.iter().filter(|server| server.child.is_some())
+    }
+
+    /// Returns when every server that runs says that all is well, and every replica follows its master.
+    pub fn agree(&self) {
+        let began = Instant::now();
+        let agrees = |server: &RedisServer| {
+            let mut redis = server.connection();
+            let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut redis).unwrap_or_default();
+            let role: String = redis::cmd("INFO").arg("replication").query(&mut redis).unwrap_or_default();
+            let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut redis).unwrap_or_default();
+            let known = format!("cluster_known_nodes:{}", self.servers.len());
+            info.contains("cluster_state:ok")
+                && info.contains(&known)
+                && nodes.matches(" slave ").count() + nodes.matches("myself,slave ").count() == self.replicas
+                && !["fail", "handshake"].iter().any(|flag| nodes.contains(flag))
+                && (role.contains("role:master") || role.contains("master_link_status:up"))
+        };
+        while !self.alive().all(agrees) {
+            assert!(began.elapsed() < AGREE, "the nodes did not agree within {AGREE:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Runs redis-cli, which must be well.
+pub fn cli(args: &[&str]) {
+    let done = Command::new("redis-cli").args(args).stdin(Stdio::null()).output();
+    let done =
+        done.unwrap_or_else(|e| panic!("redis-cli cannot be run ({e}): run tests/run, which installs it"));
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "redis-cli {args:?}: {said} {}", String::from_utf8_lossy(&done.stderr));
+}
