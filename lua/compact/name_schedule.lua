@@ -3,7 +3,8 @@
 -- and a name goes only with the mark that was read before its schedule was seen to be gone.
 -- KEYS    the partition's guard
 -- ARGV    namespace, what to do, and what that takes:
---         claim: name, partition, mark, how many names there may be: the name is there, and has this mark
+--         claim: name, partition, mark, how many names there may be: the name is there, and has this mark; and dry = 1 if
+--         it would be
 --         find: name
 --         page: where to begin and to end (as ZRANGEBYLEX takes them), how many at most
 --         move: name, partition from, partition to
@@ -18,8 +19,10 @@ local held = what ~= 'page' and call('HGET', marks, name)
 local partition, mark = string.match(held or '', '^(%d+) (.*)$')
 if what == 'claim' then
   if not held and call('ZCARD', names) >= tonumber(ARGV[6]) then return {now, -1, 0} end
-  call('HSET', marks, name, (partition or ARGV[4]) .. ' ' .. ARGV[5])
-  call('ZADD', names, 0, name)
+  if ARGV[7] ~= '1' then
+    call('HSET', marks, name, (partition or ARGV[4]) .. ' ' .. ARGV[5])
+    call('ZADD', names, 0, name)
+  end
   return {now, tonumber(partition or ARGV[4]), tonumber(call('GET', base .. 'g') or 0)}
 elseif what == 'find' then
   return {now, partition or '', mark or ''}
