@@ -44,6 +44,10 @@ local function take_step(step, keys, publish)
     if all >= step.of_pool or keys.names and call('ZCARD', keys.names) >= step.of_namespace then return {'many'} end
     gone = math.max(gone, tonumber(call('HGET', keys.figures, 'gone')) or 0)
   end
+  if step.dry then
+    local new = step.text and (revision or gone) + 1 or revision
+    return {'done', text_of(new), text_of(new == revision and done + 1 or 0), text_of(time), ''}
+  end
   local landed, added = step.landed or '', {}
   if step.args > 0 then
     local answer = publish()
@@ -71,6 +75,7 @@ local function take_step(step, keys, publish)
   else
     call('ZADD', keys.due, step.next and text_of(step.next) or '+inf', step.member)
   end
+  if step.by then call('HINCRBY', keys.figures, 'by:' .. step.by, 1) end
   if tonumber(held[3]) ~= step.state then
     count(held[3], -1)
     count(step.state, 1)
@@ -79,12 +84,16 @@ local function take_step(step, keys, publish)
 end
 
 -- Schedules that are due, the earliest first: {now, when the next one is due in ms ('' = there is none), how many are in
--- each of five states, per schedule its row}. Forgets when those are due that are not there any more.
+-- each of five states, name and count of each kind of placer, per schedule its row}. Forgets when those are due that are not there any more.
 local function due_of(due_key, figures, base_of, most, ever, most_bytes, within, skip)
   local bytes, taken, time = 0, 0, math.floor(now / 1000)
-  local counts = call('HMGET', figures, 0, 1, 2, 3, 4)
-  for i = 1, 5 do counts[i] = tonumber(counts[i]) or 0 end
-  local answer, from = {now, '', counts}, within == '' and '-inf' or text_of(time - within)
+  local counts, by, all = {0, 0, 0, 0, 0}, {}, call('HGETALL', figures)
+  for i = 1, #all, 2 do
+    local state, placer = tonumber(all[i]), string.match(all[i], '^by:(.+)$')
+    if state then counts[state + 1] = tonumber(all[i + 1]) end
+    if placer then by[#by + 1], by[#by + 2] = placer, all[i + 1] end
+  end
+  local answer, from = {now, '', counts, by}, within == '' and '-inf' or text_of(time - within)
   local found = call('ZRANGEBYSCORE', due_key, from, ever == '1' and '+inf' or text_of(time), 'LIMIT', skip, most)
   for _, member in ipairs(found) do
     if bytes > tonumber(most_bytes) then break end

@@ -4,7 +4,8 @@
 -- with which the schedule has moved last (of a new name the highest one that was deleted): a move that comes late changes nothing.
 -- KEYS    the partition's guard
 -- ARGV    namespace, what to do, and what that takes:
---         claim: name, partition, mark, how many names there may be: the name is there, and has this mark
+--         claim: name, partition, mark, how many names there may be: the name is there, and has this mark; and dry = 1 if
+--         it would be
 --         find: name
 --         page: where to begin and to end (as ZRANGEBYLEX takes them), how many at most
 --         move: name, partition from, partition to, the revision that moves
@@ -23,8 +24,10 @@ if what == 'claim' then
   if not held and call('ZCARD', names) >= tonumber(ARGV[6]) then return {now, -1, 0, ''} end
   local gone = tonumber(call('GET', base .. 'g') or 0)
   mark = string.format('%s %.0f', ARGV[5], held and last or gone)
-  call('HSET', marks, name, (partition or ARGV[4]) .. ' ' .. mark)
-  call('ZADD', names, 0, name)
+  if ARGV[7] ~= '1' then
+    call('HSET', marks, name, (partition or ARGV[4]) .. ' ' .. mark)
+    call('ZADD', names, 0, name)
+  end
   return {now, tonumber(partition or ARGV[4]), math.max(last, gone), mark}
 elseif what == 'find' then
   return {now, partition or '', mark or ''}

@@ -1,6 +1,7 @@
 //! Schedules as a store keeps them: records that it compares and replaces, and the job that it stores in the same step.
 //! A store knows neither expressions nor zones: whoever places says what comes next.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -152,6 +153,24 @@ pub struct SchedulePut {
     pub job: Option<Publication>,
     /// Nothing is done before this time of day.
     pub not_before: Millis,
+    /// What `next` was computed with, in its placer's own terms: a store counts by it. Empty: it is not counted.
+    pub by: Box<str>,
+    /// Nothing is written: what would become of it is answered. It has no job.
+    pub dry: bool,
+}
+
+impl SchedulePut {
+    /// One that changes no setting and has no job. Of a schedule that is there.
+    pub fn plain(
+        state: ScheduleState,
+        next: Option<Millis>,
+        progress: Bytes,
+        landed: Option<Landed>,
+    ) -> SchedulePut {
+        let (bounds, by) = (ScheduleBounds { of_namespace: 0, of_pool: 0 }, Box::default());
+        let (setting, revision, job, not_before, dry) = (None, None, None, 0, false);
+        SchedulePut { setting, revision, state, next, progress, landed, bounds, job, not_before, by, dry }
+    }
 }
 
 /// What became of a [`ScheduleStep`].
@@ -226,7 +245,7 @@ impl DueList {
 }
 
 /// Schedules that are to be looked at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DueSchedules {
     /// The store's time of day.
     pub now: Millis,
@@ -237,4 +256,7 @@ pub struct DueSchedules {
     pub next: Duration,
     /// How many schedules there are in each state, in the order of [`ScheduleState::ALL`].
     pub counts: [u64; ScheduleState::ALL.len()],
+    /// How many steps there were by [`SchedulePut::by`]: who sees a number grow knows that such a placer is at work. They
+    /// may begin anew.
+    pub by: BTreeMap<Box<str>, u64>,
 }

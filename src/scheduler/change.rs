@@ -9,7 +9,7 @@ use super::place::Looked;
 use super::record::{Pending, Schedule, entry_of};
 use crate::clock::Millis;
 use crate::engine::{
-    Landed, MAX_LISTED, NewId, OnConflict, Once, Published, ScheduleId, ScheduleList, ScheduleState,
+    DueList, Landed, MAX_LISTED, NewId, OnConflict, Once, Published, ScheduleId, ScheduleList, ScheduleState,
     ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
 };
 use crate::error::{Error, Result};
@@ -38,6 +38,16 @@ pub enum Matches {
     Any,
     /// One of these.
     These(Vec<u64>),
+}
+
+/// Whether a change is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    Real,
+    /// Nothing is written: the store says what would be.
+    Dry,
+    /// The same, and the store is not asked for its bounds. The revision is the one before.
+    Unasked,
 }
 
 /// What a change has done, or would do.
@@ -171,6 +181,12 @@ impl Scheduler {
         Ok(Page { now: page.now, schedules, next: page.next })
     }
 
+    /// How many more schedules the pool takes.
+    pub async fn room(&self) -> Result<u64> {
+        let there: u64 = self.engine.due_schedules(DueList::Now(1)).await?.counts.iter().sum();
+        Ok(self.bounds.of_pool.saturating_sub(there))
+    }
+
     /// The names of a namespace's schedules, and their revisions.
     pub async fn names(&self, namespace: &Namespace) -> Result<BTreeMap<ScheduleName, u64>> {
         let (mut all, mut after) = (BTreeMap::new(), None);
@@ -197,13 +213,13 @@ impl Scheduler {
         Ok((Some(Schedule::read(stored)?), page.now))
     }
 
-    /// Sets a schedule. `dry`: nothing is written, and what would be is answered.
+    /// Sets a schedule, or answers what would be.
     pub async fn set(
         &self,
         id: &ScheduleId,
         given: &Given,
         condition: &Condition,
-        dry: bool,
+        run: Run,
     ) -> Result<(Changed, Schedule, Millis), NotChanged> {
         if self.bounds.of_namespace == 0 {
             return Err(NotChanged::Forbidden);
@@ -213,7 +229,7 @@ impl Scheduler {
             let (mut found, now) = self.find(id).await?;
             condition.check(found.as_ref().map(|found| found.version.revision))?;
             let mut given_up = None;
-            if !dry
+            if run == Run::Real
                 && let Some(found) = &mut found
                 && decides_before(found, given, now)
             {
@@ -224,14 +240,11 @@ impl Scheduler {
             }
             let old = found.clone();
             let Change { mut schedule, what } = self.changed_to(id, found, given, now);
-            if what == Changed::Unchanged {
+            if what == Changed::Unchanged || run == Run::Unasked {
                 return Ok((what, schedule, now));
             }
-            if dry {
-                schedule.version.revision += 1;
-                return Ok((what, schedule, now));
-            }
-            if let Some(version) = self.write(&schedule, now, what == Changed::Created).await? {
+            let is_new = what == Changed::Created;
+            if let Some(version) = self.write(&schedule, now, is_new, run == Run::Dry).await? {
                 if let Some(old) = &old {
                     self.tell_missed(old, given_up);
                 }
@@ -302,19 +315,21 @@ impl Scheduler {
         Some(given_up)
     }
 
-    /// Writes a schedule whose setting is another one, or that is new. `None`: somebody else was faster.
+    /// Writes a schedule whose setting is another one, or that is new, or asks what would become of that. `None`: somebody
+    /// else was faster.
     async fn write(
         &self,
         schedule: &Schedule,
         now: Millis,
         is_new: bool,
+        dry: bool,
     ) -> Result<Option<ScheduleVersion>, NotChanged> {
         let mut schedule = schedule.clone();
         schedule.state.zones = self.zones.version().to_owned();
         let when = schedule.when(&self.zones);
         let (state, next) = (schedule.state_at(when.as_ref(), now), self.next_of(&schedule, now));
         let mut put = self.put(&schedule, state, next);
-        put.setting = Some(schedule.to_setting());
+        (put.setting, put.dry) = (Some(schedule.to_setting()), dry);
         let expected = (!is_new).then_some(schedule.version);
         let then = ScheduleThen::Put(Box::new(put));
         let step = ScheduleStep { id: schedule.id.clone(), expected, then };
@@ -363,7 +378,7 @@ impl Scheduler {
                 schedule.state.progress.changed(&schedule.setting, &schedule.setting, now);
             schedule.state.progress = schedule.state.progress.pause(until);
             schedule.changed_at = now;
-            if self.write(&schedule, now, false).await?.is_some() {
+            if self.write(&schedule, now, false, false).await?.is_some() {
                 self.tell_missed(&old, given_up);
                 return Ok(until);
             }
@@ -381,7 +396,7 @@ impl Scheduler {
             }
             schedule.state.progress = schedule.state.progress.resume(now);
             schedule.changed_at = now;
-            if self.write(&schedule, now, false).await?.is_some() {
+            if self.write(&schedule, now, false, false).await?.is_some() {
                 return Ok(());
             }
         }

@@ -1,7 +1,7 @@
 //! What placing and changing have in common: the store of a pool, the zone database, what is counted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
@@ -23,6 +23,8 @@ pub struct Scheduler {
     pub changed: Notify,
     /// Whether it was logged that other servers have a newer zone database.
     is_behind: AtomicBool,
+    /// How many steps servers with an older zone database have taken, as the store has told.
+    pub by_older: AtomicU64,
 }
 
 impl Scheduler {
@@ -36,8 +38,8 @@ impl Scheduler {
         for outcome in Outcome::ALL {
             metrics.occurrences(outcome.as_str(), 0); // born with 0
         }
-        let (changed, is_behind) = (Notify::new(), AtomicBool::new(false));
-        Scheduler { pool, engine, zones, bounds, metrics, changed, is_behind }
+        let (changed, is_behind, by_older) = (Notify::new(), AtomicBool::new(false), AtomicU64::new(0));
+        Scheduler { pool, engine, zones, bounds, metrics, changed, is_behind, by_older }
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.

@@ -13,7 +13,7 @@ mod place;
 mod record;
 mod task;
 
-pub use self::change::{Changed, Condition, Matches, NotChanged, Page, Ran, Runs};
+pub use self::change::{Changed, Condition, Matches, NotChanged, Page, Ran, Run, Runs};
 pub use self::core::Scheduler;
 pub use self::record::{Schedule, State};
 pub use self::task::run;

@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 use crate::job::NewJob;
 use crate::schedule::{self, Decision, Entry, GivenUp, Outcome, Overlap, Place, Step};
 
+/// For how long what is due is left to a server with a newer zone database, which has computed it.
+const GRACE: Millis = 1000;
 /// After how long a job is tried again that the store had no room for.
 const TRY_AGAIN: Millis = 1000;
 
@@ -64,6 +66,10 @@ impl Scheduler {
             let put = self.put(&schedule, ScheduleState::Broken, None);
             return next.is_some().then_some(Plan::plain(schedule, put));
         };
+        // Who has the newer zone database goes first.
+        if next.is_some_and(|next| now < next + GRACE) && self.is_older_than(&schedule.state) {
+            return None;
+        }
         let (id, progress) = (schedule.id.clone(), schedule.state.progress.clone());
         let step = schedule::step(&id.name, &schedule.setting, &when, &progress, now);
         let Step::Do(Decision { missed, place, progress, unplaced, next }) = step else {
@@ -204,16 +210,11 @@ impl Scheduler {
 
     /// What a step writes that has no job.
     pub fn put(&self, schedule: &Schedule, state: ScheduleState, next: Option<Millis>) -> SchedulePut {
+        let by = self.zones.version().into();
         SchedulePut {
-            setting: None,
-            revision: None,
-            state,
-            next,
-            progress: schedule.state.to_progress(),
-            landed: None,
             bounds: self.bounds,
-            job: None,
-            not_before: 0,
+            by,
+            ..SchedulePut::plain(state, next, schedule.state.to_progress(), None)
         }
     }
 

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -27,8 +28,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(1);
 /// And after a look in which others were faster each time.
 const STALE_PAUSE: Duration = Duration::from_millis(10);
-/// After which time a pass is made again that has found something.
-const PASS_AGAIN: Duration = Duration::from_secs(60);
+/// From the end of a pass to the next one, as so many times as long as it took.
+const PASS_PAUSE: u32 = 20;
 /// Where more is due than one look shows, what has become due within this time goes first.
 const LATELY: Duration = Duration::from_secs(2);
 
@@ -64,25 +65,31 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
     Ok(())
 }
 
-/// A way through all schedules, whenever they are due: those by whose `next` another zone database was read are computed
-/// anew. One begins with the server, and then each minute, as long as there are some.
+/// A way through all schedules, whenever they are due: when those are looked at next that a server with an older zone
+/// database has written is computed anew. One begins with the server, and one when such a server has taken steps.
 #[derive(Debug, Default)]
 struct Pass {
     /// How many were passed over; `None` between two.
     at: Option<usize>,
-    /// Whether this one has found some.
-    found: bool,
+    began: Option<Instant>,
+    /// No one begins before.
     next: Option<Instant>,
-    has_run: bool,
+    /// How many steps older servers had taken when the last one began.
+    seen: u64,
 }
 
 impl Pass {
-    fn begins(&mut self) -> bool {
-        let is_time = !self.has_run || self.next.is_some_and(|next| next <= Instant::now());
-        if self.at.is_none() && is_time {
-            (self.at, self.found, self.has_run) = (Some(0), false, true);
+    fn begins(&mut self, by_older: u64) -> bool {
+        let is_wanted = self.began.is_none() || by_older != self.seen;
+        if self.at.is_none() && is_wanted && self.next.is_none_or(|next| next <= Instant::now()) {
+            (self.at, self.began, self.seen) = (Some(0), Some(Instant::now()), by_older);
         }
         self.at.is_some()
+    }
+
+    fn end(&mut self) {
+        let took = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        (self.at, self.next) = (None, Some(Instant::now() + took * PASS_PAUSE));
     }
 }
 
@@ -110,14 +117,13 @@ impl Scheduler {
     /// A look, and a part of a pass.
     async fn look_and_pass(&self, pass: &mut Pass) -> Result<Duration> {
         let wait = self.look().await?;
-        if !pass.begins() {
+        if !pass.begins(self.by_older.load(Ordering::Relaxed)) {
             return Ok(wait);
         }
         let skip = pass.at.unwrap_or(0);
         let all = self.engine.due_schedules(DueList::Ever { skip, limit: MAX_DUE }).await?;
         if all.schedules.is_empty() {
-            pass.at = None;
-            pass.next = pass.found.then(|| Instant::now() + PASS_AGAIN);
+            pass.end();
             return Ok(wait);
         }
         pass.at = Some(skip + MAX_DUE);
@@ -127,7 +133,6 @@ impl Scheduler {
             self.is_newer_than(&schedule.state).then(|| self.recompute(schedule, stored.next, all.now))
         });
         let plans: Vec<Plan> = stale.flatten().collect();
-        pass.found |= !plans.is_empty();
         for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
             looked?;
         }
@@ -156,7 +161,8 @@ impl Scheduler {
             _ if taken.moved => Duration::ZERO,
             next if taken.stale => next.clamp(STALE_PAUSE, LONGEST_RETRY),
             Duration::ZERO => LONGEST_RETRY,
-            next => next,
+            next if due.schedules.is_empty() => next,
+            next => next.min(LONGEST_RETRY),
         })
     }
 
@@ -189,6 +195,8 @@ impl Scheduler {
             self.metrics.schedules(state.as_str(), count);
         }
         let oldest: Option<Millis> = due.schedules.first().and_then(|first| first.next);
+        let older = due.by.iter().filter(|(by, _)| self.zones.is_newer_than(by));
+        self.by_older.store(older.map(|(_, count)| count).sum(), Ordering::Relaxed);
         let age = oldest.map_or(0, |oldest| due.now.saturating_sub(oldest));
         self.metrics.oldest_owed(Duration::from_millis(age));
     }
@@ -196,17 +204,7 @@ impl Scheduler {
     /// A schedule that cannot be read is not due any more, until it is set again.
     async fn set_aside(&self, stored: &StoredSchedule, error: &Error) -> Result<()> {
         tracing::error!(pool = %self.pool, %error, "a schedule cannot be read and places nothing");
-        let put = SchedulePut {
-            setting: None,
-            revision: None,
-            state: ScheduleState::Broken,
-            next: None,
-            progress: stored.progress.clone(),
-            landed: None,
-            bounds: self.bounds,
-            job: None,
-            not_before: 0,
-        };
+        let put = SchedulePut::plain(ScheduleState::Broken, None, stored.progress.clone(), None);
         let then = ScheduleThen::Put(Box::new(put));
         let step = ScheduleStep { id: stored.id.clone(), expected: Some(stored.version), then };
         self.engine.step_schedule(step).await.map(drop)

@@ -355,6 +355,8 @@ macro_rules! more_laws {
                 many_that_are_due_at_once_are_all_placed,
                 a_placed_job_notifies,
                 schedules_are_counted_by_state,
+                a_dry_step_says_what_would_be,
+                steps_are_counted_by_their_placers,
                 a_schedule_follows_its_queue,
                 a_dropped_step_happened_or_did_not,
             }

@@ -32,17 +32,8 @@ pub fn schedule_in(namespace: &str, name: &str) -> ScheduleId {
 
 /// What a step writes: on, due at `next`, without a job.
 pub fn put(next: Option<Millis>) -> SchedulePut {
-    SchedulePut {
-        setting: None,
-        revision: None,
-        state: ScheduleState::On,
-        next,
-        progress: Bytes::from_static(b"progress"),
-        landed: None,
-        bounds: BOUNDS,
-        job: None,
-        not_before: 0,
-    }
+    let progress = Bytes::from_static(b"progress");
+    SchedulePut { bounds: BOUNDS, ..SchedulePut::plain(ScheduleState::On, next, progress, None) }
 }
 
 pub fn setting(queue: &str, text: &str) -> ScheduleSetting {
@@ -210,6 +201,49 @@ pub async fn a_revision_is_never_used_twice(s: &dyn Stage) {
         let gone = s.delete_schedule(&id, Some(version)).await;
         assert_eq!(gone, Stepped::Done { version, landed: None }, "it goes");
     }
+}
+
+/// Guards against a dry run that leaves something, or that answers something else than the step does.
+pub async fn a_dry_step_says_what_would_be(s: &dyn Stage) {
+    let (one, two) = (schedule("one"), schedule("two"));
+    let dry = |put| SchedulePut { dry: true, ..put };
+    let (would, _) = s.stepped(&one, None, dry(new(Some(FAR)))).await;
+    assert_eq!(s.schedule(&one).await, None, "nothing was written");
+    assert_eq!(s.schedule_names("", 10).await, Vec::<String>::new(), "not even its name");
+    let (is, _) = s.stepped(&one, None, new(Some(FAR))).await;
+    assert_eq!(would, is, "of a new one");
+    let (would, _) = s.stepped(&one, Some(is), dry(new(Some(PAST)))).await;
+    let there = s.schedule(&one).await.map(|of| (of.version, of.next));
+    assert_eq!(there, Some((is, Some(FAR))), "nothing was written");
+    let (changed, _) = s.stepped(&one, Some(is), new(Some(FAR))).await;
+    assert_eq!(would, changed, "of a change");
+    assert_eq!(s.step(&one, Some(is), dry(new(None))).await, Stepped::Stale);
+    // To a queue that may be at home elsewhere.
+    let other = SchedulePut { setting: Some(setting("another-queue", "set")), ..new(Some(FAR)) };
+    let (would, _) = s.stepped(&one, Some(changed), dry(other.clone())).await;
+    let (changed, _) = s.stepped(&one, Some(changed), other).await;
+    assert_eq!(would, changed, "of another queue");
+    s.delete_schedule(&one, Some(changed)).await;
+    let (would, _) = s.stepped(&one, None, dry(new(None))).await;
+    assert_eq!(would, s.stepped(&one, None, new(None)).await.0, "of a name that was used before");
+    let bounds = ScheduleBounds { of_namespace: 1, of_pool: 1000 };
+    assert_eq!(s.step(&two, None, dry(SchedulePut { bounds, ..new(None) })).await, Stepped::TooMany);
+    let bounds = ScheduleBounds { of_namespace: 1000, of_pool: 1 };
+    assert_eq!(s.step(&two, None, dry(SchedulePut { bounds, ..new(None) })).await, Stepped::TooMany);
+}
+
+/// Guards against a placer of another kind that nobody hears of.
+pub async fn steps_are_counted_by_their_placers(s: &dyn Stage) {
+    let count = async |by: &str| s.due(1).await.by.get(by).copied().unwrap_or(0);
+    let of = |by: &str, put| SchedulePut { by: by.into(), ..put };
+    let (version, _) = s.stepped(&schedule("a"), None, of("2025b", new(Some(FAR)))).await;
+    let older = count("2025b").await;
+    assert!(older > 0, "a step was taken");
+    s.stepped(&schedule("b"), None, of("2026f", new(Some(FAR)))).await;
+    s.stepped(&schedule("c"), None, new(Some(FAR))).await;
+    assert_eq!((count("2025b").await, count("2026f").await > 0), (older, true), "by others");
+    s.stepped(&schedule("a"), Some(version), of("2025b", put(Some(FAR)))).await;
+    assert!(count("2025b").await > older, "one more");
 }
 
 /// Guards against an occurrence that comes twice.

@@ -2,6 +2,10 @@
 
 use std::process::{Command, Stdio};
 
+use crate::support::client::create_token;
+use crate::support::process::Process;
+use tempfile::TempDir;
+
 /// Code blocks of a document that have no language.
 fn blocks(document: &str) -> Vec<String> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
@@ -26,11 +30,21 @@ fn shell_reads(document: &str, script: &str) {
     assert!(shell.status.success(), "{document}: bash does not read\n{script}\n{why}");
 }
 
+/// The words of a command; what stands between single quotes is one.
+fn words(command: &str) -> Vec<String> {
+    let pieces = command.split('\'').enumerate();
+    let words = pieces.flat_map(|(n, piece)| match n % 2 {
+        0 => piece.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![piece.to_owned()],
+    });
+    words.collect()
+}
+
 /// Panics unless `dormouse` has this command with these options: it is asked for its help behind them.
 fn dormouse_knows(document: &str, command: &str) {
     // Names in capitals stand for what the reader fills in.
-    let words: Vec<&str> =
-        command.split_whitespace().skip(1).take_while(|word| !"|>&".contains(word)).collect();
+    let words: Vec<String> =
+        words(command).into_iter().skip(1).take_while(|word| !"|>&".contains(&**word)).collect();
     let mut dormouse = Command::new(env!("CARGO_BIN_EXE_dormouse"));
     let output = dormouse.args(&words).arg("--help").env_clear().stdin(Stdio::null()).output();
     let output = output.expect("the binary runs");
@@ -69,4 +83,69 @@ fn the_commands_of_the_manual_are_there() {
         }
     }
     assert!(seen > 3, "only {seen} commands: this test looks for the wrong words");
+}
+
+/// The JSON keys that a line shows, be it whole JSON or shortened by `..`.
+fn shown_keys(line: &str) -> Vec<&str> {
+    let pieces = line.split("\":");
+    let keys = pieces.filter_map(|piece| piece.rsplit_once('"').map(|(_, key)| key));
+    keys.filter(|key| !key.is_empty() && key.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect()
+}
+
+/// Guards against a first walk that does not work, or that answers something else than is shown: the blocks are run as
+/// they stand, with the addresses of a server of the test.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_walk_through_schedules_works_as_it_stands() {
+    let document = "docs/schedules.md";
+    let dir = TempDir::new().expect("a temporary directory");
+    let mut process = Process::start(dir.path(), &[], &[("DORMOUSE_POOL_DEFAULT_PATH", "jobs")]);
+    let (api, token) = (process.address("api"), create_token(process.address("admin"), "demo").await);
+    let text = std::fs::read_to_string(document).expect(document);
+    let set = text.split("\n```json\n").nth(1).and_then(|rest| rest.split("\n```").next());
+    std::fs::write(dir.path().join("schedules.json"), set.expect("a set")).expect("a file");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_dormouse")).parent().expect("a directory");
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
+    let (mut script, mut expected) = ("BASE= \n".to_owned(), Vec::new());
+    for line in blocks(document).iter().flat_map(|block| block.lines()) {
+        let Some(command) = line.strip_prefix("$ ") else {
+            if let Some((_, shown)) = expected.last_mut() {
+                *shown = format!("{shown}{line}\n");
+            }
+            continue;
+        };
+        shell_reads(document, command);
+        if command.starts_with("dormouse ") {
+            dormouse_knows(document, command);
+        }
+        // The rest is for another machine, or asks the network.
+        if ["curl -", "dormouse ", "BASE=", "export DORMOUSE_URL"].iter().any(|own| command.starts_with(own))
+        {
+            let command = command.replace("127.0.0.1:7777", &api).replace("\"every\":5", "\"every\":1");
+            script += &format!("{}\necho; echo \"== $?\"\n", command.replace("curl -", "curl -sS -"));
+            expected.push((command, String::new()));
+        }
+    }
+    assert!(expected.len() > 14, "only {} commands: this test looks for the wrong words", expected.len());
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env_clear().env("PATH", path).env("TOKEN", &token).current_dir(dir.path());
+    let output = tokio::task::spawn_blocking(move || shell.stdin(Stdio::null()).output());
+    let output = output.await.expect("no panic").expect("bash is there");
+    let out = String::from_utf8_lossy(&output.stdout);
+    let answers: Vec<&str> = out.split("\n== ").collect();
+    assert_eq!(answers.len(), expected.len() + 1, "one answer each: {out}");
+    for (n, (command, shown)) in expected.iter().enumerate() {
+        // What stands before is how the last one ended.
+        let answer = answers[n].split_once('\n').map_or(answers[n], |(_, answer)| answer);
+        let code = answers[n + 1].split('\n').next().unwrap_or_default();
+        let differs = command.contains("--dry-run");
+        assert_eq!(code, if differs { "1" } else { "0" }, "{command} answers {answer}");
+        for key in shown_keys(shown) {
+            assert!(answer.contains(&format!("\"{key}\":")), "{command} shows {key}, and answers {answer}");
+        }
+        let is_refused = answer.contains("\"error\"");
+        assert_eq!(is_refused, shown.contains("\"error\""), "{command} answers {answer}");
+        if !shown.contains('{') && !shown.is_empty() {
+            assert_eq!(answer.trim(), shown.trim(), "{command}");
+        }
+    }
 }

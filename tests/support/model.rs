@@ -90,6 +90,8 @@ struct Jobs {
     schedules: BTreeMap<ScheduleId, StoredSchedule>,
     /// No revision of a deleted schedule is above it.
     gone: u64,
+    /// How many steps there were, by what their placers computed with.
+    by: BTreeMap<Box<str>, u64>,
     closed: bool,
 }
 
@@ -880,6 +882,10 @@ impl Engine for ModelEngine {
         if before.is_none() && full {
             return Ok(Stepped::TooMany);
         }
+        let version = ScheduleVersion { revision: revision_now, step };
+        if put.dry {
+            return Ok(Stepped::Done { version, landed: None });
+        }
         let (mut landed, mut queues) = (put.landed, Vec::new());
         if let Some(job) = put.job {
             let published = match state.publish(job, now) {
@@ -894,7 +900,9 @@ impl Engine for ModelEngine {
                 (other, _) => return Ok(Stepped::NotPlaced(other)),
             }
         }
-        let version = ScheduleVersion { revision: revision_now, step };
+        if !put.by.is_empty() {
+            *state.by.entry(put.by).or_default() += 1;
+        }
         let (of, next, progress) = (put.state, put.next, put.progress);
         let stored = StoredSchedule { id: id.clone(), version, state: of, next, setting, progress, landed };
         state.schedules.insert(id, stored);
@@ -950,7 +958,7 @@ impl Engine for ModelEngine {
             .collect();
         let left = all.get(taken.len()).and_then(|schedule| schedule.next);
         let next = Duration::from_millis(left.map_or(1000, |left| left.saturating_sub(now).min(1000)));
-        Ok(DueSchedules { now, schedules: taken, next, counts })
+        Ok(DueSchedules { now, schedules: taken, next, counts, by: state.by.clone() })
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

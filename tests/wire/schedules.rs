@@ -86,6 +86,8 @@ async fn a_schedule_is_set_shown_changed_and_deleted(store: Store) {
     }
     let gone = send(server.api("DELETE", &format!("{BASE}/nightly"), &token)).await.expect(404);
     assert_eq!(gone.says(), "no such schedule");
+    let dry = put(&server, &token, "/nightly?dry_run=1", &daily()).await.expect(201);
+    assert_eq!((&dry.json["revision"], dry.header("etag")), (&json!(3), "\"3\""), "as the PUT does");
     let again = put(&server, &token, "/nightly", &daily()).await.expect(201);
     assert_eq!(again.json["revision"], 3, "a revision is never used twice");
 }
@@ -321,10 +323,12 @@ async fn schedules_are_bounded(store: Store) {
     put(&server, &token, "/a", &daily()).await.expect(201);
     put(&server, &token, "/b", &daily()).await.expect(201);
     assert_eq!(put(&server, &token, "/c", &daily()).await.expect(409).says(), "too many schedules");
+    assert_eq!(put(&server, &token, "/c?dry_run=1", &daily()).await.expect(409).says(), "too many schedules");
     put(&server, &token, "/b", &daily()).await.expect(200);
     let of = |name: &str| json!({ "name": name, "queue": "q", "every": 60 });
     let set = json!({ "schedules": [of("c"), of("d")] });
     put(&server, &token, "", &set).await.expect(409);
+    put(&server, &token, "?prune=1&dry_run=1", &set).await.expect(200);
     put(&server, &token, "?prune=1", &set).await.expect(200);
     let put_other = |name: &str| {
         let path = format!("/api/other/_schedules/{name}");
@@ -332,6 +336,12 @@ async fn schedules_are_bounded(store: Store) {
     };
     put_other("a").await.expect(201);
     assert_eq!(put_other("b").await.expect(409).says(), "too many schedules");
+    // The pool is full: what of a set is new is not taken, before anything changes.
+    let set =
+        json!({ "schedules": [of("c"), of("d")] }).to_string().replace("60", "61").replace("\"d\"", "\"e\"");
+    let set = send(server.api("PUT", "/api/ns/_schedules", &token).body(set)).await;
+    set.expect(409);
+    assert_eq!(get(&server, &token, "/c").await.expect(200).json["every"], 60, "nothing has changed");
 }
 
 async fn the_metrics_tell_of_schedules(store: Store) {

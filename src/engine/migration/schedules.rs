@@ -103,13 +103,8 @@ impl TwoStores {
         let put = |next, setting, schedule: &StoredSchedule| SchedulePut {
             setting,
             revision: Some(schedule.version.revision),
-            state: ScheduleState::Moved,
-            next,
-            progress: schedule.progress.clone(),
-            landed: schedule.landed,
             bounds: ALL,
-            job: None,
-            not_before: 0,
+            ..SchedulePut::plain(ScheduleState::Moved, next, schedule.progress.clone(), schedule.landed)
         };
         let in_old = async |schedule: &StoredSchedule, put| {
             let then = ScheduleThen::Put(Box::new(put));

@@ -16,7 +16,7 @@ use crate::http::request::extract::AuthorizedSchedule;
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, Defaults};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal};
-use crate::scheduler::Changed;
+use crate::scheduler::{Changed, Run};
 use crate::time::Instant;
 
 const TOO_LARGE: &str = "the setting is too large";
@@ -42,7 +42,8 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let scheduler = &auth.pool.scheduler;
     let given = Given::parse(&auth.id.name, &json, &scheduler.zones, &job_defaults(&state.defaults))?;
     condition.revision = given.revision;
-    let (what, schedule, now) = scheduler.set(&auth.id, &given, &condition, dry).await?;
+    let run = if dry { Run::Dry } else { Run::Real };
+    let (what, schedule, now) = scheduler.set(&auth.id, &given, &condition, run).await?;
     let mut shown = show::schedule(scheduler, &schedule, now, Shown::SET);
     shown.insert("result".to_owned(), json!(word(what)));
     let status = if what == Changed::Created { StatusCode::CREATED } else { StatusCode::OK };

@@ -21,7 +21,7 @@ use crate::http::request::params::{self, Query};
 use crate::http::state::App;
 use crate::name::ScheduleName;
 use crate::schedule::{Given, JobDefaults, Refusal, Zones};
-use crate::scheduler::{Changed, Condition, NotChanged};
+use crate::scheduler::{Changed, Condition, NotChanged, Run};
 
 /// The largest set.
 const MAX_SET: usize = 16 << 20;
@@ -69,12 +69,14 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     if new > 0 && scheduler.bounds.of_namespace == 0 {
         return Err(NotChanged::Forbidden.into());
     }
-    if (there.len() + new) as u64 > scheduler.bounds.of_namespace + goes.len() as u64 {
+    let room = scheduler.bounds.of_namespace.saturating_sub(there.len() as u64).min(scheduler.room().await?);
+    if new as u64 > room + goes.len() as u64 {
         return Err(NotChanged::TooMany.into());
     }
+    let run = if dry { Run::Unasked } else { Run::Real };
     let mut done = Done { dry_run: dry, ..Done::default() };
     // What is removed makes room for what is new.
-    let removed_first = (there.len() + new) as u64 > scheduler.bounds.of_namespace;
+    let removed_first = new as u64 > room;
     let id_of = |name: &ScheduleName| ScheduleId { namespace: auth.namespace.clone(), name: name.clone() };
     let remove = async || -> Result<Vec<ScheduleName>, ApiError> {
         let mut removed = Vec::new();
@@ -92,7 +94,7 @@ pub async fn set(State(state): App, auth: AuthorizedSet, request: Request) -> Ha
     for (n, some) in all.chunks(AT_A_TIME).enumerate() {
         let changes = some.iter().map(async |(name, given)| {
             let condition = Condition { revision: given.revision, ..Condition::default() };
-            scheduler.set(&id_of(name), given, &condition, dry).await
+            scheduler.set(&id_of(name), given, &condition, run).await
         });
         for ((index, (name, _)), changed) in some.iter().enumerate().zip(together::all(changes).await) {
             let (what, ..) = changed.map_err(|why| at(n * AT_A_TIME + index, name, why))?;

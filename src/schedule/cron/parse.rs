@@ -217,9 +217,7 @@ fn weekdays(field: &str) -> Result<Weekdays> {
         if let Some((weekday, nth)) = upper.split_once('#') {
             let weekday = number(part, weekday, element)? % 7;
             match nth.parse::<usize>() {
-                Ok(nth @ 1..=5) if is_digits(nth.to_string().as_str()) => {
-                    weekdays.nth[nth - 1] |= 1 << weekday
-                }
+                Ok(which @ 1..=5) if is_digits(nth) => weekdays.nth[which - 1] |= 1 << weekday,
                 _ => {
                     let error = "after # write which one of the month: 1 to 5";
                     return Err(part.error(format!("{}: {error}", quoted(element))));

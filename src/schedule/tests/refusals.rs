@@ -140,6 +140,8 @@ const EXPRESSIONS: &[(&str, &str, &str)] = &[
         r#"weekday: "L" names no weekday: write FRIL for the last Friday, or SAT for each Saturday"#,
     ),
     ("0 0 * * MON#6", "weekday", r##"weekday: "MON#6": after # write which one of the month: 1 to 5"##),
+    ("0 0 * * MON#+2", "weekday", r##"weekday: "MON#+2": after # write which one of the month: 1 to 5"##),
+    ("*/+5 * * * *", "minute", r#"minute: the step of "*/+5" is no number: write 1 to 59"#),
     ("0 0 * * MON#", "weekday", r##"weekday: "MON#": after # write which one of the month: 1 to 5"##),
     (
         "0 0 * * #2",

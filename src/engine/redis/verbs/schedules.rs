@@ -242,7 +242,7 @@ pub fn read_due(
     reply: &[Value],
     landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
 ) -> Outcome<(DueSchedules, Vec<ScheduleId>)> {
-    let [now, next, counts, rows @ ..] = reply else { return Err(unreadable()) };
+    let [now, next, counts, by, rows @ ..] = reply else { return Err(unreadable()) };
     let now: Millis = read::<u64>(now)? / 1000;
     let (mut schedules, mut moving) = (Vec::new(), Vec::new());
     for row in rows {
@@ -260,7 +260,10 @@ pub fn read_due(
     };
     let counts: Vec<u64> = read(counts)?;
     let counts = counts.try_into().map_err(|_| unreadable())?;
-    Ok((DueSchedules { now, schedules, next, counts }, moving))
+    let by: Vec<String> = read(by)?;
+    let by = by.chunks_exact(2).map(|of| Some((of[0].as_str().into(), of[1].parse().ok()?)));
+    let by = by.collect::<Option<_>>().ok_or_else(unreadable)?;
+    Ok((DueSchedules { now, schedules, next, counts, by }, moving))
 }
 
 fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {
@@ -321,6 +324,12 @@ pub fn fields_of(
     }
     if let Some(revision) = put.revision {
         fields.number("exact", revision);
+    }
+    if !put.by.is_empty() {
+        fields.text("by", put.by.as_bytes());
+    }
+    if put.dry {
+        fields.number("dry", 1);
     }
     if let Some(ScheduleSetting { queue, text, body }) = &put.setting {
         fields.text("queue", queue.as_str()).text("text", text).text("body", body);

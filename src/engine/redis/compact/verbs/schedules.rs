@@ -69,7 +69,8 @@ impl CompactCore {
                 None => return Ok(Stepped::Stale),
             },
         };
-        let to = wanted(self, &step).filter(|wanted| *wanted != home);
+        let dry = matches!(&step.then, ScheduleThen::Put(put) if put.dry);
+        let to = wanted(self, &step).filter(|wanted| *wanted != home && !dry);
         if to.is_some() && queue_of(&step).is_some() {
             return Err(Error::refused("a schedule that goes to another queue has no job in that step"));
         }
@@ -103,11 +104,14 @@ impl CompactCore {
             let is_there = self.find_schedule(&step.id).await?.is_some();
             return Ok(if is_there { Stepped::Stale } else { Stepped::TooMany });
         }
-        self.note_schedules().await?;
+        let dry = put.dry;
+        if !dry {
+            self.note_schedules().await?;
+        }
         let id = step.id.clone();
         let mark = format!("{} {:016x}", self.now(), u64::from_be_bytes(random::bytes()));
         let mut cmd = self.name_call(&id.namespace, "claim");
-        cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace);
+        cmd.arg(id.name.as_str()).arg(wanted).arg(&mark).arg(bounds.of_namespace).arg(u8::from(dry));
         let (now, home, floor, mark): (u64, i64, u64, String) = self.ask_names(&id.namespace, cmd).await?;
         let Ok(home) = Partition::try_from(home) else { return Ok(Stepped::TooMany) };
         if home != wanted && queue_of(&step).is_some() {
@@ -121,6 +125,7 @@ impl CompactCore {
         };
         let told = self.ask_schedule(addressed).await;
         match &told {
+            _ if dry => {}
             Ok(Told::Stepped(Stepped::Done { .. }, _)) if home != wanted => {
                 let _ = self.finish_move(&id, home).await;
             }
@@ -299,9 +304,12 @@ impl CompactCore {
         let Some(Row { stored, to: Some(to) }) = rows.into_iter().next() else { return Ok(()) };
         let StoredSchedule { version, state, next, setting, progress, landed, .. } = stored;
         let bounds = ScheduleBounds { of_namespace: u64::MAX >> 11, of_pool: u64::MAX >> 11 };
-        let (setting, revision, not_before) = (Some(setting), Some(version.revision), 0);
-        let job = None;
-        let put = SchedulePut { setting, revision, state, next, progress, landed, bounds, job, not_before };
+        let put = SchedulePut {
+            setting: Some(setting),
+            revision: Some(version.revision),
+            bounds,
+            ..SchedulePut::plain(state, next, progress, landed)
+        };
         let then = ScheduleThen::Put(Box::new(put));
         let arrives = ScheduleStep { id: id.clone(), expected: None, then };
         // Stale: somebody else has written it, and it may be gone already.
@@ -441,7 +449,7 @@ impl CompactCore {
     /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over, unless
     /// all schedules are asked for: they are looked at again when they are back.
     pub async fn due_schedules(self: &Arc<Self>, list: DueList) -> Result<DueSchedules> {
-        let mut all = DueSchedules { now: 0, schedules: Vec::new(), next: LOOK, counts: Default::default() };
+        let mut all = DueSchedules { next: LOOK, ..DueSchedules::default() };
         if !self.has_schedules().await? {
             return Ok(DueSchedules { now: self.now(), ..all });
         }
@@ -468,6 +476,7 @@ impl CompactCore {
             }
             (all.now, all.next) = (all.now.max(due.now), all.next.min(due.next));
             all.counts.iter_mut().zip(due.counts).for_each(|(all, of)| *all += of);
+            due.by.into_iter().for_each(|(by, count)| *all.by.entry(by).or_default() += count);
             all.schedules.extend(due.schedules);
         }
         if let Some(fault) = failed.filter(|_| !answered) {
