@@ -201,7 +201,11 @@ impl When {
     fn instant(&self, local: DateTime) -> Option<Timestamp> {
         match self.zone.to_ambiguous_timestamp(local).offset() {
             AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(local).ok(),
-            AmbiguousOffset::Fold { before, .. } => before.to_timestamp(local).ok(),
+            AmbiguousOffset::Fold { before, after } => {
+                // Where the rule for all later years begins, a local time may be told twice that comes once.
+                let first = before.to_timestamp(local).ok().filter(|at| self.zone.to_offset(*at) == before);
+                first.or_else(|| after.to_timestamp(local).ok())
+            }
             AmbiguousOffset::Gap { after, .. } => {
                 // Read with the offset after the gap it is an instant before the gap; the gap is what follows.
                 let earlier = after.to_timestamp(local).ok()?;

@@ -105,8 +105,9 @@ async fn the_walk_through_schedules_works_as_it_stands() {
     std::fs::write(dir.path().join("schedules.json"), set.expect("a set")).expect("a file");
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_dormouse")).parent().expect("a directory");
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
-    let (mut script, mut expected) = ("BASE= \n".to_owned(), Vec::new());
-    for line in blocks(document).iter().flat_map(|block| block.lines()) {
+    let (mut script, mut expected) = (String::new(), Vec::new());
+    let all = blocks(document);
+    for line in all.iter().filter(|block| block.starts_with("$ ")).flat_map(|block| block.lines()) {
         let Some(command) = line.strip_prefix("$ ") else {
             if let Some((_, shown)) = expected.last_mut() {
                 *shown = format!("{shown}{line}\n");
@@ -121,7 +122,8 @@ async fn the_walk_through_schedules_works_as_it_stands() {
         if ["curl -", "dormouse ", "BASE=", "export DORMOUSE_URL"].iter().any(|own| command.starts_with(own))
         {
             let command = command.replace("127.0.0.1:7777", &api).replace("\"every\":5", "\"every\":1");
-            script += &format!("{}\necho; echo \"== $?\"\n", command.replace("curl -", "curl -sS -"));
+            script +=
+                &format!("{}\ncode=$?; echo; echo \"== $code\"\n", command.replace("curl -", "curl -sS -"));
             expected.push((command, String::new()));
         }
     }

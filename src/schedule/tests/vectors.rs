@@ -110,6 +110,13 @@ const VECTORS: &[(&str, &str, &str, &[&str])] = &[
         &["2011-12-29T18:00-10:00", "2011-12-31T00:00+14:00"],
     ),
     (
+        // The last change that the database names is none of the offset; from then on there is a rule.
+        "America/Godthab",
+        "11 23 * * *",
+        "2023-10-28T06:09:00Z",
+        &["2023-10-28T23:11-02:00", "2023-10-29T23:11-02:00"],
+    ),
+    (
         "America/Sao_Paulo",
         "0 0 * * *",
         "2018-11-03T12:00:00Z",
