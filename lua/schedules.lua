@@ -87,7 +87,8 @@ end
 -- each of five states, name and count of each kind of placer, per schedule its row}. Forgets when those are due that are not there any more.
 local function due_of(due_key, figures, base_of, most, ever, most_bytes, within, skip)
   local bytes, taken, time = 0, 0, math.floor(now / 1000)
-  local counts, by, all = {0, 0, 0, 0, 0}, {}, call('HGETALL', figures)
+  local counts, by = {0, 0, 0, 0, 0}, {}
+  local all = call('EXISTS', figures) == 1 and call('HGETALL', figures) or {}
   for i = 1, #all, 2 do
     local state, placer = tonumber(all[i]), string.match(all[i], '^by:(.+)$')
     if state then counts[state + 1] = tonumber(all[i + 1]) end

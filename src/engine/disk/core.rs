@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 /// One group: large enough that a sync is shared by many, small enough that the first need not wait long.
 const GROUP: BatchLimit = BatchLimit { items: 2048, bytes: 8 << 20 };
 
-/// The engine. Dropping it ends its threads; [`close`](Engine::close) does so without blocking the runtime.
+/// The engine. Dropping it ends its threads; [`close`](crate::engine::Engine::close) does so without blocking the runtime.
 #[derive(Debug)]
 pub struct DiskEngine {
     pub(super) handle: Handle,
@@ -237,7 +237,7 @@ impl DiskEngine {
 }
 
 impl Drop for DiskEngine {
-    /// Closes as [`close`](Engine::close) does, without the runtime. Whoever reads and changes
+    /// Closes as [`close`](crate::engine::Engine::close) does, without the runtime. Whoever reads and changes
     /// [`Records`] may live on, so the writer would not end by itself.
     fn drop(&mut self) {
         self.end();

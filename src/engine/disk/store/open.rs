@@ -189,7 +189,7 @@ pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
     judge_format(pool, FORMAT, closed)
 }
 
-/// As [`judge`], of the format that the mark says.
+/// As [`judge`](fn@judge), of the format that the mark says.
 fn judge_format(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
