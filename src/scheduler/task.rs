@@ -40,15 +40,20 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
     let mut pass = Pass::default();
     while !stop.is_cancelled() {
         let began = Instant::now();
-        let looked = scheduler.look_and_pass(&mut pass).await;
-        outage.report(&looked);
-        let wait = match &looked {
-            Ok(wait) => {
+        let mut looked = scheduler.look_and_pass(&mut pass).await;
+        // The trouble of one shows when the others have nothing more to do.
+        let failed = looked.as_mut().ok().and_then(|look| look.failed.take());
+        let next = looked.as_ref().map_or(LONGEST_RETRY, |look| look.wait);
+        let is_heard = looked.is_ok();
+        let told = looked.map(drop).and(failed.map_or(Ok(()), Err));
+        outage.report(&told);
+        let wait = match told {
+            Ok(()) => {
                 retry = None;
-                *wait
+                next
             }
-            // Its own trouble is told by the step.
-            Err(_) => *retry.insert(retry.map_or(FIRST_RETRY, |last| LONGEST_RETRY.min(last * 2))),
+            // It is tried again with what is due meanwhile.
+            Err(_) => next.min(*retry.insert(retry.map_or(FIRST_RETRY, |last| LONGEST_RETRY.min(last * 2)))),
         };
         if wait.is_zero() {
             tokio::task::yield_now().await;
@@ -58,7 +63,7 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
-            () = scheduler.changed.notified(), if retry.is_none() => {}
+            () = scheduler.changed.notified(), if is_heard => {}
             slept = timer.sleep(wait) => slept?,
         }
     }
@@ -93,6 +98,15 @@ impl Pass {
     }
 }
 
+/// What a look has found.
+#[derive(Debug)]
+struct Look {
+    /// How long until something is due: zero when something may be already.
+    wait: Duration,
+    /// A step has failed, and no other was taken.
+    failed: Option<Error>,
+}
+
 /// What became of all that was due.
 #[derive(Debug, Default)]
 struct Taken {
@@ -115,16 +129,16 @@ impl Taken {
 
 impl Scheduler {
     /// A look, and a part of a pass.
-    async fn look_and_pass(&self, pass: &mut Pass) -> Result<Duration> {
-        let wait = self.look().await?;
-        if !pass.begins(self.by_older.load(Ordering::Relaxed)) {
-            return Ok(wait);
+    async fn look_and_pass(&self, pass: &mut Pass) -> Result<Look> {
+        let look = self.take_due().await?;
+        if look.failed.is_some() || !pass.begins(self.by_older.load(Ordering::Relaxed)) {
+            return Ok(look);
         }
         let skip = pass.at.unwrap_or(0);
         let all = self.engine.due_schedules(DueList::Ever { skip, limit: MAX_DUE }).await?;
         if all.schedules.is_empty() {
             pass.end();
-            return Ok(wait);
+            return Ok(look);
         }
         pass.at = Some(skip + MAX_DUE);
         let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
@@ -136,11 +150,16 @@ impl Scheduler {
         for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
             looked?;
         }
-        Ok(Duration::ZERO)
+        Ok(Look { wait: Duration::ZERO, failed: None })
     }
 
     /// Does what is due, up to a bound. Answers how long until something is: zero when something may be already.
     pub async fn look(&self) -> Result<Duration> {
+        let Look { wait, failed } = self.take_due().await?;
+        failed.map_or(Ok(wait), Err)
+    }
+
+    async fn take_due(&self) -> Result<Look> {
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
         self.tell(&due);
         let mut taken = self.take_all(&due).await;
@@ -152,18 +171,15 @@ impl Scheduler {
             taken.stale |= more.stale;
             taken.failed = taken.failed.or(more.failed);
         }
-        // The trouble of one shows when the others have nothing more to do.
-        if let Some(error) = taken.failed.filter(|_| !taken.moved) {
-            return Err(error);
-        }
         // Somebody else may be about to take what this server leaves alone.
-        Ok(match due.next {
+        let wait = match due.next {
             _ if taken.moved => Duration::ZERO,
             next if taken.stale => next.clamp(STALE_PAUSE, LONGEST_RETRY),
             Duration::ZERO => LONGEST_RETRY,
             next if due.schedules.is_empty() => next,
             next => next.min(LONGEST_RETRY),
-        })
+        };
+        Ok(Look { wait, failed: taken.failed.filter(|_| !taken.moved) })
     }
 
     /// Takes the steps of all that is due: first of what is in time.

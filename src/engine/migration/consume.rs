@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores, late};
+use super::patience::{LOOK_AGAIN, MOST_PATIENCE, late};
+use super::stores::TwoStores;
 use crate::engine::Consumed;
 use crate::error::Result;
 use crate::job::Job;

@@ -2,20 +2,44 @@
 
 use tokio::time::timeout;
 
-use super::stores::{TwoStores, late};
+use super::patience::late;
+use super::stores::TwoStores;
 use crate::engine::{By, Detail, How, OnConflict, Once, Placed, Placing, Publication, Published};
 use crate::error::Result;
 use crate::job::{JobId, JobRef, JobState, Receipt};
 use crate::name::Queue;
 
+/// What the old store says to a publish.
+pub enum Before {
+    /// It was done already, or a job has its key.
+    Answered(Published),
+    /// It is stored. These jobs go after that.
+    Goes(Vec<JobRef>),
+}
+
 impl TwoStores {
     /// Into the new store. What the call's keys name in the old one is looked up before, and goes after.
     pub async fn publish(&self, mut publication: Publication) -> Result<Published> {
-        let Publication { jobs, replaces, once } = &mut publication;
+        let go = match self.before_publish(&mut publication).await? {
+            Before::Answered(published) => return Ok(published),
+            Before::Goes(go) => go,
+        };
+        // The new store forgets the job that is replaced if it has it, in one step with the publish.
+        let published = self.new.publish(publication).await?;
+        if let Published::Done(_) = published {
+            // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
+            self.ack_old(go).await;
+        }
+        Ok(published)
+    }
+
+    /// Looks up in the old store what a publish needs to know of it: what was done already, and who has its keys.
+    pub async fn before_publish(&self, publication: &mut Publication) -> Result<Before> {
+        let Publication { jobs, replaces, once } = publication;
         if let (Some(once), Some(first)) = (&*once, jobs.first())
             && let Some(done) = self.recall(&first.job.queue, once).await?
         {
-            return Ok(done);
+            return Ok(Before::Answered(done));
         }
         let mut go: Vec<JobRef> = replaces.iter().cloned().collect();
         for (index, Placing { job, key, .. }) in jobs.iter_mut().enumerate() {
@@ -28,7 +52,7 @@ impl TwoStores {
                 continue;
             }
             let how = match on_conflict {
-                OnConflict::Fail => return Ok(Published::Conflict { index, id }),
+                OnConflict::Fail => return Ok(Before::Answered(Published::Conflict { index, id })),
                 OnConflict::Keep => How::Duplicate,
                 // A running one goes on.
                 OnConflict::Replace if state == Some(JobState::Running) => continue,
@@ -40,13 +64,7 @@ impl TwoStores {
             }
             *on_conflict = OnConflict::Elsewhere(Placed { id, due_at, how });
         }
-        // The new store forgets the job that is replaced if it has it, in one step with the publish.
-        let published = self.new.publish(publication).await?;
-        if let Published::Done(_) = published {
-            // What is stored stays, whatever becomes of the rest: an error would make the caller publish it once more.
-            self.ack_old(go).await;
-        }
-        Ok(published)
+        Ok(Before::Goes(go))
     }
 
     /// What was done already, in either store.

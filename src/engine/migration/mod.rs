@@ -22,7 +22,7 @@
 //! has them: when the old store hands out jobs of a later queue, the new one is asked for jobs of those before it, and
 //! if it has some, the old store gets its jobs back. A list of jobs shows those of the old store first.
 //!
-//! **Schedules** go to the new store as soon as somebody looks: `schedules.rs` says how.
+//! **Schedules** go to the new store as soon as somebody looks: `mover.rs` says how.
 //!
 //! **An old store that is away or hangs** holds up nothing that the new one can do. It is waited for by
 //! [`PATIENCE`], a little longer while it is slow; then the new one answers. What that means for each call:
@@ -40,8 +40,9 @@
 //! - What changes many jobs (destroy, respawn, delete_dead) changes nothing and fails: the oldest jobs are in the old
 //!   store. Lists fail, and so does a publish with a key or one that is safe to repeat: nobody can say whether
 //!   the key is taken, or whether it was done already.
-//! - Schedules that have moved are placed and changed as ever. A new one is not made, and none is shown that is not in the new
-//!   store; a list fails unless all had moved.
+//! - Schedules that have moved are placed and changed as ever, but where their jobs have a key: nobody can say who has it, so
+//!   they are tried again until their deadline. A new one is not made, and none is shown that is not in the new store. A list
+//!   and a delete fail unless all had moved.
 //! - A pause or a resume is done in the store that answers, and fails. The other one gets it when it answers again.
 //!   A pause that one store refuses, since too many queues are paused there, is done in neither.
 //!   So fail the figures of the whole pool (stats), by which somebody decides whether the old store
@@ -55,7 +56,9 @@
 mod consume;
 mod keys;
 mod lists;
+mod mover;
 mod old_store;
+mod patience;
 mod pauses;
 mod schedules;
 mod stores;
@@ -67,9 +70,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::timeout;
 
+pub use self::patience::PATIENCE;
+use self::patience::{LOOK_AGAIN, MOST_PATIENCE};
 use self::pauses::PauseCopier;
-pub use self::stores::PATIENCE;
-use self::stores::{LOOK_AGAIN, MOST_PATIENCE, TwoStores};
+use self::stores::TwoStores;
 use super::delays::{DelayCount, Delays};
 use super::notifier::Notifier;
 use super::observer::Observer;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::stores::{OldState, TwoStores, late};
+use super::patience::{OldState, late};
+use super::stores::TwoStores;
 use crate::engine::{Consumed, Engine};
 use crate::error::{Error, Result};
 use crate::job::{Job, JobRef};

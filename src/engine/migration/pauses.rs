@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::RwLock;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::stores::MOST_PATIENCE;
+use super::patience::MOST_PATIENCE;
 use crate::engine::{Engine, Pause, Pausing};
 use crate::error::{Error, Result};
 use crate::name::Queue;

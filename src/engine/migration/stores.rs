@@ -1,28 +1,19 @@
-//! The two stores of a pool that moves, and how an answer is made of what both say. How long the old one is waited for.
+//! The two stores of a pool that moves, and how an answer is made of what both say.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-use tokio::sync::{Mutex, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::sync::Semaphore;
 
+use super::mover::Mover;
+use super::patience::OldState;
 use crate::engine::{By, Detail, Engine, Held};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::job::{JobId, Receipt};
 use crate::name::Queue;
 use crate::process::tasks::Tasks;
 
-/// How long the old store may hold up what the new one could answer.
-pub const PATIENCE: Duration = Duration::from_millis(250);
-/// The same for an old store whose last consume took long. Without it a store that is slow all the time would
-/// never be drained: what it hands out would be given back each time. A consume that finds nothing in the new store
-/// fails after this time too.
-pub const MOST_PATIENCE: Duration = Duration::from_secs(1);
-/// How often a consume looks into the new store while the old one hangs, and how soon a pump asks a store that was away
-/// again.
-pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How many acks may be owed to an old store that is away. The jobs of others come back after their ttr.
 const MAX_OWED: usize = 1000;
 
@@ -35,61 +26,22 @@ pub struct TwoStores {
     /// What goes on in the old store although nobody waits for it.
     pub tasks: Tasks,
     /// Of schedules, from the old store to the new one.
-    pub moves: Moves,
+    pub mover: Arc<Mover>,
     /// A permit for each ack that may be owed to the old store.
     pub owed: Arc<Semaphore>,
-}
-
-/// What is known of schedules that move.
-#[derive(Debug, Default)]
-pub struct Moves {
-    /// Held while schedules move, and while one is deleted: what was deleted must not come from the old store again.
-    pub one: Mutex<()>,
-    /// All that were in the old store had moved when it was last looked at.
-    pub done: AtomicBool,
-}
-
-/// How the old store does.
-#[derive(Debug)]
-pub struct OldState {
-    /// How many consumes hang in it.
-    pub late: AtomicUsize,
-    /// How long the last consume that it answered took, in milliseconds.
-    pub took: AtomicU64,
-}
-
-impl OldState {
-    /// How long it is waited for now.
-    pub fn patience(&self) -> Duration {
-        let took = Duration::from_millis(self.took.load(Ordering::Relaxed));
-        (took * 2).clamp(PATIENCE, MOST_PATIENCE)
-    }
-
-    /// It has answered a consume.
-    pub fn answered<T>(&self, asked: Instant, answer: &Result<T>) {
-        // A failure says nothing about how long an answer takes.
-        let took = answer.as_ref().map_or(Duration::ZERO, |_| asked.elapsed());
-        self.took.store(took.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
 }
 
 impl TwoStores {
     /// Nothing hangs, and nothing is owed.
     pub fn new(old: Arc<dyn Engine>, new: Arc<dyn Engine>, tasks: Tasks) -> TwoStores {
         let state = Arc::new(OldState { late: AtomicUsize::new(0), took: AtomicU64::new(0) });
-        TwoStores {
-            old,
-            new,
-            state,
-            tasks,
-            moves: Moves::default(),
-            owed: Arc::new(Semaphore::new(MAX_OWED)),
-        }
+        let mover = Arc::new(Mover::new(old.clone(), new.clone(), state.clone()));
+        TwoStores { old, new, state, tasks, mover, owed: Arc::new(Semaphore::new(MAX_OWED)) }
     }
 
     /// Asks the old store for what may be asked again: nothing is lost with an answer that comes too late.
     pub async fn ask_old<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
-        timeout(self.state.patience(), call).await.unwrap_or_else(|_| Err(late()))
+        self.state.ask(call).await
     }
 
     /// What the old store has, or else the new one.
@@ -167,9 +119,4 @@ impl TwoStores {
         }
         Ok(true)
     }
-}
-
-/// The old store has not answered in time.
-pub fn late() -> Error {
-    Error::away("the store that the pool moves from does not answer")
 }

@@ -900,3 +900,120 @@ async fn schedules_that_have_moved_need_no_old_store() {
     let new = ScheduleStep { id: schedules::schedule("new"), expected: None, then };
     assert!(pool.pool.step_schedule(new).await.is_err(), "nobody can say whether the old store has it");
 }
+
+/// Guards against two of a kind at once, since the key of the job before is in the other store.
+#[tokio::test]
+async fn overlap_counts_jobs_of_the_old_store() {
+    for (conflict, runs) in [
+        (OnConflict::Keep, false),
+        (OnConflict::Keep, true),
+        (OnConflict::Fail, false),
+        (OnConflict::Replace, false),
+        (OnConflict::Replace, true),
+    ] {
+        let pools = Move::new().await;
+        let Published::Done(placed) =
+            publish_keyed(&*pools.old, &pools.stages[0], "old", OnConflict::Fail).await
+        else {
+            panic!("it is the first")
+        };
+        let old = placed[0].id;
+        if runs {
+            ok("consume", pools.consume(1).await);
+        }
+        let job = job(&queue("a"), "new").key_or("k", conflict).placing(&pools.stages[1]);
+        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
+        let setting = schedules::setting("a", "set");
+        let put = SchedulePut { job, setting: Some(setting), ..schedules::put(Some(PAST)) };
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: schedules::schedule("s"), expected: None, then };
+        let stepped = ok("step_schedule", pools.pool.step_schedule(step).await);
+        let what = format!("{conflict:?}, runs: {runs}: {stepped:?}");
+        match (conflict, &stepped) {
+            (OnConflict::Fail, Stepped::NotPlaced(Published::Conflict { id, .. })) => {
+                assert_eq!(*id, old, "{what}");
+            }
+            (OnConflict::Keep, Stepped::Done { landed: Some(landed), .. }) => {
+                assert_eq!((landed.placed.id, landed.placed.how), (old, How::Duplicate), "{what}");
+            }
+            (OnConflict::Replace, Stepped::Done { landed: Some(landed), .. }) => {
+                let how = if runs { How::New } else { How::Replaced(old) };
+                assert_eq!(landed.placed.how, how, "{what}");
+                assert_eq!(
+                    ok("consume", pools.consume(9).await),
+                    ["new"],
+                    "the old one is gone, or runs: {what}"
+                );
+            }
+            _ => panic!("{what}"),
+        }
+    }
+}
+
+/// Guards against a deleted schedule that comes back from a move that was cut off before its last step.
+#[tokio::test]
+async fn a_schedule_that_is_deleted_in_the_middle_of_its_move_stays_so() {
+    for is_away in [false, true] {
+        let pool = Move::new().await;
+        let before = pool.schedule("s").await;
+        pool.mark(&before).await;
+        let put = SchedulePut {
+            revision: Some(before.version.revision),
+            setting: Some(before.setting.clone()),
+            landed: before.landed,
+            ..schedules::put(Some(0))
+        };
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: before.id.clone(), expected: None, then };
+        ok("step_schedule", pool.new.step_schedule(step).await);
+        let there = read(&*pool.new, "s").await.expect("it has arrived");
+        if is_away {
+            pool.old.set(State::Away);
+        }
+        let delete =
+            ScheduleStep { id: there.id.clone(), expected: Some(there.version), then: ScheduleThen::Delete };
+        let deleted = pool.pool.step_schedule(delete).await;
+        pool.old.set(State::Up);
+        if is_away {
+            assert!(matches!(deleted, Err(Error::Away(_))), "it would come back: {deleted:?}");
+            assert_eq!(due(&*pool.pool).await.len(), 1, "nothing was done");
+        } else {
+            assert!(matches!(deleted, Ok(Stepped::Done { .. })), "{deleted:?}");
+            assert_eq!((read(&*pool.pool, "s").await, due(&*pool.pool).await), (None, vec![]), "it is gone");
+            assert_eq!(read(&*pool.old, "s").await, None, "and its name is free there too");
+        }
+    }
+}
+
+/// Guards against an old store that hangs and makes what is due late.
+#[tokio::test(start_paused = true)]
+async fn an_old_store_that_hangs_delays_no_look() {
+    let pool = Move::new().await;
+    pool.schedule("s").await;
+    assert_eq!(due(&*pool.pool).await.len(), 1, "it moves");
+    pool.old.set(State::Hangs);
+    due(&*pool.pool).await;
+    tokio::time::sleep(2 * PATIENCE).await;
+    for look in 0..10 {
+        let began = Instant::now();
+        assert_eq!(due(&*pool.pool).await.len(), 1, "it is due");
+        assert!(began.elapsed() < Duration::from_millis(5), "look {look} took {:?}", began.elapsed());
+        // A step that must know who has a key does not wait either.
+        let job = job(&queue("q"), "new").key_or("k", OnConflict::Keep).placing(&pool.stages[1]);
+        let job = Some(Publication { jobs: vec![job], replaces: None, once: None });
+        let of = read(&*pool.new, "s").await.expect("it has moved");
+        let then = ScheduleThen::Put(Box::new(SchedulePut { job, ..schedules::put(Some(PAST)) }));
+        let step = ScheduleStep { id: of.id, expected: Some(of.version), then };
+        let stepped = pool.pool.step_schedule(step).await;
+        assert!(matches!(stepped, Err(Error::Away(_))), "nobody can say: {stepped:?}");
+        assert!(began.elapsed() < Duration::from_millis(5), "step {look} took {:?}", began.elapsed());
+        tokio::time::sleep(2 * PATIENCE).await;
+    }
+    pool.old.set(State::Up);
+    pool.schedule("t").await;
+    for _ in 0..5 {
+        due(&*pool.pool).await;
+        tokio::time::sleep(PATIENCE).await;
+    }
+    assert_eq!(due(&*pool.pool).await.len(), 2, "what is new there moves again");
+}

@@ -204,7 +204,8 @@ impl WriterState {
     }
 }
 
-/// The version after a step; `None` where a schedule would have no setting, or an older revision than one that is gone.
+/// The version after a step; `None` where a schedule would have no setting. `gone` is the pool's: it says nothing of a name
+/// that comes with a revision of its own.
 fn next_version(known: Option<Known>, put: &SchedulePut, gone: u64) -> Option<ScheduleVersion> {
     match (known, &put.setting, put.revision) {
         (Some(Known { version, .. }), None, None) => {
