@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use ahash::HashMap;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::State;
-use crate::engine::{Engine, ScheduleBounds};
+use crate::engine::{Engine, ScheduleBounds, ScheduleId};
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
 use crate::schedule::{Outcome, Zones};
@@ -21,6 +23,8 @@ pub struct Scheduler {
     pub metrics: ScheduleMetrics,
     /// Notified when this process has changed a schedule.
     pub changed: Notify,
+    /// Those that this server cannot read, by the revision that was logged.
+    pub aside: Mutex<HashMap<ScheduleId, u64>>,
     /// Whether it was logged that other servers have a newer zone database.
     is_behind: AtomicBool,
     /// How many steps servers with an older zone database have taken, as the store has told.
@@ -39,7 +43,8 @@ impl Scheduler {
             metrics.occurrences(outcome.as_str(), 0); // born with 0
         }
         let (changed, is_behind, by_older) = (Notify::new(), AtomicBool::new(false), AtomicU64::new(0));
-        Scheduler { pool, engine, zones, bounds, metrics, changed, is_behind, by_older }
+        let aside = Mutex::default();
+        Scheduler { pool, engine, zones, bounds, metrics, changed, aside, is_behind, by_older }
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.

@@ -2,18 +2,24 @@
 //! all of it in the store: no memory of its own decides anything, so any number of servers may run this at once.
 //!
 //! - [`run`]: the task that places. Asleep until the next is due, or until this process has changed one.
-//! - `record`: a schedule, as two texts of the store; `place`: one look at one; `change`: what requests ask for; `core`: what
-//!   all of them have in common.
+//! - `record`: a schedule, as two texts of the store; `place`: one look at one; `change`, `run` and `find`: what
+//!   requests ask for; `condition`: what must hold for it; `core`: what all of them have in common.
 //!
 //! [`schedule`]: crate::schedule
 
 mod change;
+mod condition;
 mod core;
+mod find;
 mod place;
 mod record;
+mod run;
 mod task;
 
-pub use self::change::{Changed, Condition, Matches, NotChanged, Page, Ran, Run, Runs};
+pub use self::change::{Changed, Run};
+pub use self::condition::{Condition, Matches, NotChanged};
 pub use self::core::Scheduler;
+pub use self::find::{Found, Page};
 pub use self::record::{Schedule, State};
+pub use self::run::{Ran, Runs};
 pub use self::task::run;

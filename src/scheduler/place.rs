@@ -63,6 +63,9 @@ impl Scheduler {
     /// What is to be done of a schedule now. `next` is what the store has; `None`: nothing, and the store knows it.
     pub fn plan(&self, schedule: Schedule, next: Option<Millis>, now: Millis) -> Option<Plan> {
         let Some(when) = schedule.when(&self.zones) else {
+            if self.is_older_than(&schedule.state) {
+                return None; // the newer one has the zone
+            }
             let put = self.put(&schedule, ScheduleState::Broken, None);
             return next.is_some().then_some(Plan::plain(schedule, put));
         };

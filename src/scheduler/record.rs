@@ -12,7 +12,9 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::name::Queue;
-use crate::schedule::{Body, Entry, GivenUp, History, Outcome, Progress, Setting, When, Zones, is_ended};
+use crate::schedule::{
+    Body, Cursor, Entry, Given, GivenUp, History, Outcome, Progress, Setting, When, Zones, is_ended,
+};
 
 /// A schedule as it was read.
 #[derive(Clone, Debug)]
@@ -76,10 +78,7 @@ impl Schedule {
             Ok(text) if !data => Body::Text(text),
             _ => Body::Data(body),
         };
-        let mut state: State = serde_json::from_slice(&progress).map_err(|e| unreadable(&e))?;
-        if let (Some(Pending { due, outcome }), Some(landed)) = (state.pending.take(), landed) {
-            state.history.add(entry_of(due, outcome, landed));
-        }
+        let state = State::read(&progress, landed).map_err(|e| unreadable(&e))?;
         Ok(Schedule { id, version, setting, created_at, changed_at, state })
     }
 
@@ -95,6 +94,26 @@ impl Schedule {
         };
         let version = ScheduleVersion::default();
         Schedule { id, version, setting, created_at: now, changed_at: now, state }
+    }
+
+    /// One that is set in place of one that cannot be read. What of that can be told stays: since when there is one, what
+    /// has become of it, a pause. Nothing before now is owed.
+    pub fn anew(stored: StoredSchedule, given: &Given, now: Millis, zones: &Zones) -> Schedule {
+        let mut schedule = Schedule::new(stored.id, given.setting.clone(), now, zones);
+        schedule.version = stored.version;
+        if let Ok(text) = serde_json::from_slice::<Text>(&stored.setting.text) {
+            schedule.created_at = text.created_at;
+        }
+        let mut is_paused = false;
+        if let Ok(state) = State::read(&stored.progress, stored.landed) {
+            let after = now.max(state.progress.cursor.after);
+            is_paused = state.progress.is_paused(now);
+            (schedule.state.history, schedule.state.progress.cursor) = (state.history, Cursor::at(after));
+        }
+        if given.paused.unwrap_or(is_paused) {
+            schedule.state.progress = schedule.state.progress.pause(None);
+        }
+        schedule
     }
 
     /// What was set, as a store takes it.
@@ -134,6 +153,15 @@ impl Schedule {
 }
 
 impl State {
+    /// With what became of the last job.
+    fn read(progress: &[u8], landed: Option<Landed>) -> serde_json::Result<State> {
+        let mut state: State = serde_json::from_slice(progress)?;
+        if let (Some(Pending { due, outcome }), Some(landed)) = (state.pending.take(), landed) {
+            state.history.add(entry_of(due, outcome, landed));
+        }
+        Ok(state)
+    }
+
     /// Some are given up, for what was in the way of the last one.
     pub fn miss(&mut self, GivenUp { due, last_due, count }: GivenUp, now: Millis) {
         let (last_due, outcome, why) = (Some(last_due), Outcome::Missed, self.trouble.take());

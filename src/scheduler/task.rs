@@ -13,10 +13,7 @@ use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
 use crate::clock::Millis;
-use crate::engine::{
-    DueList, DueSchedules, MAX_DUE, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, StoredSchedule,
-    together,
-};
+use crate::engine::{DueList, DueSchedules, MAX_DUE, ScheduleState, StoredSchedule, together};
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::pump::timer::Timer;
@@ -30,6 +27,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(1);
 const STALE_PAUSE: Duration = Duration::from_millis(10);
 /// From the end of a pass to the next one, as so many times as long as it took.
 const PASS_PAUSE: u32 = 20;
+/// Of so many it is remembered that they cannot be read.
+const MOST_ASIDE: usize = 1000;
 /// Where more is due than one look shows, what has become due within this time goes first.
 const LATELY: Duration = Duration::from_secs(2);
 
@@ -113,6 +112,8 @@ struct Taken {
     moved: bool,
     /// Somebody else was faster, with one at least.
     stale: bool,
+    /// How many cannot be read.
+    unreadable: u64,
     failed: Option<Error>,
 }
 
@@ -161,8 +162,8 @@ impl Scheduler {
 
     async fn take_due(&self) -> Result<Look> {
         let due = self.engine.due_schedules(DueList::Now(MAX_DUE)).await?;
-        self.tell(&due);
         let mut taken = self.take_all(&due).await;
+        self.tell(&due, taken.unreadable);
         if due.next.is_zero() {
             // A backlog: what is due now does not wait for it.
             let lately = self.engine.due_schedules(DueList::Within(MAX_DUE, LATELY)).await?;
@@ -194,7 +195,8 @@ impl Scheduler {
                     None => {}
                 },
                 Err(error) => {
-                    taken.add(self.set_aside(stored, &error).await.map(|()| Looked::Moved));
+                    self.set_aside(stored, &error);
+                    taken.unreadable += 1;
                 }
             }
         }
@@ -206,8 +208,14 @@ impl Scheduler {
         taken
     }
 
-    fn tell(&self, due: &DueSchedules) {
+    /// What cannot be read counts as broken, whatever its writer has told the store.
+    fn tell(&self, due: &DueSchedules, unreadable: u64) {
         for (state, count) in ScheduleState::ALL.iter().zip(due.counts) {
+            let count = match state {
+                ScheduleState::On => count.saturating_sub(unreadable),
+                ScheduleState::Broken => count + unreadable,
+                _ => count,
+            };
             self.metrics.schedules(state.as_str(), count);
         }
         let oldest: Option<Millis> = due.schedules.first().and_then(|first| first.next);
@@ -217,12 +225,15 @@ impl Scheduler {
         self.metrics.oldest_owed(Duration::from_millis(age));
     }
 
-    /// A schedule that cannot be read is not due any more, until it is set again.
-    async fn set_aside(&self, stored: &StoredSchedule, error: &Error) -> Result<()> {
-        tracing::error!(pool = %self.pool, %error, "a schedule cannot be read and places nothing");
-        let put = SchedulePut::plain(ScheduleState::Broken, None, stored.progress.clone(), None);
-        let then = ScheduleThen::Put(Box::new(put));
-        let step = ScheduleStep { id: stored.id.clone(), expected: Some(stored.version), then };
-        self.engine.step_schedule(step).await.map(drop)
+    /// A schedule that cannot be read is left to servers that can: one that is newer may have written it. Logged once.
+    fn set_aside(&self, stored: &StoredSchedule, error: &Error) {
+        let mut aside = self.aside.lock();
+        if aside.len() >= MOST_ASIDE {
+            aside.clear();
+        }
+        let revision = stored.version.revision;
+        if aside.insert(stored.id.clone(), revision) != Some(revision) {
+            tracing::error!(pool = %self.pool, %error, "a schedule cannot be read and this server places nothing of it");
+        }
     }
 }

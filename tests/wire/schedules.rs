@@ -389,6 +389,40 @@ async fn of_two_servers_each_places_what_the_other_has_stored_and_once() {
     assert_eq!(distinct, seen, "each once, after {:?}", start.elapsed());
 }
 
+/// Guards against one that a newer server wrote, and that takes the list with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
+    let redis = RedisServer::start();
+    let [one, _two] = TestServer::two_on(&redis).await;
+    let token = one.token("ns").await;
+    for name in ["/a", "/s", "/z"] {
+        put(&one, &token, name, &daily()).await.expect(201);
+    }
+    let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
+    let mut client = client.get_multiplexed_async_connection().await.expect("it is there");
+    let set = redis::cmd("HSET")
+        .arg("dormouse/schedule/ns/s")
+        .arg("text")
+        .arg("{\"set\":{\"newest\":1}}")
+        .to_owned();
+    set.query_async::<i64>(&mut client).await.expect("a hash");
+    let list = get(&one, &token, "").await.expect(200);
+    assert_eq!(names(&list.json), ["a", "s", "z"], "{}", list.text);
+    let shown = get(&one, &token, "/s").await.expect(200);
+    for of in [&list.json["schedules"][1], &shown.json] {
+        assert_eq!((&of["state"], &of["revision"]), (&json!("broken"), &json!(1)), "{of}");
+        assert_eq!(of["queue"], "q", "{of}");
+        assert!(of["why"].as_str().is_some_and(|why| why.contains("ns/s")), "{of}");
+    }
+    let broken = get(&one, &token, "?state=broken").await.expect(200);
+    assert_eq!(names(&broken.json), ["s"], "{}", broken.text);
+    post(&one, &token, "/s/pause").await.expect(500);
+    let set = put_if(&one, &token, "/s", ("If-Match", "\"1\""), &daily()).await.expect(200);
+    assert_eq!((&set.json["result"], &set.json["revision"]), (&json!("changed"), &json!(2)));
+    let delete = send(one.api("DELETE", &format!("{BASE}/s"), &token).header("If-Match", "\"2\"")).await;
+    delete.expect(204);
+}
+
 on_each_store! {
     a_schedule_is_set_shown_changed_and_deleted,
     changes_can_be_conditional,

@@ -44,12 +44,11 @@ pub async fn list(State(state): App, auth: AuthorizedNamespace, RawQuery(query):
     loop {
         let page = scheduler.page(&auth.namespace, &prefix, after, limit - found.len(), bodies).await?;
         looked_at += page.schedules.len();
-        for schedule in page.schedules {
-            let is_wanted = queue.as_ref().is_none_or(|queue| schedule.setting.queue == *queue);
-            if !is_wanted {
+        for of in page.schedules {
+            if queue.as_ref().is_some_and(|queue| of.queue() != queue) {
                 continue;
             }
-            let one = show::schedule(scheduler, &schedule, page.now, shown);
+            let one = show::found(scheduler, &of, page.now, shown);
             if wanted.is_none_or(|wanted| one["state"] == wanted.as_str()) {
                 found.push(one.into());
             }

@@ -16,7 +16,7 @@ use crate::http::request::extract::AuthorizedSchedule;
 use crate::http::request::params::{self, Query};
 use crate::http::state::{App, Defaults};
 use crate::schedule::{Given, JobDefaults, MAX_SETTING, Refusal};
-use crate::scheduler::{Changed, Run};
+use crate::scheduler::{Changed, NotChanged, Run};
 use crate::time::Instant;
 
 const TOO_LARGE: &str = "the setting is too large";
@@ -24,9 +24,10 @@ const TOO_LARGE: &str = "the setting is too large";
 /// `GET /api/:namespace/_schedules/:name`
 pub async fn get(auth: AuthorizedSchedule) -> HandlerResult {
     let scheduler = &auth.pool.scheduler;
-    let (schedule, now) = scheduler.get(&auth.id).await?;
-    let shown = show::schedule(scheduler, &schedule, now, Shown::WHOLE);
-    Ok(show::tagged(StatusCode::OK, &schedule, &shown))
+    let (found, now) = scheduler.find(&auth.id).await?;
+    let found = found.ok_or(NotChanged::NotFound)?;
+    let shown = show::found(scheduler, &found, now, Shown::WHOLE);
+    Ok(show::tagged(StatusCode::OK, found.revision(), &shown))
 }
 
 /// `PUT /api/:namespace/_schedules/:name?dry_run`
@@ -49,10 +50,10 @@ pub async fn put(State(state): App, auth: AuthorizedSchedule, request: Request) 
     let status = if what == Changed::Created { StatusCode::CREATED } else { StatusCode::OK };
     if dry {
         // Nothing was published.
-        return Ok(show::tagged(status, &schedule, &shown));
+        return Ok(show::tagged(status, schedule.version.revision, &shown));
     }
     counted.commit();
-    Ok(show::tagged(status, &schedule, &shown))
+    Ok(show::tagged(status, schedule.version.revision, &shown))
 }
 
 /// What a change has done.

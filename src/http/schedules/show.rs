@@ -6,9 +6,10 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::clock::Millis;
+use crate::engine::ScheduleState;
 use crate::http::answer::reply;
 use crate::schedule::{Entry, Outcome, When};
-use crate::scheduler::{Schedule, Scheduler};
+use crate::scheduler::{Found, Schedule, Scheduler};
 use crate::time::Instant;
 
 /// How much of a schedule is shown.
@@ -33,6 +34,22 @@ impl Shown {
     pub const WHOLE: Shown = Shown { body: true, next: 5, past: Past::All };
     /// As a PUT answers it.
     pub const SET: Shown = Shown { past: Past::None, ..Shown::WHOLE };
+}
+
+/// A schedule as it is `now`. Of one that cannot be read what can be told.
+pub fn found(scheduler: &Scheduler, of: &Found, now: Millis, shown: Shown) -> Map<String, Value> {
+    let (stored, why) = match of {
+        Found::Whole(of) => return schedule(scheduler, of, now, shown),
+        Found::Unreadable { stored, why } => (stored, why),
+    };
+    let all = json!({
+        "name": stored.id.name.as_str(),
+        "queue": stored.setting.queue.as_str(),
+        "state": ScheduleState::Broken.as_str(),
+        "revision": stored.version.revision,
+        "why": why.to_string(),
+    });
+    if let Value::Object(all) = all { all } else { Map::new() }
 }
 
 /// A schedule as it is `now`.
@@ -93,9 +110,9 @@ fn occurrence(entry: &Entry) -> Value {
 }
 
 /// An answer with the revision of its schedule.
-pub fn tagged(status: StatusCode, of: &Schedule, shown: &Map<String, Value>) -> Response {
+pub fn tagged(status: StatusCode, revision: u64, shown: &Map<String, Value>) -> Response {
     let mut response = reply::json(status, shown);
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", of.version.revision)) {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{revision}\"")) {
         response.headers_mut().insert(ETAG, tag);
     }
     response

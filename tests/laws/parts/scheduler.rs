@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use dormouse::clock::{ManualClock, Millis};
 use dormouse::engine::disk::{DiskEngine, DiskOptions};
-use dormouse::engine::{Engine, JobList, Quota, Quotas, ScheduleBounds, ScheduleId};
+use dormouse::engine::{
+    Engine, JobList, Quota, Quotas, ScheduleBounds, ScheduleId, ScheduleList, SchedulePut, ScheduleSetting,
+    ScheduleState, ScheduleStep, ScheduleThen,
+};
 use dormouse::job::{JobState, JobView};
 use dormouse::metrics::Metrics;
 use dormouse::name::PoolName;
 use dormouse::outage::Outage;
 use dormouse::schedule::{Entry, Given, JobDefaults, Outcome, Zones, job_id};
-use dormouse::scheduler::{self, Changed, Condition, Run, Schedule, Scheduler};
+use dormouse::scheduler::{self, Changed, Condition, Found, NotChanged, Run, Schedule, Scheduler};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -387,7 +390,7 @@ async fn the_newest_zone_database_decides() {
         play.clock.advance(Duration::from_millis(time - now));
     };
     let next = async || {
-        let list = dormouse::engine::ScheduleList::One(schedule("s").name);
+        let list = ScheduleList::One(schedule("s").name);
         let page = ok("list", play.engine.list_schedules(&schedule("s").namespace, list).await);
         page.schedules.first().and_then(|stored| stored.next)
     };
@@ -484,4 +487,53 @@ async fn a_backup_of_an_hour_ago_is_put_back() {
     }
     assert_eq!(play.jobs().await.len(), 7 + 2 + 2);
     play.engine.close().await;
+}
+
+/// Guards against a schedule that cannot be read and can be neither deleted nor set, and against an older server that stops
+/// what a newer one understands.
+#[tokio::test]
+async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
+    let play = Play::new();
+    for name in ["a", "s", "z"] {
+        play.set(name, json!({ "queue": "q", "every": 10 })).await;
+    }
+    play.pass(Duration::from_secs(10)).await;
+    let id = schedule("s");
+    let stored = async || {
+        let list = ScheduleList::One(id.name.clone());
+        let page = ok("list", play.engine.list_schedules(&id.namespace, list).await);
+        page.schedules.into_iter().next().expect("it is there")
+    };
+    // A newer server writes a word that this one does not know.
+    let break_it = async || {
+        let of = stored().await;
+        let text = String::from_utf8(of.setting.text.to_vec()).expect("text");
+        assert!(text.contains("\"queue\""), "{text}");
+        let text = text.replace("\"queue\"", "\"newest\":1,\"queue\"").into();
+        let setting = Some(ScheduleSetting { text, ..of.setting });
+        let put =
+            SchedulePut { setting, ..SchedulePut::plain(ScheduleState::On, of.next, of.progress, of.landed) };
+        let then = ScheduleThen::Put(Box::new(put));
+        let step = ScheduleStep { id: id.clone(), expected: Some(of.version), then };
+        ok("step_schedule", play.engine.step_schedule(step).await);
+    };
+    break_it().await;
+    let before = stored().await;
+    play.pass(Duration::from_secs(10)).await;
+    assert_eq!(stored().await, before, "it is left to a server that can read it");
+    assert_eq!(play.outcomes("a").await.len(), 2, "others go on");
+    let page = play.scheduler.page(&id.namespace, "", None, 10, false).await.expect("a page");
+    let shown: Vec<_> =
+        page.schedules.iter().map(|of| (of.revision(), matches!(of, Found::Whole(_)))).collect();
+    assert_eq!(shown, [(1, true), (2, false), (1, true)]);
+    // It is set again, and remembers what it can.
+    assert_eq!(play.set("s", json!({ "queue": "q", "every": 20 })).await, Changed::Changed);
+    let of = play.get("s").await;
+    assert_eq!((of.version.revision, of.created_at), (3, START), "a later revision of the same one");
+    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Placed)]);
+    play.pass(Duration::from_secs(20)).await;
+    assert_eq!(play.outcomes("s").await.len(), 2, "it places again, and nothing that was before");
+    break_it().await;
+    play.scheduler.delete(&id, &Condition::default()).await.expect("it goes");
+    assert!(matches!(play.scheduler.get(&id).await, Err(NotChanged::NotFound)), "it is gone");
 }

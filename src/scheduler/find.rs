@@ -1,0 +1,124 @@
+//! Schedules as requests see them. One that cannot be read is shown all the same, can be deleted, and can be set anew.
+
+use std::collections::BTreeMap;
+
+use super::condition::NotChanged;
+use super::core::Scheduler;
+use super::record::Schedule;
+use crate::clock::Millis;
+use crate::engine::{
+    DueList, MAX_LISTED, ScheduleId, ScheduleList, ScheduleState, ScheduleVersion, StoredSchedule,
+};
+use crate::error::{Error, Result};
+use crate::name::{Namespace, QueueName, ScheduleName};
+
+/// A schedule that is there.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "most are the large one")]
+pub enum Found {
+    Whole(Schedule),
+    /// It was damaged, or a newer server wrote it.
+    Unreadable {
+        stored: StoredSchedule,
+        why: Error,
+    },
+}
+
+/// A part of a namespace's schedules.
+#[derive(Debug)]
+pub struct Page {
+    /// The store's time of day.
+    pub now: Millis,
+    pub schedules: Vec<Found>,
+    /// Behind which name it goes on.
+    pub next: Option<ScheduleName>,
+}
+
+impl Found {
+    fn read(stored: StoredSchedule) -> Found {
+        match Schedule::read(stored.clone()) {
+            Ok(schedule) => Found::Whole(schedule),
+            Err(why) => Found::Unreadable { stored, why },
+        }
+    }
+
+    pub fn version(&self) -> ScheduleVersion {
+        match self {
+            Found::Whole(schedule) => schedule.version,
+            Found::Unreadable { stored, .. } => stored.version,
+        }
+    }
+
+    pub fn revision(&self) -> u64 {
+        self.version().revision
+    }
+
+    pub fn queue(&self) -> &QueueName {
+        match self {
+            Found::Whole(schedule) => &schedule.setting.queue,
+            Found::Unreadable { stored, .. } => &stored.setting.queue,
+        }
+    }
+
+    fn whole(self) -> Result<Schedule> {
+        match self {
+            Found::Whole(schedule) => Ok(schedule),
+            Found::Unreadable { why, .. } => Err(why),
+        }
+    }
+}
+
+impl Scheduler {
+    /// A schedule, and the store's time of day.
+    pub async fn get(&self, id: &ScheduleId) -> Result<(Schedule, Millis), NotChanged> {
+        let (found, now) = self.find(id).await?;
+        Ok((found.ok_or(NotChanged::NotFound)?.whole()?, now))
+    }
+
+    /// Schedules of a namespace whose names begin with `prefix`, behind `after`. One that has moved is left out.
+    pub async fn page(
+        &self,
+        namespace: &Namespace,
+        prefix: &str,
+        after: Option<ScheduleName>,
+        limit: usize,
+        bodies: bool,
+    ) -> Result<Page> {
+        let list = ScheduleList::Page { prefix: prefix.to_owned(), after, limit, bodies };
+        let page = self.engine.list_schedules(namespace, list).await?;
+        let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
+        Ok(Page { now: page.now, schedules: there.map(Found::read).collect(), next: page.next })
+    }
+
+    /// How many more schedules the pool takes.
+    pub async fn room(&self) -> Result<u64> {
+        let there: u64 = self.engine.due_schedules(DueList::Now(1)).await?.counts.iter().sum();
+        Ok(self.bounds.of_pool.saturating_sub(there))
+    }
+
+    /// The names of a namespace's schedules, and their revisions.
+    pub async fn names(&self, namespace: &Namespace) -> Result<BTreeMap<ScheduleName, u64>> {
+        let (mut all, mut after) = (BTreeMap::new(), None);
+        loop {
+            let list = ScheduleList::Page { prefix: String::new(), after, limit: MAX_LISTED, bodies: false };
+            let page = self.engine.list_schedules(namespace, list).await?;
+            let there = page.schedules.into_iter().filter(|stored| stored.state != ScheduleState::Moved);
+            all.extend(there.map(|stored| (stored.id.name, stored.version.revision)));
+            after = page.next;
+            if after.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// A schedule, if it is there, and the store's time of day.
+    pub async fn find(&self, id: &ScheduleId) -> Result<(Option<Found>, Millis), NotChanged> {
+        let list = ScheduleList::One(id.name.clone());
+        let page = self.engine.list_schedules(&id.namespace, list).await?;
+        let Some(stored) = page.schedules.into_iter().next() else { return Ok((None, page.now)) };
+        if stored.state == ScheduleState::Moved {
+            return Err(NotChanged::Moved);
+        }
+        Ok((Some(Found::read(stored)), page.now))
+    }
+}

@@ -1,0 +1,99 @@
+//! A job of a schedule that somebody asks for, beside those that are due.
+
+use std::time::Duration;
+
+use super::condition::{NotChanged, TRIES};
+use super::core::Scheduler;
+use super::record::{Pending, entry_of};
+use crate::clock::Millis;
+use crate::engine::{
+    Landed, NewId, OnConflict, Once, Published, ScheduleId, ScheduleStep, ScheduleThen, Stepped,
+};
+use crate::error::Error;
+use crate::job::{JobId, JobIds};
+use crate::schedule::{Outcome, Overlap};
+
+/// A job that somebody asked for.
+#[derive(Clone, Debug)]
+pub struct Runs<'a> {
+    pub ids: &'a JobIds,
+    /// The due time to show, in place of now.
+    pub at: Option<Millis>,
+    /// Makes it safe to repeat.
+    pub once: Option<Once>,
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    Placed {
+        id: JobId,
+        due_at: Option<Millis>,
+        replayed: bool,
+    },
+    /// This job lives.
+    Lives(JobId),
+    /// Another request has used the key.
+    Mismatch,
+}
+
+impl Scheduler {
+    /// Places one job now, and moves nothing.
+    pub async fn run(&self, id: &ScheduleId, runs: Runs<'_>) -> Result<Ran, NotChanged> {
+        for _ in 0..TRIES {
+            let (mut schedule, now) = self.get(id).await?;
+            let due = runs.at.unwrap_or(now);
+            let queue = schedule.queue();
+            if let Some(once) = &runs.once
+                && let Some(done) = self.engine.recall(&queue, once).await?
+            {
+                return Ok(ran(done));
+            }
+            let of = NewId {
+                queue: &queue,
+                delay: Duration::ZERO,
+                bytes: schedule.setting.body.bytes().len(),
+                versioned: true,
+            };
+            let job_id = self.engine.make_id(runs.ids, of);
+            let on_conflict = match schedule.setting.overlap {
+                Overlap::Skip => OnConflict::Fail,
+                Overlap::Allow | Overlap::Replace => OnConflict::Keep,
+            };
+            let mut job = self.publication(&schedule, job_id, due, false, on_conflict);
+            job.once = runs.once.clone();
+            schedule.state.pending = Some(Pending { due, outcome: Outcome::Run });
+            schedule.state.zones = self.zones.version().to_owned();
+            let when = schedule.when(&self.zones);
+            let state = schedule.state_at(when.as_ref(), now);
+            let mut put = self.put(&schedule, state, self.next_of(&schedule, now));
+            put.job = Some(job);
+            let then = ScheduleThen::Put(Box::new(put));
+            let step = ScheduleStep { id: id.clone(), expected: Some(schedule.version), then };
+            match self.engine.step_schedule(step).await? {
+                Stepped::Done { landed: Some(Landed { placed, at }), .. } => {
+                    let outcome = entry_of(due, Outcome::Run, Landed { placed, at }).outcome;
+                    self.metrics.occurrences(outcome.as_str(), 1);
+                    self.changed.notify_one();
+                    return Ok(Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: false });
+                }
+                Stepped::NotPlaced(published) => return Ok(ran(published)),
+                Stepped::Refused(why) => return Err(Error::refused(why).into()),
+                _ => {}
+            }
+        }
+        Err(Error::Overloaded.into())
+    }
+}
+
+/// What an earlier request did, or why this one did nothing.
+fn ran(published: Published) -> Ran {
+    match published {
+        Published::Replay(placed) | Published::Done(placed) => match placed.first() {
+            Some(placed) => Ran::Placed { id: placed.id, due_at: placed.due_at, replayed: true },
+            None => Ran::Mismatch,
+        },
+        Published::Conflict { id, .. } => Ran::Lives(id),
+        Published::Mismatch => Ran::Mismatch,
+    }
+}
