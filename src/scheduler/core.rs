@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::State;
+use super::troubles::Troubles;
 use crate::engine::{Engine, ScheduleBounds, ScheduleId};
 use crate::metrics::ScheduleMetrics;
 use crate::name::PoolName;
@@ -25,6 +26,7 @@ pub struct Scheduler {
     pub changed: Notify,
     /// Those that this server cannot read, by the revision that was logged.
     pub aside: Mutex<HashMap<ScheduleId, u64>>,
+    pub troubles: Troubles,
     /// Whether it was logged that other servers have a newer zone database.
     is_behind: AtomicBool,
     /// How many steps servers with an older zone database have taken, as the store has told.
@@ -43,8 +45,8 @@ impl Scheduler {
             metrics.occurrences(outcome.as_str(), 0); // born with 0
         }
         let (changed, is_behind, by_older) = (Notify::new(), AtomicBool::new(false), AtomicU64::new(0));
-        let aside = Mutex::default();
-        Scheduler { pool, engine, zones, bounds, metrics, changed, aside, is_behind, by_older }
+        let (aside, troubles) = (Mutex::default(), Troubles::default());
+        Scheduler { pool, engine, zones, bounds, metrics, changed, aside, troubles, is_behind, by_older }
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.

@@ -3,7 +3,8 @@
 //!
 //! - [`run`]: the task that places. Asleep until the next is due, or until this process has changed one.
 //! - `record`: a schedule, as two texts of the store; `place`: one look at one; `change`, `run` and `find`: what
-//!   requests ask for; `condition`: what must hold for it; `core`: what all of them have in common.
+//!   requests ask for; `condition`: what must hold for it; `core`: what all of them have in common;
+//!   `troubles`: what a store was in that could not even write it down.
 //!
 //! [`schedule`]: crate::schedule
 
@@ -15,6 +16,7 @@ mod place;
 mod record;
 mod run;
 mod task;
+mod troubles;
 
 pub use self::change::{Changed, Run};
 pub use self::condition::{Condition, Matches, NotChanged};

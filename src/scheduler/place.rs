@@ -88,6 +88,9 @@ impl Scheduler {
             return Some(Plan::plain(schedule, put));
         };
         let mut after = schedule.clone();
+        if missed.is_some() && after.state.trouble.is_none() {
+            after.state.trouble = self.troubles.of(&schedule);
+        }
         after.state.progress = unplaced;
         after.state.zones = self.zones.version().to_owned();
         if let Some(given_up) = missed {
@@ -136,7 +139,7 @@ impl Scheduler {
     pub async fn carry_out(&self, plan: Plan, now: Millis) -> Result<Looked> {
         let Plan { schedule, put, given_up, place, unplaced } = plan;
         let Some(place) = place else {
-            let answer = self.step(&schedule, put).await?;
+            let answer = self.step(&schedule, put).await.inspect_err(|error| self.note(&schedule, error))?;
             if let Stepped::Done { .. } = answer {
                 self.tell_missed(&schedule, given_up);
             }
@@ -203,12 +206,19 @@ impl Scheduler {
     ) -> Result<Looked> {
         after.state.trouble = Some(why);
         let put = self.put(&after, ScheduleState::On, Some(now + TRY_AGAIN));
-        let answer = self.step(schedule, put).await?;
+        let answer = self.step(schedule, put).await.inspect_err(|error| self.note(schedule, error))?;
         if let Stepped::Done { .. } = answer {
             self.tell_missed(schedule, given_up);
             return Ok(Looked::Postponed);
         }
         Ok(looked(&answer))
+    }
+
+    /// Remembers why nothing of a schedule could be written.
+    fn note(&self, schedule: &Schedule, error: &Error) {
+        if matches!(error, Error::Full { .. } | Error::OverQuota(_) | Error::Refused(_)) {
+            self.troubles.note(schedule, error.to_string());
+        }
     }
 
     /// What a step writes that has no job.

@@ -423,6 +423,44 @@ async fn a_schedule_that_cannot_be_read_is_shown_as_broken() {
     delete.expect(204);
 }
 
+/// Guards against a full Redis that loses what is in time once there is room, and that hides why the rest was missed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_full_redis_did_not_take_is_missed_and_says_why() {
+    let redis = RedisServer::start();
+    let [one, _two] = TestServer::two_on(&redis).await;
+    let token = one.token("ns").await;
+    let setting = |deadline: u32| json!({ "queue": "q", "every": 2, "deadline": deadline, "catch_up": "none", "text": "x" });
+    put(&one, &token, "/short", &setting(1)).await.expect(201);
+    put(&one, &token, "/long", &setting(60)).await.expect(201);
+    let client = redis::Client::open(format!("redis://{}", redis.addr())).expect("an address");
+    let mut client = client.get_multiplexed_async_connection().await.expect("it is there");
+    let mut memory = async |most: u32| {
+        let set = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(most).to_owned();
+        set.query_async::<()>(&mut client).await.expect("CONFIG SET");
+    };
+    memory(1).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    for name in ["/short", "/long"] {
+        let shown = get(&one, &token, name).await.expect(200);
+        assert_eq!(shown.json["occurrences"], json!([]), "nothing was written");
+    }
+    memory(0).await;
+    let began = Instant::now();
+    loop {
+        let [short, long] = [get(&one, &token, "/short").await, get(&one, &token, "/long").await];
+        let placed = long.json["counts"]["placed"].as_u64().unwrap_or(0);
+        if let (Some(missed), 3..) = (short.json["counts"]["missed"].as_u64(), placed) {
+            let all = short.json["occurrences"].as_array().expect("a list");
+            let told = all.iter().find(|one| one["outcome"] == "missed").expect("it is told");
+            assert!(told["why"].as_str().is_some_and(|why| why.contains("OOM")), "{told}");
+            assert!(missed >= 1 && long.json["counts"].get("missed").is_none(), "{}", long.text);
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{}\n{}", short.text, long.text);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 on_each_store! {
     a_schedule_is_set_shown_changed_and_deleted,
     changes_can_be_conditional,

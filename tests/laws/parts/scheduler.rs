@@ -537,3 +537,30 @@ async fn a_schedule_that_cannot_be_read_is_shown_deleted_and_set() {
     play.scheduler.delete(&id, &Condition::default()).await.expect("it goes");
     assert!(matches!(play.scheduler.get(&id).await, Err(NotChanged::NotFound)), "it is gone");
 }
+
+/// Guards against a store that can write nothing at all, not even why: what is missed for it says so when it can again.
+#[tokio::test]
+async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
+    let clock = manual_clock();
+    let gated = Arc::new(Gated::new(ModelEngine::new(clock.clone())));
+    let engine: Arc<dyn Engine> = gated.clone();
+    let play = Play { scheduler: Arc::new(Play::scheduler(&engine)), engine, clock };
+    play.set("s", json!({ "queue": "q", "every": 10, "deadline": 1, "catch_up": "none" })).await;
+    play.clock.advance(Duration::from_secs(9));
+    gated.refuse_steps(usize::MAX);
+    for _ in 0..5 {
+        play.clock.advance(SECOND);
+        let _ = play.scheduler.look().await;
+    }
+    assert_eq!(play.outcomes("s").await, [], "nothing could be written");
+    gated.refuse_steps(0);
+    play.look().await;
+    assert_eq!(play.outcomes("s").await, [(10_000, Outcome::Missed)]);
+    let why = play.history("s").await[0].why.clone().unwrap_or_default();
+    assert!(why.contains("OOM"), "it says {why:?}");
+    // What is missed for another reason does not say that one.
+    play.pass(Duration::from_secs(6)).await;
+    play.pass(Duration::from_secs(25)).await;
+    let last = play.history("s").await.pop().expect("it is told");
+    assert_eq!((last.outcome, last.why), (Outcome::Missed, None), "nobody looked");
+}
