@@ -84,8 +84,10 @@ local function take_step(step, keys, publish)
 end
 
 -- Schedules that are due, the earliest first: {now, when the next one is due in ms ('' = there is none), how many are in
--- each of five states, name and count of each kind of placer, per schedule its row}. Forgets when those are due that are not there any more.
-local function due_of(due_key, figures, base_of, most, ever, most_bytes, within, skip)
+-- each of five states, name and count of each kind of placer, '', per schedule its row}. Forgets when those are due that are
+-- not there any more. `ever`: some of all in place of those that are due, without bodies, from where a ZSCAN goes on; where
+-- it goes on next stands in place of the last ''.
+local function due_of(due_key, figures, base_of, most, ever, most_bytes, within)
   local bytes, taken, time = 0, 0, math.floor(now / 1000)
   local counts, by = {0, 0, 0, 0, 0}, {}
   local all = call('EXISTS', figures) == 1 and call('HGETALL', figures) or {}
@@ -94,11 +96,17 @@ local function due_of(due_key, figures, base_of, most, ever, most_bytes, within,
     if state then counts[state + 1] = tonumber(all[i + 1]) end
     if placer then by[#by + 1], by[#by + 2] = placer, all[i + 1] end
   end
-  local answer, from = {now, '', counts, by}, within == '' and '-inf' or text_of(time - within)
-  local found = call('ZRANGEBYSCORE', due_key, from, ever == '1' and '+inf' or text_of(time), 'LIMIT', skip, most)
+  local answer, from, found = {now, '', counts, by, ''}, within == '' and '-inf' or text_of(time - within), {}
+  if ever == '' then
+    found = call('ZRANGEBYSCORE', due_key, from, text_of(time), 'LIMIT', 0, most)
+  else
+    local scan = call('ZSCAN', due_key, ever, 'COUNT', most)
+    answer[5] = scan[1]
+    for i = 1, #scan[2], 2 do found[#found + 1] = scan[2][i] end
+  end
   for _, member in ipairs(found) do
-    if bytes > tonumber(most_bytes) then break end
-    local row = row_of(base_of .. member, member, true)
+    if bytes > tonumber(most_bytes) and ever == '' then break end
+    local row = row_of(base_of .. member, member, ever == '')
     if row then
       bytes, taken = bytes + #(row[11] or ''), taken + 1
       answer[#answer + 1] = row
@@ -106,7 +114,7 @@ local function due_of(due_key, figures, base_of, most, ever, most_bytes, within,
       call('ZREM', due_key, member)
     end
   end
-  local next = call('ZRANGEBYSCORE', due_key, from, '+inf', 'WITHSCORES', 'LIMIT', skip + taken, 1)
+  local next = call('ZRANGEBYSCORE', due_key, from, '+inf', 'WITHSCORES', 'LIMIT', ever == '' and taken or 0, 1)
   if next[2] and next[2] ~= 'inf' then answer[2] = next[2] end
   return answer
 end

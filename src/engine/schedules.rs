@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::calls::{Placed, Publication, Published};
+use super::calls::{Cursor, Placed, Publication, Published};
 use crate::clock::Millis;
 use crate::name::{Namespace, Queue, QueueName, ScheduleName};
 
@@ -220,26 +220,27 @@ pub struct SchedulePage {
 }
 
 /// Which of a pool's schedules are asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DueList {
     /// Those that are due, up to so many, the earliest first.
     Now(usize),
     /// The same of those that have become due within this time.
     Within(usize, Duration),
-    /// The same of all that are not elsewhere by now, whenever they are due, behind the first `skip`. A store of several
-    /// parts passes over and answers so many of each.
-    Ever { skip: usize, limit: usize },
+    /// A part of all that are not elsewhere by now, whenever they are due, without their bodies and in any order: `limit`, or
+    /// a few more where they are few. From the begin, or from where another part has ended. What is there all the time
+    /// until the last part is in one of them at least, whatever its steps are meanwhile.
+    Ever { from: Option<Cursor>, limit: usize },
 }
 
 impl DueList {
-    /// How many are passed over.
-    pub fn skip(self) -> usize {
-        if let DueList::Ever { skip, .. } = self { skip } else { 0 }
+    /// All of them, from the begin.
+    pub fn ever(limit: usize) -> DueList {
+        DueList::Ever { from: None, limit }
     }
 
-    pub fn limit(self) -> usize {
+    pub fn limit(&self) -> usize {
         match self {
-            DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever { limit, .. } => limit,
+            DueList::Now(limit) | DueList::Within(limit, _) | DueList::Ever { limit, .. } => *limit,
         }
     }
 }
@@ -251,10 +252,13 @@ pub struct DueSchedules {
     pub now: Millis,
     /// In the order in which they are due.
     pub schedules: Vec<StoredSchedule>,
+    /// Of all: where the next part begins, if there may be more.
+    pub more: Option<Cursor>,
     /// How long until there is another one: zero when there is one already. A store that others write to answers a
     /// second at most, and so does one whose time of day may be set; one without schedules need not be asked again.
     pub next: Duration,
-    /// How many schedules there are in each state, in the order of [`ScheduleState::ALL`].
+    /// How many schedules there are in each state, in the order of [`ScheduleState::ALL`]. Beside a part of all it may be that
+    /// of a part of the store.
     pub counts: [u64; ScheduleState::ALL.len()],
     /// How many steps there were by [`SchedulePut::by`]: who sees a number grow knows that such a placer is at work. They
     /// may begin anew.

@@ -77,6 +77,11 @@ impl Zones {
         &*self.version != UNKNOWN && (version == UNKNOWN || &*self.version > version)
     }
 
+    /// Whether the database of that version came after this one.
+    pub fn is_older_than(&self, version: &str) -> bool {
+        version != self.version() && !self.is_newer_than(version)
+    }
+
     /// `UTC` is in every database.
     pub fn get(&self, name: &str) -> Result<TimeZone, NoZone> {
         if name == "UTC" {

@@ -1,5 +1,6 @@
 //! What placing and changing have in common: the store of a pool, the zone database, what is counted.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -31,7 +32,12 @@ pub struct Scheduler {
     is_behind: AtomicBool,
     /// How many steps servers with an older zone database have taken, as the store has told.
     pub by_older: AtomicU64,
+    /// The same of servers with a newer one.
+    by_newer: AtomicU64,
 }
+
+/// The store was not asked yet.
+const UNHEARD: u64 = u64::MAX;
 
 impl Scheduler {
     pub fn new(
@@ -44,9 +50,22 @@ impl Scheduler {
         for outcome in Outcome::ALL {
             metrics.occurrences(outcome.as_str(), 0); // born with 0
         }
-        let (changed, is_behind, by_older) = (Notify::new(), AtomicBool::new(false), AtomicU64::new(0));
+        let (changed, is_behind) = (Notify::new(), AtomicBool::new(false));
+        let (by_older, by_newer) = (AtomicU64::new(0), AtomicU64::new(UNHEARD));
         let (aside, troubles) = (Mutex::default(), Troubles::default());
-        Scheduler { pool, engine, zones, bounds, metrics, changed, aside, troubles, is_behind, by_older }
+        Scheduler {
+            pool,
+            engine,
+            zones,
+            bounds,
+            metrics,
+            changed,
+            aside,
+            troubles,
+            is_behind,
+            by_older,
+            by_newer,
+        }
     }
 
     /// Whether a server with an older zone database has computed when this schedule is looked at next.
@@ -56,12 +75,33 @@ impl Scheduler {
 
     /// Whether a server with a newer zone database has computed when this schedule is looked at next. Logs that once.
     pub fn is_older_than(&self, state: &State) -> bool {
-        let version = &*state.zones;
-        let is_older = version != self.zones.version() && !self.zones.is_newer_than(version);
-        if is_older && !self.is_behind.swap(true, Ordering::Relaxed) {
-            let (ours, theirs) = (self.zones.version(), version);
-            tracing::warn!(pool = %self.pool, ours, theirs, "other servers have a newer time zone database");
+        let is_older = self.zones.is_older_than(&state.zones);
+        if is_older {
+            self.tell_behind(&state.zones);
         }
         is_older
+    }
+
+    fn tell_behind(&self, theirs: &str) {
+        if !self.is_behind.swap(true, Ordering::Relaxed) {
+            let ours = self.zones.version();
+            tracing::warn!(pool = %self.pool, ours, theirs, "other servers have a newer time zone database");
+        }
+    }
+
+    /// Hears how many steps placers with other zone databases have taken.
+    pub fn hear(&self, by: &BTreeMap<Box<str>, u64>) {
+        let older = by.iter().filter(|(by, _)| self.zones.is_newer_than(by)).map(|(_, count)| count);
+        self.by_older.store(older.sum(), Ordering::Relaxed);
+        let newer = || by.iter().filter(|(by, _)| self.zones.is_older_than(by));
+        let count: u64 = newer().map(|(_, count)| count).sum();
+        // The first time says nothing: they may be gone.
+        let before = self.by_newer.swap(count, Ordering::Relaxed);
+        if before != UNHEARD
+            && count > before
+            && let Some((theirs, _)) = newer().next_back()
+        {
+            self.tell_behind(theirs);
+        }
     }
 }

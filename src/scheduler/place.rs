@@ -70,7 +70,8 @@ impl Scheduler {
             return next.is_some().then_some(Plan::plain(schedule, put));
         };
         // Who has the newer zone database goes first.
-        if next.is_some_and(|next| now < next + GRACE) && self.is_older_than(&schedule.state) {
+        let is_older = self.is_older_than(&schedule.state);
+        if is_older && next.is_some_and(|next| now < next + GRACE) {
             return None;
         }
         let (id, progress) = (schedule.id.clone(), schedule.state.progress.clone());
@@ -79,7 +80,7 @@ impl Scheduler {
             let due = if let Step::Wait(due) = step { Some(due) } else { None };
             let state = schedule.state_at(Some(&when), now);
             // Another zone database has another instant, or a pause has ended.
-            if due == next || self.is_older_than(&schedule.state) {
+            if due == next || is_older {
                 return None;
             }
             let mut schedule = schedule;

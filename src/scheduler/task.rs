@@ -13,7 +13,7 @@ use super::core::Scheduler;
 use super::place::{Looked, Plan};
 use super::record::Schedule;
 use crate::clock::Millis;
-use crate::engine::{DueList, DueSchedules, MAX_DUE, ScheduleState, StoredSchedule, together};
+use crate::engine::{Cursor, DueList, DueSchedules, MAX_DUE, ScheduleState, StoredSchedule, together};
 use crate::error::{Error, Result};
 use crate::outage::Outage;
 use crate::pump::timer::Timer;
@@ -73,8 +73,10 @@ pub async fn run(scheduler: Arc<Scheduler>, outage: Arc<Outage>, stop: Cancellat
 /// database has written is computed anew. One begins with the server, and one when such a server has taken steps.
 #[derive(Debug, Default)]
 struct Pass {
-    /// How many were passed over; `None` between two.
-    at: Option<usize>,
+    /// There is one.
+    goes_on: bool,
+    /// Where it goes on.
+    from: Option<Cursor>,
     began: Option<Instant>,
     /// No one begins before.
     next: Option<Instant>,
@@ -85,15 +87,15 @@ struct Pass {
 impl Pass {
     fn begins(&mut self, by_older: u64) -> bool {
         let is_wanted = self.began.is_none() || by_older != self.seen;
-        if self.at.is_none() && is_wanted && self.next.is_none_or(|next| next <= Instant::now()) {
-            (self.at, self.began, self.seen) = (Some(0), Some(Instant::now()), by_older);
+        if !self.goes_on && is_wanted && self.next.is_none_or(|next| next <= Instant::now()) {
+            (self.goes_on, self.from, self.began, self.seen) = (true, None, Some(Instant::now()), by_older);
         }
-        self.at.is_some()
+        self.goes_on
     }
 
     fn end(&mut self) {
         let took = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        (self.at, self.next) = (None, Some(Instant::now() + took * PASS_PAUSE));
+        (self.goes_on, self.next) = (false, Some(Instant::now() + took * PASS_PAUSE));
     }
 }
 
@@ -135,13 +137,8 @@ impl Scheduler {
         if look.failed.is_some() || !pass.begins(self.by_older.load(Ordering::Relaxed)) {
             return Ok(look);
         }
-        let skip = pass.at.unwrap_or(0);
-        let all = self.engine.due_schedules(DueList::Ever { skip, limit: MAX_DUE }).await?;
-        if all.schedules.is_empty() {
-            pass.end();
-            return Ok(look);
-        }
-        pass.at = Some(skip + MAX_DUE);
+        let part = DueList::Ever { from: pass.from.clone(), limit: MAX_DUE };
+        let all = self.engine.due_schedules(part).await?;
         let stale = all.schedules.iter().filter(|stored| stored.state == ScheduleState::On);
         let stale = stale.filter_map(|stored| {
             let schedule = Schedule::read(stored.clone()).ok()?;
@@ -151,7 +148,12 @@ impl Scheduler {
         for looked in together::all(plans.into_iter().map(|plan| self.carry_out(plan, all.now))).await {
             looked?;
         }
-        Ok(Look { wait: Duration::ZERO, failed: None })
+        pass.from = all.more;
+        if pass.from.is_some() {
+            return Ok(Look { wait: Duration::ZERO, failed: None });
+        }
+        pass.end();
+        Ok(look)
     }
 
     /// Does what is due, up to a bound. Answers how long until something is: zero when something may be already.
@@ -219,8 +221,7 @@ impl Scheduler {
             self.metrics.schedules(state.as_str(), count);
         }
         let oldest: Option<Millis> = due.schedules.first().and_then(|first| first.next);
-        let older = due.by.iter().filter(|(by, _)| self.zones.is_newer_than(by));
-        self.by_older.store(older.map(|(_, count)| count).sum(), Ordering::Relaxed);
+        self.hear(&due.by);
         let age = oldest.map_or(0, |oldest| due.now.saturating_sub(oldest));
         self.metrics.oldest_owed(Duration::from_millis(age));
     }

@@ -348,6 +348,7 @@ macro_rules! more_laws {
                 a_refused_job_leaves_the_schedule_as_it_was,
                 steps_fail_alone,
                 what_is_due_is_told_the_earliest_first,
+                a_walk_through_all_leaves_none_out,
                 nothing_is_placed_early,
                 a_living_job_is_kept_or_replaced_by_its_key,
                 schedules_are_bounded,

@@ -943,22 +943,27 @@ impl Engine for ModelEngine {
             .values()
             .filter(|schedule| schedule.state != ScheduleState::Moved || schedule.next.is_some())
             .collect();
+        if let DueList::Ever { from, limit } = &list {
+            let after =
+                |of: &&StoredSchedule| from.as_ref().is_none_or(|Cursor(from)| of.id.to_string() > *from);
+            all.sort_by_key(|schedule| schedule.id.to_string());
+            let schedules: Vec<StoredSchedule> =
+                all.into_iter().filter(after).take(*limit).cloned().collect();
+            let more = schedules.last().filter(|_| schedules.len() == *limit);
+            let more = more.map(|last| Cursor(last.id.to_string()));
+            return Ok(DueSchedules { now, schedules, more, counts, ..DueSchedules::default() });
+        }
         all.sort_by_key(|schedule| schedule.next.unwrap_or(Millis::MAX));
         let is_due = |of: &&&StoredSchedule| match list {
-            DueList::Ever { .. } => true,
+            DueList::Ever { .. } => false, // below
             DueList::Now(_) => of.next.is_some_and(|at| at <= now),
             DueList::Within(_, time) => of.next.is_some_and(|at| at <= now && at + ms(time) >= now),
         };
-        let taken: Vec<StoredSchedule> = all
-            .iter()
-            .filter(is_due)
-            .skip(list.skip())
-            .take(list.limit())
-            .map(|schedule| (*schedule).clone())
-            .collect();
+        let taken: Vec<StoredSchedule> =
+            all.iter().filter(is_due).take(list.limit()).map(|schedule| (*schedule).clone()).collect();
         let left = all.get(taken.len()).and_then(|schedule| schedule.next);
         let next = Duration::from_millis(left.map_or(1000, |left| left.saturating_sub(now).min(1000)));
-        Ok(DueSchedules { now, schedules: taken, next, counts, by: state.by.clone() })
+        Ok(DueSchedules { now, schedules: taken, more: None, next, counts, by: state.by.clone() })
     }
 
     fn attach(&self, notifier: Weak<dyn Notifier>) {

@@ -96,17 +96,29 @@ impl Mover {
         moved
     }
 
+    /// Until a walk through all finds none.
     async fn move_left(&self) -> Result<bool> {
         let mut has_moved = false;
-        loop {
-            let ever = DueList::Ever { skip: 0, limit: AT_A_TIME };
-            let left = self.state.ask(self.old.due_schedules(ever)).await?.schedules;
-            if left.is_empty() {
-                self.done.store(true, Ordering::Relaxed);
-                return Ok(has_moved);
-            }
+        while self.walk().await? {
             has_moved = true;
-            together::try_all(left.into_iter().map(|schedule| self.move_schedule(schedule))).await?;
+        }
+        self.done.store(true, Ordering::Relaxed);
+        Ok(has_moved)
+    }
+
+    async fn walk(&self) -> Result<bool> {
+        let (mut found, mut from) = (false, None);
+        loop {
+            let part = DueList::Ever { from, limit: AT_A_TIME };
+            let left = self.state.ask(self.old.due_schedules(part)).await?;
+            for some in left.schedules.chunks(AT_A_TIME) {
+                found = true;
+                together::try_all(some.iter().map(|of| self.settle(&of.id))).await?;
+            }
+            from = left.more;
+            if from.is_none() {
+                return Ok(found);
+            }
         }
     }
 

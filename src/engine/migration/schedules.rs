@@ -61,7 +61,7 @@ impl TwoStores {
 
     /// Of the new store. What is in the old one moves first, as far as that answers in time.
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
-        let (moved, due) = tokio::join!(self.mover.begin(&self.tasks), self.new.due_schedules(list));
+        let (moved, due) = tokio::join!(self.mover.begin(&self.tasks), self.new.due_schedules(list.clone()));
         let due = match moved {
             Ok(true) => self.new.due_schedules(list).await?,
             _ => due?,

@@ -564,3 +564,85 @@ async fn what_a_full_store_could_not_write_is_missed_with_its_reason() {
     let last = play.history("s").await.pop().expect("it is told");
     assert_eq!((last.outcome, last.why), (Outcome::Missed, None), "nobody looked");
 }
+
+/// Guards against a walk that ends before it has seen all: of large bodies a store reads few at a time.
+#[tokio::test]
+async fn a_newer_database_computes_all_anew() {
+    let clock = manual_clock();
+    let dir = TempDir::new().expect("a temporary directory");
+    let engine = DiskEngine::open(DiskOptions::new(dir.path(), clock.clone())).expect("it opens");
+    let play = Play::on(engine, clock);
+    play.set("first", json!({ "queue": "q", "every": 31_536_000 })).await;
+    let at: jiff::Timestamp = "2026-11-15T00:00:00Z".parse().expect("an instant");
+    let at = at.as_millisecond() as Millis;
+    let now = play.scheduler.get(&schedule("first")).await.expect("it is there").1;
+    play.clock.advance(Duration::from_millis(at - now));
+    let older = Play {
+        scheduler: Arc::new(Play::scheduler_in(&play.engine, older_zones())),
+        engine: play.engine.clone(),
+        clock: play.clock.clone(),
+    };
+    let of = json!({
+        "queue": "q", "cron": "0 9 * * *", "zone": "America/Vancouver", "text": "x".repeat(64 << 10),
+    });
+    let names: Vec<String> = (0..150).map(|n| format!("s{n:03}")).collect();
+    for name in &names {
+        older.set(name, of.clone()).await;
+    }
+    let (stop, outage) = (CancellationToken::new(), Outage::new("the store"));
+    let runs = tokio::spawn(scheduler::run(play.scheduler.clone(), outage, stop.clone()));
+    let began = std::time::Instant::now();
+    loop {
+        let list = ScheduleList::Page { prefix: "s".into(), after: None, limit: 1000, bodies: false };
+        let page = ok("list", play.engine.list_schedules(&schedule("s").namespace, list).await);
+        let is_new = |of: &&dormouse::engine::StoredSchedule| of.next == Some(at + 16 * 3_600_000);
+        let done = page.schedules.iter().filter(is_new).count();
+        if done == names.len() {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{done} of {} are computed anew", names.len());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    stop.cancel();
+    runs.await.expect("no panic").expect("it has a timer");
+    play.engine.close().await;
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Guards against a server that is behind and does not say so, since its database has the same instants for what is there.
+#[tokio::test]
+async fn a_server_that_is_behind_says_so_once() {
+    let play = Play::new();
+    play.set("s", json!({ "queue": "q", "every": 10 })).await;
+    play.pass(Duration::from_secs(10)).await;
+    let older = Play::scheduler_in(&play.engine, older_zones());
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    let _logs = tracing::subscriber::set_default(subscriber);
+    let told = || {
+        let text = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+        text.matches("other servers have a newer time zone database").count()
+    };
+    older.look().await.expect("a look");
+    assert_eq!(told(), 0, "the newer one may be gone");
+    for _ in 0..3 {
+        play.pass(Duration::from_secs(10)).await;
+        older.look().await.expect("a look");
+        assert_eq!(told(), 1, "once");
+    }
+}

@@ -21,6 +21,13 @@ pub struct Known {
     pub next: Option<Millis>,
 }
 
+impl Known {
+    /// Whether it is not elsewhere by now.
+    fn is_here(&self) -> bool {
+        self.state != ScheduleState::Moved || self.next.is_some()
+    }
+}
+
 /// All schedules of the pool.
 #[derive(Debug, Default)]
 pub struct Schedules {
@@ -78,7 +85,7 @@ impl Schedules {
         }
         if let Some(known) = &known {
             self.counts[known.state as usize] += 1;
-            if known.state != ScheduleState::Moved || known.next.is_some() {
+            if known.is_here() {
                 self.due.entry(place(known)).or_default().insert(id.clone());
             }
         }
@@ -94,6 +101,13 @@ impl Schedules {
                 self.of_namespace.remove(&id.namespace);
             }
         }
+    }
+
+    /// Those behind `after` that are not elsewhere, by name.
+    pub fn here(&self, after: Option<ScheduleId>) -> impl Iterator<Item = &ScheduleId> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.known.range((from, Bound::Unbounded));
+        range.filter(|(_, known)| known.is_here()).map(|(id, _)| id)
     }
 
     /// When those are due that are due from then on, the earliest first.

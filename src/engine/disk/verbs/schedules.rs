@@ -10,7 +10,7 @@ use crate::engine::disk::state::schedules::Known;
 use crate::engine::disk::step::{STEP_BYTES, Step, StepError, StepResult};
 use crate::engine::disk::store::{Fatal, Space};
 use crate::engine::{
-    DueList, DueSchedules, Landed, Publication, Published, ScheduleId, ScheduleList, SchedulePage,
+    Cursor, DueList, DueSchedules, Landed, Publication, Published, ScheduleId, ScheduleList, SchedulePage,
     SchedulePut, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
 use crate::error::Error;
@@ -110,11 +110,10 @@ impl Step for ReadDue {
         let (from, until) = match self.0 {
             DueList::Now(_) => (0, now),
             DueList::Within(_, time) => (now.saturating_sub(time.as_millis() as Millis), now),
-            DueList::Ever { .. } => (0, Millis::MAX),
+            DueList::Ever { from, limit } => return read_all(state, from, limit, now),
         };
         let due = state.schedules.due(from).take_while(|(due, _)| *due <= until);
-        let ids: Vec<ScheduleId> =
-            due.skip(self.0.skip()).take(self.0.limit()).map(|(_, id)| id.clone()).collect();
+        let ids: Vec<ScheduleId> = due.take(self.0.limit()).map(|(_, id)| id.clone()).collect();
         let (mut schedules, mut bytes) = (Vec::new(), 0);
         for id in ids {
             if bytes >= STEP_BYTES {
@@ -124,14 +123,37 @@ impl Step for ReadDue {
             bytes += found.setting.body.len();
             schedules.push(found);
         }
-        let next = match state.schedules.due(from).nth(self.0.skip() + schedules.len()).map(|(due, _)| due) {
+        let next = match state.schedules.due(from).nth(schedules.len()).map(|(due, _)| due) {
             Some(due) => Duration::from_millis(due.saturating_sub(now)).min(LOOK),
             None if schedules.is_empty() => LONG,
             None => LOOK,
         };
         let (counts, by) = (state.schedules.counts(), state.schedules.by.clone());
-        Ok(DueSchedules { now, schedules, next, counts, by })
+        Ok(DueSchedules { now, schedules, more: None, next, counts, by })
     }
+}
+
+/// A part of all, by name. A cursor is the last one of the part before.
+fn read_all(
+    state: &mut WriterState,
+    from: Option<Cursor>,
+    limit: usize,
+    now: Millis,
+) -> StepResult<DueSchedules> {
+    let after = from.map(|Cursor(text)| read_id(&text)).transpose()?;
+    let ids: Vec<ScheduleId> = state.schedules.here(after).take(limit).cloned().collect();
+    let more = ids.last().filter(|_| ids.len() == limit).map(|last| Cursor(last.to_string()));
+    let schedules = ids.into_iter().map(|id| state.read_schedule(id, false)).collect::<Result<_, _>>()?;
+    let (counts, by) = (state.schedules.counts(), state.schedules.by.clone());
+    Ok(DueSchedules { now, schedules, more, next: LOOK, counts, by })
+}
+
+fn read_id(text: &str) -> Result<ScheduleId, StepError> {
+    let read = || {
+        let (namespace, name) = text.split_once('/')?;
+        Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
+    };
+    read().ok_or_else(|| StepError::Refused(Error::refused("this is no cursor of schedules")))
 }
 
 impl WriterState {

@@ -16,7 +16,7 @@ use crate::engine::redis::layout::fields::Fields;
 use crate::engine::redis::layout::keys;
 use crate::engine::redis::reply::read;
 use crate::engine::{
-    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleId, ScheduleList, SchedulePage,
+    Cursor, DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleId, ScheduleList, SchedulePage,
     ScheduleSetting, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped, StoredSchedule,
 };
 use crate::error::{Error, Result};
@@ -201,17 +201,13 @@ impl RedisCore {
     pub async fn due_schedules(&self, list: DueList) -> Result<DueSchedules> {
         let mut cmd = self.scripts.due_schedules.call(2);
         cmd.arg(keys::DUE).arg(keys::SCHEDULES).arg(keys::SCHEDULE_BASE);
-        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
-        match list {
-            DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
-            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
-        };
-        cmd.arg(list.skip());
+        let from = if let DueList::Ever { from, .. } = &list { from.as_ref() } else { None };
+        args_of_due(&mut cmd, &list, from.map(|Cursor(at)| &**at));
         let sent = self.clock.begin();
         let reply: Vec<Value> = self.run(&self.pumps, &self.scripts.due_schedules, cmd).await?;
-        let (due, _) = read_due(&reply, read_landed)?;
-        self.clock.learn(sent, due.now * 1000);
-        Ok(due)
+        let Due { list, scan, .. } = read_due(&reply, read_landed)?;
+        self.clock.learn(sent, list.now * 1000);
+        Ok(DueSchedules { more: scan.map(Cursor), ..list })
     }
 }
 
@@ -236,19 +232,38 @@ pub fn id_of_member(member: &str) -> Option<ScheduleId> {
     Some(ScheduleId { namespace: Namespace::parse(namespace).ok()?, name: ScheduleName::parse(name)? })
 }
 
-/// What lua/due_schedules.lua answers, and which of them are on their way to another partition. `landed` reads what became
-/// of a job.
-pub fn read_due(
-    reply: &[Value],
-    landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>,
-) -> Outcome<(DueSchedules, Vec<ScheduleId>)> {
-    let [now, next, counts, by, rows @ ..] = reply else { return Err(unreadable()) };
+/// What lua/due_schedules.lua takes to say which. `from` is where a scan of all goes on.
+pub fn args_of_due(cmd: &mut Cmd, list: &DueList, from: Option<&str>) {
+    let is_scan = matches!(list, DueList::Ever { .. });
+    cmd.arg(list.limit()).arg(if is_scan { from.unwrap_or("0") } else { "" }).arg(MOST_BYTES);
+    match list {
+        DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
+        DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
+    };
+}
+
+/// What lua/due_schedules.lua answers.
+pub struct Due {
+    pub list: DueSchedules,
+    /// Those that are on their way to another partition. They are in the list of a scan too.
+    pub moving: Vec<ScheduleId>,
+    /// Where a scan goes on.
+    pub scan: Option<String>,
+}
+
+/// Reads it. `landed` reads what became of a job.
+pub fn read_due(reply: &[Value], landed: impl Fn(&[u8]) -> Outcome<Option<Landed>>) -> Outcome<Due> {
+    let [now, next, counts, by, scan, rows @ ..] = reply else { return Err(unreadable()) };
     let now: Millis = read::<u64>(now)? / 1000;
+    let scan: String = read(scan)?;
     let (mut schedules, mut moving) = (Vec::new(), Vec::new());
     for row in rows {
-        match read_row(row, id_of_member, &landed)? {
-            Row { stored, to: None } => schedules.push(stored),
-            Row { stored, to: Some(_) } => moving.push(stored.id),
+        let Row { stored, to } = read_row(row, id_of_member, &landed)?;
+        if to.is_some() {
+            moving.push(stored.id.clone());
+        }
+        if to.is_none() || !scan.is_empty() {
+            schedules.push(stored);
         }
     }
     let next = match &*read::<String>(next)? {
@@ -263,7 +278,8 @@ pub fn read_due(
     let by: Vec<String> = read(by)?;
     let by = by.chunks_exact(2).map(|of| Some((of[0].as_str().into(), of[1].parse().ok()?)));
     let by = by.collect::<Option<_>>().ok_or_else(unreadable)?;
-    Ok((DueSchedules { now, schedules, next, counts, by }, moving))
+    let scan = Some(scan).filter(|scan| !matches!(&**scan, "" | "0"));
+    Ok(Due { list: DueSchedules { now, schedules, more: None, next, counts, by }, moving, scan })
 }
 
 fn answer((told, reply): (Told, Reply<Option<Stepped>>)) {

@@ -22,13 +22,13 @@ use crate::engine::redis::layout::value;
 use crate::engine::redis::reply::read;
 use crate::engine::redis::verbs::publish::{check, unreadable};
 use crate::engine::redis::verbs::schedules::{
-    LOOK, MOST_BYTES, Row, bounds_of, fields_of, id_of_member, queue_of, read_due, read_row, split,
+    Due, LOOK, Row, args_of_due, bounds_of, fields_of, id_of_member, queue_of, read_due, read_row, split,
 };
 use crate::engine::together;
 use crate::engine::{
-    DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleBounds, ScheduleId, ScheduleList,
-    SchedulePage, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion, Stepped,
-    StoredSchedule,
+    Cursor, DueList, DueSchedules, How, Landed, Placed, Publication, ScheduleBounds, ScheduleId,
+    ScheduleList, SchedulePage, SchedulePut, ScheduleState, ScheduleStep, ScheduleThen, ScheduleVersion,
+    Stepped, StoredSchedule,
 };
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ScheduleName};
@@ -42,9 +42,6 @@ const CLAIMED: Millis = 60_000;
 const NODE: Duration = Duration::from_millis(250);
 /// How often a list or a step is tried again that met a schedule on its way.
 const TRIES: usize = 16;
-
-/// A partition, its schedules that are due, and those that are on their way from there.
-type DueIn = (Partition, DueSchedules, Vec<ScheduleId>);
 
 impl CompactCore {
     /// Takes a step.
@@ -446,20 +443,21 @@ impl CompactCore {
         Ok(Some(SchedulePage { now, schedules, next: last.filter(|_| more) }))
     }
 
-    /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over, unless
-    /// all schedules are asked for: they are looked at again when they are back.
+    /// The schedules that are due, of all partitions. Of a cluster those that cannot be used now are passed over: they are
+    /// looked at again when they are back.
     pub async fn due_schedules(self: &Arc<Self>, list: DueList) -> Result<DueSchedules> {
         let mut all = DueSchedules { next: LOOK, ..DueSchedules::default() };
         if !self.has_schedules().await? {
             return Ok(DueSchedules { now: self.now(), ..all });
         }
-        let is_whole = matches!(list, DueList::Ever { .. });
-        let each = together::all(self.partitions.all().map(|home| self.due_in_time(home, list))).await;
+        if let DueList::Ever { from, .. } = &list {
+            return self.scan(&list, from.as_ref()).await;
+        }
+        let look = async |home| (home, self.due_in_time(home, &list).await);
         let (mut answered, mut failed) = (false, None);
-        for one in each {
-            let (home, due, moving) = match one {
-                Ok(one) => one,
-                Err(fault) if is_whole => return Err(fault.into()),
+        for (home, due) in together::all(self.partitions.all().map(look)).await {
+            let Due { list: due, moving, .. } = match due {
+                Ok(due) => due,
                 Err(fault) => {
                     failed = Some(fault);
                     continue;
@@ -470,7 +468,6 @@ impl CompactCore {
                 match self.finish_move(&id, home).await {
                     Ok(()) => all.next = Duration::ZERO,
                     // What it needs cannot be used now.
-                    Err(error) if is_whole => return Err(error),
                     Err(error) => tracing::debug!(schedule = %id, %error, "it cannot move on yet"),
                 }
             }
@@ -483,37 +480,51 @@ impl CompactCore {
             return Err(fault.into());
         }
         all.schedules.sort_by_cached_key(|of| (of.next.unwrap_or(Millis::MAX), of.id.clone()));
-        if all.schedules.len() > list.limit() && !is_whole {
+        if all.schedules.len() > list.limit() {
             all.schedules.truncate(list.limit());
             all.next = Duration::ZERO;
         }
         Ok(all)
     }
 
+    /// A part of all, of one partition after the other. A cursor is a partition, and where the scan goes on there.
+    async fn scan(&self, list: &DueList, from: Option<&Cursor>) -> Result<DueSchedules> {
+        let mut left = self.partitions.all();
+        let (home, at) = match from {
+            None => (left.next().unwrap_or_default(), "0"),
+            Some(Cursor(text)) => {
+                let (home, at) = text.split_once('-').ok_or_else(unreadable)?;
+                let home: Partition = home.parse().map_err(|_| Fault::from(unreadable()))?;
+                (left.find(|one| *one == home).ok_or_else(unreadable)?, at)
+            }
+        };
+        let due = self.due_in(home, list, Some(at)).await?;
+        let more = match due.scan {
+            Some(at) => Some(format!("{home}-{at}")),
+            None => left.next().map(|home| format!("{home}-0")),
+        };
+        Ok(DueSchedules { more: more.map(Cursor), ..due.list })
+    }
+
     /// Those of a partition. In a cluster nobody waits for a node that does not answer.
-    async fn due_in_time(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
+    async fn due_in_time(&self, home: Partition, list: &DueList) -> Outcome<Due> {
         if let Place::One(_) = &self.place {
-            return self.due_in(home, list).await;
+            return self.due_in(home, list, None).await;
         }
         self.try_link(home, Lane::Pump).map_err(Fault::part)?;
         let late = |_| Fault::away("no answer in time");
-        timeout(NODE, self.due_in(home, list)).await.map_err(late)?
+        timeout(NODE, self.due_in(home, list, None)).await.map_err(late)?
     }
 
-    /// Those of a partition, and those that are on their way from there.
-    async fn due_in(&self, home: Partition, list: DueList) -> Outcome<DueIn> {
+    /// Those of a partition.
+    async fn due_in(&self, home: Partition, list: &DueList, from: Option<&str>) -> Outcome<Due> {
         let mut cmd = self.call(&self.scripts.due_schedules, home);
-        cmd.arg(list.limit()).arg(u8::from(matches!(list, DueList::Ever { .. }))).arg(MOST_BYTES);
-        match list {
-            DueList::Within(_, time) => cmd.arg(time.as_millis() as u64),
-            DueList::Now(_) | DueList::Ever { .. } => cmd.arg(""),
-        };
-        cmd.arg(list.skip());
+        args_of_due(&mut cmd, list, from);
         let sent = Instant::now();
         let reply: Vec<Value> = self.ask(home, Lane::Pump, &self.scripts.due_schedules, cmd).await?;
-        let (due, moving) = read_due(&reply, |bytes| read_landed(home, bytes))?;
-        self.learn(home, sent, due.now * 1000);
-        Ok((home, due, moving))
+        let due = read_due(&reply, |bytes| read_landed(home, bytes))?;
+        self.learn(home, sent, due.list.now * 1000);
+        Ok(due)
     }
 
     /// Whether there ever was a schedule in this pool. Without one a look is one read. While the partition that says so
