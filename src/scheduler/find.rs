@@ -14,7 +14,6 @@ use crate::name::{Namespace, QueueName, ScheduleName};
 
 /// A schedule that is there.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "most are the large one")]
 pub enum Found {
     Whole(Schedule),
     /// It was damaged, or a newer server wrote it.

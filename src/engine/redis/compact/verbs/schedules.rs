@@ -494,7 +494,7 @@ impl CompactCore {
             None => (left.next().unwrap_or_default(), "0"),
             Some(Cursor(text)) => {
                 let (home, at) = text.split_once('-').ok_or_else(unreadable)?;
-                let home: Partition = home.parse().map_err(|_| Fault::from(unreadable()))?;
+                let home: Partition = home.parse().map_err(|_| unreadable())?;
                 (left.find(|one| *one == home).ok_or_else(unreadable)?, at)
             }
         };
