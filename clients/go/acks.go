@@ -1,0 +1,114 @@
+package dormouse
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// acks sends the acks of a queue together: those that come within a short time of each other.
+type acks struct {
+	run     *run
+	mu      sync.Mutex
+	waiting map[string][]*task
+}
+
+// add takes a task whose turn its caller has taken.
+func (a *acks) add(t *task) {
+	queue := t.job.Queue
+	a.mu.Lock()
+	a.waiting[queue] = append(a.waiting[queue], t)
+	n := len(a.waiting[queue])
+	a.mu.Unlock()
+	switch {
+	case n >= maxAcks || a.run.w.ackWindow == 0:
+		a.send(queue)
+	case n == 1:
+		a.run.w.client.clock.AfterFunc(a.run.w.ackWindow, func() { a.send(queue) })
+	}
+}
+
+func (a *acks) send(queue string) {
+	a.mu.Lock()
+	tasks := a.waiting[queue]
+	delete(a.waiting, queue)
+	a.mu.Unlock()
+	for len(tasks) > maxAcks {
+		a.settle(queue, tasks[:maxAcks])
+		tasks = tasks[maxAcks:]
+	}
+	a.settle(queue, tasks)
+}
+
+// settle repeats until each job is acked or lost.
+func (a *acks) settle(queue string, tasks []*task) {
+	client := a.run.w.client
+	for n := 0; ; n++ {
+		var held []*task
+		var jobs []*Job
+		var longest time.Duration
+		for _, t := range tasks {
+			left := t.job.left()
+			if left <= 0 {
+				t.settled(OutcomeLost)
+				continue
+			}
+			held, jobs, longest = append(held, t), append(jobs, t.job), longer(longest, left)
+		}
+		if len(held) == 0 {
+			return
+		}
+		acked, failed := client.ackSome(context.Background(), queue, jobs, shorter(client.timeout, longest), once)
+		if failed == nil {
+			tasks, failed = a.sort(held, acked.Stale)
+			if len(tasks) == 0 {
+				return
+			}
+			if failed == nil {
+				continue
+			}
+		} else {
+			tasks = held
+		}
+		last := tasks[0].job
+		for _, t := range tasks {
+			if t.job.left() > last.left() {
+				last = t.job
+			}
+		}
+		if !a.run.pauseInTime(last, n, failed.Error) {
+			for _, t := range tasks {
+				t.settled(OutcomeLost)
+			}
+			return
+		}
+	}
+}
+
+// sort settles what was acked, and what is lost. It gives those whose receipt a lost touch had made old, and the error
+// of looking for the new one.
+func (a *acks) sort(held []*task, stale []string) (again []*task, failed *callError) {
+	lost := map[string]bool{}
+	for _, id := range stale {
+		lost[id] = true
+	}
+	for _, t := range held {
+		switch {
+		case !lost[t.job.ID]:
+			t.settled(OutcomeAcked)
+		case !t.job.touchLost:
+			t.settled(OutcomeLost)
+		default:
+			ours, err := t.job.findReceipt(context.Background(), a.run.w.client.timeout, once)
+			switch {
+			case ours:
+				again = append(again, t)
+			case err != nil:
+				again, failed = append(again, t), err
+			default:
+				t.settled(OutcomeLost)
+			}
+		}
+	}
+	return again, failed
+}

@@ -1,0 +1,767 @@
+// Package dormouse publishes and handles jobs of a Dormouse server.
+//
+// A [Client] has all requests; this file has them and their answers, errors.go the errors, message.go what a publish
+// may say, call.go how a request is sent and repeated. A [Worker] fetches jobs, holds them while a handler works, and
+// gives them back: worker.go has its polls and its stop, task.go one job in its hands, acks.go its acks. verify.go has
+// the signatures of push. Package dormousetest has a server in the process, for tests.
+package dormouse
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Version is that of the library, and of the server that it was made for.
+const Version = "0.1.0"
+
+// Client sends requests for one namespace. It is safe for concurrent use, and keeps its connections.
+type Client struct {
+	base      string // the URL up to and without /api
+	namespace string
+	token     string
+	timeout   time.Duration
+	retryFor  time.Duration
+	http      *http.Client
+	clock     clock
+}
+
+// Option sets something of a [Client].
+type Option func(*Client)
+
+// Timeout is for one request; 10 s when it is not given. A [Client.Consume] that waits has its own waiting beside it.
+func Timeout(d time.Duration) Option { return func(c *Client) { c.timeout = d } }
+
+// RetryFor is how long a call is repeated, the first request and all pauses included; 30 s when it is not given, 9
+// minutes at most, and 0 repeats nothing.
+func RetryFor(d time.Duration) Option { return func(c *Client) { c.retryFor = d } }
+
+// Transport sends the requests in place of a transport of the client's own: for a proxy, certificates, or a double.
+func Transport(t http.RoundTripper) Option { return func(c *Client) { c.http.Transport = t } }
+
+// NewClient makes a client for the namespace of the server at the URL, which may have a path in front of /api.
+func NewClient(rawURL, namespace, token string, opts ...Option) (*Client, error) {
+	const op = "new client"
+	base, err := url.Parse(rawURL)
+	if err != nil || base.Host == "" || (base.Scheme != "http" && base.Scheme != "https") {
+		return nil, invalid(op, "the URL should be http://host:port or https://host:port")
+	}
+	if base.RawQuery != "" || base.Fragment != "" {
+		return nil, invalid(op, "the URL should have neither a query nor a fragment")
+	}
+	if !validName(namespace) {
+		return nil, invalid(op, "the name of a namespace %s: %q", nameRule, cut(namespace, 255))
+	}
+	if !printable(token) {
+		return nil, invalid(op, "the token has characters that no header can carry")
+	}
+	c := &Client{
+		base:      strings.TrimRight(base.String(), "/"),
+		namespace: namespace,
+		token:     token,
+		timeout:   10 * time.Second,
+		retryFor:  30 * time.Second,
+		http:      &http.Client{Transport: newTransport(), CheckRedirect: noRedirect},
+		clock:     systemClock{},
+	}
+	for _, opt := range opts {
+		opt(c)
+	}
+	if c.timeout <= 0 {
+		return nil, invalid(op, "the timeout should be longer than 0")
+	}
+	if c.retryFor < 0 || c.retryFor > 9*time.Minute {
+		return nil, invalid(op, "RetryFor should be from 0 to 9 minutes")
+	}
+	return c, nil
+}
+
+// FromEnv makes a client of DORMOUSE_URL (http://127.0.0.1:7777 when it is not set), DORMOUSE_NAMESPACE and
+// DORMOUSE_TOKEN.
+func FromEnv(opts ...Option) (*Client, error) {
+	address := os.Getenv("DORMOUSE_URL")
+	if address == "" {
+		address = "http://127.0.0.1:7777"
+	}
+	if os.Getenv("DORMOUSE_NAMESPACE") == "" {
+		return nil, invalid("new client", "DORMOUSE_NAMESPACE is not set")
+	}
+	return NewClient(address, os.Getenv("DORMOUSE_NAMESPACE"), os.Getenv("DORMOUSE_TOKEN"), opts...)
+}
+
+// String names the client without its token.
+func (c *Client) String() string { return "dormouse.Client(" + c.namespace + ")" }
+
+// GoString names the client without its token.
+func (c *Client) GoString() string { return c.String() }
+
+// State of a job.
+type State string
+
+// The states of a job.
+const (
+	Ready   State = "ready"
+	Delayed State = "delayed"
+	Running State = "running"
+	Dead    State = "dead"
+)
+
+// Published is the answer to a publish.
+type Published struct {
+	JobID     string
+	DueAt     time.Time // when it becomes ready; zero for a duplicate of which the server does not know it
+	Duplicate bool      // the key was taken, and nothing was stored: JobID is the job that has it
+	Replaced  string    // the id of the job that made room, with Replace
+	Replayed  bool      // the server had seen this idempotency key, and answered as it did then
+}
+
+// Publish stores a job.
+func (c *Client) Publish(ctx context.Context, queue string, data []byte, opts ...PublishOption) (Published, error) {
+	return c.publish(ctx, queue, NewMessage(data, opts...))
+}
+
+// PublishJSON stores a job whose body is v as JSON.
+func (c *Client) PublishJSON(ctx context.Context, queue string, v any, opts ...PublishOption) (Published, error) {
+	return c.publish(ctx, queue, NewJSONMessage(v, opts...))
+}
+
+func (c *Client) publish(ctx context.Context, queue string, m Message) (Published, error) {
+	op := "publish " + queue
+	m.carry(ctx)
+	if err := m.check(op); err != nil {
+		return Published{}, err
+	}
+	if !m.fitsHeaders() {
+		published, err := c.publishBatch(ctx, queue, []json.RawMessage{m.element()}, m.idempotencyKey)
+		if err != nil {
+			err.Index = -1
+			return Published{}, err.plain()
+		}
+		return published[0], nil
+	}
+	var answer publishAnswer
+	header, err := c.call(ctx, request{
+		op: "publish", method: http.MethodPost, queue: queue, path: []string{"jobs"}, query: m.query(), body: m.data,
+		header: m.headers(), idempotencyKey: m.key(), repeat: true,
+	}, &answer)
+	if err != nil {
+		return Published{}, err.plain()
+	}
+	return answer.published(header), nil
+}
+
+// What a batch has at most.
+const (
+	batchJobs  = 64
+	batchBytes = 8 << 20
+)
+
+// PublishMany stores any number of jobs, in their order, in batches of which each is stored whole or not at all. After
+// an error the jobs that were published before are returned beside it; an [Error] has them too, and its Index counts
+// from the first of msgs.
+func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) ([]Published, error) {
+	op := "publish " + queue
+	elements := make([]json.RawMessage, len(msgs))
+	for i, m := range msgs {
+		m.carry(ctx)
+		err := m.check(op)
+		if err == nil && m.idempotencyKey != nil {
+			err = invalid(op, "a job of many has no idempotency key of its own")
+		}
+		if err != nil {
+			err.Index = i
+			return nil, err
+		}
+		elements[i] = m.element()
+	}
+	published := make([]Published, 0, len(msgs))
+	for len(elements) > 0 {
+		n, size := 0, 0
+		for n < len(elements) && n < batchJobs && (n == 0 || size+len(elements[n]) <= batchBytes) {
+			size += len(elements[n])
+			n++
+		}
+		batch, err := c.publishBatch(ctx, queue, elements[:n], nil)
+		if err != nil {
+			if err.Index >= 0 {
+				err.Index += len(published)
+			}
+			err.Published = published
+			return published, err.plain()
+		}
+		published = append(published, batch...)
+		elements = elements[n:]
+	}
+	return published, nil
+}
+
+func (c *Client) publishBatch(
+	ctx context.Context, queue string, elements []json.RawMessage, key *string,
+) ([]Published, *callError) {
+	body, err := json.Marshal(elements)
+	if err != nil {
+		return nil, &callError{Error: invalid("publish "+queue, "%v", err)}
+	}
+	var answer struct{ Jobs []publishAnswer }
+	header, failed := c.call(ctx, request{
+		op: "publish", method: http.MethodPost, queue: queue, path: []string{"jobs", "batch"}, body: body,
+		idempotencyKey: keyOrRandom(key), repeat: true,
+	}, &answer)
+	if failed != nil {
+		return nil, failed
+	}
+	if len(answer.Jobs) != len(elements) {
+		return nil, &callError{Error: protocol(
+			"publish "+queue, http.StatusCreated, "%d jobs were sent, and %d answered", len(elements), len(answer.Jobs),
+		)}
+	}
+	published := make([]Published, len(answer.Jobs))
+	for i, one := range answer.Jobs {
+		published[i] = one.published(header)
+	}
+	return published, nil
+}
+
+type publishAnswer struct {
+	JobID     string     `json:"job_id"`
+	DueAt     *time.Time `json:"due_at"`
+	Duplicate bool       `json:"duplicate"`
+	Replaced  string     `json:"replaced"`
+}
+
+func (a *publishAnswer) complete() bool { return a.JobID != "" }
+
+func (a *publishAnswer) published(header http.Header) Published {
+	return Published{
+		JobID: a.JobID, DueAt: orZero(a.DueAt), Duplicate: a.Duplicate, Replaced: a.Replaced,
+		Replayed: header.Get("Idempotency-Replayed") == "true",
+	}
+}
+
+// ConsumeOptions say what a [Client.Consume] asks for. What is zero is the server's default.
+type ConsumeOptions struct {
+	Count   int           // how many jobs at most, 1 to 100
+	TTR     time.Duration // until a job comes back that nobody touches; whole seconds, a part of one counts as one
+	Timeout time.Duration // how long to wait for a job; whole seconds, a part of one counts as one
+	Weights []int         // one for each queue: in what proportion they are served
+}
+
+// Consume takes jobs from queues, with receipts; none where none came in time. It is never repeated after an answer
+// that was lost. A [Worker] does all of this better.
+func (c *Client) Consume(ctx context.Context, opts ConsumeOptions, queues ...string) ([]*Job, error) {
+	ask, err := c.consumeRequest(opts, queues)
+	if err != nil {
+		return nil, err
+	}
+	jobs, failed := c.consume(ctx, c.http, ask)
+	if failed != nil {
+		return nil, failed.plain()
+	}
+	return jobs, nil
+}
+
+func (c *Client) consumeRequest(opts ConsumeOptions, queues []string) (request, error) {
+	all := strings.Join(queues, ",")
+	if opts.TTR < 0 || opts.Timeout < 0 {
+		return request{}, invalid("consume "+all, "a duration is negative")
+	}
+	query := url.Values{"receipt": {"1"}, "timeout": {wholeSeconds(opts.Timeout)}}
+	if opts.TTR > 0 {
+		query.Set("ttr", wholeSeconds(opts.TTR))
+	}
+	if opts.Count != 0 {
+		query.Set("count", strconv.Itoa(opts.Count))
+	}
+	if len(opts.Weights) > 0 {
+		query.Set("weights", strings.Trim(strings.ReplaceAll(fmt.Sprint(opts.Weights), " ", ","), "[]"))
+	}
+	return request{
+		op: "consume", method: http.MethodGet, queue: all, query: query, ttr: opts.TTR,
+		timeout: c.timeout + opts.Timeout + time.Second,
+	}, nil
+}
+
+// consume gives no jobs and no error when none came in time.
+func (c *Client) consume(ctx context.Context, through *http.Client, ask request) ([]*Job, *callError) {
+	var answer consumeAnswer
+	var came time.Time
+	ask.through = through
+	ask.heard = func() { came = c.clock.Now() }
+	_, failed := c.call(ctx, ask, &answer)
+	if failed != nil {
+		if failed.Status == http.StatusNotFound && failed.Message == "no job available" {
+			return nil, nil
+		}
+		return nil, failed
+	}
+	jobs := make([]*Job, len(answer))
+	for i, wire := range answer {
+		if wire.Receipt == "" {
+			return nil, &callError{Error: &Error{
+				Kind: ErrUnsupported, Op: ask.name(), Status: http.StatusOK, Message: "the server gives no receipts", Index: -1,
+			}}
+		}
+		jobs[i] = wire.job(c)
+		jobs[i].receipt, jobs[i].until = wire.Receipt, came.Add(ask.ttr)
+	}
+	return jobs, nil
+}
+
+// consumeAnswer is one job, or an array of them.
+type consumeAnswer []*wireJob
+
+func (a *consumeAnswer) UnmarshalJSON(text []byte) error {
+	if len(text) > 0 && text[0] == '[' {
+		return json.Unmarshal(text, (*[]*wireJob)(a))
+	}
+	one := new(wireJob)
+	*a = consumeAnswer{one}
+	return json.Unmarshal(text, one)
+}
+
+func (a *consumeAnswer) complete() bool {
+	for _, job := range *a {
+		if job == nil || job.ID == "" {
+			return false
+		}
+	}
+	return len(*a) > 0
+}
+
+// wireJob is a job as the routes answer it that show one.
+type wireJob struct {
+	ID          string            `json:"job_id"`
+	Queue       string            `json:"queue"`
+	Namespace   string            `json:"namespace"`
+	Data        []byte            `json:"data"`
+	RemainTries int               `json:"remain_tries"`
+	TTL         int64             `json:"ttl"`
+	ElapsedMS   int64             `json:"elapsed_ms"`
+	Attributes  map[string]string `json:"attributes"`
+	Receipt     string            `json:"receipt"`
+	State       State             `json:"state"`
+	DueAt       *time.Time        `json:"due_at"`
+	Key         string            `json:"key"`
+	Reason      string            `json:"reason"`
+}
+
+func (w *wireJob) complete() bool { return w.ID != "" }
+
+func (w *wireJob) job(c *Client) *Job {
+	return &Job{
+		ID: w.ID, Queue: w.Queue, Namespace: w.Namespace, Data: w.Data, RemainTries: w.RemainTries,
+		TTL: time.Duration(w.TTL) * time.Second, Elapsed: time.Duration(w.ElapsedMS) * time.Millisecond,
+		Attributes: w.Attributes, client: c, turn: make(chan struct{}, 1),
+	}
+}
+
+// JobInfo is a job that was looked at, and is not held.
+type JobInfo struct {
+	*Job
+	State  State
+	DueAt  time.Time // when it is, or became, ready; of a running one, when its ttr ends; zero where nobody knows
+	Key    string
+	Reason string // of the last release or bury that gave one
+}
+
+// look asks for a job, with all that is known of it: by its id, its key, or as the next one.
+func (c *Client) look(ctx context.Context, queue string, path ...string) (*JobInfo, error) {
+	var wire wireJob
+	_, failed := c.call(ctx, request{
+		op: "look", method: http.MethodGet, queue: queue, path: path, query: url.Values{"verbose": {"1"}}, repeat: true,
+	}, &wire)
+	if failed != nil {
+		return nil, failed.plain()
+	}
+	return &JobInfo{
+		Job: wire.job(c), State: wire.State, DueAt: orZero(wire.DueAt), Key: wire.Key, Reason: wire.Reason,
+	}, nil
+}
+
+// Get looks at a job by its id.
+func (c *Client) Get(ctx context.Context, queue, id string) (*JobInfo, error) {
+	return c.look(ctx, queue, "job", id)
+}
+
+// GetByKey looks at the job that has the key.
+func (c *Client) GetByKey(ctx context.Context, queue, key string) (*JobInfo, error) {
+	return c.look(ctx, queue, "key", key)
+}
+
+// Peek shows the job that the next consume would get; nil when there is none.
+func (c *Client) Peek(ctx context.Context, queue string) (*Job, error) {
+	info, err := c.look(ctx, queue, "peek")
+	var told *Error
+	if errors.As(err, &told) && told.Kind == ErrNotFound && told.Message == "the queue is empty" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return info.Job, nil
+}
+
+// Cancel forgets a job, in whatever state it is. It is no error when there is no such job.
+func (c *Client) Cancel(ctx context.Context, queue, id string) error {
+	return c.done(ctx, request{op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"job", id}, repeat: true}, nil)
+}
+
+// CancelByKey forgets the job that has the key; [ErrNotFound] when none has it.
+func (c *Client) CancelByKey(ctx context.Context, queue, key string) error {
+	return c.done(ctx, request{op: "cancel", method: http.MethodDelete, queue: queue, path: []string{"key", key}, repeat: true}, nil)
+}
+
+// Acked is the answer to an [Client.AckMany].
+type Acked struct {
+	Acked int
+	Stale []string // ids of jobs that are not this worker's any more
+}
+
+// AckMany acks jobs of one queue, any number of them, with their receipts.
+func (c *Client) AckMany(ctx context.Context, queue string, jobs []*Job) (Acked, error) {
+	op := "ack " + queue
+	for i, job := range jobs {
+		if job.Queue != queue || job.proof() == "" {
+			err := invalid(op, "the job was not consumed from this queue")
+			err.Index = i
+			return Acked{}, err
+		}
+	}
+	var all Acked
+	for start := 0; start < len(jobs); start += maxAcks {
+		some := jobs[start:min(start+maxAcks, len(jobs))]
+		one, failed := c.ackSome(ctx, queue, some, 0, nil)
+		if failed != nil {
+			if failed.Index >= 0 {
+				failed.Index += start
+			}
+			return all, failed.plain()
+		}
+		stale := map[string]bool{}
+		for _, id := range one.Stale {
+			stale[id] = true
+		}
+		for _, job := range some {
+			if !stale[job.ID] {
+				job.settle(OutcomeAcked)
+			}
+		}
+		all.Acked += one.Acked
+		all.Stale = append(all.Stale, one.Stale...)
+	}
+	return all, nil
+}
+
+// maxAcks is how many jobs one request acks.
+const maxAcks = 100
+
+// ackSome acks at most 100 jobs of a queue; one alone by a request of its own. Nothing given is the client's own.
+func (c *Client) ackSome(
+	ctx context.Context, queue string, jobs []*Job, timeout time.Duration, retryFor *time.Duration,
+) (Acked, *callError) {
+	ask := request{op: "ack", queue: queue, repeat: true, timeout: timeout, retryFor: retryFor}
+	if len(jobs) == 1 {
+		ask.method, ask.path = http.MethodDelete, []string{"job", jobs[0].ID}
+		ask.query = url.Values{"receipt": {jobs[0].proof()}}
+		_, failed := c.call(ctx, ask, nil)
+		if failed != nil && failed.Kind == ErrLost {
+			return Acked{Stale: []string{jobs[0].ID}}, nil
+		}
+		return Acked{Acked: 1}, failed
+	}
+	type held struct {
+		ID      string `json:"id"`
+		Receipt string `json:"receipt"`
+	}
+	list := make([]held, len(jobs))
+	for i, job := range jobs {
+		list[i] = held{job.ID, job.proof()}
+	}
+	text, err := json.Marshal(map[string]any{"jobs": list})
+	if err != nil {
+		return Acked{}, &callError{Error: invalid(ask.name(), "%v", err)}
+	}
+	ask.method, ask.path, ask.body = http.MethodPost, []string{"ack"}, text
+	var answer struct {
+		Acked int      `json:"acked"`
+		Stale []string `json:"stale"`
+	}
+	_, failed := c.call(ctx, ask, &answer)
+	return Acked(answer), failed
+}
+
+// Pause hands out nothing of the queue from now on: for so long, or until [Client.Resume] when it is 0. It returns
+// when that ends.
+func (c *Client) Pause(ctx context.Context, queue string, howLong time.Duration) (until time.Time, err error) {
+	query := url.Values{}
+	if howLong < 0 {
+		return until, invalid("pause "+queue, "the duration is negative")
+	}
+	if howLong > 0 {
+		query.Set("for", seconds(howLong))
+	}
+	var answer struct {
+		Until *time.Time `json:"until"`
+	}
+	err = c.done(ctx, request{
+		op: "pause", method: http.MethodPost, queue: queue, path: []string{"pause"}, query: query, repeat: true,
+	}, &answer)
+	return orZero(answer.Until), err
+}
+
+// Resume ends a pause.
+func (c *Client) Resume(ctx context.Context, queue string) error {
+	var answer struct{}
+	return c.done(ctx, request{op: "resume", method: http.MethodPost, queue: queue, path: []string{"resume"}, repeat: true}, &answer)
+}
+
+// Size is how many jobs are ready.
+func (c *Client) Size(ctx context.Context, queue string) (int64, error) {
+	var answer struct{ Size int64 }
+	err := c.done(ctx, request{op: "size", method: http.MethodGet, queue: queue, path: []string{"size"}, repeat: true}, &answer)
+	return answer.Size, err
+}
+
+// Destroy forgets the jobs of the queue that are ready.
+func (c *Client) Destroy(ctx context.Context, queue string) error {
+	return c.done(ctx, request{op: "destroy", method: http.MethodDelete, queue: queue}, nil)
+}
+
+// DeadLetter is where dead jobs of a queue are.
+type DeadLetter struct {
+	Size int64
+	Head string // the id of the oldest; empty when there is none
+}
+
+// DeadLetter shows the dead letter of the queue. [Client.Jobs] lists what is in it.
+func (c *Client) DeadLetter(ctx context.Context, queue string) (DeadLetter, error) {
+	var answer struct {
+		Size int64  `json:"deadletter_size"`
+		Head string `json:"deadletter_head"`
+	}
+	err := c.done(ctx, request{op: "dead letter", method: http.MethodGet, queue: queue, path: []string{"deadletter"}, repeat: true}, &answer)
+	return DeadLetter(answer), err
+}
+
+// Respawned is the answer to a [Client.Respawn].
+type Respawned struct {
+	Respawned int
+	Missing   []string // ids of jobs that are not dead, or not there
+}
+
+// Respawn makes dead jobs ready again, any number of them. Of the options it takes [Tries] (1 when it is not given),
+// [Delay] and [TTL].
+func (c *Client) Respawn(ctx context.Context, queue string, ids []string, opts ...PublishOption) (Respawned, error) {
+	op := "respawn " + queue
+	query, err := respawnQuery("respawn "+queue, opts)
+	if err != nil {
+		return Respawned{}, err
+	}
+	all := Respawned{}
+	for start := 0; start < len(ids); start += 100 {
+		body, err := json.Marshal(map[string][]string{"jobs": ids[start:min(start+100, len(ids))]})
+		if err != nil {
+			return all, invalid(op, "%v", err)
+		}
+		var answer struct {
+			Respawned int      `json:"respawned"`
+			Missing   []string `json:"missing"`
+		}
+		err = c.done(ctx, request{
+			op: "respawn", method: http.MethodPost, queue: queue, path: []string{"deadletter", "respawn"}, query: query, body: body,
+		}, &answer)
+		if err != nil {
+			return all, err
+		}
+		all.Respawned += answer.Respawned
+		all.Missing = append(all.Missing, answer.Missing...)
+	}
+	return all, nil
+}
+
+// RespawnOldest makes the oldest dead jobs ready again, with one try each, and says how many there were. Of the options
+// it takes [TTL], in whole seconds: a part of one counts as one.
+func (c *Client) RespawnOldest(ctx context.Context, queue string, most int, opts ...PublishOption) (int, error) {
+	op := "respawn " + queue
+	query, err := respawnQuery(op, opts)
+	if err == nil && (query.Has("tries") || query.Has("delay")) {
+		err = invalid(op, "the oldest are respawned with one try and no delay")
+	}
+	if err != nil {
+		return 0, err
+	}
+	query.Set("limit", strconv.Itoa(most))
+	if m := NewMessage(nil, opts...); m.ttl != nil {
+		query.Set("ttl", wholeSeconds(*m.ttl))
+	}
+	var answer struct {
+		Count int `json:"count"`
+	}
+	err = c.done(ctx, request{op: "respawn", method: http.MethodPut, queue: queue, path: []string{"deadletter"}, query: query}, &answer)
+	return answer.Count, err
+}
+
+func respawnQuery(op string, opts []PublishOption) (url.Values, error) {
+	m := NewMessage(nil, opts...)
+	if err := m.check(op); err != nil {
+		return nil, err
+	}
+	query := m.query()
+	for name := range query {
+		if name != "tries" && name != "delay" && name != "ttl" {
+			return nil, invalid(op, "a respawn takes Tries, Delay and TTL")
+		}
+	}
+	if len(m.attributes) > 0 || m.idempotencyKey != nil {
+		return nil, invalid(op, "a respawn takes Tries, Delay and TTL")
+	}
+	return query, nil
+}
+
+// DeleteDead forgets the oldest dead jobs, so many at most.
+func (c *Client) DeleteDead(ctx context.Context, queue string, most int) error {
+	query := url.Values{"limit": {strconv.Itoa(most)}}
+	return c.done(ctx, request{op: "delete dead", method: http.MethodDelete, queue: queue, path: []string{"deadletter"}, query: query}, nil)
+}
+
+// QueueInfo is a queue of the namespace. A figure that the store cannot tell cheaply is nil.
+type QueueInfo struct {
+	Queue          string
+	Ready          *int64
+	Delayed        *int64
+	Running        *int64
+	Dead           *int64
+	OldestReadyAge *time.Duration // how long the next job has been ready
+	Paused         bool
+	PausedUntil    time.Time // zero where the pause does not end by itself
+}
+
+// Queues lists the queues of the namespace.
+func (c *Client) Queues() *Iterator[QueueInfo] {
+	return &Iterator[QueueInfo]{page: func(ctx context.Context, cursor string) ([]QueueInfo, string, error) {
+		var answer struct {
+			Queues []struct {
+				QueueInfo
+				OldestReadyAge *float64   `json:"oldest_ready_age"`
+				PausedUntil    *time.Time `json:"paused_until"`
+			}
+			Cursor string
+		}
+		query := url.Values{"limit": {"100"}}
+		if cursor != "" {
+			query.Set("cursor", cursor)
+		}
+		err := c.done(ctx, request{
+			op: "list queues", method: http.MethodGet, noQueue: true, query: query, repeat: true,
+		}, &answer)
+		infos := make([]QueueInfo, len(answer.Queues))
+		for i, q := range answer.Queues {
+			infos[i] = q.QueueInfo
+			infos[i].PausedUntil = orZero(q.PausedUntil)
+			if q.OldestReadyAge != nil {
+				age := time.Duration(*q.OldestReadyAge * float64(time.Second))
+				infos[i].OldestReadyAge = &age
+			}
+		}
+		return infos, answer.Cursor, err
+	}}
+}
+
+// ListedJob is a job as a list shows it.
+type ListedJob struct {
+	ID          string
+	State       State
+	DueAt       time.Time // as in JobInfo
+	PublishedAt time.Time
+	RemainTries int
+	TTL         time.Duration // 0 is forever
+	Key         string
+	Reason      string
+	Size        int64             // of the body
+	Data        []byte            // with WithData
+	Attributes  map[string]string // with WithData
+}
+
+// ListOption says more of a [Client.Jobs].
+type ListOption func(url.Values)
+
+// WithData lists bodies and attributes too.
+func WithData() ListOption { return func(query url.Values) { query.Set("data", "1") } }
+
+// Jobs lists the jobs of a queue that are in one state, in the order in which they will come; dead ones oldest first.
+func (c *Client) Jobs(queue string, state State, opts ...ListOption) *Iterator[ListedJob] {
+	return &Iterator[ListedJob]{page: func(ctx context.Context, cursor string) ([]ListedJob, string, error) {
+		var answer struct {
+			Jobs []struct {
+				wireJob
+				PublishedAt *time.Time `json:"published_at"`
+				Size        int64      `json:"size"`
+			}
+			Cursor string
+		}
+		query := url.Values{"limit": {"100"}, "state": {string(state)}}
+		for _, opt := range opts {
+			opt(query)
+		}
+		if cursor != "" {
+			query.Set("cursor", cursor)
+		}
+		err := c.done(ctx, request{
+			op: "list", method: http.MethodGet, queue: queue, path: []string{"jobs"}, query: query, repeat: true,
+		}, &answer)
+		jobs := make([]ListedJob, len(answer.Jobs))
+		for i, j := range answer.Jobs {
+			jobs[i] = ListedJob{
+				ID: j.ID, State: j.State, DueAt: orZero(j.DueAt), PublishedAt: orZero(j.PublishedAt),
+				RemainTries: j.RemainTries, TTL: time.Duration(j.TTL) * time.Second, Key: j.Key, Reason: j.Reason,
+				Size: j.Size, Data: j.Data, Attributes: j.Attributes,
+			}
+		}
+		return jobs, answer.Cursor, err
+	}}
+}
+
+// Iterator walks through a list. A page is asked for when it is needed:
+//
+//	for jobs := client.Jobs("mail", dormouse.Dead); jobs.Next(ctx); {
+//		use(jobs.Value())
+//	}
+//
+// After Next has returned false, Err says whether the list has ended or an error has ended it.
+type Iterator[T any] struct {
+	page   func(ctx context.Context, cursor string) ([]T, string, error)
+	values []T
+	value  T
+	cursor string
+	begun  bool
+	err    error
+}
+
+// Next goes to the next value, if there is one.
+func (it *Iterator[T]) Next(ctx context.Context) bool {
+	for len(it.values) == 0 {
+		if it.err != nil || (it.begun && it.cursor == "") {
+			return false
+		}
+		it.values, it.cursor, it.err = it.page(ctx, it.cursor)
+		it.begun = true
+		if it.err != nil {
+			return false
+		}
+	}
+	it.value, it.values = it.values[0], it.values[1:]
+	return true
+}
+
+// Value is what the last Next went to.
+func (it *Iterator[T]) Value() T { return it.value }
+
+// Err is what ended the walk early; nil when the list has ended.
+func (it *Iterator[T]) Err() error { return it.err }

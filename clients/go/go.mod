@@ -1,0 +1,3 @@
+module dormouse.example/clients/go
+
+go 1.19

@@ -1,0 +1,541 @@
+package dormouse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Handler does a job. What it returns decides what becomes of the job: nil acks it, an error releases it to be tried
+// again, and [RetryAfter], [Snooze] and [Permanent] say more. Its context ends when the job is lost, when its time is
+// up, or when the worker stops; [Cause] says which.
+type Handler func(ctx context.Context, job *Job) error
+
+// Middleware wraps a handler. What the handler panics with is an error here.
+type Middleware func(next Handler) Handler
+
+// Hooks are called as a worker goes about its work; those that are nil are not. They are called from many goroutines,
+// and hold up the worker while they run.
+type Hooks struct {
+	// Poll has come back with so many jobs, or with an error.
+	Poll func(jobs int, took time.Duration, err error)
+	// Start of a handler.
+	Start func(job *Job)
+	// Finish of a job: when the server has taken the result, or when the handler of a lost one has returned.
+	Finish func(job *Job, f Finished)
+	// Touch of a job, by the worker itself.
+	Touch func(job *Job, err error)
+	// Away is called once an outage: the server cannot be polled. Back ends it.
+	Away func(err error)
+	Back func(away time.Duration)
+	// Drain begins, with so many handlers at work.
+	Drain func(running int)
+}
+
+// Finished is how a job ended.
+type Finished struct {
+	Outcome Outcome
+	Took    time.Duration // the handler
+	Elapsed time.Duration // from the publish of the job
+	Err     error         // what the handler returned
+}
+
+// Logger takes the worker's lines: a *slog.Logger is one. No line has the body of a job or the token.
+type Logger interface {
+	Debug(msg string, args ...any)
+	Info(msg string, args ...any)
+	Warn(msg string, args ...any)
+	Error(msg string, args ...any)
+}
+
+// WorkerOption sets something of a [Worker].
+type WorkerOption func(*Worker)
+
+// Concurrency is how many handlers work at a time, over all queues of the worker; 10 when it is not given.
+func Concurrency(n int) WorkerOption { return func(w *Worker) { w.concurrency = n } }
+
+// TTR is for how long a job is held at a time: how long it takes until somebody else gets it when this process dies.
+// It is renewed while the handler works. Whole seconds, 3 at least; 30 when it is not given.
+func TTR(d time.Duration) WorkerOption { return func(w *Worker) { w.ttr = d } }
+
+// Poll is how long a poll waits for jobs: less than proxies on the way cut. A part of a second counts as one; 20 s when
+// it is not given.
+func Poll(d time.Duration) WorkerOption { return func(w *Worker) { w.poll = d } }
+
+// Backoff is after how long a job is tried again that has failed once, twice, and so on. The last repeats. Each is made
+// up to a tenth shorter or longer. 5 s, 30 s, 5 min, 30 min, 2 h when it is not given.
+func Backoff(delays ...time.Duration) WorkerOption {
+	return func(w *Worker) {
+		w.valid(len(delays) > 0, "Backoff needs a delay")
+		for _, d := range delays {
+			w.valid(d >= 0, "a delay of Backoff is negative")
+		}
+		w.backoff = func(attempt int, _ error) time.Duration {
+			return spread(delays[min(attempt, len(delays))-1])
+		}
+	}
+}
+
+// BackoffFunc is [Backoff] by a function of the attempt that has failed, from 1, and of its error.
+func BackoffFunc(f func(attempt int, err error) time.Duration) WorkerOption {
+	return func(w *Worker) { w.backoff = f }
+}
+
+// TimeLimit ends a handler's context after d. There is none when it is not given.
+func TimeLimit(d time.Duration) WorkerOption {
+	return func(w *Worker) { w.valid(d > 0, "TimeLimit should be longer than 0"); w.timeLimit = d }
+}
+
+// Drain is for how long handlers may go on when the worker stops; 25 s when it is not given.
+func Drain(d time.Duration) WorkerOption { return func(w *Worker) { w.drain = d } }
+
+// Grace is for how long handlers may go on whose context has ended; 5 s when it is not given.
+func Grace(d time.Duration) WorkerOption { return func(w *Worker) { w.grace = d } }
+
+// AckWindow is how long an ack waits for others, to be sent together; 5 ms when it is not given.
+func AckWindow(d time.Duration) WorkerOption { return func(w *Worker) { w.ackWindow = d } }
+
+// Weights say in what proportion the queues are served while several have jobs, 1 to 1000 for each. Without them the
+// first queue that has jobs goes first, in the order of [Worker.Handle].
+func Weights(of map[string]int) WorkerOption { return func(w *Worker) { w.weights = of } }
+
+// WithHooks has the hooks called.
+func WithHooks(h Hooks) WorkerOption { return func(w *Worker) { w.hooks = h } }
+
+// WithLogger has lines written to l; to Go's package log when it is not given, those of debug left out.
+func WithLogger(l Logger) WorkerOption { return func(w *Worker) { w.log = l } }
+
+// WithoutSignals leaves SIGTERM and SIGINT to the program.
+func WithoutSignals() WorkerOption { return func(w *Worker) { w.noSignals = true } }
+
+// Worker fetches jobs and has handlers do them.
+type Worker struct {
+	client      *Client
+	concurrency int
+	ttr         time.Duration
+	poll        time.Duration
+	backoff     func(attempt int, err error) time.Duration
+	timeLimit   time.Duration
+	drain       time.Duration
+	grace       time.Duration
+	ackWindow   time.Duration
+	weights     map[string]int
+	hooks       Hooks
+	log         Logger
+	noSignals   bool
+	wrong       error // the first option that is
+
+	mu         sync.Mutex
+	queues     []string
+	handlers   map[string]Handler
+	middleware []Middleware
+	running    *run
+}
+
+const newWorker = "new worker"
+
+func (w *Worker) valid(ok bool, otherwise string) {
+	if !ok && w.wrong == nil {
+		w.wrong = invalid(newWorker, "%s", otherwise)
+	}
+}
+
+// NewWorker makes a worker. Give it handlers, then run it.
+func NewWorker(client *Client, opts ...WorkerOption) (*Worker, error) {
+	w := &Worker{
+		client:      client,
+		concurrency: 10,
+		ttr:         30 * time.Second,
+		poll:        20 * time.Second,
+		drain:       25 * time.Second,
+		grace:       5 * time.Second,
+		ackWindow:   5 * time.Millisecond,
+		log:         standardLog{},
+		handlers:    map[string]Handler{},
+	}
+	Backoff(5*time.Second, 30*time.Second, 5*time.Minute, 30*time.Minute, 2*time.Hour)(w)
+	for _, opt := range opts {
+		opt(w)
+	}
+	w.valid(w.concurrency > 0, "Concurrency should be 1 at least")
+	w.valid(w.ttr >= 3*time.Second && w.ttr%time.Second == 0, "TTR should be whole seconds, 3 at least")
+	w.valid(w.poll > 0, "Poll should be longer than 0")
+	w.valid(w.drain >= 0 && w.grace >= 0 && w.ackWindow >= 0, "a duration is negative")
+	for _, weight := range w.weights {
+		w.valid(weight >= 1 && weight <= 1000, "a weight is from 1 to 1000")
+	}
+	if w.wrong != nil {
+		return nil, w.wrong
+	}
+	return w, nil
+}
+
+// Handle has the handler do the jobs of a queue. The first queue is served first.
+func (w *Worker) Handle(queue string, h Handler) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.handlers[queue] == nil {
+		w.queues = append(w.queues, queue)
+	}
+	w.handlers[queue] = h
+}
+
+// Use wraps all handlers: the first is the outermost.
+func (w *Worker) Use(m ...Middleware) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.middleware = append(w.middleware, m...)
+}
+
+// ErrUnclean is what Run returns when a handler had not returned at the end of its grace.
+var ErrUnclean = errors.New("dormouse: handlers had not returned when the worker ended")
+
+// Run works until it is told to stop: by SIGTERM or SIGINT, by [Worker.Stop], or by the end of its context, of which
+// handlers see the values alone. Then it takes no more jobs, lets handlers go on for Drain and then for Grace, gives
+// back what they have not done, and returns: nil, or [ErrUnclean]. A second signal or Stop ends both times. What no
+// repeat can mend, such as a wrong token, ends the worker with that error.
+func (w *Worker) Run(ctx context.Context) error { return w.work(ctx, false) }
+
+// RunUntilIdle handles what is due, and returns when a poll has found nothing and no handler works: for tests, and for
+// programs that are run by a timer.
+func (w *Worker) RunUntilIdle(ctx context.Context) error { return w.work(ctx, true) }
+
+// Stop has Run end as at a signal. It does not wait.
+func (w *Worker) Stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		w.running.stop()
+	}
+}
+
+func (w *Worker) work(ctx context.Context, untilIdle bool) error {
+	r, err := w.begin(ctx)
+	if err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	signals := make(chan os.Signal, 2)
+	if !w.noSignals {
+		signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+		defer signal.Stop(signals)
+	}
+	go func() {
+		end := ctx.Done()
+		for {
+			select {
+			case <-end:
+				end = nil
+				r.stop()
+			case <-signals:
+				r.stop()
+			case <-ended:
+				return
+			}
+		}
+	}()
+	fatal := r.pollUntilStopped(untilIdle)
+	unclean := r.end()
+	close(ended)
+	w.mu.Lock()
+	w.running = nil
+	w.mu.Unlock()
+	if fatal != nil {
+		return fatal
+	}
+	return unclean
+}
+
+func (w *Worker) begin(ctx context.Context) (*run, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		return nil, invalid("run", "the worker runs already")
+	}
+	r := &run{
+		w: w, values: ctx, free: w.concurrency, freed: make(chan struct{}, 1), tasks: map[*task]struct{}{},
+		handlers: map[string]Handler{}, stopping: make(chan struct{}), hurry: make(chan struct{}),
+	}
+	r.acks = acks{run: r, waiting: map[string][]*task{}}
+	opts := ConsumeOptions{TTR: w.ttr, Timeout: w.poll}
+	for _, queue := range w.queues {
+		h := recovered(w.handlers[queue])
+		for i := len(w.middleware) - 1; i >= 0; i-- {
+			h = w.middleware[i](h)
+		}
+		r.handlers[queue] = recovered(h)
+		if len(w.weights) > 0 {
+			if w.weights[queue] == 0 {
+				return nil, invalid("run", "the queue %s has no weight", queue)
+			}
+			opts.Weights = append(opts.Weights, w.weights[queue])
+		}
+	}
+	if len(w.queues) > 100 {
+		return nil, invalid("run", "a worker has 100 queues at most")
+	}
+	if len(w.weights) > 0 && len(w.weights) != len(w.queues) {
+		return nil, invalid("run", "a queue that has a weight has no handler")
+	}
+	ask, err := w.client.consumeRequest(opts, w.queues)
+	if err != nil {
+		return nil, err
+	}
+	ask.timeout, ask.retryFor = w.poll+10*time.Second, once
+	r.ask = ask
+	r.through, r.halfClose = w.client.forPolls()
+	w.running = r
+	return r, nil
+}
+
+// run is a worker from its start to its end.
+type run struct {
+	w         *Worker
+	values    context.Context
+	ask       request
+	through   *http.Client // of polls
+	halfClose bool
+	handlers  map[string]Handler
+	acks      acks
+
+	stops    sync.Mutex
+	stopping chan struct{} // closed: no poll any more
+	hurry    chan struct{} // closed: nobody is waited for any more
+
+	mu      sync.Mutex
+	free    int
+	freed   chan struct{} // has something after free has grown
+	tasks   map[*task]struct{}
+	results sync.WaitGroup // results that are not sent yet
+	away    time.Time      // since when the server cannot be polled; zero while it can
+}
+
+func (r *run) stop() {
+	r.stops.Lock()
+	defer r.stops.Unlock()
+	switch {
+	case !closed(r.stopping):
+		close(r.stopping)
+	case !closed(r.hurry):
+		close(r.hurry)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// pollUntilStopped asks for as many jobs as there are free slots, whenever there is one.
+func (r *run) pollUntilStopped(untilIdle bool) error {
+	defer r.through.CloseIdleConnections()
+	if untilIdle {
+		r.ask.query.Set("timeout", "0")
+	}
+	failures := 0
+	for {
+		free, idle := r.waitForSlot()
+		if free == 0 {
+			return nil
+		}
+		r.ask.query.Set("count", fmt.Sprint(min(free, 100)))
+		began := r.w.client.clock.Now()
+		jobs, failed := r.pollOnce()
+		took := r.w.client.clock.Now().Sub(began)
+		if hook := r.w.hooks.Poll; hook != nil {
+			hook(len(jobs), took, failed.plain())
+		}
+		if len(jobs) > 0 {
+			r.take(jobs)
+		}
+		if closed(r.stopping) {
+			return nil
+		}
+		if failed == nil && len(jobs) == 0 {
+			if untilIdle {
+				if idle {
+					return nil
+				}
+				r.waitForTasks(nil, r.stopping)
+				r.results.Wait()
+			} else if took < r.w.poll/2 {
+				failed = &callError{Error: &Error{
+					Kind: ErrUnavailable, Op: r.ask.name(), Status: http.StatusNotFound, Index: -1,
+					Message: "the poll came back empty before its time-out",
+				}}
+			}
+		}
+		if failed == nil {
+			failures = 0
+			r.isBack()
+			continue
+		}
+		switch failed.Kind {
+		case ErrInvalid, ErrUnauthorized, ErrForbidden, ErrNotFound, ErrUnsupported:
+			r.w.log.Error("dormouse: the worker ends", "error", failed.Error)
+			r.stop()
+			return failed.plain()
+		}
+		r.isAway(failed.Error)
+		sleep(r.w.client.clock, longer(pauseAfter(failures), failed.RetryAfter), r.stopping)
+		failures++
+	}
+}
+
+// waitForSlot says how many slots are free, 0 when the worker stops, and whether nothing is under way.
+func (r *run) waitForSlot() (free int, idle bool) {
+	for {
+		if closed(r.stopping) {
+			return 0, false
+		}
+		r.mu.Lock()
+		free = r.free
+		r.mu.Unlock()
+		if free > 0 {
+			return free, free == r.w.concurrency
+		}
+		select {
+		case <-r.freed:
+		case <-r.stopping:
+		}
+	}
+}
+
+// take begins jobs, or gives them back when the worker stops.
+func (r *run) take(jobs []*Job) {
+	for _, job := range jobs {
+		t := &task{run: r, job: job, began: r.w.client.clock.Now()}
+		h := r.handlers[job.Queue]
+		if h == nil || closed(r.stopping) {
+			r.results.Add(1)
+			go t.settle(returned)
+			continue
+		}
+		r.mu.Lock()
+		r.free--
+		r.tasks[t] = struct{}{}
+		r.mu.Unlock()
+		t.begin(h)
+	}
+}
+
+// leave frees the slot of a task whose handler has returned. Its result is waited for when there is one.
+func (r *run) leave(t *task, result bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if result {
+		r.results.Add(1)
+	}
+	delete(r.tasks, t)
+	r.free++
+	select {
+	case r.freed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *run) isAway(err *Error) {
+	if !r.away.IsZero() {
+		return
+	}
+	r.away = r.w.client.clock.Now()
+	r.w.log.Warn("dormouse: the server cannot be polled", "error", err)
+	if hook := r.w.hooks.Away; hook != nil {
+		hook(err)
+	}
+}
+
+func (r *run) isBack() {
+	if r.away.IsZero() {
+		return
+	}
+	away := r.w.client.clock.Now().Sub(r.away)
+	r.away = time.Time{}
+	r.w.log.Info("dormouse: the server can be polled again", "away", away)
+	if hook := r.w.hooks.Back; hook != nil {
+		hook(away)
+	}
+}
+
+// end lets handlers go on for their time, and sends all results.
+func (r *run) end() error {
+	running := r.working()
+	if hook := r.w.hooks.Drain; hook != nil {
+		hook(len(running))
+	}
+	left := 0
+	if !r.waitForTasks(&r.w.drain, r.hurry) {
+		for _, t := range r.working() {
+			t.cancel(errDraining)
+		}
+		if !r.waitForTasks(&r.w.grace, r.hurry) {
+			for _, t := range r.working() {
+				t.abandon(returned)
+				left++
+			}
+		}
+	}
+	r.results.Wait()
+	if left > 0 {
+		r.w.log.Warn("dormouse: handlers had not returned when the worker ended", "handlers", left)
+		return fmt.Errorf("%w: %d", ErrUnclean, left)
+	}
+	return nil
+}
+
+func (r *run) working() []*task {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	working := make([]*task, 0, len(r.tasks))
+	for t := range r.tasks {
+		working = append(working, t)
+	}
+	return working
+}
+
+// waitForTasks says whether all handlers have returned: within some time when one is given, or until the interrupt.
+func (r *run) waitForTasks(most *time.Duration, interrupt <-chan struct{}) bool {
+	over := make(chan struct{})
+	if most != nil {
+		timer := r.w.client.clock.AfterFunc(*most, func() { close(over) })
+		defer timer.Stop()
+	}
+	for len(r.working()) > 0 {
+		select {
+		case <-r.freed:
+		case <-over:
+			return false
+		case <-interrupt:
+			return false
+		}
+	}
+	return true
+}
+
+// standardLog writes to Go's package log.
+type standardLog struct{}
+
+func (standardLog) Debug(string, ...any)          {}
+func (standardLog) Info(msg string, args ...any)  { logLine("INFO", msg, args) }
+func (standardLog) Warn(msg string, args ...any)  { logLine("WARN", msg, args) }
+func (standardLog) Error(msg string, args ...any) { logLine("ERROR", msg, args) }
+
+func logLine(level, msg string, args []any) {
+	var line strings.Builder
+	for i := 0; i+1 < len(args); i += 2 {
+		fmt.Fprintf(&line, " %v=%q", args[i], fmt.Sprint(args[i+1]))
+	}
+	log.Print(level, " ", msg, line.String())
+}
