@@ -1,0 +1,86 @@
+"""An event loop in a thread of its own. It knows nothing of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_left_behind: list[asyncio.AbstractEventLoop] = []
+"""Loops that a fork, or a task that cannot be cancelled, has left. They are kept, since to close one is harmful: in the
+child of a fork it would disturb its parent's, which waits on the same epoll."""
+
+
+class LoopThread:
+    """Starts at the first use, and anew after a fork. It is a daemon: it keeps no process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is not None and self._pid != os.getpid():
+                _left_behind.append(self._loop)
+                self._loop = None
+            if self._loop is None:
+                self._pid = os.getpid()
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name=self._name, daemon=True)
+                self._thread.start()
+                weakref.finalize(self, _stop, self._loop)
+            return self._loop
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run it there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there and wait for it. It is cancelled when the waiting thread is interrupted."""
+        if self._thread is threading.current_thread():
+            coroutine.close()
+            raise RuntimeError("a blocking call from the client's own thread would wait for itself")
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self, wait: bool = True) -> None:
+        """End the loop, and wait for its thread unless this is it."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and self._pid == os.getpid():
+            _stop(loop)
+            if wait and thread is not None and thread is not threading.current_thread():
+                thread.join(5)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        # What was cancelled gets one turn to clean up; a task that goes on regardless is left behind.
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        if not asyncio.all_tasks(loop):
+            loop.close()
+        else:
+            _left_behind.append(loop)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)

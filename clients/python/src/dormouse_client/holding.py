@@ -1,0 +1,732 @@
+"""One job in the hands of a worker: its handler, its touches, its loss and its result.
+
+All of it but the handler runs on the worker's own loop, so nothing here needs a lock against other threads. Touches and
+the result of a job take turns (`Hold.turn`): a touch makes the receipt old, so the two must never cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import logging
+import queue as queues
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+from .client import AsyncClient, backoff
+from .protocol import (
+    MAX_ACKS,
+    DormouseError,
+    Invalid,
+    Job,
+    Lost,
+    NotFound,
+    Permanent,
+    Request,
+    Seconds,
+    current_traceparent,
+    seconds,
+    told_attempt,
+)
+
+T = TypeVar("T")
+
+log = logging.getLogger("dormouse_client")
+
+LONGEST_TOUCH = 10
+"""Seconds that a touch waits for its answer; less where a third of `ttr` is less."""
+
+
+class RetryAfter(Exception):
+    """Raised by a handler: it failed, and the job is to come again after `delay` rather than the usual back-off."""
+
+    def __init__(self, delay: Seconds, text: str = "") -> None:
+        super().__init__(text)
+        self.delay = seconds("delay", delay)
+
+
+class Snooze(Exception):
+    """Raised by a handler: not now. The job comes again after `delay` with its try given back."""
+
+    def __init__(self, delay: Seconds) -> None:
+        super().__init__(f"not before {delay} s")
+        self.delay = seconds("delay", delay)
+
+
+class Cause(StrEnum):
+    """Why a handler was cancelled."""
+
+    LOST = "lost"
+    """The job is not ours any more."""
+    DRAIN = "drain"
+    """The worker stops."""
+    TIME_LIMIT = "time_limit"
+
+
+class Outcome(StrEnum):
+    """What became of a job."""
+
+    ACKED = "acked"
+    RELEASED = "released"
+    """A try was spent; with none left this was its death."""
+    BURIED = "buried"
+    SNOOZED = "snoozed"
+    RETURNED = "returned"
+    """Given back by the drain."""
+    LOST = "lost"
+
+
+class Hooks:
+    """What a worker tells. Override what you need; each is called on the worker's own loop and must not block."""
+
+    def poll(self, jobs: int, seconds: float, error: DormouseError | None) -> None:
+        """A consume was answered, or failed."""
+
+    def start(self, job: Job) -> None:
+        """A handler begins."""
+
+    def finish(self, job: Job, outcome: Outcome, seconds: float, elapsed: float) -> None:
+        """What became of a job: after so many seconds in our hands, and since its publish."""
+
+    def touch(self, job: Job, error: DormouseError | None) -> None:
+        """A touch was answered, or failed."""
+
+    def away(self, error: DormouseError) -> None:
+        """The server cannot be used: once an outage."""
+
+    def back(self, seconds: float) -> None:
+        """It can again, after so many seconds."""
+
+    def drain(self, running: int) -> None:
+        """The worker stops, with so many handlers at work."""
+
+
+Backoff = Sequence[Seconds] | Callable[[int, BaseException], Seconds]
+"""Delays after the first, second … failure, of which the last repeats; or a function of attempt and error."""
+
+
+@dataclass
+class Crew:
+    """What all jobs of a running worker have in common."""
+
+    client: AsyncClient
+    ttr: int
+    backoff: Backoff
+    time_limit: float | None
+    grace: float
+    hooks: Hooks
+    acks: Acks
+    outage: Outage
+    handler_loop: asyncio.AbstractEventLoop
+    handle: Callable[[Job], Coroutine[Any, Any, None]]
+    """Runs middleware and handler; on `handler_loop`."""
+
+
+def tell(hook: Callable[..., None], *args: Any) -> None:
+    """Call a hook. What it raises does not hold up the worker."""
+    try:
+        hook(*args)
+    except Exception:
+        log.exception("a hook failed: %s", getattr(hook, "__name__", hook))
+
+
+class Outage:
+    """Says once that the server is away, and once that it is back."""
+
+    def __init__(self, hooks: Hooks, clock: Callable[[], float]) -> None:
+        self._hooks = hooks
+        self._clock = clock
+        self._since: float | None = None
+        self._seen_by = ""
+
+    def failed(self, seen_by: str, error: DormouseError) -> None:
+        if self._since is None:
+            self._since, self._seen_by = self._clock(), seen_by
+            log.warning("the server is away: %s", error)
+            tell(self._hooks.away, error)
+
+    def worked(self, seen_by: str) -> None:
+        """An answer that works ends the outage if it is a poll's, or of the kind that saw it begin."""
+        if self._since is not None and seen_by in ("poll", self._seen_by):
+            away, self._since = self._clock() - self._since, None
+            log.info("the server is back after %.1f s", away)
+            tell(self._hooks.back, away)
+
+
+class Acks:
+    """Acks of a queue wait a moment for others: 100 go in one request, a lone one goes alone."""
+
+    def __init__(self, client: AsyncClient, window: float) -> None:
+        self._client = client
+        self._window = window
+        self._waiting: dict[str, list[tuple[Job, asyncio.Future[None]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ack(self, job: Job) -> None:
+        """`Lost` if the job is not ours any more."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        waiting = self._waiting.setdefault(job.queue, [])
+        waiting.append((job, done))
+        if len(waiting) == MAX_ACKS:
+            self._flush(job.queue, waiting)
+        elif len(waiting) == 1:
+            loop.call_later(self._window, self._flush, job.queue, waiting)
+        await done
+
+    def _flush(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
+        if self._waiting.get(queue) is batch:
+            del self._waiting[queue]
+            task = asyncio.get_running_loop().create_task(self._send(queue, batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
+        client, requests = self._client, self._client.requests
+        try:
+            stale: set[str] = set()
+            if len(batch) == 1:
+                await client.send(requests.ack(batch[0][0]), client.timeout)
+            else:
+                acked = await client.send(requests.ack_batch(queue, [job for job, _ in batch]), client.timeout)
+                stale = set(acked.stale)
+        except DormouseError as error:
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error)
+            return
+        for job, done in batch:
+            if not done.done():
+                if job.job_id in stale:
+                    done.set_exception(Lost("the job is not yours any more", status=409))
+                else:
+                    done.set_result(None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to become of a job."""
+
+    outcome: Outcome
+    delay: float = 0
+    spend: bool = True
+    text: str | None = None
+    """Of the reason, which begins with the number of the attempt."""
+    error: BaseException | None = None
+    """What the back-off is asked with, where it says the delay."""
+
+
+ACK = Verdict(Outcome.ACKED)
+GIVE_BACK = Verdict(Outcome.RETURNED, spend=False)
+
+
+class _NotReturned(Exception):
+    """In place of a handler's error: it has not returned, and nobody waits any longer."""
+
+
+class Hold:
+    """A job from its hand-over until its result is sent."""
+
+    def __init__(self, crew: Crew, job: Job, head: float, on_return: Callable[[Hold], None]) -> None:
+        self.crew = crew
+        self.job = job
+        self.cause: Cause | None = None
+        self.cancelled = threading.Event()
+        self.settled: Outcome | None = None
+        self.returned = False
+        self.loop = asyncio.get_running_loop()
+        self._on_return = on_return
+        self._began = self.loop.time()
+        self._published = head - job.elapsed_ms / 1000
+        self._expires = head + crew.ttr
+        """By our own clock: until then nobody else has the job."""
+        self.turn = asyncio.Lock()
+        self._doubt = False
+        """A touch was perhaps done whose answer did not come: then the receipt that we have is old."""
+        self._over: asyncio.Future[BaseException | None] = self.loop.create_future()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._touching: asyncio.Task[None] | None = None
+        self._touch_failures = 0
+        self._attempt: int | None = None
+        self._task: asyncio.Task[BaseException | None] | None = None
+
+    # Its life
+
+    async def run(self) -> None:
+        """Run the handler and send the result."""
+        self._arm_expiry()
+        self._arm_touch()
+        if self.crew.time_limit is not None:
+            self._arm("limit", self.crew.time_limit, self._reach_limit)
+        tell(self.crew.hooks.start, self.job)
+        self.crew.handler_loop.call_soon_threadsafe(self._begin)
+        error = await self._over
+        self._disarm("touch", "expiry")
+        async with self.turn:
+            if self.settled is None:
+                await self._settle(self._judge(error))
+        self._finished()
+
+    async def give_back(self) -> None:
+        """Release a job that has not begun, with its try."""
+        async with self.turn:
+            await self._settle(GIVE_BACK)
+
+    def cancel(self, cause: Cause) -> None:
+        """Tell the handler to end."""
+        if self.returned:
+            return
+        if self.cause is None or cause is Cause.LOST:
+            self.cause = cause
+        self.cancelled.set()
+        if isinstance(self.job, AsyncHeldJob):
+            self.crew.handler_loop.call_soon_threadsafe(self._cancel_task)
+
+    def give_up(self) -> None:
+        """Send the result though the handler has not returned."""
+        if not self._over.done():
+            self._over.set_result(_NotReturned())
+
+    def _finished(self) -> None:
+        outcome = self.settled or Outcome.LOST
+        now = self.loop.time()
+        log.debug("job %s of %s: %s", self.job.job_id, self.job.queue, outcome)
+        tell(self.crew.hooks.finish, self.job, outcome, now - self._began, now - self._published)
+
+    # The handler, on its own loop
+
+    def _begin(self) -> None:
+        self._task = self.crew.handler_loop.create_task(self._handle())
+        self._task.add_done_callback(self._ended)
+
+    async def _handle(self) -> BaseException | None:
+        current_traceparent.set(self.job.traceparent)
+        try:
+            await self.crew.handle(self.job)
+        except BaseException as error:  # SystemExit too would end the loop of all handlers.
+            return error
+        return None
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel(self.cause)
+
+    def _ended(self, task: asyncio.Task[BaseException | None]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.result()
+        call_if_open(self.loop, self._has_returned, error)
+
+    # And back on the worker's
+
+    def _has_returned(self, error: BaseException | None) -> None:
+        self.returned = True
+        self._disarm("limit", "late")
+        self._on_return(self)
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def _reach_limit(self) -> None:
+        self.cancel(Cause.TIME_LIMIT)
+        self._arm("limit", self.crew.grace, self._pass_limit)
+
+    def _pass_limit(self) -> None:
+        self.give_up()
+        self._say_late()
+
+    def _say_late(self) -> None:
+        after = self.loop.time() - self._began
+        log.error("the handler of job %s of %s has not ended after %.0f s", self.job.job_id, self.job.queue, after)
+        self._arm("late", 60, self._say_late)
+
+    def _lose(self, why: object) -> None:
+        if self.settled is None:
+            self.settled = Outcome.LOST
+            self._disarm("touch", "expiry")
+            log.warning("job %s of %s is lost: %s", self.job.job_id, self.job.queue, why)
+            self.cancel(Cause.LOST)
+
+    # Timers
+
+    def _arm(self, name: str, delay: float, do: Callable[..., None], *args: object) -> None:
+        self._disarm(name)
+        self._timers[name] = self.loop.call_later(delay, do, *args)
+
+    def _disarm(self, *names: str) -> None:
+        for name in names:
+            if timer := self._timers.pop(name, None):
+                timer.cancel()
+
+    def _arm_expiry(self) -> None:
+        self._arm("expiry", self._expires - self.loop.time(), self._lose, "its ttr is over")
+
+    def _arm_touch(self, delay: float | None = None) -> None:
+        self._arm("touch", spread(self.crew.ttr / 3) if delay is None else delay, self._begin_touch)
+
+    # Touches
+
+    def _begin_touch(self) -> None:
+        self._touching = self.loop.create_task(self._touch_turn())
+
+    async def _touch_turn(self) -> None:
+        async with self.turn:
+            if self._over.done() or self.settled is not None:
+                return
+            try:
+                await self._touch(self.crew.ttr)
+            except (Lost, NotFound) as error:
+                self._lose(error)
+            except DormouseError as error:
+                self._touch_failures += 1
+                self._arm_touch(max(backoff(self._touch_failures), error.retry_after or 0))
+
+    async def _touch(self, ttr: float) -> datetime:
+        client = self.crew.client
+        while True:
+            sent = self.loop.time()
+            timeout = min(self.crew.ttr / 3, LONGEST_TOUCH, max(self._expires - sent, 0.001))
+            try:
+                until = await client.send(client.requests.touch(self.job, ttr=ttr), timeout)
+            except Lost:
+                if self._doubt and await self._find_receipt():
+                    continue
+                raise
+            except DormouseError as error:
+                self._doubt = self._doubt or error.unanswered()
+                if error.retryable:
+                    self.crew.outage.failed("touch", error)
+                tell(self.crew.hooks.touch, self.job, error)
+                raise
+            self._doubt = False
+            self._touch_failures = 0
+            self._expires = sent + ttr
+            if self.settled is None:
+                self._arm_expiry()
+                self._arm_touch(spread(ttr / 3))
+            self.crew.outage.worked("touch")
+            tell(self.crew.hooks.touch, self.job, None)
+            return until
+
+    async def _find_receipt(self) -> bool:
+        """Whether a touch without an answer was done: then the receipt that it made is ours."""
+        try:
+            receipt = await self._insist(self.crew.client.requests.valid_receipt(self.job))
+        except (Lost, NotFound):
+            return False
+        if receipt is None or receipt == self.job.receipt or self.loop.time() >= self._expires:
+            return False
+        self.job.receipt = receipt
+        return True
+
+    # The result
+
+    def _judge(self, error: BaseException | None) -> Verdict:
+        """What a handler's end means."""
+        if error is None:
+            return ACK
+        if self.cause is Cause.DRAIN:
+            return GIVE_BACK
+        if isinstance(error, _NotReturned) and self.cause is None:
+            return GIVE_BACK
+        if self.cause is Cause.TIME_LIMIT:
+            return Verdict(Outcome.RELEASED, text="time limit", error=TimeoutError("time limit"))
+        if isinstance(error, Snooze):
+            return Verdict(Outcome.SNOOZED, delay=error.delay, spend=False)
+        if isinstance(error, Permanent):
+            return Verdict(Outcome.BURIED, text=str(error))
+        if isinstance(error, RetryAfter):
+            return Verdict(Outcome.RELEASED, delay=error.delay, text=str(error))
+        where = (self.job.job_id, self.job.queue)
+        if isinstance(error, Exception):
+            log.warning("the handler of job %s of %s failed", *where, exc_info=error)
+            return Verdict(Outcome.RELEASED, text=error_text(error), error=error)
+        log.error("the handler of job %s of %s was torn down", *where, exc_info=error)
+        return Verdict(Outcome.RELEASED, text=f"panic: {error_text(error)}", error=error)
+
+    async def _settle(self, verdict: Verdict) -> None:
+        """Send the result, again and again until `ttr` is over. Then, or if an answer says so, the job is lost."""
+        perhaps_done = False
+
+        def failed(error: DormouseError) -> None:
+            nonlocal perhaps_done
+            perhaps_done = perhaps_done or error.unanswered()
+
+        while True:
+            try:
+                request = await self._request(verdict)
+                if request is None:
+                    await self._insist_on(self._send_ack, failed)
+                else:
+                    await self._insist(request, failed)
+            except (Lost, NotFound) as error:
+                # After a try was given back, the receipt that the server shows may be another worker's.
+                ours = not perhaps_done or verdict.spend
+                if isinstance(error, Lost) and error.status and self._doubt and ours and await self._find_receipt():
+                    continue
+                if perhaps_done and error.status and verdict is not ACK:
+                    break
+                self._lose(error)
+                return
+            break
+        if self.settled is None:
+            self.settled = verdict.outcome
+
+    async def _request(self, verdict: Verdict) -> Request[Any] | None:
+        """None for an ack, which goes with others."""
+        requests = self.crew.client.requests
+        if verdict.outcome is Outcome.ACKED:
+            return None
+        reason = None
+        delay = verdict.delay
+        if verdict.text is not None:
+            attempt = await self.attempt()
+            reason = f"attempt {attempt}: {verdict.text}"
+            if verdict.error is not None:
+                delay = self._backoff(attempt, verdict.error)
+        if verdict.outcome is Outcome.BURIED:
+            return requests.bury(self.job, reason=reason)
+        return requests.release(self.job, delay=delay, spend=verdict.spend, reason=reason)
+
+    def _backoff(self, attempt: int, error: BaseException) -> float:
+        delays = self.crew.backoff
+        if not callable(delays):
+            return spread(as_seconds(delays[min(attempt, len(delays)) - 1]))
+        try:
+            return seconds("delay", delays(attempt, error))
+        except Exception:
+            log.exception("the back-off of job %s of %s failed", self.job.job_id, self.job.queue)
+            return spread(5)
+
+    async def attempt(self) -> int:
+        """Which attempt this is, from 1: what failed before has left its number in the job's reason."""
+        if self._attempt is None:
+            details = await self._insist(self.crew.client.requests.get(self.job.queue, self.job.job_id))
+            self._attempt = told_attempt(details.reason) + 1
+        return self._attempt
+
+    async def _send_ack(self, timeout: float) -> None:
+        # A request for many jobs has its own time-out.
+        async with asyncio.timeout_at(self._expires):
+            await self.crew.acks.ack(self.job)
+
+    async def _insist(self, request: Request[T], failed: Callable[[DormouseError], None] | None = None) -> T:
+        return await self._insist_on(lambda timeout: self.crew.client.send(request, timeout), failed)
+
+    async def _insist_on(
+        self, send: Callable[[float], Awaitable[T]], failed: Callable[[DormouseError], None] | None = None
+    ) -> T:
+        """Send until it is answered, or `ttr` is over."""
+        failures = 0
+        while (left := self._expires - self.loop.time()) > 0:
+            try:
+                result = await send(min(self.crew.client.timeout, left))
+            except (Lost, NotFound):
+                raise
+            except TimeoutError:
+                break
+            except DormouseError as error:
+                failures += 1
+                if error.retryable:
+                    self.crew.outage.failed("result", error)
+                if failed is not None:
+                    failed(error)
+                await asyncio.sleep(max(backoff(failures), error.retry_after or 0))
+            else:
+                self.crew.outage.worked("result")
+                return result
+        raise Lost("its ttr is over")
+
+    # By hand, from within the handler
+
+    async def touch_by_hand(self, ttr: Seconds | None) -> datetime:
+        async with self.turn:
+            self._check_ours()
+            try:
+                return await self._touch(self.crew.ttr if ttr is None else seconds("ttr", ttr))
+            except (Lost, NotFound) as error:
+                self._lose(error)
+                raise
+
+    async def settle_by_hand(self, verdict: Verdict) -> None:
+        async with self.turn:
+            self._check_ours()
+            await self._settle(verdict)
+            if self.settled is Outcome.LOST:
+                raise Lost("the job is not yours any more")
+            self._disarm("touch", "expiry")
+
+    def _check_ours(self) -> None:
+        if self.settled is Outcome.LOST:
+            raise Lost("the job is not yours any more")
+        if self.settled is not None:
+            raise Invalid(f"the job was {self.settled} already")
+
+
+class _HeldBase(Job):
+    __slots__ = ("_hold",)
+    _hold: Hold
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        return cls(**{name.name: getattr(job, name.name) for name in dataclasses.fields(job)})
+
+    def bind(self, hold: Hold) -> None:
+        self._hold = hold
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler was told to end."""
+        return self._hold.cancelled.is_set()
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was told to."""
+        return self._hold.cause
+
+
+class HeldJob(_HeldBase):
+    """A job in a handler that is a plain function, in a thread of its own. What it asks the server blocks."""
+
+    __slots__ = ()
+
+    def wait(self, duration: Seconds) -> bool:
+        """Sleep, but not longer than until the handler is told to end. Says whether it was."""
+        return self._hold.cancelled.wait(as_seconds(duration))
+
+    def _ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._hold.loop).result()
+
+    def attempt(self) -> int:
+        """Which attempt this is, from 1. Asks the server."""
+        return self._ask(self._hold.attempt())
+
+    def touch(self, ttr: Seconds | None = None) -> datetime:
+        """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""
+        return self._ask(self._hold.touch_by_hand(ttr))
+
+    def ack(self) -> None:
+        """Done: what the handler returns does not matter any more."""
+        self._ask(self._hold.settle_by_hand(ACK))
+
+    def release(self, *, delay: Seconds = 0, spend: bool = True, reason: str | None = None) -> None:
+        """Back to the queue; with `spend=False` the try is given back."""
+        self._ask(self._hold.settle_by_hand(_release(delay, spend, reason)))
+
+    def bury(self, reason: str = "") -> None:
+        """To the dead letter."""
+        self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, text=reason)))
+
+
+class AsyncHeldJob(_HeldBase):
+    """A job in a handler that is a coroutine function. It is cancelled (`CancelledError`) when it is told to end."""
+
+    __slots__ = ()
+
+    async def _ask(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        # A handler that is cancelled leaves what it asked for to its end: it may be on its way.
+        asked = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._hold.loop))
+        asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+        return await asyncio.shield(asked)
+
+    async def attempt(self) -> int:
+        """Which attempt this is, from 1. Asks the server."""
+        return await self._ask(self._hold.attempt())
+
+    async def touch(self, ttr: Seconds | None = None) -> datetime:
+        """The job is ours for `ttr` from now. The worker touches by itself: this is for a longer one."""
+        return await self._ask(self._hold.touch_by_hand(ttr))
+
+    async def ack(self) -> None:
+        """Done: what the handler returns does not matter any more."""
+        await self._ask(self._hold.settle_by_hand(ACK))
+
+    async def release(self, *, delay: Seconds = 0, spend: bool = True, reason: str | None = None) -> None:
+        """Back to the queue; with `spend=False` the try is given back."""
+        await self._ask(self._hold.settle_by_hand(_release(delay, spend, reason)))
+
+    async def bury(self, reason: str = "") -> None:
+        """To the dead letter."""
+        await self._ask(self._hold.settle_by_hand(Verdict(Outcome.BURIED, text=reason)))
+
+
+def _release(delay: Seconds, spend: bool, reason: str | None) -> Verdict:
+    return Verdict(Outcome.RELEASED, delay=seconds("delay", delay), spend=spend, text=reason)
+
+
+class Threads:
+    """Threads for handlers that block. They are daemons: a handler that never returns keeps no process alive."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._all = 0
+        self._work: queues.SimpleQueue[Callable[[], None] | None] = queues.SimpleQueue()
+
+    async def call(self, handler: Callable[[Any], object], job: Job) -> None:
+        """Run the handler in a thread, with the context of the caller."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[BaseException | None] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def finish(error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        def work() -> None:
+            error: BaseException | None = None
+            try:
+                context.run(handler, job)
+            except BaseException as raised:
+                error = raised
+            call_if_open(loop, finish, error)
+
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._all += 1
+                threading.Thread(target=self._serve, name=f"dormouse-handler-{self._all}", daemon=True).start()
+        self._work.put(work)
+        if error := await done:
+            raise error
+
+    def _serve(self) -> None:
+        while work := self._work.get():
+            work()
+            del work
+            with self._lock:
+                self._idle += 1
+
+    def close(self) -> None:
+        for _ in range(self._all):
+            self._work.put(None)
+
+
+def error_text(error: BaseException) -> str:
+    """As Python shows it; the type is left out where it says nothing."""
+    name = type(error).__name__
+    if type(error) in (Exception, BaseException):
+        return str(error) or name
+    return f"{name}: {error}" if str(error) else name
+
+
+def call_if_open(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """From another thread. A loop that was closed meanwhile has nobody who waits."""
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def as_seconds(duration: Seconds) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
+def spread(delay: float) -> float:
+    """10 % more or less, so that what began together does not come back together."""
+    return delay * random.uniform(0.9, 1.1)

@@ -1,0 +1,61 @@
+"""The signature of a push: whether a request is ours, and fresh."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+TOLERANCE = 300
+"""Seconds that a signature may be old, or ahead of our clock."""
+
+
+class SignatureError(Exception):
+    """A request that is not to be believed; `wrong` says why."""
+
+    def __init__(self, wrong: Literal["missing", "timestamp", "signature", "secret"], text: str) -> None:
+        super().__init__(f"{wrong}: {text}")
+        self.wrong = wrong
+
+
+def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes, *, now: float | None = None) -> None:
+    """Check a pushed request: raises `SignatureError` if it was not signed with one of the secrets within five minutes.
+
+    :param secrets: the queue's, `whsec_…`; several while a new one is brought in.
+    :param headers: of the request, in any case.
+    :param body: its raw bytes.
+    :param now: Unix seconds, for tests.
+    """
+    keys = [_key(secret) for secret in ([secrets] if isinstance(secrets, str) else secrets)]
+    if not keys:
+        raise SignatureError("secret", "none was given")
+    given = {name.lower(): value for name, value in headers.items()}
+    try:
+        job_id, stamp, signatures = (given[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
+    except KeyError as error:
+        raise SignatureError("missing", f"the header {error.args[0]}") from None
+    if not (stamp.isascii() and stamp.isdecimal()):
+        raise SignatureError("timestamp", "it is no number")
+    if abs((time.time() if now is None else now) - int(stamp)) > TOLERANCE:
+        raise SignatureError("timestamp", f"it is more than {TOLERANCE} s from now")
+    signed = b".".join((job_id.encode("latin-1", "replace"), stamp.encode(), body))
+    rights = [b"v1," + base64.b64encode(hmac.digest(key, signed, "sha256")) for key in keys]
+    ours = False
+    for one in signatures.split():
+        for right in rights:
+            # No short cut: how long it takes says nothing of which one matched.
+            ours |= hmac.compare_digest(one.encode(errors="replace"), right)
+    if not ours:
+        raise SignatureError("signature", "none of them is of our secrets")
+
+
+def _key(secret: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        key = b""
+    if not 24 <= len(key) <= 64:
+        raise SignatureError("secret", "a secret is whsec_ and 24 to 64 bytes in base64")
+    return key
