@@ -75,8 +75,8 @@ class Out:
             sys.stdout.write(json.dumps(said) + "\n")
             sys.stdout.flush()
 
-    def event(self, name: str, **fields: Any) -> None:
-        self.line({"event": name, "at": time.time() * 1000, **fields})
+    def event(self, event: str, /, **fields: Any) -> None:
+        self.line({"event": event, "at": time.time() * 1000, **fields})
 
 
 class TellingHooks(Hooks):
@@ -237,7 +237,7 @@ class Steps:
         done = self._program.ends
         end = (self._job.job_id, json.dumps(step, sort_keys=True))
         done[end] += 1
-        return done[end] > step["times"]
+        return done[end] > int(step["times"])
 
     def _end(self, step: Json) -> None:
         match step:
@@ -494,8 +494,8 @@ def error_fields(error: DormouseError) -> Json:
 def message_options(given: Json) -> Json:
     options = {name: given[name] for name in _OPTIONS if name in given}
     match given.get("at"):
-        case {"as": "time", "ms": ms, **zone}:
-            there = timezone(timedelta(minutes=zone.get("offset", 0)))
+        case {"as": "time", "ms": ms, "offset": minutes}:
+            there = timezone(timedelta(minutes=minutes))
             options["at"] = (_EPOCH + timedelta(milliseconds=ms)).astimezone(there)
         case {"as": "text", "value": text}:
             options["at"] = text
