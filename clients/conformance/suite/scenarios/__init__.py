@@ -1,0 +1,1 @@
+"""What a library must do, a file for each part of the contract."""
