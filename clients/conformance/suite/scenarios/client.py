@@ -185,16 +185,16 @@ async def any_bytes(s: Stage) -> None:
 
 
 ATTRIBUTES = {
-    "plain": "a value", "CamelCase": "Kept", "ünïcode": "naïve ☕ 漢字", "blanks": "  both ends  ", "lines": "a\nb\tc",
-    "colon: in the name": "x", "nul": "a\x00b", "empty": "",
+    "plain": "a value", "ünïcode": "naïve ☕ 漢字", "blanks": "  both ends  ", "lines": "a\nb\tc", "under_score": "x",
+    "colon: in the name": "x", "nul": "a\x00b", "quotes": "\"'\\", "latin": "Ångström",
 }  # fmt: skip
 
 
 @scenario("An attribute arrives as it was given, in any UTF-8.", "lower_attributes")
 async def attributes(s: Stage) -> None:
     c = await s.client()
-    sets: list[dict[str, str]] = [{key: value} for key, value in ATTRIBUTES.items() if value]
-    sets.append({key: value for key, value in ATTRIBUTES.items() if value})
+    sets: list[dict[str, str]] = [{key: value} for key, value in ATTRIBUTES.items()]
+    sets.append(ATTRIBUTES)
     for given in sets:
         p = await c.publish(queue="q", data=b"\xffx", attributes=given)
         (job,) = (await c.consume(queues=["q"]))["jobs"]
@@ -217,6 +217,16 @@ async def attribute_bounds(s: Stage) -> None:
         error = await c.refused("publish_many", "invalid", queue="q", jobs=[{"data": ""}, {"data": "", "attributes": given}])
         equal(error["index"], 1, "index of the job that was refused")
     equal(len(s.proxy.exchanges), sent, "requests after those that were taken")
+
+
+@scenario("An attribute arrives as it was given, or the publish is refused: the server keeps neither capitals in names nor empty values.", "sends_attributes")
+async def attribute_names(s: Stage) -> None:
+    c = await s.client()
+    for given in ({"CamelCase": "x"}, {"É": "x"}, {"": "x"}, {"empty": ""}):
+        await c.refused("publish", "invalid", queue="q", data=b"x", attributes=given)
+        error = await c.refused("publish_many", "invalid", queue="q", jobs=[{"data": "", "attributes": given}])
+        equal(error["index"], 0, "index of the job that was refused")
+    equal(s.proxy.exchanges, [], "requests")
 
 
 @scenario("A `traceparent` given to a publish is the attribute of that name; `job.traceparent` has it.", "drops_traceparent")
@@ -280,7 +290,7 @@ async def many_fields(s: Stage) -> None:
     at = (int(time.time()) + 900) * 1000
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     jobs: list[dict[str, Any]] = [
-        {"json": {"a": 1}, "tries": 4, "attributes": {"Ünï": "ä"}},
+        {"json": {"a": 1}, "tries": 4, "attributes": {"ünï": "ä"}},
         {"data": "AAH/", "delay": 60.5, "key": "k", "traceparent": trace},
         {"data": "", "at": {"as": "time", "ms": at, "offset": 60}, "ttl": 0},
         {"data": "AAH/", "key": "k2", "on_conflict": "keep"},
@@ -288,7 +298,7 @@ async def many_fields(s: Stage) -> None:
     answered = (await c.publish_many(queue="q", jobs=jobs))["jobs"]
     found = [await s.direct.job("q", job["job_id"]) for job in answered]
     a, b, d, _ = (job or {} for job in found)
-    equal((json.loads(body(a)), a["remain_tries"], a["attributes"]), ({"a": 1}, 4, {"Ünï": "ä"}), "the first")
+    equal((json.loads(body(a)), a["remain_tries"], a["attributes"]), ({"a": 1}, 4, {"ünï": "ä"}), "the first")
     equal((body(b), b["key"], b["attributes"]), (b"\x00\x01\xff", "k", {"traceparent": trace}), "the second")
     equal((answered[2]["due_at"], d["ttl"]), (at, 0), "the third")
     again = (await c.publish_many(queue="q", jobs=jobs[3:]))["jobs"]

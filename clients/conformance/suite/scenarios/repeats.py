@@ -278,7 +278,7 @@ async def bounds(s: Stage) -> None:
     check(2 <= len(sent) <= 4, f"{len(sent)} requests")
     for exchange in sent:
         await s.until(lambda e=exchange: e.ended_at, "the end of a request that got no answer")
-        within((exchange.ended_at or 0) - exchange.at, 0.5 if exchange is sent[-1] else 0.9, 1 + SLACK, "seconds of a request")
+        within((exchange.ended_at or 0) - exchange.at, 0.0 if exchange is sent[-1] else 0.9, 1 + SLACK, "seconds of a request")
     equal((error["status"], error["retryable"]), (None, True), "status and retryable")
 
 
