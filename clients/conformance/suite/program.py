@@ -128,7 +128,7 @@ class Program:
     async def until(self, look: Callable[[], Any], within: float) -> Any:
         def or_gone() -> Any:
             value = look()
-            if (value is None or value is False) and self.ended:
+            if not value and self.ended:
                 raise Gone(f"the program has ended: {self.said()}")
             return value
 

@@ -24,12 +24,12 @@ class Signal:
             if not future.done():
                 future.set_result(None)
 
-    async def until(self, look: Callable[[], T | None], within: float) -> T:
-        """The first value of `look` that is neither None nor False. Raises `Late`."""
+    async def until(self, look: Callable[[], T], within: float) -> T:
+        """The first value of `look` that is true. Raises `Late`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + within
         while True:
-            if (value := look()) is not None and value is not False:
+            if value := look():
                 return value
             future: asyncio.Future[None] = loop.create_future()
             self._waiting.add(future)

@@ -12,7 +12,7 @@ from ..stage import SLACK, Stage, check, do, equal, within
 async def together(s: Stage) -> None:
     for queue in ("a", "b"):
         for _ in range(6):
-            await s.direct.put(queue, do({"wait": "g"}))
+            await s.direct.put(queue, do({"wait": s.gate("g")}))
     w = await s.worker(queues=["a", "b"], concurrency=12, ack_window=0.5)
     await w.event("start", 12)
     await s.open("g")
@@ -27,7 +27,7 @@ async def together(s: Stage) -> None:
 @scenario("100 acks in one request.", "one_by_one", seconds=40)
 async def hundred(s: Stage) -> None:
     for _ in range(130):
-        await s.direct.put("q", do({"wait": "g"}))
+        await s.direct.put("q", do({"wait": s.gate("g")}))
     w = await s.worker(concurrency=130, ack_window=1.5)
     await w.event("start", 130, within=15)
     await s.open("g")
@@ -72,6 +72,7 @@ async def repeated(s: Stage) -> None:
 async def never_sent(s: Stage) -> None:
     job = await s.direct.put("q", "x", tries=3)
     s.proxy.rule("ack", answers(502), times=None)
+    s.first_poll_alone()
     w = await s.worker(ttr=3)
     finish = await w.finished(job, within=10)
     equal(finish["outcome"], "lost", "outcome")
@@ -96,7 +97,7 @@ async def hangs(s: Stage) -> None:
 
 @scenario("`stale` means lost.", "hides_stale")
 async def stale(s: Stage) -> None:
-    jobs = [await s.direct.put("q", do({"wait": "g"}), tries=3) for _ in range(3)]
+    jobs = [await s.direct.put("q", do({"wait": s.gate("g")}), tries=3) for _ in range(3)]
 
     async def one_stale(exchange: object) -> None:
         from ..proxy import Exchange

@@ -132,7 +132,7 @@ async def server_errors(s: Stage) -> None:
 
 @scenario("`timeout`: no answer in time, 408. `network`: refused, reset, broken off. May be repeated.", "renames_network")
 async def network(s: Stage) -> None:
-    c = await s.client(timeout=1, retry_for=0)
+    c = await s.client(timeout=4, retry_for=0)
     faults = ((never, "timeout", None), (answers(408, {"error": "the body stopped coming"}), "timeout", 408),
               (reset_before, "network", None), (reset_after, "network", None), (reset_within, "network", None))  # fmt: skip
     for fault, kind, status in faults:

@@ -40,7 +40,7 @@ async def acked(s: Stage, w: Worker, job: str, within: float = 15) -> None:
 
 @scenario("A job is touched when a third of its ttr has passed (±10 %), and again a third after each answer.", "late_touches slow_touches")
 async def thirds(s: Stage) -> None:
-    job = await s.direct.put("q", do({"sleep": 8}))
+    job = await s.direct.put("q", do({"sleep": 12}))
     s.proxy.rule("touch", delayed(after=1.2))
     w = await s.worker(ttr=6)
     first = await s.request("touch", 1, job_id=job, done=True)
@@ -51,7 +51,7 @@ async def thirds(s: Stage) -> None:
     third = await s.request("touch", 3, job_id=job, done=True)
     within(third.at - answered(second), 1.78, 2.2 + SLACK, "seconds from the answer of a touch to the next")
     equal([e.query["receipt"] for e in (second, third)], [e.answer.json()["receipt"] for e in (first, second) if e.answer], "receipts")
-    await acked(s, w, job)
+    await acked(s, w, job, 20)
 
 
 @scenario("Until the handler has returned: a job that takes several ttr is handed out once.", "no_touches", seconds=40)
@@ -88,9 +88,9 @@ async def past_cancellation(s: Stage) -> None:
 
 
 async def crossing(s: Stage, end: dict[str, Any], verb: str) -> None:
-    job = await s.direct.put("q", do({"wait": "g"}, end), tries=3)
-    rule = s.proxy.rule("touch", delayed(after=0.9))
-    w = await s.worker(ttr=3, backoff=[60])
+    job = await s.direct.put("q", do({"wait": s.gate("g")}, end), tries=3)
+    rule = s.proxy.rule("touch", delayed(after=1.0))
+    w = await s.worker(ttr=6, backoff=[60])
     await w.started(job)
     touch: Exchange = await s.until(lambda: rule.seen and rule.seen[0], "a touch")
     await s.open("g")
@@ -126,20 +126,20 @@ async def touch_without_answer(s: Stage) -> None:
     first: Exchange = await s.until(lambda: rule.seen and rule.seen[0], "a touch")
     second = await s.request("touch", 2, job_id=job)
     check(first.ended_at is not None, "two touches under way")
-    within((first.ended_at or 0) - first.at, 1.9, 2 + SLACK, "seconds that a touch waits for its answer")
+    within((first.ended_at or 0) - first.at, 1.5, 2 + SLACK, "seconds that a touch waits for its answer")
     within(second.at - (first.ended_at or 0), 0.0, 0.2 + SLACK, "seconds until it is repeated")
     await acked(s, w, job)
 
 
 @scenario("A touch waits 10 s at most for its answer.", "patient_touches", seconds=60)
 async def touch_waits_ten_seconds(s: Stage) -> None:
-    job = await s.direct.put("q", do({"wait": "g"}), tries=3)
+    job = await s.direct.put("q", do({"wait": s.gate("g")}), tries=3)
     rule = s.proxy.rule("touch", never)
     w = await s.worker(ttr=60)
     first: Exchange = await s.until(lambda: rule.seen and rule.seen[0], "a touch", 24)
     within(first.at - answered(handed(s, job)), 17.9, 22 + SLACK, "seconds until the touch")
     await s.until(lambda: first.ended_at, "its end", 15)
-    within((first.ended_at or 0) - first.at, 9.8, 10 + SLACK, "seconds that a touch waits for its answer")
+    within((first.ended_at or 0) - first.at, 9.5, 10 + SLACK, "seconds that a touch waits for its answer")
     await s.request("touch", 2, job_id=job, done=True)
     await s.open("g")
     await acked(s, w, job)
@@ -173,12 +173,13 @@ async def is_lost(s: Stage, w: Worker, job: str) -> None:
     await silent(s, job)
 
 
-DEAF = ({"swallow": True}, {"ignore": 3})
+DEAF = ({"swallow": True}, {"ignore": 5})
 
 
 @scenario("A job is lost when an answer says so (409): the handler is cancelled at once, and nothing more is sent.", "ignores_lost sends_after_lost")
 async def lost_by_409(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF), tries=3)
+    s.first_poll_alone()
     w = await s.worker(ttr=3)
     await w.started(job)
     given = await s.direct.hold("release", receipt(s, job), delay=60)
@@ -191,6 +192,7 @@ async def lost_by_409(s: Stage) -> None:
 @scenario("A job is lost when an answer says so (404).", "ignores_lost sends_after_lost")
 async def lost_by_404(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF, {"fail": "late"}), tries=3)
+    s.first_poll_alone()
     w = await s.worker(ttr=3)
     await w.started(job)
     await s.direct.ask("DELETE", f"q/job/{job}")
@@ -200,6 +202,7 @@ async def lost_by_404(s: Stage) -> None:
 @scenario("A job is lost when ttr has passed since the head of the poll's answer came, by the worker's own clock.", "late_lost sends_after_lost")
 async def lost_by_clock(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF), tries=3)
+    s.first_poll_alone()
     s.proxy.rule("touch", never, times=None)
     w = await s.worker(ttr=3)
     await is_lost(s, w, job)
@@ -208,7 +211,8 @@ async def lost_by_clock(s: Stage) -> None:
 
 @scenario("Or since the last touch that worked was sent.", "late_lost", seconds=40)
 async def lost_after_touch(s: Stage) -> None:
-    job = await s.direct.put("q", do(*DEAF, {"wait": "lost"}), tries=3)
+    job = await s.direct.put("q", do(*DEAF, {"wait": s.gate("lost")}), tries=3)
+    s.first_poll_alone()
     s.proxy.rule("touch", delayed(after=1.5))
     s.proxy.rule("touch", never, times=None)
     w = await s.worker(ttr=6)
@@ -220,6 +224,7 @@ async def lost_after_touch(s: Stage) -> None:
 @scenario("When a job is lost one line is logged.", "logs_twice", own=True)
 async def lost_is_logged(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 30}), tries=3)
+    s.first_poll_alone()
     w = await s.worker(ttr=3)
     await w.started(job)
     await s.direct.ask("DELETE", f"q/job/{job}")
@@ -249,7 +254,7 @@ async def touch_answer_never_came(s: Stage) -> None:
 
 
 async def result_after_lost_touch(s: Stage, end: dict[str, Any], verb: str) -> Worker:
-    job = await s.direct.put("q", do({"wait": "g"}, end), tries=3)
+    job = await s.direct.put("q", do({"wait": s.gate("g")}, end), tries=3)
 
     async def fault(exchange: Exchange) -> None:
         await s.open("g")
@@ -286,7 +291,7 @@ async def bury_after_lost_touch(s: Stage) -> None:
 
 @scenario("`stale` after a touch whose answer was lost is looked into too.", "never_looks")
 async def stale_after_lost_touch(s: Stage) -> None:
-    jobs = [await s.direct.put("q", do({"wait": "g"}), tries=3) for _ in range(3)]
+    jobs = [await s.direct.put("q", do({"wait": s.gate("g")}), tries=3) for _ in range(3)]
     s.proxy.rule("touch", reset_after, times=3)
     s.proxy.rule("touch", answers(502), times=None)
     w = await s.worker(ttr=6, concurrency=3, ack_window=0.5)
@@ -299,6 +304,7 @@ async def stale_after_lost_touch(s: Stage) -> None:
 @scenario("If the look shows no receipt the job is somebody else's: it is lost.", "ignores_lost")
 async def taken_after_lost_touch(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF), tries=5)
+    s.first_poll_alone()
 
     async def fault(exchange: Exchange) -> None:
         # Nobody hears of the touch, and then the job goes to another.
@@ -372,7 +378,7 @@ async def blocking_handler(s: Stage) -> None:
 @scenario("A job acked with others keeps its own receipt: those in one batch are those of the last touches.", "old_receipts")
 async def batch_has_new_receipts(s: Stage) -> None:
     for _ in range(4):
-        await s.direct.put("q", do({"wait": "g"}), tries=3)
+        await s.direct.put("q", do({"wait": s.gate("g")}), tries=3)
     w = await s.worker(ttr=3, concurrency=4, ack_window=0.3)
     await w.event("start", 4)
     await s.request("touch", 4, done=True)

@@ -92,6 +92,7 @@ async def unreadable(s: Stage) -> None:
         job, w = await one(s, raw)
         equal(outcome(w, job), "buried", "outcome")
         check((await s.state("q", job, "dead"))["reason"], "a dead job without a reason")
+        await w.stop()
 
 
 @scenario("Acked the job itself: nothing more, whatever it returns.", "result_after_own")
@@ -142,7 +143,7 @@ async def time_limit_ignored(s: Stage) -> None:
     w = await s.worker(time_limit=0.5, grace=1, ttr=3, backoff=[60])
     sent = await s.request("release", job_id=job, done=True)
     told = await w.event("cancelled", job_id=job)
-    within(sent.at - told["_at"], 0.95, 1 + SLACK, "seconds from the cancellation to the release")
+    within(sent.at - told["_at"], 0.8, 1 + SLACK, "seconds from the cancellation to the release")
     equal(sent.request.body, b"attempt 1: time limit", "the reason")
     await asyncio.sleep(2.5)
     equal([e for e in s.requests("touch", job) if e.at > sent.at], [], "touches after the release")

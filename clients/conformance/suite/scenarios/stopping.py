@@ -77,7 +77,7 @@ async def drain(s: Stage) -> None:
 
 @scenario("No poll while it drains, also when slots are free.", "polls_on")
 async def no_poll_in_drain(s: Stage) -> None:
-    job = await s.direct.put("q", do({"wait": "g"}), tries=3)
+    job = await s.direct.put("q", do({"wait": s.gate("g")}), tries=3)
     w = await s.worker(concurrency=4, drain=20)
     await w.started(job)
     await s.request("consume", 2)
@@ -95,7 +95,7 @@ async def no_poll_in_drain(s: Stage) -> None:
 
 @scenario("A handler that fails while the worker drains, and was not cancelled, has failed as always.", "forgives_in_drain")
 async def fails_in_drain(s: Stage) -> None:
-    job = await s.direct.put("q", do({"wait": "g"}, {"fail": "boom"}), tries=3)
+    job = await s.direct.put("q", do({"wait": s.gate("g")}, {"fail": "boom"}), tries=3)
     w = await s.worker(drain=20, backoff=[60])
     await w.started(job)
     stop = asyncio.ensure_future(w.stop())
