@@ -19,7 +19,8 @@ import (
 // request is one call of the server.
 type request struct {
 	op, method     string
-	queue          string   // or several, with commas
+	queue          string // or several, with commas, where several is set
+	several        bool
 	path           []string // below the queue
 	noQueue        bool     // the namespace itself
 	query          url.Values
@@ -45,7 +46,11 @@ func (r *request) name() string {
 func (r *request) address(c *Client) (string, *Error) {
 	address := c.base + "/api/" + c.namespace
 	if !r.noQueue {
-		for _, queue := range strings.Split(r.queue, ",") {
+		queues := []string{r.queue}
+		if r.several {
+			queues = strings.Split(r.queue, ",")
+		}
+		for _, queue := range queues {
 			if !validName(queue) {
 				return "", invalid(r.op, "the name of a queue %s: %q", nameRule, cut(queue, 255))
 			}

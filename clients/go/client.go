@@ -7,6 +7,7 @@
 package dormouse
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,10 +98,10 @@ func FromEnv(opts ...Option) (*Client, error) {
 }
 
 // String names the client without its token.
-func (c *Client) String() string { return "dormouse.Client(" + c.namespace + ")" }
+func (c Client) String() string { return "dormouse.Client(" + c.namespace + ")" }
 
 // GoString names the client without its token.
-func (c *Client) GoString() string { return c.String() }
+func (c Client) GoString() string { return c.String() }
 
 // State of a job.
 type State string
@@ -139,7 +140,7 @@ func (c *Client) publish(ctx context.Context, queue string, m Message) (Publishe
 		return Published{}, err
 	}
 	if !m.fitsHeaders() {
-		published, err := c.publishBatch(ctx, queue, []json.RawMessage{m.element()}, m.idempotencyKey)
+		published, err := c.publishBatch(ctx, queue, [][]byte{m.element()}, m.idempotencyKey)
 		if err != nil {
 			err.Index = -1
 			return Published{}, err.plain()
@@ -168,7 +169,7 @@ const (
 // from the first of msgs.
 func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) ([]Published, error) {
 	op := "publish " + queue
-	elements := make([]json.RawMessage, len(msgs))
+	elements := make([][]byte, len(msgs))
 	for i, m := range msgs {
 		m.carry(ctx)
 		err := m.check(op)
@@ -203,12 +204,9 @@ func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) 
 }
 
 func (c *Client) publishBatch(
-	ctx context.Context, queue string, elements []json.RawMessage, key *string,
+	ctx context.Context, queue string, elements [][]byte, key *string,
 ) ([]Published, *callError) {
-	body, err := json.Marshal(elements)
-	if err != nil {
-		return nil, &callError{Error: invalid("publish "+queue, "%v", err)}
-	}
+	body := append(append([]byte{'['}, bytes.Join(elements, []byte{','})...), ']')
 	var answer struct{ Jobs []publishAnswer }
 	header, failed := c.call(ctx, request{
 		op: "publish", method: http.MethodPost, queue: queue, path: []string{"jobs", "batch"}, body: body,
@@ -283,7 +281,7 @@ func (c *Client) consumeRequest(opts ConsumeOptions, queues []string) (request, 
 		query.Set("weights", strings.Trim(strings.ReplaceAll(fmt.Sprint(opts.Weights), " ", ","), "[]"))
 	}
 	return request{
-		op: "consume", method: http.MethodGet, queue: all, query: query, ttr: opts.TTR,
+		op: "consume", method: http.MethodGet, queue: all, several: true, query: query, ttr: opts.TTR,
 		timeout: c.timeout + opts.Timeout + time.Second,
 	}, nil
 }

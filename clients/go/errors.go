@@ -67,7 +67,7 @@ func (e *Error) Error() string {
 	if e.Status != 0 {
 		status = strconv.Itoa(e.Status) + " "
 	}
-	return fmt.Sprintf("dormouse: %s: %s (%s%s)", e.Op, e.Message, status, e.Kind)
+	return fmt.Sprintf("dormouse: %s: %s (%s%s)", e.Op, e.Message, status, string(e.Kind))
 }
 
 // Unwrap gives the cause.
@@ -136,7 +136,9 @@ func refused(op string, status int, header http.Header, body []byte) *Error {
 			e.Index = *told.Index
 		}
 	} else if e.Message = cut(strings.ToValidUTF8(string(body), "\uFFFD"), 200); e.Message == "" {
-		e.Message = http.StatusText(status)
+		if e.Message = http.StatusText(status); e.Message == "" {
+			e.Message = "an answer without a text"
+		}
 	}
 	e.Kind = kindOf(status, e.Message)
 	if e.Retryable() {

@@ -228,7 +228,7 @@ func (m *Message) query() url.Values {
 }
 
 // element is the job as one of a batch.
-func (m *Message) element() json.RawMessage {
+func (m *Message) element() []byte {
 	data := m.data
 	if data == nil {
 		data = []byte{} // null is no body

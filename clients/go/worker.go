@@ -279,6 +279,9 @@ func (w *Worker) begin(ctx context.Context) (*run, error) {
 			opts.Weights = append(opts.Weights, w.weights[queue])
 		}
 	}
+	if len(w.queues) == 0 {
+		return nil, invalid("run", "the worker has no handler")
+	}
 	if len(w.queues) > 100 {
 		return nil, invalid("run", "a worker has 100 queues at most")
 	}
@@ -287,6 +290,9 @@ func (w *Worker) begin(ctx context.Context) (*run, error) {
 	}
 	ask, err := w.client.consumeRequest(opts, w.queues)
 	if err != nil {
+		return nil, err
+	}
+	if _, err := ask.address(w.client); err != nil {
 		return nil, err
 	}
 	ask.timeout, ask.retryFor = w.poll+10*time.Second, once

@@ -32,7 +32,7 @@ func main() {
 		done:    map[string]int{},
 	}
 	log.SetFlags(log.Lmicroseconds)
-	p.event("ready", object{"language": "go", "version": dormouse.Version, "lacks": []string{"double"}})
+	p.event("ready", object{"language": "go", "version": dormouse.Version, "lacks": []string{}})
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
@@ -220,6 +220,8 @@ func (p *program) do(c command) (result any, err error) {
 	case "open":
 		p.open(c.text("gate"))
 		return object{}, nil
+	case "double":
+		return p.double(context.Background(), c)
 	case "verify":
 		return verify(c)
 	case "touch", "release", "bury", "ack":

@@ -1,0 +1,162 @@
+// Package dormousetest has a Dormouse in the process, for tests: an [http.RoundTripper] that answers as a server does,
+// over a clock that stands still until the test moves it.
+//
+//	server := dormousetest.New()
+//	client, err := dormouse.NewClient("http://double", "test", "", dormouse.Transport(server))
+//
+// The real client and the real worker run on it; [dormouse.Worker.RunUntilIdle] handles what is due, and returns. Of
+// the routes it has those that the client uses. This file has the server and its clock, store.go the jobs, and routes.go
+// the requests.
+package dormousetest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Server answers requests in the process. It is safe for concurrent use.
+type Server struct {
+	mu      sync.Mutex
+	now     time.Time
+	changed chan struct{} // closed, and made anew, when a poll may find something
+	store   map[string]map[string]*queue
+	numbers int64                 // of jobs, places and hand-overs
+	heads   int64                 // places before all others
+	repeats map[string]*repeat    // by namespace, queue and idempotency key
+	shares  map[string]*weighting // by the list of queues and weights
+}
+
+// New makes a server without jobs. Its clock shows the time of the machine, and stands still.
+func New() *Server {
+	return &Server{
+		now: time.Now().UTC().Truncate(time.Millisecond), changed: make(chan struct{}),
+		store: map[string]map[string]*queue{}, repeats: map[string]*repeat{}, shares: map[string]*weighting{},
+	}
+}
+
+// Now is what the server's clock shows.
+func (s *Server) Now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now
+}
+
+// Advance moves the clock: what falls due is ready, what is not acked in time comes back, and polls that have waited
+// long enough are answered.
+func (s *Server) Advance(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = s.now.Add(d)
+	s.wake()
+}
+
+// wake has polls look again. The caller has the lock.
+func (s *Server) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// answer is what a request gets: JSON, or nothing with a 204.
+type answer struct {
+	status   int
+	body     any
+	replayed bool
+}
+
+type object = map[string]any
+
+func failed(status int, text string) answer {
+	return answer{status: status, body: object{"error": text}}
+}
+
+// RoundTrip answers a request.
+func (s *Server) RoundTrip(req *http.Request) (*http.Response, error) {
+	var body []byte
+	if req.Body != nil {
+		var err error
+		body, err = io.ReadAll(req.Body)
+		req.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	got, err := s.answer(req, body)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.numbers++
+	header := http.Header{"X-Request-Id": {fmt.Sprintf("double-%d", s.numbers)}}
+	s.mu.Unlock()
+	var text []byte
+	if got.body != nil {
+		header.Set("Content-Type", "application/json; charset=utf-8")
+		if text, err = json.Marshal(got.body); err != nil {
+			return nil, err
+		}
+	}
+	if got.replayed {
+		header.Set("Idempotency-Replayed", "true")
+	}
+	return &http.Response{
+		StatusCode: got.status, Status: fmt.Sprint(got.status, " ", http.StatusText(got.status)), Proto: "HTTP/1.1",
+		ProtoMajor: 1, ProtoMinor: 1, Header: header, ContentLength: int64(len(text)),
+		Body: io.NopCloser(bytes.NewReader(text)), Request: req,
+	}, nil
+}
+
+// answer waits where a poll does; all else is done under the lock.
+func (s *Server) answer(req *http.Request, body []byte) (answer, error) {
+	path := req.URL.EscapedPath()
+	if i := strings.Index(path, "/api/"); i >= 0 {
+		path = path[i+len("/api/"):]
+	}
+	call, refused := parse(req, path, body)
+	if refused != nil {
+		return *refused, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !call.isPoll() {
+		s.upkeep()
+		got := s.once(call)
+		s.wake()
+		return got, nil
+	}
+	poll, refused := readPoll(call)
+	if refused != nil {
+		return *refused, nil
+	}
+	end := s.now.Add(poll.timeout)
+	real := time.NewTimer(poll.timeout) // so that a worker sees its polls end
+	defer real.Stop()
+	for over := poll.timeout == 0; ; {
+		s.upkeep()
+		if jobs := s.handOut(poll); jobs != nil {
+			return answer{status: http.StatusOK, body: jobs}, nil
+		}
+		if over || !s.now.Before(end) {
+			return answer{status: http.StatusNotFound, body: object{"msg": "no job available"}}, nil
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		var err error
+		select {
+		case <-changed:
+		case <-real.C:
+			over = true
+		case <-req.Context().Done():
+			err = req.Context().Err()
+		}
+		s.mu.Lock()
+		if err != nil {
+			return answer{}, err
+		}
+	}
+}
