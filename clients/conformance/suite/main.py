@@ -226,6 +226,7 @@ def main() -> int:
     parser.add_argument("--of", default="python", metavar="LANGUAGE", help="the program that the liar is made of")
     parser.add_argument("--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone")
     parser.add_argument("--jobs", type=int, default=24, help="how many scenarios at a time (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs each scenario so often, side by side")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
     parser.add_argument("--verbose", action="store_true", help="shows requests and events of what is broken")
     args = parser.parse_args()
@@ -244,4 +245,4 @@ def main() -> int:
             build(name)
     if args.liar:
         return asyncio.run(run_liar(args.of, picked, args.jobs, args.verbose, args.breaks))
-    return asyncio.run(run_languages(names, picked, args.jobs, args.verbose))
+    return asyncio.run(run_languages(names, picked * args.repeat, args.jobs, args.verbose))

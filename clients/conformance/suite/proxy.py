@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -186,12 +188,25 @@ class Proxy:
     async def ask(self, exchange: Exchange, request: Request) -> Answer:
         if not self.keep:
             return await wire.ask(self.upstream, request)
+        try:
+            return await (await self.upstream_of(exchange, request)).answer()
+        except BaseException:
+            self.forget(exchange)
+            raise
+
+    async def upstream_of(self, exchange: Exchange, request: Request) -> Incoming:
+        """Sends the request on the server's side of the program's connection."""
         if exchange.connection not in self._kept:
             reader, writer = await asyncio.open_connection(*self.upstream, limit=1 << 20)
             self._kept[exchange.connection] = Incoming(reader), writer
         incoming, writer = self._kept[exchange.connection]
         writer.write(request.to_bytes())
-        return await incoming.answer()
+        return incoming
+
+    def forget(self, exchange: Exchange) -> None:
+        """Closes the server's side of the program's connection: the next request gets another."""
+        if kept := self._kept.pop(exchange.connection, None):
+            kept[1].transport.abort()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -209,7 +224,8 @@ class Proxy:
             del self.connections[number]
             if kept := self._kept.pop(number, None):
                 kept[1].transport.abort()
-            writer.transport.abort() if not writer.is_closing() else None
+            if not writer.is_closing():
+                writer.transport.abort()
             self.signal.ring()
             self._tasks.discard(task)
 
@@ -219,8 +235,8 @@ class Proxy:
                 request = await incoming.request()
             except Ended:
                 return
-            if self.prefix and request.target.startswith(self.prefix + "/"):
-                request.target = request.target[len(self.prefix) :]
+            known = request.target.startswith(self.prefix + "/")
+            request.target = request.target[len(self.prefix) :] if known else request.target
             if f"/api/{self.namespace}" not in request.target:
                 wire.reset(writer)
                 return
@@ -229,8 +245,10 @@ class Proxy:
             self.signal.ring()
             rule = next((rule for rule in self.rules if rule.holds(exchange)), None)
             try:
-                if rule is None:
-                    await exchange.send(await exchange.forward())
+                if not known:
+                    await exchange.send(Answer(404, [], b"nothing is here but what has the path in front"))
+                elif rule is None:
+                    await (streamed if self.keep else forwarded)(exchange)
                 else:
                     rule.seen.append(exchange)
                     await rule.action(exchange)
@@ -244,10 +262,49 @@ class Proxy:
                 return
 
 
+async def forwarded(exchange: Exchange) -> None:
+    """Asks the server, and hands on what it says."""
+    await exchange.send(await exchange.forward())
+
+
+async def streamed(exchange: Exchange) -> None:
+    """The same, each byte as it comes."""
+
+    async def relay() -> None:
+        upstream = await exchange.proxy.upstream_of(exchange, exchange.request)
+        raw = await upstream.until(wire.HEAD_END)
+        exchange.answered_at = exchange.proxy.now()
+        exchange.writer.write(raw)
+        found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", raw)
+        left = int(found[1]) if found and raw.split(b" ")[1] not in (b"204", b"304") else 0
+        while left:
+            if not upstream.buffer:
+                await upstream.more()
+            piece = upstream.take(min(left, len(upstream.buffer)))
+            exchange.writer.write(piece)
+            left -= len(piece)
+        await exchange.writer.drain()
+
+    relaying = asyncio.create_task(relay())
+    gone = asyncio.create_task(exchange.incoming.until_gone())
+    try:
+        await asyncio.wait({relaying, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not relaying.done():
+            raise Ended
+        try:
+            relaying.result()
+        except (Ended, OSError):
+            # What the program has seen of the answer breaks off too.
+            exchange.answered_at = None
+            raise
+    finally:
+        for task in (relaying, gone):
+            task.cancel()
+        await asyncio.gather(relaying, gone, return_exceptions=True)
+
+
 def answers(status: int, body: object = b"", **headers: str) -> Action:
     """Answers in the server's place."""
-    import json
-
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     kind = "text/plain" if isinstance(body, bytes) else "application/json; charset=utf-8"
     pairs = [("Content-Type", kind)] + [(key.replace("_", "-"), value) for key, value in headers.items()]

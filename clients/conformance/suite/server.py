@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -85,7 +88,7 @@ class Server:
 
     async def limit(self, namespace: str, token: str, **limit: int) -> None:
         request = Request("PUT", f"/token/{namespace}/{token}/limit", [])
-        request.body = __import__("json").dumps(limit).encode()
+        request.body = json.dumps(limit).encode()
         answer = await wire.ask(self.admin, request)
         assert answer.status == 200, answer
 
@@ -110,6 +113,17 @@ class Direct:
         assert answer.status == 201, answer
         job: str = answer.json()["job_id"]
         return job
+
+    async def put_many(self, queue: str, bodies: Sequence[bytes | str]) -> list[str]:
+        """In batches of 64."""
+        ids: list[str] = []
+        for start in range(0, len(bodies), 64):
+            raw = (body.encode() if isinstance(body, str) else body for body in bodies[start : start + 64])
+            jobs = [{"data": base64.b64encode(body).decode()} for body in raw]
+            answer = await self.ask("POST", f"{queue}/jobs/batch", json.dumps(jobs).encode())
+            assert answer.status == 201, answer
+            ids += [job["job_id"] for job in answer.json()["jobs"]]
+        return ids
 
     async def job(self, queue: str, job_id: str) -> dict[str, Any] | None:
         """The job, or None."""

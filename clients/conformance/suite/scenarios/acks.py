@@ -26,8 +26,7 @@ async def together(s: Stage) -> None:
 
 @scenario("100 acks in one request.", "one_by_one", seconds=40)
 async def hundred(s: Stage) -> None:
-    for _ in range(130):
-        await s.direct.put("q", do({"wait": s.gate("g")}))
+    await s.direct.put_many("q", [do({"wait": s.gate("g")})] * 130)
     w = await s.worker(concurrency=130, ack_window=1.5)
     await w.event("start", 130, within=15)
     await s.open("g")

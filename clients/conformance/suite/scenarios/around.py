@@ -9,7 +9,7 @@ from ..stage import SLACK, Stage, check, do, equal, within
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-@scenario("A handler's job has all that was published with it.", "lower_attributes")
+@scenario("A handler's job has all that was published with it.", "ascii_attributes")
 async def job_fields(s: Stage) -> None:
     c = await s.client()
     p = await c.publish(queue="q", data=b"\xffx", tries=4, ttl=500, attributes={"ü": "ä"}, traceparent=TRACE)
@@ -60,6 +60,8 @@ async def hooks(s: Stage) -> None:
     check(0 <= brought["seconds"] < 5, f"seconds of the poll: {brought['seconds']}")
     check(w.seen("hook", name="start") and w.seen("hook", name="touch"), "no hook start or touch")
     equal(w.seen("hook", name="drain"), [], "hooks drain")
+    last = await s.direct.put("q", do({"sleep": 1}), tries=3)
+    await w.started(last)
     await w.stop()
     equal(len(w.seen("hook", name="drain")), 1, "hooks drain")
 

@@ -136,7 +136,7 @@ async def time_limit_and_done(s: Stage) -> None:
     equal((w.seen("cancelled")[0]["cause"], outcome(w, job)), ("time_limit", "acked"), "cause and outcome")
 
 
-@scenario("Later than grace: the same, and touches end; the slot is free when it returns, however late.", "frees_slot")
+@scenario("Later than grace: the same, and touches end; the slot is free when it returns, however late.", "more_slots")
 async def time_limit_ignored(s: Stage) -> None:
     job = await s.direct.put("q", do({"ignore": 7}), tries=3)
     other = await s.direct.put("q", "x")

