@@ -21,10 +21,23 @@ func (a *acks) add(t *task) {
 	n := len(a.waiting[queue])
 	a.mu.Unlock()
 	switch {
-	case n >= maxAcks || a.run.w.ackWindow == 0:
+	case n >= maxAcks || a.run.w.ackWindow == 0 || closed(a.run.stopping):
 		a.send(queue)
 	case n == 1:
 		a.run.w.client.clock.AfterFunc(a.run.w.ackWindow, func() { a.send(queue) })
+	}
+}
+
+// sendAll waits for no others.
+func (a *acks) sendAll() {
+	a.mu.Lock()
+	queues := make([]string, 0, len(a.waiting))
+	for queue := range a.waiting {
+		queues = append(queues, queue)
+	}
+	a.mu.Unlock()
+	for _, queue := range queues {
+		go a.send(queue)
 	}
 }
 

@@ -375,6 +375,7 @@ func (r *run) pollUntilStopped(untilIdle bool) error {
 					return nil
 				}
 				r.waitForTasks(nil, r.stopping)
+				r.acks.sendAll()
 				r.results.Wait()
 			} else if took < r.w.poll/2 {
 				failed = &callError{Error: &Error{
@@ -481,6 +482,7 @@ func (r *run) end() error {
 	if hook := r.w.hooks.Drain; hook != nil {
 		hook(len(running))
 	}
+	r.acks.sendAll()
 	left := 0
 	if !r.waitForTasks(&r.w.drain, r.hurry) {
 		for _, t := range r.working() {

@@ -59,21 +59,17 @@ func (p *program) double(ctx context.Context, c command) (any, error) {
 	if err := w.worker.RunUntilIdle(ctx); err != nil {
 		return nil, err
 	}
-	counts := map[dormouse.State]int{}
-	dead := []object{}
+	result := object{"handled": handled}
 	for _, state := range []dormouse.State{dormouse.Ready, dormouse.Delayed, dormouse.Dead} {
+		jobs := []object{}
 		it := client.Jobs("q", state, dormouse.WithData())
 		for it.Next(ctx) {
-			counts[state]++
-			if state == dormouse.Dead {
-				dead = append(dead, object{"data": it.Value().Data, "reason": orNull(it.Value().Reason)})
-			}
+			jobs = append(jobs, object{"data": it.Value().Data, "reason": orNull(it.Value().Reason)})
 		}
+		result[string(state)] = jobs
 		if it.Err() != nil {
 			return nil, it.Err()
 		}
 	}
-	return object{
-		"handled": handled, "ready": counts[dormouse.Ready], "delayed": counts[dormouse.Delayed], "dead": dead,
-	}, nil
+	return result, nil
 }
