@@ -130,13 +130,24 @@ func TestManyAreSentInBatchesOf64And8MiB(t *testing.T) {
 			t.Fatalf("job %d is %s", i, got)
 		}
 	}
-	large := make([]Message, 7)
+	large := make([]Message, 14)
 	for i := range large {
 		large[i] = NewMessage(make([]byte, 1<<20))
 	}
-	if _, err := s.client.PublishMany(bg, "large", large); err != nil || len(s.wire.seen("large/jobs/batch")) != 2 {
-		t.Fatal(err, s.wire.seen("large/jobs/batch"))
+	var sizes []int
+	s.wire.fail(func(req *http.Request) (*http.Response, error) {
+		body, err := io.ReadAll(req.Body)
+		if len(body) > 8<<20+batchJobs {
+			t.Errorf("a batch of %d bytes", len(body))
+		}
+		sizes = append(sizes, bytes.Count(body, []byte(`"data"`)))
+		answers := strings.Repeat(`{"job_id":"x"},`, sizes[len(sizes)-1])
+		return respond(201, `{"jobs":[`+strings.TrimSuffix(answers, ",")+`]}`), err
+	}, nil)
+	if published, err := s.client.PublishMany(bg, "large", large); err != nil || len(published) != 14 || fmt.Sprint(sizes) != "[5 5 4]" {
+		t.Fatal(len(published), err, sizes)
 	}
+	s.wire.fail(nil, nil)
 	msgs[130] = NewMessage(nil, Tries(0))
 	published, err = s.client.PublishMany(bg, "mail", msgs)
 	if e := asError(t, err, ErrInvalid); e.Index != 130 || len(e.Published) != 128 || len(published) != 128 {
