@@ -968,8 +968,8 @@ def slot_after_result(liar: Liar) -> None:
     """A slot is free when the result was sent."""
 
     async def act(exchange: Exchange) -> None:
-        seen = exchange.proxy.seen("ack")
-        while any(other.open for other in seen):
+        await exchange.pause(0.2)
+        while any(other.open for other in exchange.proxy.seen("ack")):
             await exchange.pause(0.05)
         await streamed(exchange)
 
@@ -1063,11 +1063,7 @@ def keeps_poll_parked(liar: Liar) -> None:
 
     liar.rules.append(("consume", act, None))
 
-    async def linger(number: int) -> bool:
-        liar.later(asyncio.sleep(2))
-        return True
-
-    liar.signals.append(linger)
+    liar.linger = 3
 
 
 @lie

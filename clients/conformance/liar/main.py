@@ -42,6 +42,8 @@ class Liar:
         self.silent = False
         self.outlives_input = False
         self.exit_code: int | None = None
+        #: For so many seconds connections stay open when the program has ended.
+        self.linger = 0
         self.clients: dict[str, Line] = {}
         self.asked: dict[int, Line] = {}
         self.proxies: list[Proxy] = []
@@ -93,6 +95,7 @@ class Liar:
         reading = asyncio.create_task(self._in())
         await asyncio.gather(self._out(), self._errors())
         code = await child.wait()
+        await asyncio.sleep(self.linger)
         while self.outlives_input:
             await asyncio.sleep(1)
         reading.cancel()

@@ -190,12 +190,11 @@ class Stage:
         """Polls but the first get nothing, so that a job that is lost is not handed out again."""
         self.proxy.rule("consume", never, times=None, when=lambda _: len(self.proxy.seen("consume")) > 1)
 
-    async def until(self, look: Callable[[], Any], what: str, within: float = SOON) -> Any:
-        """What `look` says of events and requests, once it says something."""
-        both = [
-            asyncio.create_task(self.program.until(look, within)),
-            asyncio.create_task(self.proxy.signal.until(look, within)),
-        ]
+    async def until(self, look: Callable[[], Any], what: str, within: float = SOON, *, alive: bool = True) -> Any:
+        """What `look` says of events and requests, once it says something; `alive`: raises `Gone` if the program ends."""
+        both = [asyncio.create_task(self.proxy.signal.until(look, within))]
+        if alive:
+            both.append(asyncio.create_task(self.program.until(look, within)))
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()

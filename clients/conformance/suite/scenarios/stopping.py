@@ -14,7 +14,7 @@ async def stop_while_parked(s: Stage, number: int) -> None:
     await asyncio.sleep(0.5)
     began = s.now()
     s.program.kill(number)
-    await s.until(lambda: poll.gone, "the end of the poll that was parked")
+    await s.until(lambda: poll.gone, "the end of the poll that was parked", alive=False)
     within((poll.ended_at or 0) - began, 0, 1 + SLACK, "seconds until the parked poll was closed")
     equal(await s.program.exit_code(10), 0, "exit code")
     equal(len(s.proxy.seen("consume")), 1, "polls")
