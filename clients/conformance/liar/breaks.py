@@ -406,7 +406,7 @@ def peek_consumes(liar: Liar) -> None:
 
     async def act(exchange: Exchange) -> None:
         given = await exchange.forward()
-        await wire.ask(exchange.proxy.upstream, copy(exchange, "GET", exchange.request.target.removesuffix("/peek")))
+        await wire.ask(exchange.proxy.upstream, copy(exchange, "GET", exchange.request.path.removesuffix("/peek")))
         await exchange.send(given)
 
     liar.rules.append(("peek", act, None))

@@ -44,7 +44,8 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
     states = {state: [body(job).decode(errors="replace") for job in answer[state]] for state in ("ready", "delayed")}
     dead = [(body(job).decode(errors="replace"), job["reason"]) for job in answer["dead"]]
-    return {"handled": [text(job) for job in answer["handled"]]} | states | {"dead": dead}
+    # A slot is free before the result is sent, and back-off is spread: who ends first is not promised.
+    return {"handled": sorted(text(job) for job in answer["handled"])} | states | {"dead": sorted(dead)}
 
 
 async def same(s: Stage, jobs: list[dict[str, Any]], advance: float) -> dict[str, Any]:
