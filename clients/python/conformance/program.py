@@ -440,7 +440,7 @@ class Program:
     # The rest
 
     def op_verify(self, asked: Json) -> Json:
-        dormouse.verify(asked["secrets"], asked["headers"], base64.b64decode(asked["data"]), now=asked["now"])
+        dormouse.verify(asked["secrets"], asked["headers"], base64.b64decode(asked["data"]), now=asked["now"] / 1000)
         return {}
 
     def op_double(self, asked: Json) -> Json:
@@ -448,10 +448,15 @@ class Program:
 
         double = Double()
         handled: list[Json] = []
+        at_work: dict[str, Json] = {}
 
         class Listening(Hooks):
+            def start(self, job: Job) -> None:
+                at_work[job.job_id] = {"data": encoded(job.data), "outcome": None}
+                handled.append(at_work[job.job_id])
+
             def finish(self, job: Job, outcome: Outcome, seconds: float, elapsed: float) -> None:
-                handled.append({"data": encoded(job.data), "outcome": outcome})
+                at_work[job.job_id]["outcome"] = outcome
 
         with double.client() as client:
             worker = Worker(client, concurrency=1, backoff=[5], hooks=Listening())
@@ -468,8 +473,8 @@ class Program:
             dead = [
                 {"data": encoded(one.data or b""), "reason": one.reason} for one in client.jobs("q", "dead", data=True)
             ]
-            counts = {state: len(list(client.jobs("q", state))) for state in ("ready", "delayed")}
-        return {"handled": handled, **counts, "dead": dead}
+            ready, delayed = (len(list(client.jobs("q", state))) for state in ("ready", "delayed"))
+        return {"handled": handled, "ready": ready, "delayed": delayed, "dead": dead}
 
 
 NO_ERROR: Json = dict.fromkeys(

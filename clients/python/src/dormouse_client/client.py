@@ -12,7 +12,6 @@ import functools
 import os
 import random
 import threading
-import time
 import urllib.request
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -220,11 +219,12 @@ class AsyncClient:
 
     async def call(self, request: Request[T]) -> T:
         """Send a request, and again where that does no harm and can help."""
-        began = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         perhaps_done = False
         failures = 0
         while True:
-            left = self.retry_for - (time.monotonic() - began)
+            left = self.retry_for - (clock() - began)
             timeout = self.timeout if failures == 0 else min(self.timeout, left)
             try:
                 return await self.send(request, timeout + request.waits)
@@ -236,7 +236,7 @@ class AsyncClient:
                 perhaps_done = perhaps_done or error.unanswered()
                 failures += 1
                 pause = max(backoff(failures), error.retry_after or 0)
-                if time.monotonic() - began + pause >= self.retry_for:
+                if clock() - began + pause >= self.retry_for:
                     raise
             await asyncio.sleep(pause)
 
@@ -396,7 +396,7 @@ def _http_transport(url: str) -> httpx.AsyncBaseTransport:
         # To read the certificates of authorities takes long, and plain HTTP needs none.
         verify=parsed.scheme == "https" or proxy is not None,
         proxy=proxy,
-        limits=httpx.Limits(max_keepalive_connections=32, keepalive_expiry=_IDLE_CONNECTION),
+        limits=httpx.Limits(keepalive_expiry=_IDLE_CONNECTION),
     )
 
 

@@ -92,7 +92,7 @@ class Hooks:
         """A handler begins."""
 
     def finish(self, job: Job, outcome: Outcome, seconds: float, elapsed: float) -> None:
-        """What became of a job: after so many seconds in our hands, and since its publish."""
+        """What became of a job; how long its handler took, and how long ago it was published."""
 
     def touch(self, job: Job, error: DormouseError | None) -> None:
         """A touch was answered, or failed."""
@@ -180,6 +180,12 @@ class Acks:
             loop.call_later(self._window, self._flush, job.queue, waiting)
         await done
 
+    def hurry(self) -> None:
+        """Wait for no others any more."""
+        self._window = 0
+        for queue, waiting in list(self._waiting.items()):
+            self._flush(queue, waiting)
+
     def _flush(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
         if self._waiting.get(queue) is batch:
             del self._waiting[queue]
@@ -243,6 +249,8 @@ class Hold:
         self.loop = asyncio.get_running_loop()
         self._on_return = on_return
         self._began = self.loop.time()
+        self._worked: float | None = None
+        """How long the handler took."""
         self._published = head - job.elapsed_ms / 1000
         self._expires = head + crew.ttr
         """By our own clock: until then nobody else has the job."""
@@ -297,7 +305,8 @@ class Hold:
         outcome = self.settled or Outcome.LOST
         now = self.loop.time()
         log.debug("job %s of %s: %s", self.job.job_id, self.job.queue, outcome)
-        tell(self.crew.hooks.finish, self.job, outcome, now - self._began, now - self._published)
+        worked = now - self._began if self._worked is None else self._worked
+        tell(self.crew.hooks.finish, self.job, outcome, worked, now - self._published)
 
     # The handler, on its own loop
 
@@ -325,6 +334,7 @@ class Hold:
 
     def _has_returned(self, error: BaseException | None) -> None:
         self.returned = True
+        self._worked = self.loop.time() - self._began
         self._disarm("limit", "late")
         self._on_return(self)
         if not self._over.done():
@@ -534,7 +544,8 @@ class Hold:
                     self.crew.outage.failed("result", error)
                 if failed is not None:
                     failed(error)
-                await asyncio.sleep(max(backoff(failures), error.retry_after or 0))
+                pause = max(backoff(failures), error.retry_after or 0)
+                await asyncio.sleep(min(pause, max(self._expires - self.loop.time(), 0)))
             else:
                 self.crew.outage.worked("result")
                 return result

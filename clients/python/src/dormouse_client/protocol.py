@@ -292,7 +292,7 @@ class JobOptions(TypedDict, total=False):
     on_conflict: Literal["keep", "replace", "fail"] | None
     """What a taken key means."""
     attributes: Mapping[str, str] | None
-    """16 at most; names of 32 bytes, which arrive in lower case, and values of 128. Neither may be empty."""
+    """16 at most; names of 32 bytes without capitals, values of 128. Neither may be empty."""
     traceparent: str | None
     """The attribute of that name. Within a handler it is the job's own, if none is given."""
 
@@ -375,11 +375,7 @@ def whole_seconds(name: str, duration: Seconds) -> int:
 
 
 def _attributes(given: JobOptions) -> dict[str, str]:
-    named = given.get("attributes") or {}
-    # The server would do so too: names are those of headers.
-    attributes = {name.lower(): value for name, value in named.items()}
-    if len(attributes) < len(named):
-        raise Invalid("two attributes whose names differ in case alone")
+    attributes = dict(given.get("attributes") or {})
     traceparent = given.get("traceparent")
     if traceparent is not None:
         attributes["traceparent"] = traceparent
@@ -390,6 +386,8 @@ def _attributes(given: JobOptions) -> dict[str, str]:
     for name, value in attributes.items():
         if not name or not value:
             raise Invalid(f"attribute {name!r}: neither name nor value can be empty")
+        if name != name.lower():
+            raise Invalid(f"attribute {name!r}: the server keeps no capitals in names")
         try:
             name_bytes, value_bytes = len(name.encode()), len(value.encode())
         except UnicodeEncodeError as error:

@@ -31,7 +31,7 @@ def verify(secrets: str | Sequence[str], headers: Mapping[str, str], body: bytes
     keys = [_key(secret) for secret in ([secrets] if isinstance(secrets, str) else secrets)]
     if not keys:
         raise SignatureError("secret", "none was given")
-    given = {name.lower(): value for name, value in headers.items()}
+    given = {name.lower(): value for name, value in headers.items() if value}
     try:
         job_id, stamp, signatures = (given[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
     except KeyError as error:

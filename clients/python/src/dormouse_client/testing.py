@@ -188,17 +188,16 @@ class Double:
             answer = do(asked)
         else:
             attributes = sorted((n, v) for n, v in asked.headers.items() if n.startswith("job-attr-"))
-            print_ = (asked.method, asked.rest, asked.query, attributes, asked.body)
-            since, before, answer = self._answered.get(
-                (asked.queue, key), (-1.0 - _REMEMBERED, None, httpx.Response(0))
-            )
-            if self._clock - since < _REMEMBERED:
-                if before != print_:
+            same = (asked.method, asked.rest, asked.query, attributes, asked.body)
+            remembered = self._answered.get((asked.queue, key))
+            if remembered is not None and self._clock - remembered[0] < _REMEMBERED:
+                _, before, answer = remembered
+                if before != same:
                     raise _Refused(422, "the idempotency key was used for another request")
                 headers = {**answer.headers, "idempotency-replayed": "true"}
                 return httpx.Response(answer.status_code, content=answer.content, headers=headers)
             answer = do(asked)
-            self._answered[asked.queue, key] = (self._clock, print_, answer)
+            self._answered[asked.queue, key] = (self._clock, same, answer)
         if asked.method != "GET":
             self._wake()
         return answer

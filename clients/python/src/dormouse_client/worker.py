@@ -311,6 +311,7 @@ class _Run:
             self._hurry.set()
         if self._worker.stops and not self._stopping.is_set():
             self._stopping.set()
+            self._crew.acks.hurry()
             # What lies in the kernel already gets its turn.
             self.loop.call_later(0.01, self._close_poll)
 
