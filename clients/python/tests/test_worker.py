@@ -410,7 +410,7 @@ def test_a_result_is_repeated_until_ttr_is_over(loop: JumpingLoop, server: Serve
         assert await work.finished() == ["lost"]
         acks = server.seen("ack")
         assert len(acks) > 8
-        assert all(sent.at < began + 30 for sent in acks)
+        assert max(sent.at for sent in acks) < began + 30
         assert loop.time() - began == pytest.approx(30, abs=0.1)
 
     loop.run_until_complete(test())

@@ -195,6 +195,10 @@ class Acks:
 
     async def _send(self, queue: str, batch: list[tuple[Job, asyncio.Future[None]]]) -> None:
         client, requests = self._client, self._client.requests
+        # Whose ttr has ended while it waited for others is lost: nothing is sent for it any more.
+        batch = [(job, done) for job, done in batch if not done.done()]
+        if not batch:
+            return
         try:
             stale: set[str] = set()
             if len(batch) == 1:
