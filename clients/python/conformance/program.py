@@ -470,11 +470,12 @@ class Program:
             worker.run_until_idle()
             double.advance(asked["advance"])
             worker.run_until_idle()
-            dead = [
-                {"data": encoded(one.data or b""), "reason": one.reason} for one in client.jobs("q", "dead", data=True)
-            ]
-            ready, delayed = (len(list(client.jobs("q", state))) for state in ("ready", "delayed"))
-        return {"handled": handled, "ready": ready, "delayed": delayed, "dead": dead}
+            left = {state: list(client.jobs("q", state, data=True)) for state in ("ready", "delayed", "dead")}
+        shown = {
+            state: [{"data": encoded(job.data or b""), "reason": job.reason} for job in jobs]
+            for state, jobs in left.items()
+        }
+        return {"handled": handled, **shown}
 
 
 NO_ERROR: Json = dict.fromkeys(

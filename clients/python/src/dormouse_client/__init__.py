@@ -38,6 +38,7 @@ from .protocol import (
     Unavailable,
     UnreadableBody,
     Unsupported,
+    current_traceparent,
 )
 from .signatures import SignatureError, verify
 from .version import VERSION as __version__
@@ -90,5 +91,6 @@ __all__ = [
     "Unsupported",
     "Worker",
     "__version__",
+    "current_traceparent",
     "verify",
 ]
