@@ -1,0 +1,61 @@
+//! The library's own double, run as the suite says.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use dormouse_client::double::Double;
+use dormouse_client::{Client, Error, Event, State, StreamExt as _, Worker};
+use serde_json::{Value, json};
+
+use crate::handler::Handlers;
+use crate::read::{self, Op};
+use crate::{Failed, Told};
+
+const QUEUE: &str = "q";
+
+pub async fn run(op: &Op) -> Told {
+    let double = Double::new();
+    let client = double.client("double");
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let (handlers, told) = (Handlers::default(), handled.clone());
+    let worker = Worker::new(client.clone())
+        .queue(QUEUE, move |job| {
+            let handlers = handlers.clone();
+            async move { handlers.handle("double", job).await }
+        })
+        .concurrency(1)
+        .backoff([Duration::from_secs(5)])
+        .hook(move |happened| {
+            if let Event::Finish { job, outcome, .. } = happened {
+                let data = STANDARD.encode(&job.data);
+                told.lock().unwrap().push(json!({ "data": data, "outcome": outcome.as_str() }));
+            }
+        });
+    for job in op.list("jobs")? {
+        client.publish(QUEUE, read::job(&Op(job))?).await?;
+    }
+    let ended = |e: dormouse_client::WorkerError| Failed::Wrong(e.to_string());
+    double.run_until_idle(&worker).await.map_err(ended)?;
+    double.advance(op.seconds("advance")?.unwrap_or_default());
+    double.run_until_idle(&worker).await.map_err(ended)?;
+    let handled: Vec<Value> = handled.lock().unwrap().clone();
+    Ok(json!({
+        "handled": handled,
+        "ready": listed(&client, State::Ready).await?,
+        "delayed": listed(&client, State::Delayed).await?,
+        "dead": listed(&client, State::Dead).await?,
+    }))
+}
+
+async fn listed(client: &Client, state: State) -> Result<Vec<Value>, Error> {
+    let mut jobs = client.jobs(QUEUE, state).data(true);
+    let mut listed = Vec::new();
+    while let Some(job) = jobs.next().await {
+        let job = job?;
+        let data = job.data.map(|data| STANDARD.encode(data));
+        listed.push(json!({ "data": data, "reason": job.reason }));
+    }
+    Ok(listed)
+}

@@ -1,0 +1,363 @@
+//! One hand-over of a job: its receipt, until when it is ours, and what becomes of it.
+//!
+//! Everything that carries the receipt is sent under one lock, so a touch and a result never cross.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex as SyncMutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::{JobInfo, Released};
+use crate::request::{Call, job_path};
+use crate::time::seconds;
+
+/// A reason is cut to so many bytes, in whole characters.
+const MAX_REASON: usize = 4096;
+
+/// Why a handler should end.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Cause {
+    /// The job is not ours any more. Nothing that the handler says counts.
+    Lost,
+    /// The worker was told to stop, and its `drain` is over.
+    Drain,
+    /// It took longer than `time_limit`.
+    TimeLimit,
+}
+
+impl Cause {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Cause::Lost => "lost",
+            Cause::Drain => "drain",
+            Cause::TimeLimit => "time_limit",
+        }
+    }
+}
+
+/// What was done with a job.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Settled {
+    Acked,
+    Released,
+    Buried,
+}
+
+/// What is sent for a job.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Touch { ttr: Duration },
+    Ack,
+    Release { delay: Duration, spend: bool, reason: String },
+    Bury { reason: String },
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Touched(Timestamp),
+    Settled,
+    Released(Released),
+}
+
+pub(crate) struct Hold {
+    client: Client,
+    queue: String,
+    id: String,
+    ttr: Duration,
+    standing: Mutex<Standing>,
+    /// By our own clock. Readable while something is being sent.
+    expires: SyncMutex<Instant>,
+    settled: OnceLock<Settled>,
+    cause: OnceLock<Cause>,
+    cancel: CancellationToken,
+    lost: AtomicBool,
+}
+
+/// What the next request for the job carries.
+pub(crate) struct Standing {
+    receipt: Option<String>,
+    /// When a touch was sent that may have made the receipt old, for nobody knows whether it was done.
+    unsure: Option<(Instant, Duration)>,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        client: Client,
+        queue: String,
+        id: String,
+        receipt: Option<String>,
+        ttr: Duration,
+        since: Instant,
+    ) -> Hold {
+        Hold {
+            client,
+            queue,
+            id,
+            ttr,
+            standing: Mutex::new(Standing { receipt, unsure: None }),
+            expires: SyncMutex::new(since + ttr),
+            settled: OnceLock::new(),
+            cause: OnceLock::new(),
+            cancel: CancellationToken::new(),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) async fn cancelled(&self) -> Cause {
+        self.cancel.cancelled().await;
+        // It is set before the token is cancelled.
+        self.cause().unwrap_or(Cause::Lost)
+    }
+
+    /// Lost whatever else it was cancelled for, since nothing is sent for it then.
+    pub(crate) fn cause(&self) -> Option<Cause> {
+        if self.lost.load(Ordering::Acquire) { Some(Cause::Lost) } else { self.cause.get().copied() }
+    }
+
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.cancel(Cause::Lost);
+    }
+
+    /// Tells the handler to end; the first cause stands.
+    pub(crate) fn cancel(&self, cause: Cause) {
+        let _ = self.cause.set(cause);
+        self.cancel.cancel();
+    }
+
+    pub(crate) fn settled(&self) -> Option<Settled> {
+        self.settled.get().copied()
+    }
+
+    pub(crate) fn expires(&self) -> Instant {
+        *self.expires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn expire_at(&self, at: Instant) {
+        *self.expires.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
+
+    /// How long it is still ours.
+    pub(crate) fn left(&self) -> Duration {
+        self.expires().saturating_duration_since(Instant::now())
+    }
+
+    pub(crate) async fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().await
+    }
+
+    pub(crate) async fn touch(&self, ttr: Duration) -> Result<Timestamp> {
+        match self.send_alone(Step::Touch { ttr }).await? {
+            Done::Touched(until) => Ok(until),
+            _ => Err(unreadable()),
+        }
+    }
+
+    pub(crate) async fn ack(&self) -> Result<()> {
+        self.send_alone(Step::Ack).await.map(drop)
+    }
+
+    pub(crate) async fn release(&self, delay: Duration, spend: bool, reason: &str) -> Result<Released> {
+        match self.send_alone(Step::Release { delay, spend, reason: reason.to_owned() }).await? {
+            Done::Released(what) => Ok(what),
+            _ => Err(unreadable()),
+        }
+    }
+
+    pub(crate) async fn bury(&self, reason: &str) -> Result<()> {
+        self.send_alone(Step::Bury { reason: reason.to_owned() }).await.map(drop)
+    }
+
+    /// One more than the attempt that stands in the job's reason.
+    pub(crate) async fn attempt(&self) -> Result<u32> {
+        let info = self.client.get(&self.queue, &self.id).await?;
+        Ok(attempt_of(info.reason.as_deref()).saturating_add(1))
+    }
+
+    /// One look at the job.
+    pub(crate) async fn look_at(&self, timeout: Duration) -> Result<JobInfo> {
+        let path = job_path(self.client.namespace(), &self.queue, &self.id);
+        self.client.once(&Call::get(path).with("verbose", "1"), timeout).await?.json()
+    }
+
+    async fn send_alone(&self, step: Step) -> Result<Done> {
+        let mut standing = self.standing.lock().await;
+        self.send(&mut standing, &step, self.client.timeout(), true).await
+    }
+
+    /// Sends a step, and after a 409 looks whether an earlier touch was done whose answer was lost.
+    pub(crate) async fn send(
+        &self,
+        standing: &mut Standing,
+        step: &Step,
+        timeout: Duration,
+        repeat: bool,
+    ) -> Result<Done> {
+        loop {
+            let lost = match self.send_once(standing, step, timeout, repeat).await {
+                Err(e) if e.kind() == ErrorKind::Lost => e,
+                other => return other,
+            };
+            if !self.look(standing, timeout).await? {
+                return Err(lost);
+            }
+        }
+    }
+
+    /// After a 409: whether the job is ours by another receipt, which is the one to go on with.
+    pub(crate) async fn look(&self, standing: &mut Standing, timeout: Duration) -> Result<bool> {
+        let (Some((sent, ttr)), Some(old)) = (standing.unsure, standing.receipt.clone()) else {
+            return Ok(false);
+        };
+        let path = job_path(self.client.namespace(), &self.queue, &self.id);
+        let call = Call::get(path).with("verbose", "1").with("receipt", &old);
+        let info: JobInfo = match self.client.once(&call, timeout).await {
+            Ok(answer) => answer.json()?,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        match info.receipt {
+            Some(new) if new != old && !self.left().is_zero() => {
+                standing.receipt = Some(new);
+                standing.unsure = None;
+                self.expire_at(sent + ttr);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// One request, repeated at most where the server says that it has done nothing.
+    async fn send_once(
+        &self,
+        standing: &mut Standing,
+        step: &Step,
+        timeout: Duration,
+        repeat: bool,
+    ) -> Result<Done> {
+        let call = self.call(standing, step);
+        let sent = Instant::now();
+        let answer =
+            if repeat { self.client.call(&call).await } else { self.client.once(&call, timeout).await };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(e) => {
+                if let (true, Step::Touch { ttr }) = (e.is_uncertain(), step) {
+                    standing.unsure.get_or_insert((sent, *ttr));
+                }
+                return Err(e);
+            }
+        };
+        match step {
+            Step::Touch { ttr } => {
+                #[derive(Deserialize)]
+                struct Touched {
+                    receipt: String,
+                    until: Timestamp,
+                }
+                let touched: Touched = answer.json()?;
+                standing.receipt = Some(touched.receipt);
+                standing.unsure = None;
+                self.expire_at(sent + *ttr);
+                Ok(Done::Touched(touched.until))
+            }
+            Step::Ack => Ok(self.settle(Settled::Acked)),
+            Step::Bury { .. } => Ok(self.settle(Settled::Buried)),
+            Step::Release { .. } => {
+                #[derive(Deserialize)]
+                struct Back {
+                    remain_tries: Option<u32>,
+                }
+                let back: Back = answer.json()?;
+                self.settle(Settled::Released);
+                Ok(Done::Released(match back.remain_tries {
+                    Some(remain_tries) => Released::Back { remain_tries },
+                    None => Released::Dead,
+                }))
+            }
+        }
+    }
+
+    pub(crate) fn settle(&self, what: Settled) -> Done {
+        let _ = self.settled.set(what);
+        Done::Settled
+    }
+
+    fn call(&self, standing: &Standing, step: &Step) -> Call {
+        let path = job_path(self.client.namespace(), &self.queue, &self.id);
+        let call = match step {
+            Step::Touch { ttr } => Call::post(path.join("touch")).with("ttr", &seconds(*ttr)),
+            Step::Ack => Call::delete(path).safe(),
+            Step::Release { delay, spend, reason } => {
+                let call = Call::post(path.join("release")).with("delay", &seconds(*delay));
+                let call = if *spend { call } else { call.with("spend", "0") };
+                call.body(cut(reason).to_owned())
+            }
+            Step::Bury { reason } => Call::post(path.join("bury")).body(cut(reason).to_owned()),
+        };
+        call.with_some("receipt", standing.receipt.as_deref())
+    }
+
+    pub(crate) fn receipt(standing: &Standing) -> Option<String> {
+        standing.receipt.clone()
+    }
+
+    pub(crate) fn ttr(&self) -> Duration {
+        self.ttr
+    }
+}
+
+fn unreadable() -> Error {
+    Error::new(ErrorKind::Protocol, "the answer is not that of this call")
+}
+
+/// At most 4 KiB of a reason, in whole characters.
+pub(crate) fn cut(reason: &str) -> &str {
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason[..end]
+}
+
+/// The number in `attempt <n>: <text>`, as workers and push write it; 0 of any other reason.
+pub(crate) fn attempt_of(reason: Option<&str>) -> u32 {
+    let number =
+        reason.and_then(|reason| reason.strip_prefix("attempt ")).and_then(|rest| rest.split_once(':'));
+    number.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_cut_in_whole_characters() {
+        let long = "ä".repeat(3000);
+        assert_eq!(cut(&long).len(), 4096);
+        let odd = format!("x{long}");
+        assert_eq!(cut(&odd).len(), 4095, "half a character was left");
+        assert_eq!(cut("short"), "short");
+    }
+
+    #[test]
+    fn the_attempt_is_read_from_the_reason() {
+        assert_eq!(attempt_of(Some("attempt 3: no route")), 3);
+        assert_eq!(attempt_of(Some("attempt of a worker")), 0);
+        assert_eq!(attempt_of(Some("attempt 99999999999: x")), 0);
+        assert_eq!(attempt_of(None), 0);
+    }
+}

@@ -1,0 +1,33 @@
+//! Client and worker of Dormouse, a delayed task queue server.
+//!
+//! [`Client`] has every verb of the server. [`Worker`] takes jobs, keeps them while handlers work on them, brings
+//! back what failed, and ends well when it is told to stop. [`verify`] checks what push sends. [`double`] is a
+//! server in the process, for tests.
+//!
+//! `error`, `time`, `transport` and `request` know no verb; `client` and `lists` know no worker; `hold` is one
+//! hand-over of a job, which both sides use; `worker` is above them.
+
+mod client;
+pub mod double;
+mod error;
+mod hold;
+mod job;
+mod lists;
+mod request;
+mod signature;
+mod time;
+pub mod transport;
+mod worker;
+
+pub use client::{Builder, Client, Consume, Publish, Respawn};
+pub use error::{Error, ErrorKind, Result};
+pub use futures_util::{Stream, StreamExt, TryStreamExt};
+pub use hold::Cause;
+pub use job::{
+    Acked, Attributes, BodyError, DeadLetter, Job, JobInfo, NewJob, OnConflict, Outcome, Published,
+    QueueInfo, Released, Respawned, State, TRACEPARENT,
+};
+pub use lists::{Jobs, Queues};
+pub use signature::{SignatureError, verify, verify_at};
+pub use time::At;
+pub use worker::{Ended, Event, Next, Stopper, Worker, WorkerError};

@@ -1,0 +1,154 @@
+//! Whether a request that push sent is from the server that has the secret.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hmac_sha256::HMAC;
+
+/// How far the clock of the sender may be away from ours.
+const TOLERANCE: Duration = Duration::from_secs(300);
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum SignatureError {
+    /// A header is not there.
+    Missing,
+    /// It is no time, or more than five minutes away.
+    Timestamp,
+    /// None of the signatures is that of a secret.
+    Signature,
+    /// A secret is none, or there is none.
+    Secret,
+}
+
+impl SignatureError {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SignatureError::Missing => "missing",
+            SignatureError::Timestamp => "timestamp",
+            SignatureError::Signature => "signature",
+            SignatureError::Secret => "secret",
+        }
+    }
+}
+
+impl fmt::Display for SignatureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SignatureError::Missing => "missing: one of webhook-id, webhook-timestamp, webhook-signature",
+            SignatureError::Timestamp => "timestamp: it is no time, or more than five minutes away",
+            SignatureError::Signature => "signature: none is by one of the secrets",
+            SignatureError::Secret => "secret: it should be whsec_ and base64",
+        })
+    }
+}
+
+impl std::error::Error for SignatureError {}
+
+/// Checks a request of push: the headers as they came, in any case, and the raw body. While a secret is changed
+/// there are two.
+///
+/// ```
+/// # use dormouse_client::{SignatureError, verify};
+/// let headers = [("webhook-id", "1")];
+/// let secrets = ["whsec_bm90IGEgc2VjcmV0IQ=="];
+/// assert_eq!(verify(secrets, headers, b"hello"), Err(SignatureError::Missing));
+/// ```
+pub fn verify<'a>(
+    secrets: impl IntoIterator<Item = impl AsRef<str>>,
+    headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    body: &[u8],
+) -> Result<(), SignatureError> {
+    verify_at(secrets, headers, body, SystemTime::now())
+}
+
+/// The same at another time, for tests.
+pub fn verify_at<'a>(
+    secrets: impl IntoIterator<Item = impl AsRef<str>>,
+    headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    body: &[u8],
+    now: SystemTime,
+) -> Result<(), SignatureError> {
+    let keys: Vec<Vec<u8>> =
+        secrets.into_iter().map(|secret| key(secret.as_ref())).collect::<Result<_, _>>()?;
+    if keys.is_empty() {
+        return Err(SignatureError::Secret);
+    }
+    let (mut id, mut timestamp, mut signatures) = (None, None, None);
+    for (name, value) in headers {
+        match name.to_ascii_lowercase().as_str() {
+            "webhook-id" => id = Some(value),
+            "webhook-timestamp" => timestamp = Some(value),
+            "webhook-signature" => signatures = Some(value),
+            _ => {}
+        }
+    }
+    let (Some(id), Some(timestamp), Some(signatures)) = (id, timestamp, signatures) else {
+        return Err(SignatureError::Missing);
+    };
+    let at: u64 = timestamp.parse().map_err(|_| SignatureError::Timestamp)?;
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| SignatureError::Timestamp)?.as_secs();
+    if now.abs_diff(at) > TOLERANCE.as_secs() {
+        return Err(SignatureError::Timestamp);
+    }
+    let given: Vec<[u8; 32]> = signatures
+        .split(' ')
+        .filter_map(|signature| signature.strip_prefix("v1,"))
+        .filter_map(|signature| STANDARD.decode(signature).ok()?.try_into().ok())
+        .collect();
+    let good = keys.iter().any(|key| {
+        given.iter().any(|given| {
+            let mut mac = HMAC::new(key);
+            mac.update(id.as_bytes());
+            mac.update(b".");
+            mac.update(timestamp.as_bytes());
+            mac.update(b".");
+            mac.update(body);
+            // In constant time.
+            mac.finalize_verify(given)
+        })
+    });
+    if good { Ok(()) } else { Err(SignatureError::Signature) }
+}
+
+fn key(secret: &str) -> Result<Vec<u8>, SignatureError> {
+    let text = secret.strip_prefix("whsec_").unwrap_or(secret);
+    let key = STANDARD.decode(text).map_err(|_| SignatureError::Secret)?;
+    if key.is_empty() { Err(SignatureError::Secret) } else { Ok(key) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+    /// The example of the Standard Webhooks specification.
+    #[test]
+    fn the_example_of_the_specification_is_good() {
+        let headers = [
+            ("Webhook-Id", "msg_p5jXN8AQM9LWM0D4loKWxJek"),
+            ("WEBHOOK-TIMESTAMP", "1614265330"),
+            ("webhook-signature", "v2,x v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="),
+        ];
+        let body = br#"{"test": 2432232314}"#;
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(verify_at([SECRET], headers, body, at(1_614_265_330)), Ok(()));
+        assert_eq!(
+            verify_at(["whsec_AAAA", SECRET], headers, body, at(1_614_265_630)),
+            Ok(()),
+            "300 s later"
+        );
+        let late = verify_at([SECRET], headers, body, at(1_614_265_631));
+        assert_eq!(late, Err(SignatureError::Timestamp), "301 s later");
+        let other = verify_at([SECRET], headers, b"{}", at(1_614_265_330));
+        assert_eq!(other, Err(SignatureError::Signature), "another body");
+        let none = verify_at([SECRET], headers.into_iter().skip(1), body, at(1_614_265_330));
+        assert_eq!(none, Err(SignatureError::Missing), "no id");
+        assert_eq!(verify_at(["whsec_?"], headers, body, at(1_614_265_330)), Err(SignatureError::Secret));
+    }
+}

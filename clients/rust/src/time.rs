@@ -1,0 +1,148 @@
+//! Instants and durations, as they are given and as the server reads them.
+
+use std::time::{Duration, SystemTime};
+
+use jiff::{Timestamp, Zoned};
+
+use crate::error::{Error, Result};
+
+/// When a job is due: from a [`SystemTime`], a [`Timestamp`], a [`Zoned`], or a text in RFC 3339.
+#[derive(Clone, Debug)]
+pub struct At(pub(crate) Given);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Given {
+    /// Unix milliseconds.
+    Millis(i64),
+    /// The server reads it.
+    Text(String),
+}
+
+impl From<Timestamp> for At {
+    fn from(at: Timestamp) -> At {
+        // A part of a millisecond is rounded up: nothing is due before its time.
+        let millis =
+            at.as_nanosecond().div_euclid(1_000_000) + i128::from(at.as_nanosecond() % 1_000_000 != 0);
+        At(Given::Millis(i64::try_from(millis).unwrap_or(i64::MAX)))
+    }
+}
+
+impl From<&Zoned> for At {
+    fn from(at: &Zoned) -> At {
+        at.timestamp().into()
+    }
+}
+
+impl From<Zoned> for At {
+    fn from(at: Zoned) -> At {
+        at.timestamp().into()
+    }
+}
+
+impl From<SystemTime> for At {
+    fn from(at: SystemTime) -> At {
+        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        At(Given::Millis(millis(since)))
+    }
+}
+
+impl From<&str> for At {
+    fn from(text: &str) -> At {
+        At(Given::Text(text.to_owned()))
+    }
+}
+
+impl From<String> for At {
+    fn from(text: String) -> At {
+        At(Given::Text(text))
+    }
+}
+
+/// Whole milliseconds, rounded up.
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
+}
+
+/// Seconds with three decimals at most, as queries have them.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let millis = millis(duration);
+    match millis % 1000 {
+        0 => format!("{}", millis / 1000),
+        rest => format!("{}.{rest:03}", millis / 1000),
+    }
+}
+
+/// The same as a number of JSON.
+pub(crate) fn seconds_json(duration: Duration) -> serde_json::Value {
+    let millis = millis(duration);
+    match millis % 1000 {
+        0 => (millis / 1000).into(),
+        #[expect(clippy::cast_precision_loss, reason = "136 years in milliseconds have 42 bits")]
+        _ => (millis as f64 / 1000.0).into(),
+    }
+}
+
+/// Whole seconds, for parameters that have no decimals.
+pub(crate) fn whole_seconds(name: &str, duration: Duration) -> Result<u64> {
+    if duration.subsec_nanos() != 0 {
+        return Err(Error::invalid(format!("{name} should be whole seconds, and is {duration:?}")));
+    }
+    Ok(duration.as_secs())
+}
+
+/// A number from 0 to 1, evenly.
+pub(crate) fn random() -> f64 {
+    let mut bytes = [0; 4];
+    // Without random bytes the pauses are those in the middle: nothing depends on them.
+    if getrandom::fill(&mut bytes).is_err() {
+        return 0.5;
+    }
+    f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)
+}
+
+/// The same duration, a tenth shorter or longer.
+pub(crate) fn jittered(duration: Duration) -> Duration {
+    duration.mul_f64(0.9 + 0.2 * random())
+}
+
+/// The pauses between one try and the next.
+#[derive(Debug, Default)]
+pub(crate) struct Pauses {
+    tries: i32,
+}
+
+impl Pauses {
+    const FIRST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    /// Random between half and all of 0.1 s · 2ⁿ, 5 s at most, and never less than the server asks for.
+    pub(crate) fn next(&mut self, retry_after: Option<Duration>) -> Duration {
+        let most = Pauses::FIRST.mul_f64(f64::powi(2.0, self.tries.min(6))).min(Pauses::LONGEST);
+        self.tries += 1;
+        most.mul_f64(0.5 + 0.5 * random()).max(retry_after.unwrap_or(Duration::ZERO))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_millisecond_are_rounded_up() {
+        assert_eq!(seconds(Duration::from_micros(1_500_001)), "1.501");
+        assert_eq!(seconds(Duration::from_secs(2)), "2");
+        let at = At::from(Timestamp::from_nanosecond(1_700_000_000_000_000_001).unwrap());
+        assert!(matches!(at.0, Given::Millis(1_700_000_000_001)), "{at:?}");
+    }
+
+    #[test]
+    fn pauses_double_up_to_five_seconds_and_heed_the_server() {
+        let mut pauses = Pauses::default();
+        let given: Vec<f64> = (0..9).map(|_| pauses.next(None).as_secs_f64()).collect();
+        for (n, pause) in given.iter().enumerate() {
+            let most = (0.1 * f64::from(1 << n)).min(5.0);
+            assert!(*pause >= most / 2.0 && *pause <= most, "pause {n} is {pause}, should be up to {most}");
+        }
+        assert_eq!(pauses.next(Some(Duration::from_secs(30))), Duration::from_secs(30));
+    }
+}

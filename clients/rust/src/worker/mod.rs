@@ -1,0 +1,293 @@
+//! The worker: takes jobs, keeps them while handlers work on them, and tells the server what became of each.
+
+mod acks;
+mod hooks;
+mod polls;
+mod run;
+mod stop;
+mod work;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use hooks::{Ended, Event};
+pub use stop::Stopper;
+
+use crate::client::Client;
+use crate::error::Error;
+use crate::job::{Job, Outcome};
+
+type Handling = Pin<Box<dyn Future<Output = Result<(), Outcome>> + Send>>;
+type Handler = Arc<dyn Fn(Job) -> Handling + Send + Sync>;
+type Middleware = Arc<dyn Fn(Job, Next) -> Handling + Send + Sync>;
+type Hook = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
+type Backoff = Arc<dyn Fn(u32, &str) -> Duration + Send + Sync>;
+
+/// The shortest `ttr`: a third of it must suffice for a touch.
+const SHORTEST_TTR: Duration = Duration::from_secs(3);
+
+/// Works on the jobs of some queues. A clone is the same worker.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use dormouse_client::{Client, Job, Outcome, Worker};
+///
+/// async fn mail(job: Job) -> Result<(), Outcome> {
+///     let to: String = job.json()?;
+///     println!("to {to}");
+///     Ok(())
+/// }
+///
+/// Worker::new(Client::from_env()?).queue("mail", mail).concurrency(20).run().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Worker {
+    settings: Arc<Settings>,
+    stopper: Stopper,
+}
+
+#[derive(Clone)]
+pub(crate) struct Settings {
+    client: Client,
+    handlers: Vec<(String, Handler)>,
+    weights: Vec<u32>,
+    concurrency: usize,
+    ttr: Duration,
+    poll: Duration,
+    backoff: Backoff,
+    time_limit: Option<Duration>,
+    drain: Duration,
+    grace: Duration,
+    ack_window: Duration,
+    middleware: Vec<Middleware>,
+    hooks: Vec<Hook>,
+    signals: bool,
+}
+
+impl Settings {
+    fn tell(&self, event: &Event<'_>) {
+        self.hooks.iter().for_each(|hook| hook(event));
+    }
+}
+
+/// What runs behind a middleware: the next one, or the handler.
+pub struct Next {
+    settings: Arc<Settings>,
+    at: usize,
+}
+
+impl Next {
+    /// Goes on with the job.
+    pub async fn run(self, job: Job) -> Result<(), Outcome> {
+        let Next { settings, at } = self;
+        if let Some(middleware) = settings.middleware.get(at).cloned() {
+            return middleware(job, Next { settings, at: at + 1 }).await;
+        }
+        match settings.handlers.iter().find(|(queue, _)| *queue == job.queue) {
+            Some((_, handler)) => handler(job).await,
+            None => Err(Outcome::Failed(format!("no handler of the queue {:?}", job.queue))),
+        }
+    }
+}
+
+impl Worker {
+    /// A worker without queues yet.
+    pub fn new(client: Client) -> Worker {
+        let seconds = Duration::from_secs;
+        Worker {
+            settings: Arc::new(Settings {
+                client,
+                handlers: Vec::new(),
+                weights: Vec::new(),
+                concurrency: 10,
+                ttr: seconds(30),
+                poll: seconds(20),
+                backoff: steps([5, 30, 300, 1800, 7200].map(seconds).to_vec()),
+                time_limit: None,
+                drain: seconds(25),
+                grace: seconds(5),
+                ack_window: Duration::from_millis(5),
+                middleware: Vec::new(),
+                hooks: Vec::new(),
+                signals: true,
+            }),
+            stopper: Stopper::default(),
+        }
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Worker {
+        change(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    /// Works on this queue too. Of several queues the first that has jobs goes first.
+    pub fn queue<F, R, E>(self, queue: impl Into<String>, handler: F) -> Worker
+    where
+        F: Fn(Job) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<Outcome>,
+    {
+        let handler: Handler = Arc::new(move |job| {
+            let handling = handler(job);
+            Box::pin(async move { handling.await.map_err(Into::into) })
+        });
+        self.set(|settings| settings.handlers.push((queue.into(), handler)))
+    }
+
+    /// In which proportion the queues are served: one for each, in the order in which they were named.
+    pub fn weights(self, weights: impl Into<Vec<u32>>) -> Worker {
+        self.set(|settings| settings.weights = weights.into())
+    }
+
+    /// How many handlers run at a time, over all queues; 10 by default. For a bound per queue take two workers.
+    pub fn concurrency(self, handlers: usize) -> Worker {
+        self.set(|settings| settings.concurrency = handlers)
+    }
+
+    /// For how long a job is ours; it is touched each third of it. Whole seconds, 3 at least, 30 by default.
+    pub fn ttr(self, ttr: Duration) -> Worker {
+        self.set(|settings| settings.ttr = ttr)
+    }
+
+    /// How long a consume waits; whole seconds, 20 by default. It should be below what balancers cut.
+    pub fn poll(self, poll: Duration) -> Worker {
+        self.set(|settings| settings.poll = poll)
+    }
+
+    /// How long a job rests after its 1st, 2nd … failure; the last repeats, each a tenth shorter or longer.
+    pub fn backoff(self, delays: impl Into<Vec<Duration>>) -> Worker {
+        self.set(|settings| settings.backoff = steps(delays.into()))
+    }
+
+    /// The same by a function of the attempt, from 1, and the text of the failure; taken as it is.
+    pub fn backoff_by(self, delay: impl Fn(u32, &str) -> Duration + Send + Sync + 'static) -> Worker {
+        self.set(|settings| settings.backoff = Arc::new(delay))
+    }
+
+    /// How long a handler may take; by default as long as it likes.
+    pub fn time_limit(self, limit: Duration) -> Worker {
+        self.set(|settings| settings.time_limit = Some(limit))
+    }
+
+    /// How long handlers go on after the worker was told to stop; 25 s by default.
+    pub fn drain(self, drain: Duration) -> Worker {
+        self.set(|settings| settings.drain = drain)
+    }
+
+    /// How long a handler that was cancelled may take to end; 5 s by default.
+    pub fn grace(self, grace: Duration) -> Worker {
+        self.set(|settings| settings.grace = grace)
+    }
+
+    /// How long an ack may wait for others; 5 ms by default.
+    pub fn ack_window(self, window: Duration) -> Worker {
+        self.set(|settings| settings.ack_window = window)
+    }
+
+    /// Wraps the handlers; the first that is named is the outermost.
+    pub fn middleware<F, R>(self, middleware: F) -> Worker
+    where
+        F: Fn(Job, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), Outcome>> + Send + 'static,
+    {
+        let middleware: Middleware = Arc::new(move |job, next| Box::pin(middleware(job, next)));
+        self.set(|settings| settings.middleware.push(middleware))
+    }
+
+    /// Is told what happens. It should return soon: the worker waits for it.
+    pub fn hook(self, hook: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Worker {
+        self.set(|settings| settings.hooks.push(Arc::new(hook)))
+    }
+
+    /// Whether SIGTERM and SIGINT stop it; they do by default.
+    pub fn signals(self, heed: bool) -> Worker {
+        self.set(|settings| settings.signals = heed)
+    }
+
+    /// What stops it.
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Works until it is told to stop: by a signal, or by its [`Stopper`]. Acks are sent when it returns.
+    pub async fn run(&self) -> Result<(), WorkerError> {
+        self.check()?;
+        run::run(self.settings.clone(), self.stopper.clone()).await
+    }
+
+    fn check(&self) -> Result<(), WorkerError> {
+        let settings = &self.settings;
+        let wrong = |text: &str| Err(WorkerError::Ended(Error::invalid(text)));
+        if settings.handlers.is_empty() {
+            return wrong("the worker has no queue");
+        }
+        if settings.concurrency == 0 {
+            return wrong("concurrency should be 1 at least");
+        }
+        if settings.ttr < SHORTEST_TTR || settings.ttr.subsec_nanos() != 0 {
+            return wrong("ttr should be whole seconds, 3 at least");
+        }
+        if settings.poll.is_zero() || settings.poll.subsec_nanos() != 0 {
+            return wrong("poll should be whole seconds, 1 at least");
+        }
+        if !settings.weights.is_empty() && settings.weights.len() != settings.handlers.len() {
+            return wrong("there should be one weight for each queue");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queues: Vec<&String> = self.settings.handlers.iter().map(|(queue, _)| queue).collect();
+        f.debug_struct("Worker").field("queues", &queues).finish_non_exhaustive()
+    }
+}
+
+/// One delay after the other; the last repeats.
+fn steps(delays: Vec<Duration>) -> Backoff {
+    Arc::new(move |attempt, _| {
+        let at = usize::try_from(attempt.saturating_sub(1)).unwrap_or(usize::MAX);
+        let delay = delays.get(at).or(delays.last()).copied().unwrap_or(Duration::ZERO);
+        crate::time::jittered(delay)
+    })
+}
+
+/// Why a worker ended by itself, or not well.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// What no repeat mends: a token that opens nothing, a name that is none, a server without receipts.
+    Ended(Error),
+    /// So many handlers had not returned when `grace` ended. Their jobs were given back.
+    Unfinished(usize),
+}
+
+impl fmt::Display for WorkerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WorkerError::Ended(error) => write!(f, "the worker ended: {error}"),
+            WorkerError::Unfinished(handlers) => write!(f, "{handlers} handlers had not returned in time"),
+        }
+    }
+}
+
+impl std::error::Error for WorkerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WorkerError::Ended(error) => Some(error),
+            WorkerError::Unfinished(_) => None,
+        }
+    }
+}
+
+impl From<Error> for WorkerError {
+    fn from(error: Error) -> WorkerError {
+        WorkerError::Ended(error)
+    }
+}

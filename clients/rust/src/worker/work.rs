@@ -1,0 +1,342 @@
+//! One job: its handler, its touches, and what becomes of it.
+
+use std::any::Any;
+use std::future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::Next;
+use super::hooks::{Ended, Event};
+use super::run::Run;
+use crate::client::TRACE;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Cause, Hold, Settled, Step, attempt_of};
+use crate::job::{Job, Outcome};
+use crate::time::{Pauses, jittered};
+
+/// How long a touch waits for its answer at most.
+const TOUCH_LIMIT: Duration = Duration::from_secs(10);
+/// How often a handler that is past all its time is named.
+const OVERDUE: Duration = Duration::from_secs(60);
+
+/// What a handler came to.
+type Handled = Result<Result<(), Outcome>, JoinError>;
+
+/// A job from its handler's start until the server knows what became of it. The slot is free when the handler has
+/// returned.
+pub(super) async fn work(run: Arc<Run>, job: Job, slot: OwnedSemaphorePermit) {
+    let begun = Instant::now();
+    run.settings.tell(&Event::Start { job: &job });
+    let returned = CancellationToken::new();
+    let keeper = tokio::spawn(keep(run.clone(), job.clone(), returned.clone()));
+    let handler = start(&run, job.clone());
+    let outcome = match handle(&run, &job, handler, &returned).await {
+        Some(handled) => {
+            drop(slot);
+            returned.cancel();
+            // A touch that is under way makes the receipt old: it is waited for.
+            let _ = keeper.await;
+            conclude(&run, &job, handled).await
+        }
+        None => {
+            returned.cancel();
+            let _ = keeper.await;
+            return;
+        }
+    };
+    finish(&run, &job, outcome, begun);
+}
+
+/// The job came, and its handler has not begun: it goes back at once.
+pub(super) async fn give_back(run: Arc<Run>, job: Job) {
+    let begun = Instant::now();
+    let outcome = settle(&run, &job, back(), Ended::Returned).await;
+    finish(&run, &job, outcome, begun);
+}
+
+fn finish(run: &Run, job: &Job, outcome: Ended, begun: Instant) {
+    let took = begun.elapsed();
+    let elapsed = job.elapsed + took;
+    run.settings.tell(&Event::Finish { job, outcome, took, elapsed });
+}
+
+fn start(run: &Run, job: Job) -> JoinHandle<Result<(), Outcome>> {
+    let next = Next { settings: run.settings.clone(), at: 0 };
+    let trace = job.traceparent().map(str::to_owned);
+    tokio::spawn(TRACE.scope(trace, next.run(job)))
+}
+
+/// Waits for the handler, and cancels it when it is time. None: its job is settled without it, or it is given up.
+async fn handle(
+    run: &Run,
+    job: &Job,
+    mut handler: JoinHandle<Result<(), Outcome>>,
+    returned: &CancellationToken,
+) -> Option<Handled> {
+    let begun = Instant::now();
+    let limit = run.settings.time_limit.map(|limit| begun + limit);
+    let mut drained = false;
+    loop {
+        let limited = job.hold.cause() == Some(Cause::TimeLimit);
+        tokio::select! {
+            handled = &mut handler => return Some(handled),
+            () = at(limit), if job.hold.cause().is_none() => job.hold.cancel(Cause::TimeLimit),
+            () = at(limit.map(|limit| limit + run.settings.grace)), if limited => {
+                overdue(run, job, &mut handler, returned, begun).await;
+                return None;
+            }
+            () = run.drained.cancelled(), if !drained => {
+                drained = true;
+                job.hold.cancel(Cause::Drain);
+            }
+            () = run.over.cancelled() => {
+                tracing::error!(job = %job.id, queue = %job.queue, "a handler did not return in time; its job is given back");
+                run.unfinished.fetch_add(1, Ordering::Relaxed);
+                returned.cancel();
+                let outcome = settle(run, job, back(), Ended::Returned).await;
+                finish(run, job, outcome, begun);
+                return None;
+            }
+        }
+    }
+}
+
+/// A handler that does not heed its time limit: its job counts as failed now, its slot is taken until it returns.
+async fn overdue(
+    run: &Run,
+    job: &Job,
+    handler: &mut JoinHandle<Result<(), Outcome>>,
+    returned: &CancellationToken,
+    begun: Instant,
+) {
+    returned.cancel();
+    let outcome = fail(run, job, "time limit", None).await;
+    let mut each = interval_at(Instant::now() + OVERDUE, OVERDUE);
+    loop {
+        tokio::select! {
+            _ = &mut *handler => break,
+            () = run.over.cancelled() => {
+                run.unfinished.fetch_add(1, Ordering::Relaxed);
+                break;
+            }
+            _ = each.tick() => {
+                let seconds = begun.elapsed().as_secs();
+                tracing::error!(job = %job.id, queue = %job.queue, seconds, "a handler is past its time limit and runs on");
+            }
+        }
+    }
+    finish(run, job, outcome, begun);
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => future::pending().await,
+    }
+}
+
+/// Touches the job each third of its `ttr` until its handler has returned. When it is ours no more, the handler is
+/// cancelled at once.
+async fn keep(run: Arc<Run>, job: Job, returned: CancellationToken) {
+    let lost = async {
+        loop {
+            let expires = job.hold.expires();
+            sleep_until(expires).await;
+            if job.hold.expires() <= expires {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        kept = touches(&run, &job, &returned) => if kept { return },
+        () = lost => {}
+    }
+    if job.hold.settled().is_none() {
+        lose(&job);
+    }
+}
+
+fn lose(job: &Job) {
+    if job.hold.cause() != Some(Cause::Lost) {
+        tracing::warn!(job = %job.id, queue = %job.queue, "the job is lost: its time ran out, or another has it");
+        job.hold.lose();
+    }
+}
+
+/// Whether the handler returned, or settled the job by itself, while it was ours.
+async fn touches(run: &Run, job: &Job, returned: &CancellationToken) -> bool {
+    let third = job.hold.ttr() / 3;
+    let step = Step::Touch { ttr: job.hold.ttr() };
+    loop {
+        tokio::select! {
+            () = returned.cancelled() => return true,
+            () = sleep(jittered(third)) => {}
+        }
+        let mut pauses = Pauses::default();
+        loop {
+            let limit = third.min(TOUCH_LIMIT).min(job.hold.left());
+            let touched = {
+                let mut standing = job.hold.standing().await;
+                if returned.is_cancelled() || job.hold.settled().is_some() {
+                    return true;
+                }
+                job.hold.send(&mut standing, &step, limit, false).await
+            };
+            run.settings.tell(&Event::Touch { job, error: touched.as_ref().err() });
+            let error = match touched {
+                Ok(_) => break,
+                Err(e) if is_lost(&e) => return false,
+                Err(e) => e,
+            };
+            tokio::select! {
+                () = returned.cancelled() => return true,
+                () = sleep(pauses.next(error.retry_after())) => {}
+            }
+        }
+    }
+}
+
+fn is_lost(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Lost | ErrorKind::NotFound)
+}
+
+/// What becomes of a job whose handler has returned.
+async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
+    if let Some(settled) = job.hold.settled() {
+        return match settled {
+            Settled::Acked => Ended::Acked,
+            Settled::Released => Ended::Released,
+            Settled::Buried => Ended::Buried,
+        };
+    }
+    let cause = job.hold.cause();
+    if cause == Some(Cause::Lost) {
+        return Ended::Lost;
+    }
+    let outcome = match handled {
+        Ok(Ok(())) => return settle(run, job, Step::Ack, Ended::Acked).await,
+        Ok(Err(outcome)) => outcome,
+        Err(e) => {
+            let text = panic_text(e);
+            tracing::error!(job = %job.id, queue = %job.queue, panic = %text, "a handler panicked");
+            Outcome::Failed(format!("panic: {text}"))
+        }
+    };
+    match (cause, outcome) {
+        (Some(Cause::Drain), _) => settle(run, job, back(), Ended::Returned).await,
+        (Some(_), _) => fail(run, job, "time limit", None).await,
+        (None, Outcome::Failed(text)) => fail(run, job, &text, None).await,
+        (None, Outcome::RetryAfter(delay, text)) => fail(run, job, &text, Some(delay)).await,
+        (None, Outcome::Permanent(text)) => {
+            let reason = reason(job, &text).await.1;
+            settle(run, job, Step::Bury { reason }, Ended::Buried).await
+        }
+        (None, Outcome::Snooze(delay)) => {
+            let step = Step::Release { delay, spend: false, reason: String::new() };
+            settle(run, job, step, Ended::Snoozed).await
+        }
+    }
+}
+
+/// Back to the queue at once, as if it had not been handed out.
+fn back() -> Step {
+    Step::Release { delay: Duration::ZERO, spend: false, reason: String::new() }
+}
+
+/// Again later, a try spent.
+async fn fail(run: &Run, job: &Job, text: &str, delay: Option<Duration>) -> Ended {
+    let (attempt, reason) = reason(job, text).await;
+    let delay = delay.unwrap_or_else(|| (run.settings.backoff)(attempt, text));
+    tracing::info!(job = %job.id, queue = %job.queue, attempt, error = text, "a job failed");
+    settle(run, job, Step::Release { delay, spend: true, reason }, Ended::Released).await
+}
+
+/// Which attempt it was, and the reason that says so.
+async fn reason(job: &Job, text: &str) -> (u32, String) {
+    let mut pauses = Pauses::default();
+    let before = loop {
+        let left = job.hold.left();
+        match job.hold.look_at(left.min(job.hold.client().timeout())).await {
+            Ok(info) => break attempt_of(info.reason.as_deref()),
+            Err(e) if is_lost(&e) => break 0,
+            Err(e) => {
+                let pause = pauses.next(e.retry_after());
+                // The last of the time is for the release itself.
+                if job.hold.left() <= pause + job.hold.ttr() / 6 {
+                    break 0;
+                }
+                sleep(pause).await;
+            }
+        }
+    };
+    let attempt = before.saturating_add(1);
+    (attempt, format!("attempt {attempt}: {text}"))
+}
+
+/// Sends what became of the job, until that is known or the job is lost.
+async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
+    let mut pauses = Pauses::default();
+    // An answer was lost, so the step was done perhaps.
+    let mut unsure = false;
+    loop {
+        let left = job.hold.left();
+        if left.is_zero() || job.hold.cause() == Some(Cause::Lost) {
+            lose(job);
+            return Ended::Lost;
+        }
+        let error = match send(run, &job.hold, job, &step, left).await {
+            Ok(()) => return done,
+            Err(e) if is_lost(&e) && unsure && !matches!(step, Step::Ack) => {
+                job.hold.settle(Settled::Released);
+                return done;
+            }
+            Err(e) if is_lost(&e) => {
+                lose(job);
+                return Ended::Lost;
+            }
+            Err(e) => e,
+        };
+        unsure |= error.is_uncertain();
+        tracing::debug!(job = %job.id, %error, "a result is sent again");
+        sleep(pauses.next(error.retry_after()).min(left)).await;
+    }
+}
+
+async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) -> Result<(), Error> {
+    let limit = left.min(hold.client().timeout());
+    let mut standing = hold.standing().await;
+    if hold.settled().is_some() {
+        return Ok(());
+    }
+    if !matches!(step, Step::Ack) {
+        return hold.send(&mut standing, step, limit, false).await.map(drop);
+    }
+    loop {
+        let receipt = Hold::receipt(&standing);
+        if run.acks.ack(&job.queue, &job.id, receipt, limit).await? {
+            hold.settle(Settled::Acked);
+            return Ok(());
+        }
+        if !hold.look(&mut standing, limit).await? {
+            return Err(Error::new(ErrorKind::Lost, "the job is not yours any more"));
+        }
+    }
+}
+
+fn panic_text(error: JoinError) -> String {
+    let Ok(payload) = error.try_into_panic() else {
+        return "the handler was aborted".to_owned();
+    };
+    let payload: &(dyn Any + Send) = &*payload;
+    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "of an unknown kind".to_owned(),
+    }
+}
