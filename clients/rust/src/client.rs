@@ -161,6 +161,20 @@ impl Client {
         &self.0.namespace
     }
 
+    /// The same over connections of its own.
+    pub(crate) fn fork(&self) -> Result<Client> {
+        let Some(transport) = self.0.transport.fork() else {
+            return Ok(self.clone());
+        };
+        Ok(Client(Arc::new(Inner {
+            transport: transport?,
+            namespace: self.0.namespace.clone(),
+            token: self.0.token.clone(),
+            timeout: self.0.timeout,
+            retry_for: self.0.retry_for,
+        })))
+    }
+
     pub(crate) fn timeout(&self) -> Duration {
         self.0.timeout
     }
@@ -388,9 +402,14 @@ impl Client {
         let until = Instant::now() + self.0.retry_for;
         let mut pauses = Pauses::default();
         let mut limit = self.0.timeout;
+        let mut before: Option<Error> = None;
         loop {
             let error = match self.once(call, limit).await {
                 Ok(answer) => return Ok(answer),
+                // It was cut short by the end of all repeats: what came before says more.
+                Err(error) if error.kind() == ErrorKind::Timeout && limit < self.0.timeout => {
+                    return Err(before.unwrap_or(error));
+                }
                 Err(error) => error,
             };
             let again = match call.repeat {
@@ -402,6 +421,7 @@ impl Client {
             if !again || Instant::now() + pause >= until {
                 return Err(error);
             }
+            before = Some(error);
             sleep(pause).await;
             limit = self.0.timeout.min(until.saturating_duration_since(Instant::now()));
         }

@@ -188,43 +188,49 @@ impl Hold {
     }
 
     /// One look at the job.
-    pub(crate) async fn look_at(&self, timeout: Duration) -> Result<JobInfo> {
+    pub(crate) async fn look_at(&self, client: &Client, timeout: Duration) -> Result<JobInfo> {
         let path = job_path(self.client.namespace(), &self.queue, &self.id);
-        self.client.once(&Call::get(path).with("verbose", "1"), timeout).await?.json()
+        client.once(&Call::get(path).with("verbose", "1"), timeout).await?.json()
     }
 
     async fn send_alone(&self, step: Step) -> Result<Done> {
         let mut standing = self.standing.lock().await;
-        self.send(&mut standing, &step, self.client.timeout(), true).await
+        self.send(&self.client, &mut standing, &step, self.client.timeout(), true).await
     }
 
     /// Sends a step, and after a 409 looks whether an earlier touch was done whose answer was lost.
     pub(crate) async fn send(
         &self,
+        client: &Client,
         standing: &mut Standing,
         step: &Step,
         timeout: Duration,
         repeat: bool,
     ) -> Result<Done> {
         loop {
-            let lost = match self.send_once(standing, step, timeout, repeat).await {
+            let lost = match self.send_once(client, standing, step, timeout, repeat).await {
                 Err(e) if e.kind() == ErrorKind::Lost => e,
                 other => return other,
             };
-            if !self.look(standing, timeout).await? {
+            if !self.look(client, standing, timeout).await? {
                 return Err(lost);
             }
         }
     }
 
     /// After a 409: whether the job is ours by another receipt, which is the one to go on with.
-    pub(crate) async fn look(&self, standing: &mut Standing, timeout: Duration) -> Result<bool> {
+    pub(crate) async fn look(
+        &self,
+        client: &Client,
+        standing: &mut Standing,
+        timeout: Duration,
+    ) -> Result<bool> {
         let (Some((sent, ttr)), Some(old)) = (standing.unsure, standing.receipt.clone()) else {
             return Ok(false);
         };
         let path = job_path(self.client.namespace(), &self.queue, &self.id);
         let call = Call::get(path).with("verbose", "1").with("receipt", &old);
-        let info: JobInfo = match self.client.once(&call, timeout).await {
+        let info: JobInfo = match client.once(&call, timeout).await {
             Ok(answer) => answer.json()?,
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
@@ -243,6 +249,7 @@ impl Hold {
     /// One request, repeated at most where the server says that it has done nothing.
     async fn send_once(
         &self,
+        client: &Client,
         standing: &mut Standing,
         step: &Step,
         timeout: Duration,
@@ -250,8 +257,7 @@ impl Hold {
     ) -> Result<Done> {
         let call = self.call(standing, step);
         let sent = Instant::now();
-        let answer =
-            if repeat { self.client.call(&call).await } else { self.client.once(&call, timeout).await };
+        let answer = if repeat { client.call(&call).await } else { client.once(&call, timeout).await };
         let answer = match answer {
             Ok(answer) => answer,
             Err(e) => {

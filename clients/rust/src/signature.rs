@@ -14,7 +14,7 @@ const TOLERANCE: Duration = Duration::from_secs(300);
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum SignatureError {
-    /// A header is not there.
+    /// A header is not there, or empty.
     Missing,
     /// It is no time, or more than five minutes away.
     Timestamp,
@@ -87,7 +87,9 @@ pub fn verify_at<'a>(
             _ => {}
         }
     }
-    let (Some(id), Some(timestamp), Some(signatures)) = (id, timestamp, signatures) else {
+    let there = |header: Option<&'a str>| header.filter(|value| !value.is_empty());
+    let (Some(id), Some(timestamp), Some(signatures)) = (there(id), there(timestamp), there(signatures))
+    else {
         return Err(SignatureError::Missing);
     };
     let at: u64 = timestamp.parse().map_err(|_| SignatureError::Timestamp)?;

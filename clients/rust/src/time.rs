@@ -68,7 +68,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     let millis = millis(duration);
     match millis % 1000 {
         0 => format!("{}", millis / 1000),
-        rest => format!("{}.{rest:03}", millis / 1000),
+        rest => format!("{}.{rest:03}", millis / 1000).trim_end_matches('0').to_owned(),
     }
 }
 
@@ -130,7 +130,8 @@ mod tests {
     #[test]
     fn parts_of_a_millisecond_are_rounded_up() {
         assert_eq!(seconds(Duration::from_micros(1_500_001)), "1.501");
-        assert_eq!(seconds(Duration::from_secs(2)), "2");
+        assert_eq!(seconds(Duration::from_millis(200)), "0.2");
+        assert_eq!(seconds(Duration::from_secs(20)), "20");
         let at = At::from(Timestamp::from_nanosecond(1_700_000_000_000_000_001).unwrap());
         assert!(matches!(at.0, Given::Millis(1_700_000_000_001)), "{at:?}");
     }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use reqwest::header::HeaderMap;
@@ -61,6 +61,11 @@ pub type Answering<'a> = Pin<Box<dyn Future<Output = Result<Answer>> + Send + 'a
 pub trait Transport: Send + Sync + 'static {
     /// Sends one request once, and follows no redirect.
     fn send<'a>(&'a self, request: Request, head: &'a Head) -> Answering<'a>;
+
+    /// The same with connections of its own, for another runtime; none if it has no connections.
+    fn fork(&self) -> Option<Result<Arc<dyn Transport>>> {
+        None
+    }
 }
 
 /// HTTP/1.1 over connections that are kept.
@@ -106,6 +111,10 @@ impl Transport for Http {
             let body = sent.bytes().await.map_err(|e| broken(&e))?;
             Ok(Answer { status, headers, body })
         })
+    }
+
+    fn fork(&self) -> Option<Result<Arc<dyn Transport>>> {
+        Some(Http::new(&self.base).map(|http| Arc::new(http) as Arc<dyn Transport>))
     }
 }
 

@@ -28,9 +28,17 @@ pub async fn run(op: &Op) -> Told {
         .concurrency(1)
         .backoff([Duration::from_secs(5)])
         .hook(move |happened| {
-            if let Event::Finish { job, outcome, .. } = happened {
-                let data = STANDARD.encode(&job.data);
-                told.lock().unwrap().push(json!({ "data": data, "outcome": outcome.as_str() }));
+            // In the order in which handlers began: results of one and the start of the next cross.
+            let mut told = told.lock().unwrap();
+            match happened {
+                Event::Start { job } => told.push((job.id.clone(), STANDARD.encode(&job.data), None)),
+                Event::Finish { job, outcome, .. } => {
+                    let of_job = told.iter_mut().find(|(id, _, ended)| *id == job.id && ended.is_none());
+                    if let Some((_, _, ended)) = of_job {
+                        *ended = Some(outcome.as_str());
+                    }
+                }
+                _ => {}
             }
         });
     for job in op.list("jobs")? {
@@ -40,7 +48,12 @@ pub async fn run(op: &Op) -> Told {
     double.run_until_idle(&worker).await.map_err(ended)?;
     double.advance(op.seconds("advance")?.unwrap_or_default());
     double.run_until_idle(&worker).await.map_err(ended)?;
-    let handled: Vec<Value> = handled.lock().unwrap().clone();
+    let handled: Vec<Value> = handled
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(_, data, outcome)| json!({ "data": data, "outcome": outcome }))
+        .collect();
     Ok(json!({
         "handled": handled,
         "ready": listed(&client, State::Ready).await?,

@@ -1,7 +1,7 @@
 //! The handler of all queues: it does what the body of its job says.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ pub struct Handlers(Arc<Inner>);
 struct Inner {
     /// The gates that are open.
     open: watch::Sender<HashSet<String>>,
-    running: AtomicUsize,
+    /// How many run, by worker.
+    running: Mutex<HashMap<String, usize>>,
     /// How often an end was taken for a job: by its id and its place among the steps.
     taken: Mutex<HashMap<(String, usize), u64>>,
 }
@@ -28,16 +29,28 @@ struct Inner {
 impl Default for Handlers {
     fn default() -> Handlers {
         let open = watch::Sender::new(HashSet::new());
-        Handlers(Arc::new(Inner { open, running: AtomicUsize::new(0), taken: Mutex::default() }))
+        Handlers(Arc::new(Inner { open, running: Mutex::default(), taken: Mutex::default() }))
     }
 }
 
 /// Counts a handler that runs, until it is dropped.
-struct Counted(Handlers);
+struct Counted(Handlers, String);
+
+impl Counted {
+    /// The count with this one.
+    fn new(handlers: &Handlers, worker: &str) -> (Counted, usize) {
+        let mut running = handlers.0.running.lock().unwrap();
+        let count = running.entry(worker.to_owned()).or_default();
+        *count += 1;
+        (Counted(handlers.clone(), worker.to_owned()), *count)
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.0.running.fetch_sub(1, Ordering::SeqCst);
+        if let Some(count) = self.0.0.running.lock().unwrap().get_mut(&self.1) {
+            *count -= 1;
+        }
     }
 }
 
@@ -57,8 +70,7 @@ impl Handlers {
     }
 
     pub async fn handle(&self, worker: &str, job: Job) -> Result<(), Outcome> {
-        let running = self.0.running.fetch_add(1, Ordering::SeqCst) + 1;
-        let counted = Counted(self.clone());
+        let (counted, running) = Counted::new(self, worker);
         event(json!({ "event": "start", "worker": worker, "job": show::job(&job), "running": running }));
         let (id, name) = (job.id.clone(), worker.to_owned());
         let watched = job.clone();

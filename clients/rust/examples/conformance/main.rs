@@ -16,8 +16,9 @@ use dormouse_client::{
     verify_at,
 };
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use handler::Handlers;
 use read::{Op, duration, instant_of};
@@ -91,29 +92,33 @@ async fn main() {
         handlers: Handlers::default(),
     });
     say(&json!({ "event": "ready", "language": "rust", "version": env!("CARGO_PKG_VERSION"), "lacks": [] }));
-    let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .expect("the runtime has its driver of signals");
+    let driver = "the runtime has its driver of signals";
+    let mut term = signal(SignalKind::terminate()).expect(driver);
+    let mut int = signal(SignalKind::interrupt()).expect(driver);
+    let mut stopping = false;
     loop {
         tokio::select! {
             line = read.recv() => match line {
                 Some(line) => drop(tokio::spawn(answer(program.clone(), line))),
                 None => exit(0),
             },
-            // The workers heed it by themselves.
-            _ = term.recv() => {
-                let runs: Vec<Run> = program.running.lock().unwrap().drain().map(|(_, run)| run).collect();
-                let mut ended = JoinSet::new();
-                for run in runs {
-                    ended.spawn(run.ended);
-                }
-                let mut clean = true;
-                while let Some(run) = ended.join_next().await {
-                    clean &= matches!(run, Ok(Ok(true)));
-                }
-                exit(i32::from(!clean));
-            }
+            _ = term.recv(), if !stopping => stopping = end_with_workers(&program),
+            _ = int.recv(), if !stopping => stopping = end_with_workers(&program),
         }
     }
+}
+
+/// The workers heed signals by themselves; when all have ended, so does this program.
+fn end_with_workers(program: &Program) -> bool {
+    let runs: Vec<Run> = program.running.lock().unwrap().drain().map(|(_, run)| run).collect();
+    tokio::spawn(async move {
+        let mut clean = true;
+        for run in runs {
+            clean &= run.ended.await.unwrap_or(false);
+        }
+        exit(i32::from(!clean));
+    });
+    true
 }
 
 async fn answer(program: Arc<Program>, line: String) {
@@ -353,6 +358,7 @@ impl Program {
         worker = worker
             .middleware(move |job, next| middleware(of.clone(), job, next))
             .hook(move |happened| hook(&told, happened));
+        worker.check()?;
         self.workers.lock().unwrap().insert(name, worker);
         Ok(json!({}))
     }
@@ -422,10 +428,8 @@ async fn middleware(worker: String, job: Job, next: Next) -> Result<(), dormouse
     let id = job.id.clone();
     say(&id, "before", None);
     let result = next.run(job).await;
-    match &result {
-        Ok(()) => say(&id, "after", None),
-        Err(outcome) => say(&id, "error", Some(outcome.text().unwrap_or("snooze").to_owned())),
-    }
+    let error = result.as_ref().err().map(|outcome| outcome.text().unwrap_or("snooze").to_owned());
+    say(&id, "after", error);
     result
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::client::Client;
@@ -31,12 +32,35 @@ struct Inner {
     client: Client,
     window: Duration,
     tasks: TaskTracker,
-    waiting: Mutex<HashMap<String, Vec<Waiting>>>,
+    waiting: Mutex<HashMap<String, Gathering>>,
+    /// Nothing waits any more.
+    hurry: CancellationToken,
+}
+
+/// The acks of a queue that wait for others.
+#[derive(Default)]
+struct Gathering {
+    /// Tells one gathering of the queue from the next, whose window begins later.
+    number: u64,
+    acks: Vec<Waiting>,
+}
+
+impl Gathering {
+    fn take(&mut self) -> Vec<Waiting> {
+        self.number += 1;
+        std::mem::take(&mut self.acks)
+    }
 }
 
 impl Acks {
     pub(super) fn new(client: Client, window: Duration, tasks: TaskTracker) -> Acks {
-        Acks(Arc::new(Inner { client, window, tasks, waiting: Mutex::default() }))
+        Acks(Arc::new(Inner {
+            client,
+            window,
+            tasks,
+            waiting: Mutex::default(),
+            hurry: CancellationToken::new(),
+        }))
     }
 
     /// Acks a job once, within `limit`: whether it was still ours.
@@ -49,27 +73,39 @@ impl Acks {
     ) -> Result<bool> {
         let (answer, answered) = oneshot::channel();
         let waiting = Waiting { id: id.to_owned(), receipt, limit, answer };
-        let (first, full) = {
+        let (number, full) = {
             let mut all = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             let of_queue = all.entry(queue.to_owned()).or_default();
-            of_queue.push(waiting);
-            (of_queue.len() == 1, of_queue.len() >= MOST)
+            of_queue.acks.push(waiting);
+            let begun = (of_queue.acks.len() == 1).then_some(of_queue.number);
+            let full = (of_queue.acks.len() >= MOST).then(|| of_queue.take());
+            (begun, full)
         };
         let (acks, queue) = (self.clone(), queue.to_owned());
-        if full {
-            self.0.tasks.spawn(async move { acks.send(&queue).await });
-        } else if first {
+        if let Some(full) = full {
+            self.0.tasks.spawn(async move { acks.send(&queue, full).await });
+        } else if let Some(number) = number {
             self.0.tasks.spawn(async move {
-                sleep(acks.0.window).await;
-                acks.send(&queue).await;
+                tokio::select! {
+                    () = sleep(acks.0.window) => {}
+                    () = acks.0.hurry.cancelled() => {}
+                }
+                let taken = {
+                    let mut all = acks.0.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.get_mut(&queue).filter(|of_queue| of_queue.number == number).map(Gathering::take)
+                };
+                acks.send(&queue, taken.unwrap_or_default()).await;
             });
         }
         answered.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Network, "the ack was not sent")))
     }
 
-    async fn send(&self, queue: &str) {
-        let taken = self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(queue);
-        let mut taken = taken.unwrap_or_default();
+    /// From now on acks are sent at once.
+    pub(super) fn hurry(&self) {
+        self.0.hurry.cancel();
+    }
+
+    async fn send(&self, queue: &str, mut taken: Vec<Waiting>) {
         let Some(limit) = taken.iter().map(|ack| ack.limit).min() else {
             return;
         };

@@ -220,9 +220,10 @@ impl Worker {
         run::run(self.settings.clone(), self.stopper.clone()).await
     }
 
-    fn check(&self) -> Result<(), WorkerError> {
+    /// Whether its options are good, as `run` asks too.
+    pub fn check(&self) -> Result<(), Error> {
         let settings = &self.settings;
-        let wrong = |text: &str| Err(WorkerError::Ended(Error::invalid(text)));
+        let wrong = |text: &str| Err(Error::invalid(text));
         if settings.handlers.is_empty() {
             return wrong("the worker has no queue");
         }

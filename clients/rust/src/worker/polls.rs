@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::hooks::Event;
 use super::stop::Stopper;
 use super::{Settings, WorkerError};
-use crate::client::{Consume, is_empty};
+use crate::client::{Client, Consume, is_empty};
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Job;
 use crate::time::Pauses;
@@ -23,6 +23,7 @@ pub(super) type Slotted = (Job, OwnedSemaphorePermit);
 
 pub(super) struct Polls {
     settings: Arc<Settings>,
+    client: Client,
     stopper: Stopper,
     slots: Arc<Semaphore>,
     consume: Consume,
@@ -32,8 +33,9 @@ pub(super) struct Polls {
 }
 
 impl Polls {
-    pub(super) fn new(settings: Arc<Settings>, stopper: Stopper) -> Polls {
+    pub(super) fn new(settings: Arc<Settings>, client: Client, stopper: Stopper) -> Polls {
         let queues = settings.handlers.iter().map(|(queue, _)| queue);
+        // Jobs get the client of the application, for what their handlers send.
         let consume = settings
             .client
             .consume(queues)
@@ -41,7 +43,7 @@ impl Polls {
             .ttr(settings.ttr)
             .timeout(settings.poll);
         let slots = Arc::new(Semaphore::new(settings.concurrency));
-        Polls { settings, stopper, slots, consume, pauses: Pauses::default(), away: None }
+        Polls { settings, client, stopper, slots, consume, pauses: Pauses::default(), away: None }
     }
 
     /// The next jobs; none when the worker is to stop. A job that comes with that answer was not begun.
@@ -101,7 +103,7 @@ impl Polls {
         let call = consume.call()?;
         let head = Head::default();
         let answer = {
-            let sent = self.settings.client.once_seen(&call, consume.limit(), &head);
+            let sent = self.client.once_seen(&call, consume.limit(), &head);
             tokio::pin!(sent);
             tokio::select! {
                 answer = &mut sent => answer,

@@ -1,9 +1,15 @@
 //! A run of a worker, from its first poll to its last ack.
+//!
+//! It has a thread, a runtime and connections of its own, so that no handler that blocks a thread of the application
+//! stops touches. Handlers run in the runtime that the worker was started in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
@@ -13,9 +19,15 @@ use super::hooks::Event;
 use super::polls::Polls;
 use super::stop::Stopper;
 use super::{Settings, WorkerError, work};
+use crate::client::Client;
+use crate::error::Error;
 
 /// What the tasks of a run share.
 pub(super) struct Run {
+    /// With connections of our own runtime.
+    pub(super) client: Client,
+    /// Where handlers run.
+    pub(super) handlers: Handle,
     pub(super) settings: Arc<Settings>,
     pub(super) acks: Acks,
     /// The drain is over: handlers are cancelled.
@@ -27,18 +39,47 @@ pub(super) struct Run {
 }
 
 pub(super) async fn run(settings: Arc<Settings>, stopper: Stopper) -> Result<(), WorkerError> {
-    let _running = stopper.begin();
+    let running = stopper.begin();
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Error::invalid(format!("the worker gets no runtime: {e}")))?;
+    let (handlers, given_up) = (Handle::current(), CancellationToken::new());
+    // Whoever drops this future ends the thread.
+    let _guard = given_up.clone().drop_guard();
+    let (ended, end) = oneshot::channel();
+    let thread = thread::Builder::new().name("dormouse-worker".to_owned()).spawn(move || {
+        let run = run_here(settings, stopper, handlers);
+        let result = runtime.block_on(async {
+            tokio::select! {
+                result = run => Some(result),
+                () = given_up.cancelled() => None,
+            }
+        });
+        // Connections are closed before the run counts as ended.
+        drop(runtime);
+        if let Some(result) = result {
+            let _ = ended.send(result);
+        }
+        drop(running);
+    });
+    thread.map_err(|e| Error::invalid(format!("the worker gets no thread: {e}")))?;
+    end.await.unwrap_or_else(|_| Err(Error::invalid("the worker's thread has died").into()))
+}
+
+async fn run_here(settings: Arc<Settings>, stopper: Stopper, handlers: Handle) -> Result<(), WorkerError> {
+    let client = settings.client.fork()?;
     let _signals =
         settings.signals.then(|| AbortOnDropHandle::new(tokio::spawn(stopper.clone().heed_signals())));
     let tasks = TaskTracker::new();
     let run = Arc::new(Run {
-        acks: Acks::new(settings.client.clone(), settings.ack_window, tasks.clone()),
+        acks: Acks::new(client.clone(), settings.ack_window, tasks.clone()),
+        client: client.clone(),
+        handlers,
         settings: settings.clone(),
         drained: CancellationToken::new(),
         over: CancellationToken::new(),
         unfinished: AtomicUsize::new(0),
     });
-    let mut polls = Polls::new(settings.clone(), stopper.clone());
+    let mut polls = Polls::new(settings.clone(), client, stopper.clone());
     let ended = loop {
         match polls.next().await {
             Ok(Some(jobs)) => {
@@ -67,6 +108,7 @@ pub(super) async fn run(settings: Arc<Settings>, stopper: Stopper) -> Result<(),
 
 async fn drain(run: &Run, tasks: &TaskTracker, stopper: &Stopper) {
     run.settings.tell(&Event::Drain);
+    run.acks.hurry();
     tasks.close();
     tracing::debug!(jobs = tasks.len(), "the worker takes no more jobs");
     if !end_within(tasks, run.settings.drain, stopper).await {

@@ -69,7 +69,8 @@ fn finish(run: &Run, job: &Job, outcome: Ended, begun: Instant) {
 fn start(run: &Run, job: Job) -> JoinHandle<Result<(), Outcome>> {
     let next = Next { settings: run.settings.clone(), at: 0 };
     let trace = job.traceparent().map(str::to_owned);
-    tokio::spawn(TRACE.scope(trace, next.run(job)))
+    // In the runtime of whoever runs the worker: a handler that blocks its thread stops none of our tasks.
+    run.handlers.spawn(TRACE.scope(trace, next.run(job)))
 }
 
 /// Waits for the handler, and cancels it when it is time. None: its job is settled without it, or it is given up.
@@ -186,7 +187,7 @@ async fn touches(run: &Run, job: &Job, returned: &CancellationToken) -> bool {
                 if returned.is_cancelled() || job.hold.settled().is_some() {
                     return true;
                 }
-                job.hold.send(&mut standing, &step, limit, false).await
+                job.hold.send(&run.client, &mut standing, &step, limit, false).await
             };
             run.settings.tell(&Event::Touch { job, error: touched.as_ref().err() });
             let error = match touched {
@@ -234,7 +235,7 @@ async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
         (None, Outcome::Failed(text)) => fail(run, job, &text, None).await,
         (None, Outcome::RetryAfter(delay, text)) => fail(run, job, &text, Some(delay)).await,
         (None, Outcome::Permanent(text)) => {
-            let reason = reason(job, &text).await.1;
+            let reason = reason(run, job, &text).await.1;
             settle(run, job, Step::Bury { reason }, Ended::Buried).await
         }
         (None, Outcome::Snooze(delay)) => {
@@ -251,18 +252,18 @@ fn back() -> Step {
 
 /// Again later, a try spent.
 async fn fail(run: &Run, job: &Job, text: &str, delay: Option<Duration>) -> Ended {
-    let (attempt, reason) = reason(job, text).await;
+    let (attempt, reason) = reason(run, job, text).await;
     let delay = delay.unwrap_or_else(|| (run.settings.backoff)(attempt, text));
     tracing::info!(job = %job.id, queue = %job.queue, attempt, error = text, "a job failed");
     settle(run, job, Step::Release { delay, spend: true, reason }, Ended::Released).await
 }
 
 /// Which attempt it was, and the reason that says so.
-async fn reason(job: &Job, text: &str) -> (u32, String) {
+async fn reason(run: &Run, job: &Job, text: &str) -> (u32, String) {
     let mut pauses = Pauses::default();
     let before = loop {
         let left = job.hold.left();
-        match job.hold.look_at(left.min(job.hold.client().timeout())).await {
+        match job.hold.look_at(&run.client, left.min(run.client.timeout())).await {
             Ok(info) => break attempt_of(info.reason.as_deref()),
             Err(e) if is_lost(&e) => break 0,
             Err(e) => {
@@ -309,13 +310,13 @@ async fn settle(run: &Run, job: &Job, step: Step, done: Ended) -> Ended {
 }
 
 async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) -> Result<(), Error> {
-    let limit = left.min(hold.client().timeout());
+    let limit = left.min(run.client.timeout());
     let mut standing = hold.standing().await;
     if hold.settled().is_some() {
         return Ok(());
     }
     if !matches!(step, Step::Ack) {
-        return hold.send(&mut standing, step, limit, false).await.map(drop);
+        return hold.send(&run.client, &mut standing, step, limit, false).await.map(drop);
     }
     loop {
         let receipt = Hold::receipt(&standing);
@@ -323,7 +324,7 @@ async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) ->
             hold.settle(Settled::Acked);
             return Ok(());
         }
-        if !hold.look(&mut standing, limit).await? {
+        if !hold.look(&run.client, &mut standing, limit).await? {
             return Err(Error::new(ErrorKind::Lost, "the job is not yours any more"));
         }
     }
