@@ -150,10 +150,12 @@ impl Client {
         }
     }
 
-    /// A client by `DORMOUSE_URL`, `DORMOUSE_NAMESPACE` and `DORMOUSE_TOKEN`, as `dormouse queue` has them.
+    /// A client by `DORMOUSE_URL` (`http://127.0.0.1:7777` where it is not set), `DORMOUSE_NAMESPACE` and
+    /// `DORMOUSE_TOKEN`, as `dormouse queue` has them.
     pub fn from_env() -> Result<Client> {
         let read = |name: &str| env::var(name).map_err(|_| Error::invalid(format!("{name} is not set")));
-        Client::new(&read("DORMOUSE_URL")?, &read("DORMOUSE_NAMESPACE")?, &read("DORMOUSE_TOKEN")?)
+        let url = env::var("DORMOUSE_URL").unwrap_or_else(|_| "http://127.0.0.1:7777".to_owned());
+        Client::new(&url, &read("DORMOUSE_NAMESPACE")?, &read("DORMOUSE_TOKEN")?)
     }
 
     /// The namespace.

@@ -93,8 +93,8 @@ struct Store {
     jobs: BTreeMap<String, Stored>,
     paused: HashMap<(String, String), Option<i64>>,
     repeats: HashMap<(String, String), (String, u16, Value)>,
-    /// How many polls wait.
-    parked: usize,
+    /// The polls that wait: their number, namespace and queues.
+    parked: Vec<(i64, String, String)>,
 }
 
 impl Default for Double {
@@ -132,7 +132,7 @@ impl Double {
         self.changed();
     }
 
-    /// Runs a worker until nothing is ready and no handler runs, and stops it.
+    /// Runs a worker until nothing is ready in its queues and no job is at work, and stops it.
     pub async fn run_until_idle(&self, worker: &Worker) -> Result<(), WorkerError> {
         let stopper = worker.stopper();
         let idle = async {
@@ -159,12 +159,16 @@ impl Double {
 
     fn is_idle(&self) -> bool {
         let store = self.store();
+        let asked = |job: &Stored| {
+            let asks = |queues: &str| queues.split(',').any(|queue| queue == job.queue);
+            store.parked.iter().any(|(_, namespace, queues)| *namespace == job.namespace && asks(queues))
+        };
         let busy = store.jobs.values().any(|job| match job.state {
             State::Running => true,
-            State::Ready => !store.is_paused(&job.namespace, &job.queue),
+            State::Ready => asked(job) && !store.is_paused(&job.namespace, &job.queue),
             State::Delayed | State::Dead => false,
         });
-        store.parked > 0 && !busy
+        !store.parked.is_empty() && !busy
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -213,7 +217,7 @@ impl Double {
                     if one { jobs.into_iter().next().unwrap_or_default() } else { jobs.into() },
                 ));
             }
-            parked.get_or_insert_with(|| Parked::new(self.clone()));
+            parked.get_or_insert_with(|| Parked::new(self.clone(), given));
             if !matches!(timeout_at(until, changes.changed()).await, Ok(Ok(()))) {
                 return Err(Refusal { status: 404, body: json!({ "msg": "no job available" }) });
             }
@@ -222,19 +226,24 @@ impl Double {
 }
 
 /// A poll that waits, until it is answered or dropped.
-struct Parked(Double);
+struct Parked(Double, i64);
 
 impl Parked {
-    fn new(double: Double) -> Parked {
-        double.store().parked += 1;
+    fn new(double: Double, given: &Given) -> Parked {
+        let number = {
+            let mut store = double.store();
+            let number = store.next();
+            store.parked.push((number, given.path[0].clone(), given.path[1].clone()));
+            number
+        };
         double.changed();
-        Parked(double)
+        Parked(double, number)
     }
 }
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        self.0.store().parked -= 1;
+        self.0.store().parked.retain(|(number, ..)| *number != self.1);
         self.0.changed();
     }
 }

@@ -31,3 +31,8 @@ pub use lists::{Jobs, Queues};
 pub use signature::{SignatureError, verify, verify_at};
 pub use time::At;
 pub use worker::{Ended, Event, Next, Stopper, Worker, WorkerError};
+
+/// The blocks of the documentation are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/clients/rust.md")]
+mod documentation {}

@@ -9,9 +9,12 @@ mod work;
 
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+use futures_util::FutureExt as _;
 
 pub use hooks::{Ended, Event};
 pub use stop::Stopper;
@@ -89,7 +92,11 @@ impl Next {
             return middleware(job, Next { settings, at: at + 1 }).await;
         }
         match settings.handlers.iter().find(|(queue, _)| *queue == job.queue) {
-            Some((_, handler)) => handler(job).await,
+            // Middleware sees a panic as it sees an error.
+            Some((_, handler)) => match AssertUnwindSafe(handler(job.clone())).catch_unwind().await {
+                Ok(result) => result,
+                Err(payload) => Err(work::panicked(&job, &*payload)),
+            },
             None => Err(Outcome::Failed(format!("no handler of the queue {:?}", job.queue))),
         }
     }

@@ -56,10 +56,11 @@ pub(super) async fn run(settings: Arc<Settings>, stopper: Stopper) -> Result<(),
         });
         // Connections are closed before the run counts as ended.
         drop(runtime);
+        // The worker may be run again as soon as this one has ended.
+        drop(running);
         if let Some(result) = result {
             let _ = ended.send(result);
         }
-        drop(running);
     });
     thread.map_err(|e| Error::invalid(format!("the worker gets no thread: {e}")))?;
     end.await.unwrap_or_else(|_| Err(Error::invalid("the worker's thread has died").into()))

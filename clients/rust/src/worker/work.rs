@@ -223,11 +223,11 @@ async fn conclude(run: &Run, job: &Job, handled: Handled) -> Ended {
     let outcome = match handled {
         Ok(Ok(())) => return settle(run, job, Step::Ack, Ended::Acked).await,
         Ok(Err(outcome)) => outcome,
-        Err(e) => {
-            let text = panic_text(e);
-            tracing::error!(job = %job.id, queue = %job.queue, panic = %text, "a handler panicked");
-            Outcome::Failed(format!("panic: {text}"))
-        }
+        // A middleware panicked: what handlers do is caught before.
+        Err(e) => match e.try_into_panic() {
+            Ok(payload) => panicked(job, &*payload),
+            Err(_) => Outcome::Failed("the handler was aborted".to_owned()),
+        },
     };
     match (cause, outcome) {
         (Some(Cause::Drain), _) => settle(run, job, back(), Ended::Returned).await,
@@ -330,14 +330,13 @@ async fn send(run: &Run, hold: &Hold, job: &Job, step: &Step, left: Duration) ->
     }
 }
 
-fn panic_text(error: JoinError) -> String {
-    let Ok(payload) = error.try_into_panic() else {
-        return "the handler was aborted".to_owned();
+/// What a panic counts as. Its stack was written by the hook of the process.
+pub(super) fn panicked(job: &Job, payload: &(dyn Any + Send)) -> Outcome {
+    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text.as_str(),
+        _ => "of an unknown kind",
     };
-    let payload: &(dyn Any + Send) = &*payload;
-    match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => (*text).to_owned(),
-        (_, Some(text)) => text.clone(),
-        _ => "of an unknown kind".to_owned(),
-    }
+    tracing::error!(job = %job.id, queue = %job.queue, panic = text, "a handler panicked");
+    Outcome::Failed(format!("panic: {text}"))
 }

@@ -1,0 +1,214 @@
+//! The worker on the double: what becomes of jobs, by the words of their handlers.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dormouse_client::double::Double;
+use dormouse_client::{
+    Client, Ended, ErrorKind, Event, Job, NewJob, OnConflict, Outcome, Released, State, StreamExt as _,
+    Worker, WorkerError,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A worker of the queue `q`, and what became of its jobs.
+fn worker<R>(
+    client: &Client,
+    handler: impl Fn(Job) -> R + Send + Sync + 'static,
+) -> (Worker, Arc<Mutex<Vec<Ended>>>)
+where
+    R: Future<Output = Result<(), Outcome>> + Send + 'static,
+{
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let told = ended.clone();
+    let worker = Worker::new(client.clone()).queue("q", handler).backoff([5 * SECOND]).hook(move |event| {
+        if let Event::Finish { outcome, .. } = event {
+            told.lock().unwrap().push(*outcome);
+        }
+    });
+    (worker, ended)
+}
+
+async fn dead_reasons(client: &Client) -> Vec<String> {
+    let jobs: Vec<_> = client.jobs("q", State::Dead).collect().await;
+    jobs.into_iter().map(|job| job.unwrap().reason.unwrap_or_default()).collect()
+}
+
+#[tokio::test]
+async fn each_word_of_a_handler_has_its_end() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let (worker, ended) = worker(&client, |job: Job| async move {
+        match &*job.data {
+            b"fail" => Err(Outcome::failed("no route")),
+            b"never" => Err(Outcome::permanent("no such user")),
+            b"snooze" => Err(Outcome::Snooze(60 * SECOND)),
+            b"panic" => panic!("ouch"),
+            b"by hand" => Ok(job.ack().await?),
+            b"json" => job.json::<u32>().map(|_| ()).map_err(Outcome::from),
+            _ => Ok(()),
+        }
+    });
+    let words = ["fine", "fail", "never", "snooze", "panic", "by hand", "json"];
+    for word in words {
+        client.publish("q", word).await.unwrap();
+    }
+    double.run_until_idle(&worker.concurrency(1)).await.unwrap();
+    let mut ended = ended.lock().unwrap().clone();
+    ended.sort_by_key(|ended| ended.as_str());
+    let all = [
+        Ended::Acked,
+        Ended::Acked,
+        Ended::Buried,
+        Ended::Buried,
+        Ended::Released,
+        Ended::Released,
+        Ended::Snoozed,
+    ];
+    assert_eq!(ended, all, "two acked (one by hand), a permanent and a body buried, a failure and a panic");
+    let mut reasons = dead_reasons(&client).await;
+    reasons.sort();
+    assert_eq!(reasons.len(), 4, "{reasons:?}");
+    assert_eq!(reasons[0], "attempt 1: no route");
+    assert_eq!(reasons[1], "attempt 1: no such user");
+    assert_eq!(reasons[2], "attempt 1: panic: ouch");
+    assert!(reasons[3].starts_with("attempt 1: the body cannot be read"), "{reasons:?}");
+}
+
+#[tokio::test]
+async fn attempts_are_counted_and_wait_for_the_back_off() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let attempts = Arc::new(Mutex::new(Vec::new()));
+    let seen = attempts.clone();
+    let (worker, _) = worker(&client, move |job: Job| {
+        let seen = seen.clone();
+        async move {
+            let attempt = job.attempt().await?;
+            seen.lock().unwrap().push(attempt);
+            if attempt < 3 { Err(Outcome::failed("not yet")) } else { Ok(()) }
+        }
+    });
+    client.publish("q", NewJob::new("x").tries(5)).await.unwrap();
+    double.run_until_idle(&worker).await.unwrap();
+    double.advance(4 * SECOND);
+    double.run_until_idle(&worker).await.unwrap();
+    assert_eq!(*attempts.lock().unwrap(), [1], "the back-off of 5 s, a tenth shorter, is not over after 4");
+    for _ in 0..2 {
+        double.advance(6 * SECOND);
+        double.run_until_idle(&worker).await.unwrap();
+    }
+    assert_eq!(*attempts.lock().unwrap(), [1, 2, 3]);
+    assert_eq!(client.dead_letter("q").await.unwrap().size, 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_gives_back_what_it_cannot_end() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let (worker, ended) = worker(&client, |job: Job| async move {
+        if *job.data == *b"deaf" {
+            std::future::pending::<()>().await;
+        }
+        job.cancelled().await;
+        Err(Outcome::failed("cancelled"))
+    });
+    client.publish("q", NewJob::new("heeds").tries(3)).await.unwrap();
+    client.publish("q", NewJob::new("deaf").tries(3)).await.unwrap();
+    let worker = worker.signals(false).drain(Duration::ZERO).grace(Duration::from_millis(300));
+    let (stopper, begun) = (worker.stopper(), AtomicU32::new(0));
+    let worker = worker.hook(move |event| {
+        if matches!(event, Event::Start { .. }) && begun.fetch_add(1, Ordering::SeqCst) == 1 {
+            stopper.stop();
+        }
+    });
+    let result = worker.run().await;
+    assert!(matches!(result, Err(WorkerError::Unfinished(1))), "one is deaf: {result:?}");
+    assert_eq!(*ended.lock().unwrap(), [Ended::Returned, Ended::Returned]);
+    let jobs: Vec<_> = client.jobs("q", State::Ready).collect().await;
+    for job in jobs {
+        let job = job.unwrap();
+        assert_eq!(
+            (job.remain_tries, job.reason),
+            (Some(3), None),
+            "the try is given back, without a reason"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_handler_publishes_carries_on_its_trace() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let (worker, _) = worker(&client, |job: Job| async move {
+        job.client().publish("next", "x").await?;
+        Ok(())
+    });
+    client.publish("q", NewJob::new("x").traceparent(trace)).await.unwrap();
+    double.run_until_idle(&worker).await.unwrap();
+    let jobs = client.consume(["next"]).await.unwrap();
+    assert_eq!(jobs[0].traceparent(), Some(trace));
+}
+
+#[tokio::test]
+async fn keys_repeats_and_receipts_are_those_of_a_server() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let first = client.publish("q", NewJob::new("x").key("a")).await.unwrap();
+    let second = client.publish("q", NewJob::new("y").key("a")).await.unwrap();
+    assert!(second.duplicate && second.job_id == first.job_id, "{second:?}");
+    let taken = client.publish("q", NewJob::new("y").key("a").on_conflict(OnConflict::Fail)).await;
+    let taken = taken.unwrap_err();
+    assert_eq!((taken.kind(), taken.job_id()), (ErrorKind::Conflict, Some(&*first.job_id)));
+    let once = client.publish("q", "z").idempotency_key("k").await.unwrap();
+    let again = client.publish("q", "z").idempotency_key("k").await.unwrap();
+    assert!(again.replayed && again.job_id == once.job_id, "{again:?}");
+    let other = client.publish("q", "other").idempotency_key("k").await.unwrap_err();
+    assert_eq!(other.kind(), ErrorKind::KeyReused);
+
+    let job = client.consume(["q"]).ttr(3 * SECOND).await.unwrap().remove(0);
+    job.touch(10 * SECOND).await.unwrap();
+    double.advance(5 * SECOND);
+    let released = job.release(Duration::ZERO, false, "not now").await.unwrap();
+    assert_eq!(released, Released::Back { remain_tries: 1 });
+    assert_eq!(job.ack().await.unwrap_err().kind(), ErrorKind::Lost, "it was released");
+}
+
+#[tokio::test]
+async fn many_jobs_go_in_batches_and_an_error_says_how_far_it_came() {
+    let double = Double::new();
+    let client = double.client("demo");
+    let jobs: Vec<NewJob> = (0..150).map(|n| NewJob::new(n.to_string()).key(format!("k{n}"))).collect();
+    assert_eq!(client.publish_many("q", jobs).await.unwrap().len(), 150);
+    let jobs = (140..300).map(|n: i32| {
+        // The 101st of the call has a key that is taken.
+        let key = if n == 240 { "k7".to_owned() } else { format!("new{n}") };
+        NewJob::new("x").key(key).on_conflict(OnConflict::Fail)
+    });
+    let error = client.publish_many("q", jobs.collect()).await.unwrap_err();
+    assert_eq!((error.kind(), error.index()), (ErrorKind::Conflict, Some(100)));
+    assert_eq!(error.published().map(<[_]>::len), Some(64), "the first batch is stored");
+    let listed = client.jobs("q", State::Ready).count().await;
+    assert_eq!(listed, 150 + 64);
+}
+
+#[tokio::test]
+async fn what_would_not_arrive_as_given_is_refused_before_it_is_sent() {
+    let client = Client::new("http://127.0.0.1:9", "demo", "secret-token").unwrap();
+    let many = (0..17).fold(NewJob::new("x"), |job, n| job.attribute(format!("a{n}"), "v"));
+    let cases = [
+        many,
+        NewJob::new("x").attribute("n".repeat(33), "v"),
+        NewJob::new("x").attribute("n", "ä".repeat(65)),
+        NewJob::new("x").attribute("Name", "v"),
+        NewJob::new("x").delay(SECOND).at("2027-01-01T00:00:00Z"),
+    ];
+    for job in cases {
+        let error = client.publish("q", job).await.unwrap_err();
+        assert_eq!((error.kind(), error.status()), (ErrorKind::Invalid, None), "{error}");
+    }
+    assert!(!format!("{client:?}").contains("secret-token"), "a client shows its token");
+    assert!(Client::builder("http://h", "ns", "t").retry_for(541 * SECOND).build().is_err());
+}
