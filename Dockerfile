@@ -9,6 +9,8 @@ COPY src src
 COPY lua lua
 # Not built here, but Cargo.toml names what is in it.
 COPY benches benches
+# A member of the workspace, which cargo wants to see.
+COPY clients/rust clients/rust
 # What `dormouse -v` says of the build: docker build --build-arg COMMIT=... --build-arg DATE=...
 ARG COMMIT=unknown
 ARG DATE=unknown

@@ -1,4 +1,5 @@
 //! The worker on the double: what becomes of jobs, by the words of their handlers.
+#![allow(clippy::unwrap_used, reason = "tests state what they expect by unwrapping")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
