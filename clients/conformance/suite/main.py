@@ -55,7 +55,7 @@ class Language:
 class Outcome:
     scenario: Scenario
     language: str
-    #: `holds`, `broken` or `lacks`.
+    #: `holds`, `again` (it held at the second time), `broken` or `lacks`.
     word: str
     why: str = ""
     seconds: float = 0.0
@@ -134,8 +134,21 @@ async def play_all(
     return list(outcomes)
 
 
+async def again(server: Server, outcomes: list[Outcome], languages: Sequence[Language]) -> list[Outcome]:
+    """Runs what is broken once more, with little beside it: a machine that is busy makes answers late. What holds only
+    then is told apart."""
+    broken = [outcome for outcome in outcomes if outcome.word == "broken"]
+    by_name = {language.name: language for language in languages}
+    second = await play_all(server, [(by_name[o.language], o.scenario) for o in broken], 4, quiet=True)
+    held = {(o.language, o.scenario.name) for o in second if o.word == "holds"}
+    for outcome in broken:
+        if (outcome.language, outcome.scenario.name) in held:
+            outcome.word = "again"
+    return outcomes
+
+
 def table(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
-    words = {"holds": "holds", "broken": "BROKEN", "lacks": "lacks"}
+    words = {"holds": "holds", "again": "2nd time", "broken": "BROKEN", "lacks": "lacks"}
     cells = {(outcome.scenario.name, outcome.language): outcome for outcome in outcomes}
     names = [name for name in SCENARIOS if any((name, column) in cells for column in columns)]
     width = max(map(len, names), default=8)
@@ -150,8 +163,8 @@ def table(outcomes: Sequence[Outcome], columns: Sequence[str]) -> None:
 
 def details(outcomes: Sequence[Outcome], conversations: bool) -> None:
     for outcome in outcomes:
-        if outcome.word == "broken":
-            print(f"\n{outcome.language} {outcome.scenario.name} ({outcome.seconds:.1f} s)")
+        if outcome.word in ("broken", "again"):
+            print(f"\n{outcome.language} {outcome.scenario.name}: {outcome.word} ({outcome.seconds:.1f} s)")
             print(f"  promised: {outcome.scenario.sentence}\n  seen: {outcome.why}")
             if conversations:
                 print("".join(f"    {line}\n" for line in outcome.conversation), end="")
@@ -175,12 +188,14 @@ async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: 
     languages = [Language(name, [ROOT / "clients" / name / "conformance" / "run"]) for name in names]
     async with Server() as server:
         outcomes = await play_all(server, [(la, sc) for sc in picked for la in languages], jobs)
+        outcomes = await again(server, outcomes, languages)
     table(outcomes, names)
     details(outcomes, verbose)
     broken = [outcome for outcome in outcomes if outcome.word == "broken"]
     kept = sum(outcome.word == "holds" for outcome in outcomes)
-    lacks = len(outcomes) - kept - len(broken)
-    print(f"\n{kept} hold, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s")
+    late = sum(outcome.word == "again" for outcome in outcomes)
+    lacks = len(outcomes) - kept - late - len(broken)
+    print(f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s")
     return 1 if broken else 0
 
 

@@ -87,7 +87,7 @@ class Exchange:
         raise Ended
 
     def __str__(self) -> str:
-        answer = f"{self.answer.status} {self.answer.body[:160]!r}" if self.answer else "no answer"
+        answer = f"{self.answer.status} {self.answer.body[-160:]!r}" if self.answer else "no answer"
         body = f" {self.request.body[:160]!r}" if self.request.body else ""
         gone = ", the program left" if self.gone else ""
         return f"{self.at:.3f} #{self.connection} {self.request.method} {self.request.target}{body} -> {answer}{gone}"
