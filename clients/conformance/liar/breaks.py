@@ -1024,7 +1024,11 @@ def gives_up_results(liar: Liar) -> None:
         if exchange.job_id in failed:
             await answers(204 if exchange.verb == "ack" else 200, b"" if exchange.verb == "ack" else {"msg": "dead"})(exchange)
             return
-        given = await exchange.forward()
+        try:
+            given = await exchange.forward()
+        except (Ended, OSError):
+            failed.add(exchange.job_id)
+            raise
         if given.status >= 500:
             failed.add(exchange.job_id)
         await exchange.send(given)
@@ -1217,6 +1221,45 @@ def logs_each_poll(liar: Liar) -> None:
 def logs_body(liar: Liar) -> None:
     """Jobs are logged with their bodies."""
     event(liar, "start", lambda given: liar.log(base64.b64decode(given["job"]["data"]).decode(errors="replace")))
+
+
+# The protocol
+
+
+@lie
+def one_op_at_a_time(liar: Liar) -> None:
+    """A request waits for the answer to the one before."""
+    under_way: list[int] = []
+
+    async def wait(given: Line) -> None:
+        while under_way:
+            await asyncio.sleep(0.02)
+        under_way.append(given["id"])
+
+    def answered(given: Line) -> None:
+        if given.get("id") in under_way:
+            under_way.remove(given["id"])
+
+    liar.ops.append(wait)
+    line(liar, answered)
+
+
+@lie
+def other_hello(liar: Liar) -> None:
+    """The first line says another version."""
+    event(liar, "ready", lambda given: given.update(version="9.9.9"))
+
+
+@lie
+def events_without_time(liar: Liar) -> None:
+    """Events have no time."""
+    line(liar, lambda given: given.pop("at", None) and None)
+
+
+@lie
+def dies_of_nonsense(liar: Liar) -> None:
+    """The program ends at an op that it does not know."""
+    op(liar, "no_such_op", lambda _: liar.child.kill())
 
 
 # Signatures, the double

@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--liar", action="store_true", help="runs scenarios against a program that breaks promises")
     parser.add_argument("--of", default="python", metavar="LANGUAGE", help="the program that the liar is made of")
     parser.add_argument("--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone")
-    parser.add_argument("--jobs", type=int, default=24, help="how many scenarios at a time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=16, help="how many scenarios at a time (%(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs each scenario so often, side by side")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
     parser.add_argument("--verbose", action="store_true", help="shows requests and events of what is broken")

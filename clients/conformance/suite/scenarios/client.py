@@ -30,6 +30,8 @@ async def instants(s: Stage) -> None:
     for at in forms:
         published = await c.publish(queue="q", data=b"x", at=at)
         equal(published["due_at"], ms, f"due_at of a publish with {at}")
+    for wrong in ("2027-01-01T00:00:00", "tomorrow", ""):
+        await c.refused("publish", "invalid", queue="q", data=b"x", at={"as": "text", "value": wrong})
 
 
 @scenario("The URL may have a path in front of /api.", "no_path")

@@ -389,3 +389,18 @@ async def batch_has_new_receipts(s: Stage) -> None:
     sent = {job["id"]: job["receipt"] for e in s.proxy.seen("ack_many") for job in json.loads(e.request.body)["jobs"]}
     equal(sent, {job: newest[job] for job in sent}, "receipts")
     check(sent, "no batch of acks")
+
+
+@scenario("An outage in which the handler ends: the result is sent when the server is back, and the job is done once.", "gives_up_results")
+async def outage(s: Stage) -> None:
+    job = await s.direct.put("q", do({"sleep": 2}), tries=3)
+    w = await s.worker(ttr=15, poll=2)
+    await w.started(job)
+    s.proxy.refuse()
+    await w.ended(job)
+    await asyncio.sleep(1.5)
+    equal(len(w.seen("hook", name="finish")), 0, "results in the outage")
+    await s.proxy.listen()
+    await acked(s, w, job)
+    other = await s.direct.put("q", "x")
+    await w.ended(other)

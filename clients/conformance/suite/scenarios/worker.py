@@ -243,3 +243,18 @@ async def few_requests(s: Stage) -> None:
     verbs = [e.verb for e in s.proxy.exchanges]
     equal(set(verbs) - {"consume", "ack", "ack_many"}, set(), "other requests")
     equal(len([e for e in s.proxy.seen("consume") if e.request.header("Idempotency-Key")]), 0, "polls with a key")
+
+
+@scenario("For a bound per queue take two workers: they share a client.", "more_slots")
+async def share_a_client(s: Stage) -> None:
+    c = await s.client()
+    for queue in ("a", "b"):
+        await s.direct.put_many(queue, [do({"sleep": 0.3})] * 4)
+    a = await s.worker(c, "a", concurrency=1)
+    b = await s.worker(c, "b", concurrency=2)
+    await a.event("end", 4)
+    await b.event("end", 4)
+    equal([max(e["running"] for e in w.seen("start")) for w in (a, b)], [1, 2], "handlers at a time")
+    check(await a.stop(), "the first worker has not ended clean")
+    job = await s.direct.put("b", "x")
+    await b.ended(job)
