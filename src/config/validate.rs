@@ -111,18 +111,15 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(cluster) = given.get("Cluster").filter(|cluster| !cluster.is_empty()) {
-                    return Err(cluster
-                        .wrong_and_hidden("Cluster belongs to pools; name a Redis of its own with Addr"));
-                }
-                if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix"].into_iter().find_map(|key| given.get(key))
+                if let Some(layout) = ["Layout", "Partitions", "Prefix", "WaitReplicas"]
+                    .into_iter()
+                    .find_map(|key| given.get(key))
                 {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
                 admin.validate("[AdminRedis]", given)
             }
-            (None, _) if default.path.is_none() => {
+            (None, _) if default.path.is_none() && default.cluster.is_empty() => {
                 err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\""
                     .into())
             }
@@ -358,6 +355,9 @@ impl PoolConfig {
                 return wrong("Partitions", "a power of two up to 4096 is wanted");
             }
             _ => {}
+        }
+        if self.wait_replicas > 0 && !compact {
+            return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
         }
         match &self.prefix {
             Some(_) if !compact => return wrong("Prefix", "it belongs to Layout = \"compact\""),

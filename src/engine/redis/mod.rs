@@ -7,8 +7,10 @@
 //! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
+//! - `replicas`: whether they have what was asked.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
+//! - `tables`: tokens, limits and what push keeps: their place on one Redis or in a cluster.
 //! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
@@ -28,8 +30,10 @@ pub(crate) mod layout;
 mod link;
 mod look;
 mod pauses;
+mod replicas;
 mod reply;
 mod safety;
+pub(crate) mod tables;
 pub(crate) mod verbs;
 mod watch;
 
@@ -66,7 +70,7 @@ use batches::MAX_WAITING;
 use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
-use verbs::check::first_check;
+use verbs::check::{OLDEST, first_check};
 use verbs::{pause, quotas};
 
 use self::copies::Copies;
@@ -74,9 +78,6 @@ use self::core::RedisCore;
 use self::counting::Counting;
 use self::link::Link;
 use self::pauses::Pauses;
-
-/// RPOP and LPOP take a count since this version.
-pub(crate) const OLDEST: (u32, u32) = (6, 2);
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        let mut opened = Link::open(&address, name, keys::Ready).await?;
+        let mut opened = Link::open(&address, name, keys::Ready, 0).await?;
         let link = opened.link.clone();
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);

@@ -75,6 +75,8 @@ pub struct CompactCore {
     pub publishes: Callers<Plain, Published>,
     pub acks: Callers<JobRef, ()>,
     pub dues: Dues,
+    /// By which the lease of a pump says whose it is.
+    pub server: [u8; 8],
     /// Steps of schedules that share script calls.
     pub steps: Callers<Addressed, Told>,
     /// There is a schedule in this pool, or was one.
@@ -120,14 +122,6 @@ impl CompactCore {
         }
     }
 
-    /// Every Redis, each with one of its partitions.
-    pub fn links(&self) -> Vec<(Arc<Link>, Partition)> {
-        match &self.place {
-            Place::One(link) => vec![(link.clone(), 0)],
-            Place::Cluster(cluster) => cluster.nodes(),
-        }
-    }
-
     /// The pool's clock: that of the first partition's Redis, so that all servers agree.
     pub fn now_micros(&self) -> Micros {
         let first = self.partitions.all().find_map(|partition| self.link(partition));
@@ -145,7 +139,7 @@ impl CompactCore {
 
     /// A job was stored there that is due then, by the partition's clock.
     pub fn stored(&self, partition: Partition, due: Micros) {
-        self.dues.stored(partition, self.in_pool_time(partition, due));
+        self.dues.stored(partition, self.in_pool_time(partition, due), self.now_micros());
     }
 
     /// A time of a partition's clock by the pool's.

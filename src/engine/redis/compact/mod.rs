@@ -8,6 +8,7 @@
 //! - `callers`: calls that share script calls, by partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
+//! - `nodes`: what operators are told of a cluster.
 //! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
@@ -17,7 +18,8 @@ mod callers;
 mod core;
 mod dues;
 mod keys;
-mod partitions;
+mod nodes;
+pub(in crate::engine::redis) mod partitions;
 mod place;
 mod scripts;
 mod steps;
@@ -36,6 +38,7 @@ use self::buckets::Buckets;
 use self::callers::Callers;
 use self::core::{CompactCore, Place};
 use self::dues::Dues;
+use self::nodes::NodesOfPool;
 use self::partitions::Partitions;
 use self::scripts::Scripts;
 use super::cluster;
@@ -47,6 +50,7 @@ use super::verbs::check::first_check;
 use super::watch;
 use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, Delays};
+use crate::engine::nodes::Nodes;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
@@ -59,6 +63,7 @@ use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
+use crate::random;
 
 /// ZADD takes LT since 6.2; a slot's channels, which servers are to tell each other by, are there since this version.
 pub const OLDEST: (u32, u32) = (7, 0);
@@ -70,6 +75,8 @@ pub struct CompactLayout {
     pub prefix: String,
     /// How many partitions: a power of two up to 4096.
     pub partitions: u16,
+    /// How many replicas must have what was asked before it is answered.
+    pub wait_replicas: u16,
 }
 
 /// A pool of jobs on a Redis or in a cluster, in the compact layout.
@@ -96,7 +103,8 @@ async fn open_one(
     layout: &CompactLayout,
     partitions: &Arc<Partitions>,
 ) -> Result<OpenedPlace> {
-    let mut opened = Link::open(&address, name, keys::Ready(partitions.clone())).await?;
+    let mut opened =
+        Link::open(&address, name, keys::Ready(partitions.clone()), layout.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
     let mut use_first = redis::cmd("SETNX");
@@ -108,6 +116,10 @@ async fn open_one(
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
     link.connected().await;
+    if layout.wait_replicas > 0 {
+        let _ = link.look_at_replicas().await; // who cannot say has too few
+        link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
+    }
     Ok((link.common(), Place::One(link), guards.into()))
 }
 
@@ -118,7 +130,7 @@ async fn open_cluster(
     layout: &CompactLayout,
     partitions: &Arc<Partitions>,
 ) -> Result<OpenedPlace> {
-    let common = Common::new(name, Failure::default());
+    let common = Common::new(name, layout.wait_replicas, Failure::default());
     if let Some(version) = check_nodes(&address, &common.pool, OLDEST).await? {
         let _ = common.version.set(version); // asked once
     }
@@ -197,6 +209,7 @@ impl CompactEngine {
             tasks: tasks.clone(),
             scripts: Scripts::default(),
             dues: Dues::new(partitions.count()),
+            server: random::bytes(),
             publishes: Callers::new(partitions.count()),
             acks: Callers::new(partitions.count()),
             steps: Callers::new(partitions.count()),
@@ -227,6 +240,14 @@ impl CompactEngine {
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
         let failure = self.core.common.failure.clone();
         async move { failure.reported().await.to_owned() }
+    }
+
+    /// Its nodes, in a cluster.
+    pub fn nodes(&self) -> Option<Arc<dyn Nodes>> {
+        match &self.core.place {
+            Place::One(_) => None,
+            Place::Cluster(cluster) => Some(Arc::new(NodesOfPool::new(&self.core, cluster))),
+        }
     }
 
     fn open(&self) -> Result<&Arc<CompactCore>> {
@@ -382,7 +403,11 @@ impl Engine for CompactEngine {
     }
 
     async fn check(&self) -> Result<()> {
-        self.open()?.check().await
+        let core = self.open()?;
+        match &core.place {
+            Place::One(link) => link.check().await,
+            Place::Cluster(cluster) => NodesOfPool::new(core, cluster).check().await,
+        }
     }
 
     async fn close(&self) {
