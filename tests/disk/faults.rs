@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::support::faults::{EIO, HANGS, fail, heal, shim};
-use dormouse::engine::disk::{DiskEngine, DiskOptions, RawStore, Sync};
+use dormouse::engine::disk::{DiskEngine, DiskOptions, OpenError, RawStore, Sync, repair};
 use dormouse::engine::{
     Engine, Held, How, OnConflict, Pausing, Placing, Publication, Published, Release, Revival, Tries,
 };
@@ -26,6 +26,7 @@ const TTR: Duration = Duration::from_secs(600);
 
 /// The number of this error, as Linux has it.
 const EROFS: i32 = 30;
+const ENOSPC: i32 = 28;
 
 /// Runs the test `child` of this program with the shim, in a directory of its own. It must end well.
 fn with_faults(child: &str) {
@@ -391,6 +392,94 @@ fn a_disk_that_turned_read_only_poisons() {
     with_faults("child_write_erofs");
 }
 
+/// A bad sector in what an open reads whole: the store is refused, and a repair loses nothing but what was in it.
+#[tokio::test]
+async fn child_bad_sector_at_the_start() {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    for n in 0..100 {
+        publish(&engine, &q, n..n + 1, 1000).await;
+    }
+    engine.close().await;
+    let damage_of = |part: &str, offset| {
+        fail(&dir, "pread", EIO, path.join(part).to_str().expect("a path of this test"), offset);
+        let refused = DiskEngine::open(disk_options(&path)).map(drop);
+        assert!(matches!(refused, Err(OpenError::Damaged(..))), "{part}: it is refused: {refused:?}");
+        let told = repair(&path, false).expect("it can be judged").damage.concat();
+        heal(&dir);
+        told
+    };
+    for part in ["log/manifest", "trees/ready/current"] {
+        let told = damage_of(part, None);
+        assert!(told.contains("cannot be read"), "{part}: {told}");
+    }
+    // In the middle of the groups.
+    let offset = Some(40_000);
+    assert!(damage_of("log/0", offset).contains("cannot be read"), "a part of the log");
+    fail(&dir, "pread", EIO, "pool/log/0", offset);
+    let told = repair(&path, true).expect("it can be repaired");
+    assert!(told.accepted, "{told}");
+    let engine = DiskEngine::open(disk_options(&path)).expect("it was repaired");
+    let gone = 100 - drain(&engine, &q, 1000).await.len();
+    assert!(gone < 20, "{gone} of 100 jobs are gone, and one sector was");
+    engine.close().await;
+}
+
+#[test]
+fn a_bad_sector_in_what_an_open_reads_can_be_repaired() {
+    with_faults("child_bad_sector_at_the_start");
+}
+
+/// What a killed process has left in the system's memory alone, and an open relies on, is synced first.
+#[tokio::test]
+async fn child_syncs_at_the_start() {
+    let Some(dir) = child() else { return };
+    let path = dir.join("pool");
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &queue("q"), 0..10, 100).await;
+    engine.close().await;
+    // As after a kill.
+    let mark = std::fs::read_to_string(path.join("dormouse")).expect("a mark");
+    let (whole, _) = mark.split_once("closed ").expect("it was closed");
+    std::fs::write(path.join("dormouse"), whole).expect("written");
+    for part in ["pool/dormouse", "pool/trees/jobs", "pool/trees/ready", "pool/log/0"] {
+        fail(&dir, "sync", EIO, part, None);
+        let opened = DiskEngine::open(disk_options(&path)).map(drop);
+        assert!(matches!(opened, Err(OpenError::Io(..))), "{part} was not synced: {opened:?}");
+        heal(&dir);
+    }
+    DiskEngine::open(disk_options(&path)).expect("it opens").close().await;
+}
+
+#[test]
+fn a_start_syncs_what_it_relies_on() {
+    with_faults("child_syncs_at_the_start");
+}
+
+/// A disk that is full when the store is opened.
+#[tokio::test]
+async fn child_full_at_the_start() {
+    let Some(dir) = child() else { return };
+    let (q, path) = (queue("q"), dir.join("pool"));
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    publish(&engine, &q, 0..10, 100).await;
+    engine.close().await;
+    fail(&dir, "write", ENOSPC, "manifest.new", None);
+    let engine = DiskEngine::open(disk_options(&path)).expect("whoever has no room must be able to drain");
+    assert_eq!(drain(&engine, &q, 100).await.len(), 10, "jobs of a full disk");
+    heal(&dir);
+    engine.close().await;
+    let engine = DiskEngine::open(disk_options(&path)).expect("it opens");
+    assert_eq!(engine.ready(&q).await.expect("size"), 0, "what was acked stays so");
+    engine.close().await;
+}
+
+#[test]
+fn a_store_on_a_full_disk_opens_and_is_drained() {
+    with_faults("child_full_at_the_start");
+}
+
 /// A disk that does not come back from a sync.
 #[tokio::test]
 async fn child_hangs() {
@@ -428,6 +517,9 @@ async fn child_hangs() {
         // A thread is left behind in the disk, and nobody waits for it.
         let closed = tokio::time::timeout(PATIENCE, engine.close()).await;
         closed.unwrap_or_else(|_| panic!("{part}: a close must not wait for a disk that hangs"));
+        // What that thread writes when the disk comes back must not meet what another process has written.
+        let again = DiskEngine::open(disk_options(&dir.join(part))).map(drop);
+        assert!(matches!(again, Err(OpenError::Locked(_))), "{part}: its thread lives, and: {again:?}");
     }
     well.close().await;
     println!("test child_hangs ... ok\n\ntest result: ok. 1 passed");

@@ -90,6 +90,15 @@ async fn a_directory_without_schedules_gets_their_keyspace() {
         let text = std::fs::read_to_string(&mark).expect("it is there");
         assert!(text.contains("format 6"), "it is one of this version now: {text:?}");
     }
+    // One that is damaged is refused as it is.
+    let text = std::fs::read_to_string(&mark).expect("it is there").replace("format 6", "format 5");
+    std::fs::write(&mark, &text).expect("written");
+    std::fs::remove_dir_all(&trees).expect("removed");
+    std::fs::remove_file(dir.path().join("log/manifest")).expect("removed");
+    let refused = DiskEngine::open(options(dir.path(), &clock)).map(drop);
+    assert!(matches!(refused, Err(OpenError::Damaged(..))), "it is damaged: {refused:?}");
+    assert_eq!(std::fs::read_to_string(&mark).expect("it is there"), text, "the mark is not changed");
+    assert!(!trees.exists(), "nothing was added");
 }
 
 #[tokio::test]

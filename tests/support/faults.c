@@ -1,6 +1,6 @@
 /* Makes the disk fail as a test says. Preloaded into a process. Reads the file that FAULTS names before each call: lines
-   of "call errno path [offset]", where `path` is a part of the file's path and `errno` -1 hangs. `pread` fails where
-   `offset` is among the bytes that are read. */
+   of "call errno path [offset]", where `path` is a part of the file's path and `errno` -1 hangs. `pread`, which stands for
+   each read of a file, fails where `offset` is among the bytes that are read. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -32,6 +32,7 @@ static int fails(const char *call, int fd, off_t from, size_t len) {
         long long offset = -1;
         if (sscanf(line, "%31s %d %1023s %lld", name, &error, part, &offset) < 3) continue;
         if (strcmp(name, call) || !strstr(path, part)) continue;
+        if (from < 0) from = syscall(SYS_lseek, fd, 0, SEEK_CUR);
         if (offset >= 0 && (offset < from || offset >= from + (off_t)len)) continue;
         while (error < 0) sleep(1);
         errno = error;
@@ -45,6 +46,11 @@ static int fails(const char *call, int fd, off_t from, size_t len) {
 ssize_t pread64(int fd, void *to, size_t len, off64_t from) {
     if (fails("pread", fd, from, len)) return -1;
     return syscall(SYS_pread64, fd, to, len, from);
+}
+
+ssize_t read(int fd, void *to, size_t len) {
+    if (fails("pread", fd, -1, len)) return -1;
+    return syscall(SYS_read, fd, to, len);
 }
 
 ssize_t write(int fd, const void *from, size_t len) {

@@ -68,25 +68,31 @@ impl Threads {
     /// Waits for all to end: first for the writer, when its last call is served. What the others do changes nothing of
     /// what is stored, so the store is marked as closed before they have ended.
     pub(super) fn join(&mut self, poison: &Poison) {
+        let mut all_ended = true;
         if let Some(writer) = self.writer.take() {
-            let last = ended(writer, poison).flatten();
-            if let (Some(number), Some(mark)) = (last, &mut self.mark)
+            let last = ended(writer, poison);
+            all_ended &= last.is_some();
+            if let (Some(Ok(Some(number))), Some(mark)) = (last, &mut self.mark)
                 && let Err(e) = mark.close(number)
             {
                 tracing::warn!(error = %e, "the disk store is closed, but could not be marked so");
             }
         }
         for thread in self.upkeep.drain(..) {
-            ended(thread, poison);
+            all_ended &= ended(thread, poison).is_some();
         }
-        // The directory is free.
-        self.mark = None;
+        match self.mark.take() {
+            // What hangs in the disk may yet be written. Nobody opens the directory before this process is gone.
+            Some(mark) if !all_ended => std::mem::forget(mark),
+            // The directory is free.
+            mark => drop(mark),
+        }
     }
 }
 
-/// Waits for the end of a thread, and answers with it. `None` after a panic, which was logged and has poisoned the
-/// store, and for a thread of a store that has failed and does not end.
-fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<T> {
+/// Waits for the end of a thread, and answers with it: an error after a panic, which was logged and has poisoned the
+/// store. `None` for a thread of a store that has failed and does not end.
+fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<std::thread::Result<T>> {
     let mut failed: Option<Instant> = None;
     while !thread.is_finished() {
         if poison.error().is_some() && failed.get_or_insert_with(Instant::now).elapsed() > FAILED_PATIENCE {
@@ -95,7 +101,7 @@ fn ended<T>(thread: JoinHandle<T>, poison: &Poison) -> Option<T> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    thread.join().ok()
+    Some(thread.join())
 }
 
 impl DiskEngine {

@@ -119,6 +119,8 @@ impl WriterState {
     pub fn next_seq(&mut self) -> u64 {
         if self.seq.0 == self.seq.1 {
             self.seq.1 += SEQ_BLOCK;
+            // A hand-over need not survive a power cut, but its receipt must not be given to another one after it.
+            self.must_sync = true;
             self.txn.put(Space::Meta, META_SEQ, self.seq.1.to_be_bytes());
         }
         self.seq.0 += 1;

@@ -67,7 +67,7 @@ impl Store {
     /// Deletes all entries of a keyspace, also those that cannot be read. For a store that nobody else uses.
     pub fn clear(&self, space: Space) -> Result<(), Fatal> {
         self.move_to_tables()?;
-        Ok(self.trees.of(space).clear()?)
+        Ok(self.trees.clear(space)?)
     }
 
     /// Writes all that is in memory out, and has the log forget it: it brings nothing of it back.
@@ -76,8 +76,9 @@ impl Store {
         Ok(self.log.forget(self.log.last() + 1)?)
     }
 
-    /// Deletes the tables of a keyspace, also those that cannot be read, and leaves what was put since it was
-    /// [read](Store::readable). For a store that nobody else uses.
+    /// Deletes the tables of a keyspace, also those that cannot be read. What was put since it was
+    /// [read](Store::readable) stays in memory and in the log, but for what was written out meanwhile. For a store that
+    /// nobody else uses.
     pub fn drop_tables(&self, space: Space) -> Result<(), Fatal> {
         Ok(self.trees.of(space).drop_range::<&[u8], _>(..)?)
     }
@@ -109,6 +110,7 @@ impl Store {
         space: Space,
         make: impl FnOnce() -> lsm_tree::Result<Merged>,
     ) -> Result<Merged, Fatal> {
+        let _merging = self.trees.merging(space);
         let files = self.files.read();
         let next = self.trees.of(space).next_table_id();
         let made = make().or_else(not_merged);
@@ -186,6 +188,34 @@ mod tests {
         let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // nothing is damaged
         assert!(store.get(Space::Push, b"kept").unwrap().is_some(), "it was in the log"); // as above
         assert_eq!(store.get(Space::Push, b"damaged").unwrap(), None, "its table was dropped"); // as above
+    }
+
+    /// Guards against entries that go into a memtable which the tree has given up: a rebuilt list would lack them, and once
+    /// they were written out the log would forget them.
+    #[test]
+    fn what_is_put_after_a_clear_is_there_and_stays() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let (store, mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let mut txn = Txn::new(store.clone());
+        txn.put(Space::Ready, b"old", b"1");
+        txn.settle(true).unwrap(); // nothing is wrong with the disk
+        store.clear(Space::Ready).unwrap(); // as above
+        txn.put(Space::Ready, b"new", b"2");
+        txn.settle(true).unwrap(); // as above
+        let keys = |store: &Store| -> Vec<Vec<u8>> {
+            store.keys_in::<&[u8], _>(Space::Ready, ..).map(|key| key.unwrap().to_vec()).collect() // as above
+        };
+        assert_eq!(keys(&store), [b"new"], "what was put after the clear");
+        // So much that no file of the log is left that had it.
+        for round in 0..3u8 {
+            (0..10u8).for_each(|n| txn.put(Space::Dead, [round, n], vec![n; 1 << 20]));
+            txn.settle(true).unwrap(); // as above
+            store.write_out_all().unwrap(); // as above
+        }
+        assert_eq!(keys(&store), [b"new"], "it was written out");
+        drop((txn, store, mark));
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // nothing is damaged
+        assert_eq!(keys(&store), [b"new"], "it is there after another start");
     }
 
     #[test]

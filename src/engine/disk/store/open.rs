@@ -24,6 +24,8 @@ const WITHOUT_SCHEDULES: u32 = 5;
 const MADE: &str = "made\n";
 /// The line that stands there while a repair gives up what is damaged.
 const REPAIRING: &str = "repairing\n";
+/// What begins the line that an orderly close leaves. The last group follows.
+const CLOSED: &str = "closed ";
 
 /// Why a directory cannot be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +53,8 @@ pub struct Mark {
     file: File,
     /// Whether the store was whole once: from then on, what is missing is damage.
     made: bool,
-    /// Whether its keyspace of schedules is to be made.
-    adds_schedules: bool,
+    /// The format that it was found with.
+    format: u32,
     /// Whether a repair was begun and not ended: nobody knows what it has done.
     repairing: bool,
     /// What the last orderly close left here, if nobody has opened the directory since.
@@ -81,9 +83,19 @@ impl Mark {
         self.write()
     }
 
+    /// For who changes the store before it is opened: its end is in order no more.
+    pub fn forget_close(&mut self) {
+        self.closed = None;
+    }
+
     /// Whether the store was whole once.
     pub fn is_made(&self) -> bool {
         self.made
+    }
+
+    /// The format that the directory has.
+    pub fn format(&self) -> u32 {
+        self.format
     }
 
     /// The last group before this open, if the store was closed in order.
@@ -95,8 +107,8 @@ impl Mark {
     fn write(&mut self) -> std::io::Result<()> {
         let made = if self.made { MADE } else { "" };
         let repairing = if self.repairing { REPAIRING } else { "" };
-        let closed = self.closed.map_or(String::new(), |number| format!("closed {number}\n"));
-        let text = format!("{MAGIC}{FORMAT}\n{made}{repairing}{closed}");
+        let closed = self.closed.map_or(String::new(), |number| format!("{CLOSED}{number}\n"));
+        let text = format!("{MAGIC}{}\n{made}{repairing}{closed}", self.format);
         self.file.rewind()?;
         self.file.write_all(text.as_bytes())?;
         self.file.set_len(text.len() as u64)?;
@@ -119,7 +131,7 @@ impl Mark {
 /// Writes the mark of a copy, which was whole at an end that was not in order.
 pub fn write_mark_of_copy(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path.join(MARK))?;
-    Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None }
+    Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None }
         .write_made()?;
     sync(path)
 }
@@ -149,16 +161,21 @@ pub fn lock(path: &Path) -> Result<Mark, OpenError> {
             "others may look into the data directory: chmod it to 700"
         );
     }
-    let mut mark = read_mark(path)?;
-    if mark.adds_schedules {
-        // One that was begun and not ended holds nothing: the mark would say so.
-        let made = trees::make_anew(path, Space::Schedules);
-        made.map_err(|e| io(std::io::Error::other(describe(&e))))?;
-        mark.write().map_err(io)?;
-        let (pool, from_format, to_format) = (path.display().to_string(), WITHOUT_SCHEDULES, FORMAT);
-        tracing::info!(pool, from_format, to_format, "a directory of an older format is taken over");
+    read_mark(path)
+}
+
+/// Takes over a directory of the format without schedules, in which nothing is damaged: adds their keyspace.
+pub fn take_over(path: &Path, mark: &mut Mark) -> std::io::Result<()> {
+    if !mark.made || mark.format != WITHOUT_SCHEDULES {
+        return Ok(());
     }
-    Ok(mark)
+    // One that was begun and not ended holds nothing: the mark would say so.
+    trees::make_anew(path, Space::Schedules).map_err(|e| std::io::Error::other(describe(&e)))?;
+    mark.format = FORMAT;
+    mark.write()?;
+    let (pool, from_format, to_format) = (path.display().to_string(), WITHOUT_SCHEDULES, FORMAT);
+    tracing::info!(pool, from_format, to_format, "a directory of an older format is taken over");
+    Ok(())
 }
 
 /// What is wrong with the files of a pool, and what its log holds.
@@ -184,13 +201,9 @@ impl Judged {
     }
 }
 
-/// Judges the files of a pool that was whole once. `closed` is the last group, if its end was in order. Changes nothing.
-pub fn judge(pool: &Path, closed: Option<u64>) -> std::io::Result<Judged> {
-    judge_format(pool, FORMAT, closed)
-}
-
-/// As [`judge`](fn@judge), of the format that the mark says.
-fn judge_format(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<Judged> {
+/// Judges the files of a pool that was whole once, in this format. `closed` is the last group, if its end was in order.
+/// Changes nothing.
+pub fn judge(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Result<Judged> {
     let mut judged = Judged::default();
     for dir in [trees::DIR, log::DIR] {
         if !pool.join(dir).is_dir() {
@@ -219,6 +232,7 @@ fn judge_format(pool: &Path, format: u32, closed: Option<u64>) -> std::io::Resul
             let what = match e.kind() {
                 ErrorKind::NotFound => "is missing",
                 ErrorKind::InvalidData => "is not what was written",
+                _ if is_unreadable_io(&e) => "cannot be read",
                 _ => return Err(e),
             };
             judged.damage.push(LogDamage::Manifest { what }.to_string());
@@ -251,7 +265,7 @@ fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Stor
         // Nobody was ever answered for what is in there.
         make(path, limits).map_err(io)?;
     }
-    let store = open_whole(path, limits, mark.closed)?;
+    let store = open_whole(path, limits, &mut mark)?;
     mark.was_closed = mark.closed;
     if !mark.made || (mark.closed.is_some() && !mark.repairing) {
         mark.write_made().map_err(io)?;
@@ -259,33 +273,45 @@ fn open_locked(path: &Path, limits: StoreLimits, mut mark: Mark) -> Result<(Stor
     Ok((store, mark))
 }
 
-/// Opens a store that was whole once, if nothing in it is damaged. `closed` is the last group, if its end was in order.
-pub fn open_whole(path: &Path, limits: StoreLimits, closed: Option<u64>) -> Result<Store, OpenError> {
+/// Opens a store that was whole once, if nothing in it is damaged.
+pub fn open_whole(path: &Path, limits: StoreLimits, mark: &mut Mark) -> Result<Store, OpenError> {
     let io = |e: std::io::Error| match e.kind() {
         ErrorKind::InvalidData => OpenError::Damaged(path.to_owned(), e.to_string()),
         _ => OpenError::Io(path.to_owned(), e),
     };
-    let mut judged = judge(path, closed).map_err(io)?;
+    let mut judged = judge(path, mark.format, mark.closed).map_err(io)?;
     let (manifest, mut findings) = match judged.log.take() {
         Some(log) if judged.damage.is_empty() => log,
         _ => return Err(OpenError::Damaged(path.to_owned(), judged.summary())),
     };
+    sync_lists(path).map_err(io)?;
+    take_over(path, mark).map_err(io)?;
+    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
+    if let Some(damage) = behind(&trees, &findings) {
+        return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
+    }
+    // Nothing is damaged: from here on the log is changed.
     let dir = path.join(log::DIR);
     if let Some(torn) = findings.torn.take() {
         set_torn_aside(path, &manifest, &torn).map_err(io)?;
     }
-    if closed != Some(findings.last.number) {
+    if mark.closed != Some(findings.last.number) {
         start::rewrite(&dir, &manifest, &findings).map_err(io)?;
-    }
-    let trees = Trees::open(path, limits).map_err(|e| not_opened(path, e, &mut judged))?;
-    if let Some(damage) = behind(&trees, &findings) {
-        return Err(OpenError::Damaged(path.to_owned(), damage.to_string()));
     }
     start::replay(&dir, &manifest, &findings, |number, group| fill(&trees, number, group)).map_err(io)?;
     trees.commit(findings.last.number, []);
     let log = Log::open(&dir, &manifest, &findings).map_err(io)?;
     sync_names(path).map_err(io)?;
     Ok(Store::new(path, trees, log))
+}
+
+/// Makes the newest list of tables last, of each keyspace: whoever was killed between its rename and the sync of its
+/// name has left one that a power cut may take. lsm-tree deletes the older one when it opens a tree, and the log gives
+/// up what the newer one has.
+fn sync_lists(path: &Path) -> std::io::Result<()> {
+    let dirs = Space::ALL.iter().map(|(_, name, _)| path.join(trees::DIR).join(name));
+    // Of an older format one may not be there.
+    dirs.filter(|dir| dir.is_dir()).try_for_each(|dir| sync(&dir))
 }
 
 /// Whether tables have what the log has lost.
@@ -397,7 +423,7 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
     let mut bytes = Vec::new();
     (&file).take(256).read_to_end(&mut bytes).map_err(io)?;
     let mut mark =
-        Mark { file, made: false, adds_schedules: false, repairing: false, closed: None, was_closed: None };
+        Mark { file, made: false, format: FORMAT, repairing: false, closed: None, was_closed: None };
     if bytes.iter().all(|byte| *byte == 0) && empty {
         // New, or a start that was cut off before the mark was on disk: a power cut may leave its length and
         // not its bytes.
@@ -406,8 +432,12 @@ fn read_mark(path: &Path) -> Result<Mark, OpenError> {
         return Ok(mark);
     }
     let Said { format, made, repairing, closed } = Said::parse(path, &bytes)?;
-    let adds_schedules = made && format == WITHOUT_SCHEDULES;
-    Ok(Mark { made, adds_schedules, repairing, closed, ..mark })
+    // Whoever wrote it may have been killed before it was on the disk. A power cut would bring the mark of before back,
+    // and with it another store: one that was never made, or that was closed before the last jobs came.
+    mark.file.sync_all().map_err(io)?;
+    // One that was never made is made as this version makes it.
+    let format = if made { format } else { FORMAT };
+    Ok(Mark { made, format, repairing, closed, ..mark })
 }
 
 /// What a mark says.
@@ -427,23 +457,30 @@ impl Said {
         let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
         let format = first.strip_prefix(MAGIC).and_then(|format| format.parse::<u32>().ok());
         let format = format.ok_or_else(|| OpenError::NotOurs(path.to_owned()))?;
+        let damaged =
+            || OpenError::Damaged(path.to_owned(), format!("the file {MARK} is not what was written"));
         let (made, rest) = match (format, rest.strip_prefix(MADE)) {
             (FORMAT | WITHOUT_SCHEDULES, Some(rest)) => (true, rest),
             // A start that was cut off while it wrote that line.
             (FORMAT | WITHOUT_SCHEDULES, None) if MADE.starts_with(rest.trim_end_matches('\0')) => {
                 (false, "")
             }
-            (FORMAT | WITHOUT_SCHEDULES, None) => {
-                let reason = format!("the file {MARK} is not what was written");
-                return Err(OpenError::Damaged(path.to_owned(), reason));
-            }
+            (FORMAT | WITHOUT_SCHEDULES, None) => return Err(damaged()),
             (format, _) if format > FORMAT => return Err(OpenError::Newer(path.to_owned(), format)),
             (format, _) => return Err(OpenError::Older(path.to_owned(), format)),
         };
-        let repairing = rest.starts_with(REPAIRING);
-        let rest = rest.strip_prefix(REPAIRING).unwrap_or(rest);
+        let (repairing, rest) = match rest.strip_prefix(REPAIRING) {
+            Some(rest) => (true, rest),
+            None => (false, rest),
+        };
         // A line that was cut off says nothing: the store is opened as after a crash.
-        let closed = rest.strip_suffix('\n').and_then(|line| line.strip_prefix("closed ")?.parse().ok());
+        let line = rest.trim_end_matches('\0');
+        let closed = line.strip_suffix('\n').and_then(|line| line.strip_prefix(CLOSED)?.parse().ok());
+        let begun = |whole: &str| whole.starts_with(line);
+        let is_cut_off = || line.strip_prefix(CLOSED).is_some_and(|n| n.bytes().all(|n| n.is_ascii_digit()));
+        if closed.is_none() && !begun(REPAIRING) && !begun(CLOSED) && !is_cut_off() {
+            return Err(damaged());
+        }
         Ok(Said { format, made, repairing, closed })
     }
 }
@@ -487,10 +524,67 @@ pub fn look(path: &Path) -> Result<Look, OpenError> {
     if !said.made {
         return Ok(Look::New);
     }
-    let judged = judge_format(path, said.format, said.closed).map_err(io)?;
+    let judged = judge(path, said.format, said.closed).map_err(io)?;
     if judged.damage.is_empty() {
         Ok(Look::Whole)
     } else {
         Err(OpenError::Damaged(path.to_owned(), judged.summary()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::txn::Txn;
+    use super::*;
+
+    /// Guards against groups that are given up as a torn end of a log that is damaged.
+    #[test]
+    fn what_is_damaged_is_refused_before_a_torn_end_is_cleared() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        {
+            let (store, _mark) = open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+            let mut txn = Txn::new(store.clone());
+            for n in 0..5u8 {
+                txn.put(Space::Ready, [n], [n; 1000]);
+                txn.settle(false).unwrap(); // nothing is wrong with the disk
+            }
+            // A table without the sync that comes before it.
+            store.trees.settle();
+            store.trees.flush(Space::Ready, |_| Ok(())).unwrap(); // as above
+        }
+        let log = dir.path().join("log/0");
+        let mut bytes = std::fs::read(&log).unwrap(); // it was written
+        bytes[2500] ^= 0x55;
+        std::fs::write(&log, &bytes).unwrap(); // as above
+        let refused = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
+        let why = refused.expect_err("a table has what the log has lost").to_string();
+        assert!(why.contains("tables have group 5"), "it says what is damaged: {why}");
+        assert!(std::fs::read(&log).unwrap() == bytes, "the log is as it was"); // it is there
+        assert!(!dir.path().join("aside").exists(), "nothing was set aside");
+    }
+
+    #[test]
+    fn a_mark_that_is_not_what_was_written_is_refused() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        drop(open(dir.path(), StoreLimits::OF_A_TOOL).unwrap()); // new directory
+        let mark = dir.path().join(MARK);
+        let whole = std::fs::read_to_string(&mark).unwrap(); // it was written
+        for (line, opens) in [
+            ("", true),
+            ("clo", true),
+            ("closed ", true),
+            ("closed 1", true),
+            ("closed 0\n", true),
+            ("\0\0\0", true),
+            ("repai", true),
+            ("repairing\n", false),
+            ("repaiXing\n", false),
+            ("clXsed 1\n", false),
+            ("closed 1x\n", false),
+        ] {
+            std::fs::write(&mark, format!("{whole}{line}")).unwrap(); // as above
+            let opened = open(dir.path(), StoreLimits::OF_A_TOOL).map(drop);
+            assert_eq!(opened.is_ok(), opens, "with {line:?}: {opened:?}");
+        }
     }
 }

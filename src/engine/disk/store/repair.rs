@@ -2,18 +2,18 @@
 //! a directory that no server has open. Deletes nothing.
 
 use std::fmt;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::aside::Aside;
 use super::log::group::{self, FILE_HEAD, FileHead};
-use super::log::{self, Log};
+use super::log::{self, Log, slots};
 use super::open::{self, Judged, Mark, OpenError};
 use super::trees::{self, Trees};
 use super::txn::Txn;
 use super::{Fatal, Space, StoreLimits, describe, tables};
-use crate::engine::disk::codec::{FIRST_SEQ, META_SEQ};
+use crate::engine::disk::codec::{self, FIRST_SEQ, META_NEWEST, META_SEQ};
 
 /// What was found in a directory, and what was done.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ pub fn repair(path: &Path, accept_loss: bool) -> Result<RepairReport, OpenError>
         report.notes.push("it holds nothing yet: its first start was cut off".to_owned());
         return Ok(report);
     }
-    let mut judged = open::judge(path, mark.closed()).map_err(io)?;
+    let mut judged = open::judge(path, mark.format(), mark.closed()).map_err(io)?;
     // lsm-tree deletes only what no list names, and the judge found each list whole.
     if judged.damage.is_empty() {
         match (Trees::open(path, StoreLimits::OF_A_TOOL), &mut judged.log) {
@@ -119,10 +119,13 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
     for space in &judged.trees {
         tables::mend(&path.join(trees::DIR).join(space.name()), &mut aside).map_err(io)?;
     }
-    let trees = open_trees(path, &mut aside)?;
+    let (mut trees, lost) = open_trees(path, &mut aside)?;
+    // What was in the tables that are lost, the log may still have.
+    judged.trees.iter().chain(&lost).for_each(|space| trees.lack(*space));
     // Every group that is whole is put into tables, and the log begins anew.
     let old = path.join(log::DIR);
-    if judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty()) {
+    let is_log_damaged = judged.log.as_ref().is_none_or(|(_, findings)| !findings.damage.is_empty());
+    if is_log_damaged || !judged.trees.is_empty() || !lost.is_empty() {
         let groups = whole_groups(&old, judged).map_err(io)?;
         for (number, group) in &groups.whole {
             open::fill(&trees, *number, group).map_err(io)?;
@@ -139,28 +142,39 @@ fn accept(path: &Path, mark: &mut Mark, judged: &Judged) -> Result<Aside, OpenEr
         Log::create(&old, next, groups.turn).map_err(io)?;
     }
     drop(trees);
-    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, None)?;
+    mark.forget_close();
+    let store = open::open_whole(path, StoreLimits::OF_A_TOOL, mark)?;
     let mut txn = Txn::new(store.clone());
     let seq = store.number(META_SEQ).map_err(fatal)?.unwrap_or(FIRST_SEQ);
     txn.put(Space::Meta, META_SEQ, (seq + SEQS_LOST).to_be_bytes());
+    // A publish of a larger id does not look whether it is stored. Where the last job does not read, no list is rebuilt.
+    if let Ok(Some((_, last))) = store.ends(Space::Jobs) {
+        let last = codec::read_job_key(&last).map_err(|e| fatal(e.into()))?.0;
+        let newest = store.get(Space::Meta, META_NEWEST).map_err(fatal)?;
+        if newest.and_then(|id| codec::read_newest(&id).ok()).is_none_or(|newest| newest < last) {
+            txn.put(Space::Meta, META_NEWEST, last.to_bytes());
+        }
+    }
     txn.settle(true).map_err(fatal)?;
     drop((txn, store));
     Ok(aside)
 }
 
-/// Opens the trees. Tables of which only this shows that they cannot be opened are set aside.
-fn open_trees(path: &Path, aside: &mut Aside) -> Result<Trees, OpenError> {
+/// Opens the trees. Tables of which only this shows that they cannot be opened are set aside. Answers also which
+/// keyspaces had some.
+fn open_trees(path: &Path, aside: &mut Aside) -> Result<(Trees, Vec<Space>), OpenError> {
     let open = || Trees::open(path, StoreLimits::OF_A_TOOL);
     let mut found = Judged::default();
     match open().map_err(|e| open::not_opened(path, e, &mut found)) {
         Err(OpenError::Damaged(..)) if !found.trees.is_empty() => {}
-        done => return done,
+        done => return done.map(|trees| (trees, Vec::new())),
     }
-    for space in &found.trees {
+    let lost = std::mem::take(&mut found.trees);
+    for space in &lost {
         let dir = path.join(trees::DIR).join(space.name());
         tables::mend(&dir, aside).map_err(|e| OpenError::Io(path.to_owned(), e))?;
     }
-    open().map_err(|e| open::not_opened(path, e, &mut found))
+    open().map_err(|e| open::not_opened(path, e, &mut found)).map(|trees| (trees, lost))
 }
 
 /// What can be read of a damaged log.
@@ -178,11 +192,9 @@ struct Groups {
 fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
     let manifest = judged.log.as_ref().map(|(manifest, _)| manifest);
     let mut files = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten() {
-        let entry = entry?;
-        let slot = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
-        let Some(slot) = slot else { continue };
-        let bytes = fs::read(entry.path())?;
+    let there = if dir.is_dir() { slots::list(dir)? } else { Vec::new() };
+    for slot in there {
+        let bytes = slots::read(dir, slot)?;
         let head = FileHead::read(&bytes);
         let listed = manifest.map(|manifest| manifest.files.iter().find(|(listed, _)| *listed == slot));
         match (listed, head) {
@@ -203,10 +215,13 @@ fn whole_groups(dir: &Path, judged: &Judged) -> std::io::Result<Groups> {
         return Ok(Groups { whole: Vec::new(), next: NUMBERS_LOST, turn: NUMBERS_LOST });
     };
     let low = manifest.map_or(0, |manifest| manifest.first);
+    // What stands behind the end of a log that is not damaged was not synced, and is no part of it.
+    let undamaged = judged.log.as_ref().filter(|(_, findings)| findings.damage.is_empty());
+    let high = undamaged.map_or(u64::MAX, |(_, findings)| findings.last.number);
     let (mut whole, mut last) = (Vec::new(), 0);
     for (_, first, bytes) in &files {
         let mut at = FILE_HEAD;
-        let is_ours = |number: u64| number >= low.max(*first) && number > last;
+        let is_ours = |number: u64| number >= low.max(*first) && number > last && number <= high;
         while let Some((from, group, end)) = group::find(bytes, at, pool, is_ours) {
             whole.push((group.number, bytes[from..end.min(bytes.len())].to_vec()));
             at = end;

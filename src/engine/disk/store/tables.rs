@@ -7,8 +7,8 @@
 //! little-endian (lsm-tree 3.1.10, `version/persist.rs`). Its version is pinned for that.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{Cursor, Error, ErrorKind, Read, Result, Write};
+use std::fs::{self, File};
+use std::io::{Cursor, Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
     let current = match fs::read(dir.join(CURRENT)) {
         Ok(current) => current,
         Err(e) if e.kind() == ErrorKind::NotFound => return wrong(format!("the file {CURRENT} is missing")),
+        Err(e) if is_unreadable_io(&e) => return wrong(format!("the file {CURRENT} cannot be read: {e}")),
         Err(e) => return Err(e),
     };
     let Some((version, checksum)) = read_current(&current) else {
@@ -39,6 +40,9 @@ pub fn damage(dir: &Path) -> Result<Option<String>> {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == ErrorKind::NotFound => {
             return wrong(format!("its list of tables, v{version}, is missing"));
+        }
+        Err(e) if is_unreadable_io(&e) => {
+            return wrong(format!("its list of tables, v{version}, cannot be read: {e}"));
         }
         Err(e) => return Err(e),
     };
@@ -80,12 +84,38 @@ enum Part {
 fn opens(path: &Path, part: Part) -> Result<bool> {
     const DAMAGED: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::UnexpectedEof, ErrorKind::InvalidData];
     let (cache, pin) = (Arc::new(Cache::with_capacity_bytes(0)), matches!(part, Part::All));
-    match Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, pin, pin) {
+    let opened = match File::open(path).and_then(has_whole_toc) {
+        Ok(false) => return Ok(false),
+        Ok(true) => Table::recover(path.to_owned(), Checksum::from_raw(0), 0, 0, cache, None, pin, pin),
+        Err(e) => Err(e.into()),
+    };
+    match opened {
         Ok(_) => Ok(true),
         // Too many open files, for instance, say nothing of the table.
         Err(lsm_tree::Error::Io(e)) if !DAMAGED.contains(&e.kind()) && !is_unreadable_io(&e) => Err(e),
         Err(_) => Ok(false),
     }
+}
+
+/// What ends an archive of sfa: `SFA! 1 0 checksum:16 pos:8 len:8`, little-endian. It says where the list of the
+/// archive's parts stands.
+const TRAILER: usize = 38;
+
+/// Whether the list of an archive's parts is what was written. sfa compares its checksum after it has asked for as much
+/// memory as the list says: a flipped byte would end the process.
+fn has_whole_toc(mut archive: impl Read + Seek) -> Result<bool> {
+    let Some(end) = archive.seek(SeekFrom::End(0))?.checked_sub(TRAILER as u64) else { return Ok(false) };
+    archive.seek(SeekFrom::Start(end))?;
+    archive.seek_relative(6)?;
+    let checksum = u128::from_le_bytes(read(&mut archive)?);
+    let (at, len) = (u64::from_le_bytes(read(&mut archive)?), u64::from_le_bytes(read(&mut archive)?));
+    if at.checked_add(len) != Some(end) {
+        return Ok(false);
+    }
+    archive.seek(SeekFrom::Start(at))?;
+    let mut toc = Vec::new();
+    archive.take(len).read_to_end(&mut toc)?;
+    Ok(xxh3_128(&toc) == checksum)
 }
 
 /// Those tables in `dir` that lsm-tree may not open, although their ends can be read.
@@ -166,6 +196,9 @@ fn levels(mut section: &[u8]) -> Result<Levels> {
 
 /// The sections of a list.
 fn sections(list: &[u8]) -> Result<Vec<(&[u8], Vec<u8>)>> {
+    if !has_whole_toc(Cursor::new(list))? {
+        return Err(invalid("its list of parts is not what was written"));
+    }
     let reader = sfa::Reader::from_reader(&mut Cursor::new(list)).map_err(invalid)?;
     let bytes = |section: &sfa::TocEntry| {
         let from = section.pos() as usize;
@@ -195,11 +228,13 @@ pub fn mend(dir: &Path, aside: &mut Aside) -> Result<()> {
         }
     }
     let Some((version, list)) = list_to_use(dir)? else { return aside.take(dir) };
-    // What no list names would be deleted.
+    // A table that the list does not name may be newer than the list. lsm-tree would delete it.
+    let listed: BTreeSet<u64> = tables(&list)?.into_iter().collect();
     let mut kept = BTreeSet::new();
     for name in names_in(&dir.join(TABLES))? {
         let path = dir.join(TABLES).join(&name);
-        match opens(&path, Part::All)? {
+        let is_listed = name.parse().is_ok_and(|table: u64| listed.contains(&table));
+        match is_listed && opens(&path, Part::All)? {
             true => drop(kept.insert(name)),
             false => aside.take(&path)?,
         }
@@ -229,7 +264,10 @@ fn list_to_use(dir: &Path) -> Result<Option<(u64, Vec<u8>)>> {
         let number = name.to_str().and_then(|name| name.strip_prefix('v')?.parse::<u64>().ok());
         let Some(number) = number else { continue };
         highest = highest.max(number);
-        let bytes = fs::read(dir.join(name))?;
+        let bytes = match fs::read(dir.join(name)) {
+            Err(e) if is_unreadable_io(&e) => continue,
+            read => read?,
+        };
         // Of a list that is not what was written nothing is believed.
         let is_rotten = meant.is_some_and(|(version, sum)| version == number && sum != xxh3_128(&bytes));
         if !is_rotten && tables(&bytes).is_ok() && best.as_ref().is_none_or(|(best, _)| *best < number) {
@@ -263,4 +301,70 @@ fn without(list: &[u8], keep: impl Fn(u64) -> bool) -> Result<Vec<u8>> {
         }
     }
     writer.into_inner().map(Cursor::into_inner).map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::txn::Txn;
+    use super::super::{Space, StoreLimits, open};
+    use super::*;
+
+    /// A closed store with these keys in a table each, and the directory of their keyspace.
+    fn tables_of(keys: &[&[u8]], each: impl Fn(&Path)) -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let keyspace = dir.path().join("trees/ready");
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // new directory
+        let mut txn = Txn::new(store.clone());
+        for key in keys {
+            txn.put(Space::Ready, key, [7; 100]);
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+            store.write_out_all().unwrap(); // as above
+            each(&keyspace);
+        }
+        (dir, keyspace)
+    }
+
+    /// Guards against a length that is believed before its checksum is compared: it ends the process.
+    #[test]
+    fn a_list_of_parts_that_says_too_much_is_damage() {
+        let (_dir, keyspace) = tables_of(&[b"one"], |_| {});
+        assert_eq!(damage(&keyspace).unwrap(), None, "nothing is damaged"); // it can be read
+        let table = keyspace.join(TABLES).join(&names_in(&keyspace.join(TABLES)).unwrap()[0]); // it has one
+        let mut bytes = fs::read(&table).unwrap(); // as above
+        let at = bytes.windows(4).rposition(|four| four == b"TOC!").unwrap(); // it is a table
+        bytes[at + 4..at + 8].fill(0xff);
+        fs::write(&table, bytes).unwrap(); // as above
+        let found = damage(&keyspace).unwrap(); // as above
+        assert!(found.as_ref().is_some_and(|what| what.contains("the end of table")), "{found:?}");
+    }
+
+    /// Guards against a repair that deletes what it could not make sense of.
+    #[test]
+    fn tables_that_an_older_list_does_not_name_are_set_aside() {
+        // lsm-tree removes a list when there is a newer one: it is put back.
+        let older = std::cell::RefCell::new(Vec::new());
+        let (dir, keyspace) = tables_of(&[b"one", b"two"], |keyspace| {
+            let name = files(keyspace).unwrap().into_iter().find(|name| name.starts_with('v')).unwrap(); // it has a list
+            let bytes = fs::read(keyspace.join(&name)).unwrap(); // as above
+            older.borrow_mut().push((name, bytes));
+        });
+        let ([first, second], names) = (&older.borrow()[..], names_in(&keyspace.join(TABLES)).unwrap())
+        else {
+            panic!("one list for each key")
+        };
+        assert_eq!(names.len(), 2, "two tables: {names:?}");
+        fs::write(keyspace.join(&first.0), &first.1).unwrap(); // it is there
+        fs::write(keyspace.join(&second.0), b"rotten").unwrap(); // as above
+        let mut aside = Aside::new(dir.path()).unwrap(); // the temporary directory can be written
+        mend(&keyspace, &mut aside).unwrap(); // as above
+        assert_eq!(damage(&keyspace).unwrap(), None, "it was mended"); // it can be read
+        let left = names_in(&keyspace.join(TABLES)).unwrap(); // as above
+        let moved: Vec<_> =
+            aside.moved().filter(|(from, _)| from.starts_with(keyspace.join(TABLES))).collect();
+        assert_eq!(
+            (left.len(), moved.len()),
+            (1, 1),
+            "one table is listed, one set aside: {left:?}, {moved:?}"
+        );
+    }
 }

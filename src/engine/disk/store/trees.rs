@@ -70,6 +70,8 @@ pub struct Trees {
     persisted: [SeqNo; SPACES],
     /// How many reads of earlier moments there are.
     reads: AtomicUsize,
+    /// Held while a tree's tables are merged or compacted: see [`merging`](Trees::merging).
+    merging: [Mutex<()>; SPACES],
 }
 
 /// A key that is written, or deleted if there is no value.
@@ -182,6 +184,7 @@ impl Trees {
             written_out: Condvar::new(),
             committed: AtomicU64::new(0),
             reads: AtomicUsize::new(0),
+            merging: Default::default(),
         })
     }
 
@@ -248,6 +251,29 @@ impl Trees {
     /// How many entries that may be in tables were deleted since the last call, in each keyspace.
     pub fn take_deleted(&self) -> PerSpace {
         std::mem::take(&mut self.memory.lock().deleted)
+    }
+
+    /// Forgets what a tree holds, in tables and in memtables. What stands in `recent` stays.
+    pub fn clear(&self, space: Space) -> lsm_tree::Result<()> {
+        let tree = self.of(space);
+        let _flushing = tree.get_flush_lock();
+        let mut memory = self.memory.lock();
+        tree.clear()?;
+        // The tree has a memtable of its own now, and what is put into the old one would be in none of its reads.
+        memory.active[space as usize] = Active::of(tree);
+        Ok(())
+    }
+
+    /// From now on nothing counts as being in the tables of a keyspace: some of them are lost, and the log may have what
+    /// was in them. To repeat groups that other tables have changes nothing.
+    pub fn lack(&mut self, space: Space) {
+        self.persisted[space as usize] = 0;
+    }
+
+    /// To be held while tables of a keyspace are merged, and until then: [`forgettable`](Trees::forgettable) tells of
+    /// the moment at which the merge begins, and lsm-tree would have one merge wait for another.
+    pub fn merging(&self, space: Space) -> MutexGuard<'_, ()> {
+        self.merging[space as usize].lock()
     }
 
     /// The newest group of which a table had an entry when they were opened.

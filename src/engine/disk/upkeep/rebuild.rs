@@ -45,17 +45,16 @@ pub fn rebuild(store: &Store, gaps: bool) -> Result<u64, Fatal> {
     }
     let known = Known::read(store, &damaged)?;
     let mut txn = Txn::new(store.clone());
-    for (settings, key, value) in &known.settings {
-        txn.put(*settings, key.clone(), value.clone());
-    }
     // They are in the log before what is damaged goes: nothing else says them.
-    txn.settle(true)?;
+    known.put_settings(&mut txn)?;
     let (settings, lists): (Vec<Space>, Vec<Space>) =
         damaged.iter().partition(|space| SETTINGS.contains(space));
     for settings in settings {
         tracing::warn!(?settings, "settings cannot all be read: those that can are kept");
         store.drop_tables(settings)?;
     }
+    // Many of them were written out at once, and have gone with the tables.
+    known.put_settings(&mut txn)?;
     for list in lists {
         tracing::warn!(
             ?list,
@@ -130,6 +129,14 @@ impl Known {
         known.next = store.number(META_SEQ)?.unwrap_or(FIRST_SEQ);
         known.now = store.number(META_CLOCK)?.unwrap_or(0);
         Ok(known)
+    }
+
+    /// Puts the rows of settings into the log.
+    fn put_settings(&self, txn: &mut Txn) -> Result<(), Fatal> {
+        for (settings, key, value) in &self.settings {
+            txn.put(*settings, key.clone(), value.clone());
+        }
+        txn.settle(true).map(drop)
     }
 
     /// Writes what stands in no list into those that are `rebuilt`, or makes it ready.

@@ -74,11 +74,8 @@ mod tests {
         DiskOptions { upkeep: false, ..DiskOptions::new(pool, clock) }
     }
 
-    /// A pool with ready jobs.
-    async fn pool_with_jobs() -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
-        let engine = DiskEngine::open(options(dir.path())).unwrap(); // new directory
-        let job = |n| NewJob {
+    fn job(n: u64) -> NewJob {
+        NewJob {
             queue: queue(),
             id: JobId::from_parts(1_000_000, n, 0, false),
             body: Default::default(),
@@ -86,7 +83,13 @@ mod tests {
             ttl: None,
             delay: Duration::ZERO,
             tries: std::num::NonZeroU16::MIN,
-        };
+        }
+    }
+
+    /// A pool with ready jobs.
+    async fn pool_with_jobs() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        let engine = DiskEngine::open(options(dir.path())).unwrap(); // new directory
         for from in (0..JOBS).step_by(60) {
             let jobs: Vec<_> = (from..from + 60).map(job).collect();
             engine.publish(jobs.into()).await.unwrap(); // nothing is wrong with the disk
@@ -194,6 +197,29 @@ mod tests {
         }
     }
 
+    /// Guards against settings that were put into the log, written out because they are many, and dropped with the table
+    /// that was damaged.
+    #[tokio::test]
+    async fn many_settings_outlive_a_bad_block() {
+        const LARGE: u64 = 3000;
+        let dir = pool_with_jobs().await;
+        {
+            let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // it is whole
+            let mut txn = Txn::new(store.clone());
+            for n in 0..LARGE {
+                let (key, value) = row(b"s", n);
+                txn.put(Space::Push, key, value.repeat(256));
+            }
+            txn.settle(true).unwrap(); // nothing is wrong with the disk
+            store.write_out(Duration::MAX).unwrap(); // as above
+        }
+        damage(dir.path(), Space::Push, None);
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        let left = loaded(dir.path(), Table::Push).unwrap().len() as u64; // it is whole
+        assert!((LARGE * 9 / 10..LARGE).contains(&left), "{left} rows of {LARGE} are left");
+    }
+
     /// Guards against a pool that does not open and of which a repair finds nothing wrong.
     #[tokio::test]
     async fn a_table_that_cannot_be_opened_is_named_and_set_aside() {
@@ -227,6 +253,41 @@ mod tests {
             assert_eq!(ready, JOBS, "{part}: jobs that are in their list again");
             engine.close().await;
         }
+    }
+
+    /// Guards against a repair that loses jobs of which the log has every byte.
+    #[tokio::test]
+    async fn jobs_of_a_table_that_is_lost_come_from_the_log() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        // A newer table stays. It has none of the jobs of the one that is lost.
+        let engine = DiskEngine::open(options(dir.path())).unwrap(); // it is whole
+        engine.publish(vec![job(JOBS)].into()).await.unwrap(); // nothing is wrong with the disk
+        engine.close().await;
+        fill(dir.path(), Space::Push, &[b"l"]);
+        damage(dir.path(), Space::Jobs, Some(b"tli"));
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted && told.damage[0].contains("keyspace jobs"), "{told}");
+        let told = repair(dir.path(), false).unwrap(); // it can be judged
+        assert_eq!(told.damage, [""; 0], "it is whole: {told}");
+        let (store, _mark) = open::open(dir.path(), StoreLimits::OF_A_TOOL).unwrap(); // as above
+        assert_eq!(store.all(Space::Jobs).count() as u64, JOBS + 1, "jobs");
+        assert_eq!(store.all(Space::Push).count() as u64, 2 * ROWS, "rows of another keyspace");
+    }
+
+    /// Guards against a job that is stored twice: who publishes an id above the newest one does not look for it.
+    #[tokio::test]
+    async fn the_newest_id_is_known_after_a_repair() {
+        let dir = pool_with_jobs().await;
+        fill(dir.path(), Space::Push, &[b"s"]);
+        fs::remove_dir_all(dir.path().join("trees/meta")).unwrap(); // it was made
+        fs::remove_dir_all(dir.path().join("log")).unwrap(); // as above
+        let told = repair(dir.path(), true).unwrap(); // it can be repaired
+        assert!(told.accepted, "{told}");
+        let engine = DiskEngine::open(options(dir.path())).expect("it was repaired");
+        let again = engine.publish(vec![job(JOBS - 1)].into()).await;
+        assert!(again.is_err(), "a job of this id is stored: {again:?}");
+        engine.close().await;
     }
 
     /// Guards against a repair that empties a list, then fails, and finds nothing to rebuild the next time.

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::group::{self, FILE_HEAD, FileHead, Group};
-use super::manifest::{FILE, Manifest, name};
+use super::manifest::Manifest;
+use super::slots::{self, FILE, name};
 
 /// One thing that is not as it was written, and cannot be the work of a power cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +82,7 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
     let mut reader = Reader {
         pool: manifest.pool,
         // What stands before the first file is in tables.
-        last: Group { number: manifest.first - 1, ..Group::default() },
+        last: Group { number: manifest.first.saturating_sub(1), ..Group::default() },
         is_first: true,
         open: false,
         problems: Vec::new(),
@@ -97,7 +98,7 @@ pub fn judge(dir: &Path, manifest: &Manifest) -> Result<Findings> {
     };
     reader.most = manifest.files.iter().map(len).sum::<u64>() / (group::HEAD + group::CHECK) as u64;
     for (n, (slot, turn)) in manifest.files.iter().enumerate() {
-        match std::fs::read(dir.join(slot.to_string())) {
+        match slots::read(dir, *slot) {
             Ok(bytes) => reader.read(n, &bytes, *turn),
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 findings.damage.push(LogDamage::NoFile { slot: *slot });
@@ -135,7 +136,7 @@ impl Reader {
             Some(head) if self.is_first || head.first == self.last.number + 1 => {
                 at = FILE_HEAD;
                 if self.is_first {
-                    self.last.number = head.first - 1;
+                    self.last.number = head.first.saturating_sub(1);
                 }
                 // The rest of the file before had no room for the group.
                 if std::mem::take(&mut self.open) {

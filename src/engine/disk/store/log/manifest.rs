@@ -3,9 +3,8 @@
 //!
 //! `magic:8 pool:8 first:8 synced:8 count:4 (slot:4 turn:8)* check:8`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{Error, ErrorKind, Result};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -14,8 +13,6 @@ use crate::engine::disk::store::durable;
 
 /// The directory of the log, in the pool's.
 pub const DIR: &str = "log";
-/// How large a file of the log is. A group that is larger stands in a file alone.
-pub const FILE: u64 = 8 << 20;
 /// The manifest, in the directory of the log.
 pub const NAME: &str = "manifest";
 /// What it is written as, before it takes the place of the old one.
@@ -24,18 +21,6 @@ const MAGIC: &[u8; 8] = b"dormman1";
 const HEAD: usize = 36;
 const ENTRY: usize = 12;
 const CHECK: usize = 8;
-
-/// How messages call a file of the log.
-pub fn name(slot: u32) -> String {
-    format!("{DIR}/{slot}")
-}
-
-/// Opens a file of the log in `dir`, made if it is not there.
-pub fn open_file(dir: &Path, slot: u32) -> Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.open(dir.join(slot.to_string()))
-}
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,117 @@
+//! The files of a log in its directory: what they are called, how one is made, read and removed. Knows no group.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Result;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::manifest::DIR;
+use crate::engine::disk::store::is_unreadable_io;
+
+/// How large a file of the log is. A group that is larger stands in a file alone.
+pub const FILE: u64 = 8 << 20;
+/// So many bytes get their blocks at a time, and so many a new file has.
+pub const AHEAD: u64 = 256 << 10;
+/// So much is given up where a disk does not read.
+const SECTOR: usize = 4096;
+
+/// A file that is open, with blocks up to `ready`.
+#[derive(Clone, Debug)]
+pub struct Spare {
+    pub slot: u32,
+    pub file: Arc<File>,
+    pub ready: u64,
+}
+
+/// How messages call a file of the log.
+pub fn name(slot: u32) -> String {
+    format!("{DIR}/{slot}")
+}
+
+/// The slots that have a file. A name that no slot has is somebody else's.
+pub fn list(dir: &Path) -> Result<Vec<u32>> {
+    let mut slots = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let slot = name.to_str().and_then(|name| name.parse::<u32>().ok());
+        slots.extend(slot.filter(|slot| *slot < u32::MAX && *name == *slot.to_string()));
+    }
+    Ok(slots)
+}
+
+/// Opens a file in `dir`, made if it is not there.
+pub fn open(dir: &Path, slot: u32) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.open(dir.join(slot.to_string()))
+}
+
+/// Opens a file that is there.
+pub fn open_spare(dir: &Path, slot: u32) -> Result<Spare> {
+    let file = open(dir, slot)?;
+    let ready = file.metadata()?.len();
+    Ok(Spare { slot, file: Arc::new(file), ready })
+}
+
+/// Makes a file whose first bytes have their blocks. The name is not synced.
+pub fn create(dir: &Path, slot: u32) -> Result<Spare> {
+    let file = open(dir, slot)?;
+    file.set_len(0)?;
+    file.write_all_at(&[0; AHEAD as usize], 0)?;
+    file.sync_all()?;
+    Ok(Spare { slot, file: Arc::new(file), ready: AHEAD })
+}
+
+/// What stands in a file. There are zeros where the disk does not read: what stood there is no group any more, and
+/// whoever judges the log says what was lost.
+pub fn read(dir: &Path, slot: u32) -> Result<Vec<u8>> {
+    let file = File::open(dir.join(slot.to_string()))?;
+    let mut bytes = vec![0; file.metadata()?.len() as usize];
+    match file.read_exact_at(&mut bytes, 0) {
+        Err(e) if is_unreadable_io(&e) => {}
+        done => return done.map(|()| bytes),
+    }
+    for (n, sector) in bytes.chunks_mut(SECTOR).enumerate() {
+        let at = n * SECTOR;
+        match file.read_exact_at(sector, at as u64) {
+            Err(error) if is_unreadable_io(&error) => {
+                sector.fill(0);
+                tracing::error!(file = name(slot), at, %error, "a part of the log cannot be read");
+            }
+            done => done?,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Removes a file in parts: a file system that tells the disk of each freed block (mounted with `discard`) takes long
+/// for many, and a sync waits for that.
+pub fn remove(dir: &Path, file: &File, slot: u32) -> Result<()> {
+    const PART: u64 = 4 << 20;
+    const PAUSE: Duration = Duration::from_millis(2);
+    let mut len = file.metadata()?.len();
+    while len > PART {
+        len -= PART;
+        file.set_len(len)?;
+        std::thread::sleep(PAUSE);
+    }
+    fs::remove_file(dir.join(slot.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_slots_are_listed() {
+        let dir = tempfile::tempdir().unwrap(); // the temporary directory can be written
+        for name in ["0", "17", "007", "+5", "manifest", "manifest.new", "4294967295", "4294967296"] {
+            fs::write(dir.path().join(name), "x").unwrap(); // as above
+        }
+        let mut slots = list(dir.path()).unwrap(); // as above
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 17], "what else stands there is no file of the log");
+    }
+}
