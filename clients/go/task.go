@@ -77,17 +77,10 @@ func recovered(h Handler) Handler {
 	}
 }
 
-// Why the context of a handler has ended, beside ErrLost.
+// Why the context of a handler has ended, beside [ErrLost].
 var (
-	errDraining  = errors.New("dormouse: the worker stops")
-	errTimeLimit = errors.New("time limit")
-)
-
-// What [Cause] gives: ErrLost when the job is not this worker's any more, ErrStopping when the worker stops,
-// ErrTimeLimit when the handler's time is up.
-var (
-	ErrStopping  = errDraining
-	ErrTimeLimit = errTimeLimit
+	ErrStopping  = errors.New("dormouse: the worker stops")
+	ErrTimeLimit = errors.New("time limit") // as it stands in the reason of a job
 )
 
 type taskKey struct{}
@@ -308,16 +301,16 @@ func (t *task) touch() {
 
 // limitOver is called when the handler has had its time.
 func (t *task) limitOver() {
-	t.cancel(errTimeLimit)
+	t.cancel(ErrTimeLimit)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.returned && t.cause == errTimeLimit {
+	if !t.returned && t.cause == ErrTimeLimit {
 		t.limit = t.run.w.client.clock.AfterFunc(t.run.w.grace, t.limitIgnored)
 	}
 }
 
 func (t *task) limitIgnored() {
-	t.abandon(t.resultOf(errTimeLimit, nil))
+	t.abandon(t.resultOf(ErrTimeLimit, nil))
 	t.stillWorks()
 }
 
@@ -365,10 +358,10 @@ func (t *task) resultOf(err, cause error) result {
 	switch {
 	case err == nil:
 		return result{outcome: OutcomeAcked}
-	case cause == errDraining:
+	case cause == ErrStopping:
 		return returned
-	case cause == errTimeLimit:
-		err = errTimeLimit
+	case cause == ErrTimeLimit:
+		err = ErrTimeLimit
 	case errors.As(err, &v) && v.kind == snooze:
 		return result{outcome: OutcomeSnoozed, keepTry: true, after: v.after}
 	case v != nil && v.kind == permanent:

@@ -531,7 +531,7 @@ func (r *run) end() error {
 	left := 0
 	if !r.wait(r.handlersReturned, &r.w.drain, r.hurry) {
 		for _, t := range r.working() {
-			t.cancel(errDraining)
+			t.cancel(ErrStopping)
 		}
 		if !r.wait(r.handlersReturned, &r.w.grace, r.hurry) {
 			for _, t := range r.working() {
