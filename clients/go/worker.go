@@ -178,7 +178,7 @@ func NewWorker(client *Client, opts ...WorkerOption) (*Worker, error) {
 	return w, nil
 }
 
-// Handle has the handler do the jobs of a queue. The first queue is served first.
+// Handle has the handler do the jobs of a queue, from the next Run on. The first queue is served first.
 func (w *Worker) Handle(queue string, h Handler) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +188,7 @@ func (w *Worker) Handle(queue string, h Handler) {
 	w.handlers[queue] = h
 }
 
-// Use wraps all handlers: the first is the outermost.
+// Use wraps all handlers, from the next Run on: the first is the outermost.
 func (w *Worker) Use(m ...Middleware) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
