@@ -91,7 +91,7 @@ class Liar:
         self.child = child
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda number=number: self.later(self._signal(number)))
+            loop.add_signal_handler(number, self._heard, number)
         reading = asyncio.create_task(self._in())
         await asyncio.gather(self._out(), self._errors())
         code = await child.wait()
@@ -100,6 +100,9 @@ class Liar:
             await asyncio.sleep(1)
         reading.cancel()
         return code if self.exit_code is None else self.exit_code
+
+    def _heard(self, number: int) -> None:
+        self.later(self._signal(number))
 
     async def _signal(self, number: int) -> None:
         self.draining = True

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from . import scenarios
-from .program import Gone, Program, Refused
+from .program import Gone, NotReady, Program, Refused
 from .registry import SCENARIOS, Scenario
 from .server import ROOT, Server
-from .signal import Late
 from .stage import Broken, Stage
 
 HERE = Path(__file__).resolve().parents[1]
@@ -59,6 +58,7 @@ class Outcome:
     #: `holds`, `again` (it held at the second time), `broken` or `lacks`.
     word: str
     why: str = ""
+    ready: bool = True
     seconds: float = 0.0
     conversation: list[str] = field(default_factory=list)
 
@@ -81,7 +81,10 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
         program = await language.start() if scenario.own else await language.share()
         lacks = [step for step in scenario.needs if step in program.hello.get("lacks", [])]
         if lacks:
-            outcome.word, outcome.why = "lacks", "; ".join(f"{step}: {REASONS.get(step, 'not in this language')}" for step in lacks)
+            outcome.word, outcome.why = (
+                "lacks",
+                "; ".join(f"{step}: {REASONS.get(step, 'not in this language')}" for step in lacks),
+            )
             return outcome
         namespace = f"{scenario.name.replace('.', '-')}-{letters()}"
         stage = Stage(server, program, namespace, await server.token(namespace), namespace)
@@ -94,9 +97,11 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
             raise Broken(f"lines that are no JSON on standard output: {program.bad_lines[:3]}")
     except TimeoutError:
         outcome.word, outcome.why = "broken", f"has not ended within {scenario.seconds:.0f} s"
+    except NotReady as broken:
+        outcome.word, outcome.why, outcome.ready = "broken", str(broken), False
     except (Broken, Gone) as broken:
         outcome.word, outcome.why = "broken", str(broken)
-    except Exception as error:  # noqa: BLE001: whatever comes, the other scenarios go on
+    except Exception as error:  # whatever comes, the other scenarios go on
         outcome.word = "broken"
         last = traceback.extract_tb(error.__traceback__)
         where = next((f"{f.name}:{f.lineno}" for f in reversed(last) if "scenarios" in f.filename), "")
@@ -207,7 +212,9 @@ async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: 
     kept = sum(outcome.word == "holds" for outcome in outcomes)
     late = sum(outcome.word == "again" for outcome in outcomes)
     lacks = len(outcomes) - kept - late - len(broken)
-    print(f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s"
+    )
     return 1 if broken else 0
 
 
@@ -232,27 +239,41 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
         cells = []
         for outcome in sorted((o for o in outcomes if o.scenario is scenario), key=lambda o: o.language != "keeps"):
             kept, honest = outcome.word == "holds", outcome.language == "keeps"
-            fine = kept == honest or outcome.word == "lacks"
+            # A liar that does not start has been seen by nobody.
+            fine = (kept == honest and outcome.ready) or outcome.word == "lacks"
             failed += not fine
             word = ("holds" if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
+            word = word if outcome.ready else "DID NOT START"
             cells.append(f"{outcome.language}: {'lacks' if outcome.word == 'lacks' else word}")
             if verbose or (honest and not kept):
                 cells[-1] += f" ({outcome.why})"
         print(f"{scenario.name:{width}}  " + ", ".join(cells))
     if verbose:
         details([o for o in outcomes if o.language == "keeps"], True)
-    print(f"\n{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be, in {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be, in {time.monotonic() - began:.0f} s"
+    )
     return 1 if failed else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="run", description=__doc__)
-    parser.add_argument("--only", action="append", default=[], metavar="X", help="scenarios that have this in their name; again for more")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="X",
+        help="scenarios that have this in their name; again for more",
+    )
     parser.add_argument("--language", metavar="A,B", help=f"of {', '.join(LANGUAGES)}; by default those that are there")
-    parser.add_argument("--list", action="store_true", help="the scenarios, their sentences, and the breaks that they see")
+    parser.add_argument(
+        "--list", action="store_true", help="the scenarios, their sentences, and the breaks that they see"
+    )
     parser.add_argument("--liar", action="store_true", help="runs scenarios against a program that breaks promises")
     parser.add_argument("--of", default="python", metavar="LANGUAGE", help="the program that the liar is made of")
-    parser.add_argument("--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone")
+    parser.add_argument(
+        "--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone"
+    )
     parser.add_argument("--jobs", type=int, default=16, help="how many scenarios at a time (%(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs each scenario so often, side by side")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
