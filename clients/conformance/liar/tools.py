@@ -108,7 +108,7 @@ def result(liar: Liar, ops: str, change: Callable[[Line], Any]) -> None:
     wanted = ops.split()
 
     def of(given: Line) -> None:
-        if "result" in given and liar.asked[given["id"]]["op"] in wanted:
+        if "id" in given and "result" in given and liar.asked[given["id"]]["op"] in wanted:
             change(given["result"])
 
     line(liar, of)

@@ -21,6 +21,7 @@ from . import scenarios
 from .program import Gone, NotReady, Program, Refused
 from .registry import SCENARIOS, Scenario
 from .server import ROOT, Server
+from .signal import Late
 from .stage import Broken, Stage
 
 HERE = Path(__file__).resolve().parents[1]
@@ -99,7 +100,7 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
         outcome.word, outcome.why = "broken", f"has not ended within {scenario.seconds:.0f} s"
     except NotReady as broken:
         outcome.word, outcome.why, outcome.ready = "broken", str(broken), False
-    except (Broken, Gone) as broken:
+    except (Broken, Gone, Late) as broken:
         outcome.word, outcome.why = "broken", str(broken)
     except Exception as error:  # whatever comes, the other scenarios go on
         outcome.word = "broken"
@@ -107,6 +108,8 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
         where = next((f"{f.name}:{f.lineno}" for f in reversed(last) if "scenarios" in f.filename), "")
         outcome.why = f"{type(error).__name__}: {error} {where}"
     finally:
+        if program is not None and (faults := [line for line in program.bad_lines if line.startswith("liar:")]):
+            outcome.word, outcome.why, outcome.ready = "broken", faults[0], False
         outcome.seconds = time.monotonic() - began
         if stage is not None:
             if outcome.word == "broken":
@@ -233,17 +236,18 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
             pairs.append((liars[name], scenario))
     async with Server() as server:
         outcomes = await play_all(server, pairs, jobs, quiet=True)
+        await again(server, [outcome for outcome in outcomes if outcome.language == "keeps"], [liars[""]])
     failed = 0
     width = max(len(scenario.name) for scenario in picked)
     for scenario in picked:
         cells = []
         for outcome in sorted((o for o in outcomes if o.scenario is scenario), key=lambda o: o.language != "keeps"):
-            kept, honest = outcome.word == "holds", outcome.language == "keeps"
-            # A liar that does not start has been seen by nobody.
+            kept, honest = outcome.word in ("holds", "again"), outcome.language == "keeps"
+            # A liar that does not start, or is at fault itself, has been seen by nobody.
             fine = (kept == honest and outcome.ready) or outcome.word == "lacks"
             failed += not fine
-            word = ("holds" if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
-            word = word if outcome.ready else "DID NOT START"
+            word = (outcome.word if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
+            word = word if outcome.ready else "A FAULT OF THE LIAR'S"
             cells.append(f"{outcome.language}: {'lacks' if outcome.word == 'lacks' else word}")
             if verbose or (honest and not kept):
                 cells[-1] += f" ({outcome.why})"

@@ -155,7 +155,7 @@ class Program:
         try:
             return await asyncio.wait_for(self.process.wait(), within)
         except TimeoutError:
-            raise Late from None
+            raise Late(f"the program has not ended within {within:.0f} s") from None
 
     async def end(self) -> None:
         """Closes its input, and kills what does not end by that."""

@@ -31,6 +31,7 @@ async def peek(s: Stage) -> None:
     job_id = await s.direct.put("q", b"\xffx", tries=2)
     for _ in range(2):
         job = (await c.peek(queue="q"))["job"]
+        check(job, "the peek of a queue that has a job shows none")
         equal((job["job_id"], body(job), job["remain_tries"]), (job_id, b"\xffx", 2), "the job")
 
 
@@ -106,7 +107,7 @@ async def pause(s: Stage) -> None:
     equal((await c.pause(queue="q"))["until"], None, "until of a pause without an end")
     equal((await c.consume(queues=["q"]))["jobs"], [], "jobs of a paused queue")
     until = (await c.pause(queue="q", for_=40))["until"]
-    within(until, time.time() * 1000 + 30_000, time.time() * 1000 + 41_000, "until of a pause of 40 s")
+    within(until or 0, time.time() * 1000 + 30_000, time.time() * 1000 + 41_000, "until of a pause of 40 s")
     await c.resume(queue="q")
     equal(len((await c.consume(queues=["q"]))["jobs"]), 1, "jobs after the resume")
 
