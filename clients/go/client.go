@@ -169,36 +169,45 @@ const (
 // from the first of msgs.
 func (c *Client) PublishMany(ctx context.Context, queue string, msgs []Message) ([]Published, error) {
 	op := "publish " + queue
-	elements := make([][]byte, len(msgs))
-	for i, m := range msgs {
-		m.carry(ctx)
-		err := m.check(op)
-		if err == nil && m.idempotencyKey != nil {
+	for i := range msgs { // all of them before any is sent
+		err := msgs[i].check(op)
+		if err == nil && msgs[i].idempotencyKey != nil {
 			err = invalid(op, "a job of many has no idempotency key of its own")
 		}
 		if err != nil {
 			err.Index = i
 			return nil, err
 		}
-		elements[i] = m.element()
 	}
 	published := make([]Published, 0, len(msgs))
-	for len(elements) > 0 {
-		n, size := 0, 0
-		for n < len(elements) && n < batchJobs && (n == 0 || size+len(elements[n]) <= batchBytes) {
-			size += len(elements[n])
-			n++
-		}
-		batch, err := c.publishBatch(ctx, queue, elements[:n], nil)
+	var batch [][]byte
+	size := 0
+	send := func() *callError {
+		some, err := c.publishBatch(ctx, queue, batch, nil)
 		if err != nil {
 			if err.Index >= 0 {
 				err.Index += len(published)
 			}
 			err.Published = published
+			return err
+		}
+		published, batch, size = append(published, some...), nil, 0
+		return nil
+	}
+	for _, m := range msgs {
+		m.carry(ctx)
+		element := m.element()
+		if len(batch) == batchJobs || len(batch) > 0 && size+len(element) > batchBytes {
+			if err := send(); err != nil {
+				return published, err.plain()
+			}
+		}
+		batch, size = append(batch, element), size+len(element)
+	}
+	if len(batch) > 0 {
+		if err := send(); err != nil {
 			return published, err.plain()
 		}
-		published = append(published, batch...)
-		elements = elements[n:]
 	}
 	return published, nil
 }

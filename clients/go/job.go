@@ -31,11 +31,11 @@ type Job struct {
 	receipt string    // of a job that is held
 	until   time.Time // the hand-over stands until then, by our clock
 	settled Outcome   // what has become of it
+	attempt int       // 0 while it is not known
 
 	// Whoever has the turn uses these.
 	touchLost bool // the answer of a touch was lost, so the receipt may be old
 	givenLost bool // the answer of a release or bury was lost, so it may be done
-	attempt   int  // 0 while it is not known
 }
 
 // Outcome is what has become of a job that a worker had.
@@ -141,14 +141,11 @@ func (j *Job) Bury(ctx context.Context, reason string) error {
 // Attempt is which attempt at the job this is, from 1: one more than the last failure says in its reason. The first
 // call asks the server.
 func (j *Job) Attempt(ctx context.Context) (int, error) {
-	if j.turn == nil {
+	if j.client == nil {
 		return 0, invalid("attempt "+j.Queue, "the job was not consumed")
 	}
-	if err := j.takeTurn(ctx); err != nil {
-		return 0, err
-	}
-	defer j.endTurn()
-	return j.attempt, j.findAttempt(ctx, 0, nil).plain()
+	attempt, failed := j.findAttempt(ctx, 0, nil)
+	return attempt, failed.plain()
 }
 
 // byHand does a call in the job's turn. A receipt that a lost touch has made old is looked for.
@@ -305,19 +302,25 @@ func (j *Job) findReceipt(
 	return true, nil
 }
 
-func (j *Job) findAttempt(ctx context.Context, timeout time.Duration, retryFor *time.Duration) *callError {
-	if j.attempt > 0 {
-		return nil
+func (j *Job) findAttempt(ctx context.Context, timeout time.Duration, retryFor *time.Duration) (int, *callError) {
+	j.mu.Lock()
+	attempt := j.attempt
+	j.mu.Unlock()
+	if attempt > 0 {
+		return attempt, nil
 	}
 	var now wireJob
 	_, failed := j.client.call(ctx, request{
 		op: "look", method: http.MethodGet, queue: j.Queue, path: []string{"job", j.ID},
 		query: url.Values{"verbose": {"1"}}, repeat: true, timeout: timeout, retryFor: retryFor,
 	}, &now)
-	if failed == nil {
-		j.attempt = attemptTold(now.Reason) + 1
+	if failed != nil {
+		return 0, failed
 	}
-	return failed
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.attempt = attemptTold(now.Reason) + 1
+	return j.attempt, nil
 }
 
 // attemptTold is which attempt a reason tells of, as push and workers write it; 0 when it is none of theirs.

@@ -160,8 +160,7 @@ func (m *Message) check(op string) *Error {
 // fitsHeaders says whether headers can carry the attributes, through proxies too.
 func (m *Message) fitsHeaders() bool {
 	for name, value := range m.attributes {
-		if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || !printable(value) ||
-			strings.TrimSpace(value) != value {
+		if !printable(value) || strings.TrimSpace(value) != value {
 			return false
 		}
 		for _, c := range name {

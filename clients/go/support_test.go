@@ -90,7 +90,7 @@ const (
 	limiting = "dormouse.example/clients/go.(*task).limitOver-fm"
 	deaf     = "dormouse.example/clients/go.(*task).limitIgnored-fm"
 	telling  = "dormouse.example/clients/go.(*task).stillWorks-fm"
-	ending   = "dormouse.example/clients/go.(*run).waitForTasks.func1"
+	ending   = "dormouse.example/clients/go.(*run).wait.func1"
 	acking   = "dormouse.example/clients/go.(*acks).add.func1"
 )
 

@@ -77,17 +77,10 @@ func recovered(h Handler) Handler {
 	}
 }
 
-// Why the context of a handler has ended, beside ErrLost.
+// Why the context of a handler has ended, beside [ErrLost].
 var (
-	errDraining  = errors.New("dormouse: the worker stops")
-	errTimeLimit = errors.New("time limit")
-)
-
-// What [Cause] gives: ErrLost when the job is not this worker's any more, ErrStopping when the worker stops,
-// ErrTimeLimit when the handler's time is up.
-var (
-	ErrStopping  = errDraining
-	ErrTimeLimit = errTimeLimit
+	ErrStopping  = errors.New("dormouse: the worker stops")
+	ErrTimeLimit = errors.New("time limit") // as it stands in the reason of a job
 )
 
 type taskKey struct{}
@@ -176,12 +169,11 @@ func (t *task) ended(err error) {
 	}
 	t.mu.Unlock()
 	t.end()
-	t.run.leave(t, !abandoned && !lost)
-	switch {
-	case abandoned:
-	case lost:
+	if lost {
 		t.finished(OutcomeLost)
-	default:
+	}
+	t.run.leave(t)
+	if !lost && !abandoned {
 		t.settle(t.resultOf(err, cause))
 	}
 }
@@ -221,6 +213,7 @@ func (t *task) lose() {
 	t.job.settle(OutcomeLost)
 	t.run.logLost(t.job)
 	t.cancel(ErrLost)
+	t.run.settled()
 }
 
 func (r *run) logLost(job *Job) {
@@ -308,16 +301,16 @@ func (t *task) touch() {
 
 // limitOver is called when the handler has had its time.
 func (t *task) limitOver() {
-	t.cancel(errTimeLimit)
+	t.cancel(ErrTimeLimit)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.returned && t.cause == errTimeLimit {
+	if !t.returned && t.cause == ErrTimeLimit {
 		t.limit = t.run.w.client.clock.AfterFunc(t.run.w.grace, t.limitIgnored)
 	}
 }
 
 func (t *task) limitIgnored() {
-	t.abandon(t.resultOf(errTimeLimit, nil))
+	t.abandon(t.resultOf(ErrTimeLimit, nil))
 	t.stillWorks()
 }
 
@@ -332,20 +325,19 @@ func (t *task) stillWorks() {
 	t.limit = t.run.w.client.clock.AfterFunc(time.Minute, t.stillWorks)
 }
 
-// abandon sends a result before the handler has returned.
-func (t *task) abandon(res result) {
+// abandon sends a result before the handler has returned. It says whether it has not.
+func (t *task) abandon(res result) bool {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.returned || t.abandoned || t.lost {
-		t.mu.Unlock()
-		return
+		return !t.returned
 	}
 	t.abandoned, t.over = true, true
 	t.took = t.run.w.client.clock.Now().Sub(t.began)
 	t.touching.Stop()
 	t.lease.Stop()
-	t.run.results.Add(1)
-	t.mu.Unlock()
 	go t.settle(res)
+	return true
 }
 
 // result is what is to become of a job.
@@ -366,10 +358,10 @@ func (t *task) resultOf(err, cause error) result {
 	switch {
 	case err == nil:
 		return result{outcome: OutcomeAcked}
-	case cause == errDraining:
+	case cause == ErrStopping:
 		return returned
-	case cause == errTimeLimit:
-		err = errTimeLimit
+	case cause == ErrTimeLimit:
+		err = ErrTimeLimit
 	case errors.As(err, &v) && v.kind == snooze:
 		return result{outcome: OutcomeSnoozed, keepTry: true, after: v.after}
 	case v != nil && v.kind == permanent:
@@ -380,7 +372,7 @@ func (t *task) resultOf(err, cause error) result {
 	return result{outcome: OutcomeReleased, backoff: true, reason: err.Error(), err: err}
 }
 
-// settle sends the result until the server has taken it, or the job is lost. The results of the run have counted it.
+// settle sends the result until the server has taken it, or the job is lost.
 func (t *task) settle(res result) {
 	job, w := t.job, t.run.w
 	job.turn <- struct{}{}
@@ -426,19 +418,20 @@ func (r *run) pauseInTime(job *Job, n int, failed *Error) bool {
 
 func (t *task) give(res result, timeout time.Duration) *callError {
 	job, ctx := t.job, context.Background()
-	reason := ""
+	reason, attempt := "", 0
 	if res.err != nil {
-		if failed := job.findAttempt(ctx, timeout, once); failed != nil {
+		var failed *callError
+		if attempt, failed = job.findAttempt(ctx, timeout, once); failed != nil {
 			return failed
 		}
-		reason = fmt.Sprintf("attempt %d: %s", job.attempt, res.reason)
+		reason = fmt.Sprintf("attempt %d: %s", attempt, res.reason)
 	}
 	if res.outcome == OutcomeBuried {
 		return job.bury(ctx, reason, timeout, once)
 	}
 	after := res.after
 	if res.backoff {
-		after = t.run.w.backoff(job.attempt, res.err)
+		after = t.run.w.backoff(attempt, res.err)
 	}
 	_, failed := job.release(ctx, Release{Delay: longer(after, 0), Reason: reason, KeepTry: res.keepTry}, timeout, once)
 	return failed
@@ -452,7 +445,7 @@ func (t *task) settled(outcome Outcome) {
 	t.job.settle(outcome)
 	t.job.endTurn()
 	t.finished(outcome)
-	t.run.results.Done()
+	t.run.settled()
 }
 
 func (t *task) finished(outcome Outcome) {

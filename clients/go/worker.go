@@ -178,7 +178,7 @@ func NewWorker(client *Client, opts ...WorkerOption) (*Worker, error) {
 	return w, nil
 }
 
-// Handle has the handler do the jobs of a queue. The first queue is served first.
+// Handle has the handler do the jobs of a queue, from the next Run on. The first queue is served first.
 func (w *Worker) Handle(queue string, h Handler) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,7 +188,7 @@ func (w *Worker) Handle(queue string, h Handler) {
 	w.handlers[queue] = h
 }
 
-// Use wraps all handlers: the first is the outermost.
+// Use wraps all handlers, from the next Run on: the first is the outermost.
 func (w *Worker) Use(m ...Middleware) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -261,7 +261,7 @@ func (w *Worker) begin(ctx context.Context) (*run, error) {
 		return nil, invalid("run", "the worker runs already")
 	}
 	r := &run{
-		w: w, values: ctx, free: w.concurrency, freed: make(chan struct{}, 1), tasks: map[*task]struct{}{},
+		w: w, values: ctx, free: w.concurrency, changed: make(chan struct{}, 1), tasks: map[*task]struct{}{},
 		handlers: map[string]Handler{}, stopping: make(chan struct{}), hurry: make(chan struct{}),
 	}
 	r.acks = acks{run: r, waiting: map[string][]*task{}}
@@ -316,12 +316,13 @@ type run struct {
 	stopping chan struct{} // closed: no poll any more
 	hurry    chan struct{} // closed: nobody is waited for any more
 
-	mu      sync.Mutex
-	free    int
-	freed   chan struct{} // has something after free has grown
-	tasks   map[*task]struct{}
-	results sync.WaitGroup // results that are not sent yet
-	away    time.Time      // since when the server cannot be polled; zero while it can
+	mu        sync.Mutex
+	free      int
+	tasks     map[*task]struct{} // whose handlers have not returned
+	unsettled int                // jobs whose results are not sent yet
+	changed   chan struct{}      // has something after one of these has
+
+	away time.Time // since when the server cannot be polled; zero while it can
 }
 
 func (r *run) stop() {
@@ -360,7 +361,7 @@ func (r *run) pollUntilStopped(untilIdle bool) error {
 		began := r.w.client.clock.Now()
 		jobs, failed := r.pollOnce()
 		took := r.w.client.clock.Now().Sub(began)
-		if hook := r.w.hooks.Poll; hook != nil {
+		if hook := r.w.hooks.Poll; hook != nil && (failed == nil || !closed(r.stopping)) {
 			hook(len(jobs), took, failed.plain())
 		}
 		if len(jobs) > 0 {
@@ -374,9 +375,9 @@ func (r *run) pollUntilStopped(untilIdle bool) error {
 				if idle {
 					return nil
 				}
-				r.waitForTasks(nil, r.stopping)
+				r.wait(r.handlersReturned, nil, r.stopping)
 				r.acks.sendAll()
-				r.results.Wait()
+				r.wait(r.resultsSent, nil, r.stopping)
 			} else if took < r.w.poll/2 {
 				failed = &callError{Error: &Error{
 					Kind: ErrUnavailable, Op: r.ask.name(), Status: http.StatusNotFound, Index: -1,
@@ -408,13 +409,13 @@ func (r *run) waitForSlot() (free int, idle bool) {
 			return 0, false
 		}
 		r.mu.Lock()
-		free = r.free
+		free, idle = r.free, len(r.tasks) == 0 && r.unsettled == 0
 		r.mu.Unlock()
 		if free > 0 {
-			return free, free == r.w.concurrency
+			return free, idle
 		}
 		select {
-		case <-r.freed:
+		case <-r.changed:
 		case <-r.stopping:
 		}
 	}
@@ -423,33 +424,77 @@ func (r *run) waitForSlot() (free int, idle bool) {
 // take begins jobs, or gives them back when the worker stops.
 func (r *run) take(jobs []*Job) {
 	for _, job := range jobs {
+		if job.left() <= 0 { // so long the answer took
+			r.logLost(job)
+			continue
+		}
 		t := &task{run: r, job: job, began: r.w.client.clock.Now()}
 		h := r.handlers[job.Queue]
-		if h == nil || closed(r.stopping) {
-			r.results.Add(1)
+		giveBack := h == nil || closed(r.stopping)
+		r.mu.Lock()
+		r.unsettled++
+		if !giveBack {
+			r.free--
+			r.tasks[t] = struct{}{}
+		}
+		r.mu.Unlock()
+		if giveBack {
 			go t.settle(returned)
 			continue
 		}
-		r.mu.Lock()
-		r.free--
-		r.tasks[t] = struct{}{}
-		r.mu.Unlock()
 		t.begin(h)
 	}
 }
 
-// leave frees the slot of a task whose handler has returned. Its result is waited for when there is one.
-func (r *run) leave(t *task, result bool) {
+// leave frees the slot of a task whose handler has returned.
+func (r *run) leave(t *task) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if result {
-		r.results.Add(1)
-	}
 	delete(r.tasks, t)
 	r.free++
+	r.change()
+}
+
+// settled is called once for each job that was taken: when its result was sent, or when it is lost.
+func (r *run) settled() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unsettled--
+	r.change()
+}
+
+func (r *run) change() {
 	select {
-	case r.freed <- struct{}{}:
+	case r.changed <- struct{}{}:
 	default:
+	}
+}
+
+func (r *run) handlersReturned() bool { return len(r.tasks) == 0 }
+
+func (r *run) resultsSent() bool { return r.unsettled == 0 }
+
+// wait says whether something has come to be: within some time when one is given, and before the interrupt.
+func (r *run) wait(is func() bool, most *time.Duration, interrupt <-chan struct{}) bool {
+	over := make(chan struct{})
+	if most != nil {
+		timer := r.w.client.clock.AfterFunc(*most, func() { close(over) })
+		defer timer.Stop()
+	}
+	for {
+		r.mu.Lock()
+		done := is()
+		r.mu.Unlock()
+		if done {
+			return true
+		}
+		select {
+		case <-r.changed:
+		case <-over:
+			return false
+		case <-interrupt:
+			return false
+		}
 	}
 }
 
@@ -484,18 +529,19 @@ func (r *run) end() error {
 	}
 	r.acks.sendAll()
 	left := 0
-	if !r.waitForTasks(&r.w.drain, r.hurry) {
+	if !r.wait(r.handlersReturned, &r.w.drain, r.hurry) {
 		for _, t := range r.working() {
-			t.cancel(errDraining)
+			t.cancel(ErrStopping)
 		}
-		if !r.waitForTasks(&r.w.grace, r.hurry) {
+		if !r.wait(r.handlersReturned, &r.w.grace, r.hurry) {
 			for _, t := range r.working() {
-				t.abandon(returned)
-				left++
+				if t.abandon(returned) {
+					left++
+				}
 			}
 		}
 	}
-	r.results.Wait()
+	r.wait(r.resultsSent, nil, nil)
 	if left > 0 {
 		r.w.log.Warn("dormouse: handlers had not returned when the worker ended", "handlers", left)
 		return fmt.Errorf("%w: %d", ErrUnclean, left)
@@ -511,25 +557,6 @@ func (r *run) working() []*task {
 		working = append(working, t)
 	}
 	return working
-}
-
-// waitForTasks says whether all handlers have returned: within some time when one is given, or until the interrupt.
-func (r *run) waitForTasks(most *time.Duration, interrupt <-chan struct{}) bool {
-	over := make(chan struct{})
-	if most != nil {
-		timer := r.w.client.clock.AfterFunc(*most, func() { close(over) })
-		defer timer.Stop()
-	}
-	for len(r.working()) > 0 {
-		select {
-		case <-r.freed:
-		case <-over:
-			return false
-		case <-interrupt:
-			return false
-		}
-	}
-	return true
 }
 
 // standardLog writes to Go's package log.

@@ -54,7 +54,12 @@ class Liar:
     def later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.failed(task.get_loop(), {"message": "a task", "exception": error})
 
     def say(self, line: Line) -> None:
         sys.stdout.write(json.dumps(line) + "\n")
@@ -83,7 +88,15 @@ class Liar:
         self.proxies.append(proxy)
         op["url"] = proxy.url + url.path
 
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A fault of the liar's own is no broken promise: a line that the suite knows says so."""
+        error = context.get("exception")
+        if not isinstance(error, (OSError, wire.Ended)):
+            sys.stdout.write(f"liar: {context['message']}: {error!r}\n")
+            sys.stdout.flush()
+
     async def run(self) -> int:
+        asyncio.get_running_loop().set_exception_handler(self.failed)
         child = await asyncio.create_subprocess_exec(
             ROOT / "clients" / self.of / "conformance" / "run", stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=64 << 20,
@@ -91,7 +104,7 @@ class Liar:
         self.child = child
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda number=number: self.later(self._signal(number)))
+            loop.add_signal_handler(number, self._heard, number)
         reading = asyncio.create_task(self._in())
         await asyncio.gather(self._out(), self._errors())
         code = await child.wait()
@@ -100,6 +113,9 @@ class Liar:
             await asyncio.sleep(1)
         reading.cancel()
         return code if self.exit_code is None else self.exit_code
+
+    def _heard(self, number: int) -> None:
+        self.later(self._signal(number))
 
     async def _signal(self, number: int) -> None:
         self.draining = True
@@ -140,7 +156,12 @@ class Liar:
         assert self.child.stdout is not None
         async for raw in self.child.stdout:
             line = json.loads(raw)
-            if all(change(line) is not False for change in self.lines):
+            try:
+                said = all(change(line) is not False for change in self.lines)
+            except Exception as error:
+                self.failed(asyncio.get_running_loop(), {"message": f"a line {line}", "exception": error})
+                continue
+            if said:
                 self.say(line)
 
     async def _errors(self) -> None:

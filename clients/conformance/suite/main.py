@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from . import scenarios
-from .program import Gone, Program
+from .program import Gone, NotReady, Program, Refused
 from .registry import SCENARIOS, Scenario
 from .server import ROOT, Server
 from .signal import Late
@@ -58,6 +59,7 @@ class Outcome:
     #: `holds`, `again` (it held at the second time), `broken` or `lacks`.
     word: str
     why: str = ""
+    ready: bool = True
     seconds: float = 0.0
     conversation: list[str] = field(default_factory=list)
 
@@ -80,7 +82,10 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
         program = await language.start() if scenario.own else await language.share()
         lacks = [step for step in scenario.needs if step in program.hello.get("lacks", [])]
         if lacks:
-            outcome.word, outcome.why = "lacks", "; ".join(f"{step}: {REASONS.get(step, 'not in this language')}" for step in lacks)
+            outcome.word, outcome.why = (
+                "lacks",
+                "; ".join(f"{step}: {REASONS.get(step, 'not in this language')}" for step in lacks),
+            )
             return outcome
         namespace = f"{scenario.name.replace('.', '-')}-{letters()}"
         stage = Stage(server, program, namespace, await server.token(namespace), namespace)
@@ -93,14 +98,18 @@ async def play(server: Server, language: Language, scenario: Scenario) -> Outcom
             raise Broken(f"lines that are no JSON on standard output: {program.bad_lines[:3]}")
     except TimeoutError:
         outcome.word, outcome.why = "broken", f"has not ended within {scenario.seconds:.0f} s"
-    except (Broken, Gone) as broken:
+    except NotReady as broken:
+        outcome.word, outcome.why, outcome.ready = "broken", str(broken), False
+    except (Broken, Gone, Late) as broken:
         outcome.word, outcome.why = "broken", str(broken)
-    except Exception as error:  # noqa: BLE001: whatever comes, the other scenarios go on
+    except Exception as error:  # whatever comes, the other scenarios go on
         outcome.word = "broken"
         last = traceback.extract_tb(error.__traceback__)
         where = next((f"{f.name}:{f.lineno}" for f in reversed(last) if "scenarios" in f.filename), "")
         outcome.why = f"{type(error).__name__}: {error} {where}"
     finally:
+        if program is not None and (faults := [line for line in program.bad_lines if line.startswith("liar:")]):
+            outcome.word, outcome.why, outcome.ready = "broken", faults[0], False
         outcome.seconds = time.monotonic() - began
         if stage is not None:
             if outcome.word == "broken":
@@ -183,8 +192,19 @@ def chosen(only: Sequence[str]) -> list[Scenario]:
     return found
 
 
+def forgive_left_requests() -> None:
+    """A scenario that is broken leaves requests behind, which end with it: nobody is to hear of that."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), (Refused, Gone, OSError)):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+
+
 async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: int, verbose: bool) -> int:
     began = time.monotonic()
+    forgive_left_requests()
     languages = [Language(name, [ROOT / "clients" / name / "conformance" / "run"]) for name in names]
     async with Server() as server:
         outcomes = await play_all(server, [(la, sc) for sc in picked for la in languages], jobs)
@@ -195,13 +215,16 @@ async def run_languages(names: Sequence[str], picked: Sequence[Scenario], jobs: 
     kept = sum(outcome.word == "holds" for outcome in outcomes)
     late = sum(outcome.word == "again" for outcome in outcomes)
     lacks = len(outcomes) - kept - late - len(broken)
-    print(f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{kept} hold, {late} at the second time, {len(broken)} broken, {lacks} lacking, in {time.monotonic() - began:.0f} s"
+    )
     return 1 if broken else 0
 
 
 async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool, breaks: Sequence[str]) -> int:
     """Each scenario must hold with a program that keeps its promises, and see each break that it names."""
     began = time.monotonic()
+    forgive_left_requests()
     liar = HERE / "liar" / "run"
     liars = {"": Language("keeps", [liar, "--of", of])}
     pairs = [(liars[""], scenario) for scenario in picked] if not breaks else []
@@ -213,33 +236,48 @@ async def run_liar(of: str, picked: Sequence[Scenario], jobs: int, verbose: bool
             pairs.append((liars[name], scenario))
     async with Server() as server:
         outcomes = await play_all(server, pairs, jobs, quiet=True)
+        await again(server, [outcome for outcome in outcomes if outcome.language == "keeps"], [liars[""]])
     failed = 0
     width = max(len(scenario.name) for scenario in picked)
     for scenario in picked:
         cells = []
         for outcome in sorted((o for o in outcomes if o.scenario is scenario), key=lambda o: o.language != "keeps"):
-            kept, honest = outcome.word == "holds", outcome.language == "keeps"
-            fine = kept == honest or outcome.word == "lacks"
+            kept, honest = outcome.word in ("holds", "again"), outcome.language == "keeps"
+            # A liar that does not start, or is at fault itself, has been seen by nobody.
+            fine = (kept == honest and outcome.ready) or outcome.word == "lacks"
             failed += not fine
-            word = ("holds" if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
+            word = (outcome.word if kept else "BROKEN") if honest else ("NOT SEEN" if kept else "seen")
+            word = word if outcome.ready else "A FAULT OF THE LIAR'S"
             cells.append(f"{outcome.language}: {'lacks' if outcome.word == 'lacks' else word}")
             if verbose or (honest and not kept):
                 cells[-1] += f" ({outcome.why})"
         print(f"{scenario.name:{width}}  " + ", ".join(cells))
     if verbose:
         details([o for o in outcomes if o.language == "keeps"], True)
-    print(f"\n{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be, in {time.monotonic() - began:.0f} s")
+    print(
+        f"\n{len(picked)} scenarios, {len(liars) - 1} breaks, {failed} not as they should be, in {time.monotonic() - began:.0f} s"
+    )
     return 1 if failed else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="run", description=__doc__)
-    parser.add_argument("--only", action="append", default=[], metavar="X", help="scenarios that have this in their name; again for more")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="X",
+        help="scenarios that have this in their name; again for more",
+    )
     parser.add_argument("--language", metavar="A,B", help=f"of {', '.join(LANGUAGES)}; by default those that are there")
-    parser.add_argument("--list", action="store_true", help="the scenarios, their sentences, and the breaks that they see")
+    parser.add_argument(
+        "--list", action="store_true", help="the scenarios, their sentences, and the breaks that they see"
+    )
     parser.add_argument("--liar", action="store_true", help="runs scenarios against a program that breaks promises")
     parser.add_argument("--of", default="python", metavar="LANGUAGE", help="the program that the liar is made of")
-    parser.add_argument("--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone")
+    parser.add_argument(
+        "--break", action="append", default=[], dest="breaks", metavar="NAME", help="with --liar: these breaks alone"
+    )
     parser.add_argument("--jobs", type=int, default=16, help="how many scenarios at a time (%(default)s)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs each scenario so often, side by side")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")

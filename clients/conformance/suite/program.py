@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -28,6 +29,10 @@ class Gone(Exception):
     """The program has ended."""
 
 
+class NotReady(Gone):
+    """It has never begun."""
+
+
 class Program:
     """Started by `start`, ended by `end`."""
 
@@ -47,15 +52,22 @@ class Program:
         env = {key: value for key, value in os.environ.items() if not key.startswith("DORMOUSE_")}
         pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(
-            *self.command, cwd="/", env=env, stdin=pipe, stdout=pipe, stderr=pipe, limit=64 << 20, start_new_session=True
+            *self.command,
+            cwd="/",
+            env=env,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=64 << 20,
+            start_new_session=True,
         )
         self._readers = [asyncio.create_task(self._read_lines()), asyncio.create_task(self._read_errors())]
         try:
             await self.signal.until(lambda: self.hello or self.ended or None, within)
         except Late:
-            raise Gone(f"the program did not say that it is ready within {within:.0f} s") from None
+            raise NotReady(f"the program did not say that it is ready within {within:.0f} s") from None
         if not self.hello:
-            raise Gone(f"the program ended before it was ready: {self.said()}")
+            raise NotReady(f"the program ended before it was ready: {self.said()}")
 
     @property
     def ended(self) -> bool:
@@ -121,7 +133,8 @@ class Program:
 
     def seen(self, event: str, **fields: Any) -> list[Event]:
         return [
-            found for found in self.events
+            found
+            for found in self.events
             if found["event"] == event and all(found.get(key) == value for key, value in fields.items())
         ]
 
@@ -142,20 +155,16 @@ class Program:
         try:
             return await asyncio.wait_for(self.process.wait(), within)
         except TimeoutError:
-            raise Late from None
+            raise Late(f"the program has not ended within {within:.0f} s") from None
 
     async def end(self) -> None:
         """Closes its input, and kills what does not end by that."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), 5)
-        except TimeoutError:
-            pass
         # It was started as the head of a group, so this reaches what it has started, and nothing else.
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signals.SIGKILL)
-        except ProcessLookupError:
-            pass
         await self.process.wait()
         await asyncio.gather(*self._readers, return_exceptions=True)

@@ -166,7 +166,9 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def rule(self, verbs: str, action: Action, times: int | None = 1, when: Callable[[Exchange], bool] | None = None) -> Rule:
+    def rule(
+        self, verbs: str, action: Action, times: int | None = 1, when: Callable[[Exchange], bool] | None = None
+    ) -> Rule:
         """Does `action` with the next `times` requests of these verbs (divided by blanks; none: all)."""
         rule = Rule(frozenset(verbs.split()), action, times, when)
         self.rules.append(rule)
@@ -330,10 +332,7 @@ async def reset_within(exchange: Exchange) -> None:
     """The answer breaks off."""
     answer = await exchange.forward()
     raw = answer.to_bytes()
-    if answer.status == 204:
-        cut = len(raw) - 2
-    else:
-        cut = len(raw) - max(1, len(answer.body) // 2)
+    cut = len(raw) - 2 if answer.status == 204 else len(raw) - max(1, len(answer.body) // 2)
     exchange.writer.write(raw[:cut])
     await exchange.writer.drain()
     # The bytes would be thrown away by an RST that comes with them.

@@ -29,7 +29,9 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(sentence: str, breaks: str, *, own: bool = False, needs: str = "", seconds: float = 30.0) -> Callable[[Play], Play]:
+def scenario(
+    sentence: str, breaks: str, *, own: bool = False, needs: str = "", seconds: float = 30.0
+) -> Callable[[Play], Play]:
     """Puts a function into the list, under the name of its module and its own."""
 
     def add(play: Play) -> Play:

@@ -61,8 +61,13 @@ class Server:
             "DORMOUSE_POOL_DEFAULT_SYNC": "everysec",
         }
         self.process = await asyncio.create_subprocess_exec(
-            binary(), cwd=self.directory, env=env, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 20,
+            binary(),
+            cwd=self.directory,
+            env=env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 20,
         )
         assert self.process.stderr is not None
         self.log: deque[str] = deque(maxlen=100)

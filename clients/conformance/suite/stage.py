@@ -164,7 +164,9 @@ class Stage:
         await self.program.call("client", client=name, **given)
         return Client(self, name)
 
-    async def worker(self, client: Client | None = None, queues: Any = "q", *, start: bool = True, **options: Any) -> Worker:
+    async def worker(
+        self, client: Client | None = None, queues: Any = "q", *, start: bool = True, **options: Any
+    ) -> Worker:
         """A worker of one queue called `q`, one slot and a short end, where `options` do not say another. None is the
         library's default."""
         client = client or await self.client()

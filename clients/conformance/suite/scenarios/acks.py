@@ -19,7 +19,11 @@ async def together(s: Stage) -> None:
     await s.until(lambda: len(w.seen("hook", name="finish")) >= 12, "12 results")
     batches = s.proxy.seen("ack_many")
     equal(len(s.proxy.seen("ack")), 0, "acks that were sent alone")
-    equal(sorted((e.request.path.split("/")[3], len(e.request.json()["jobs"])) for e in batches), [("a", 6), ("b", 6)], "batches")
+    equal(
+        sorted((e.request.path.split("/")[3], len(e.request.json()["jobs"])) for e in batches),
+        [("a", 6), ("b", 6)],
+        "batches",
+    )
     check(all(job.get("receipt") for e in batches for job in e.request.json()["jobs"]), "an ack without a receipt")
     equal({e["outcome"] for e in w.seen("hook", name="finish")}, {"acked"}, "outcomes")
 
@@ -58,7 +62,11 @@ async def default_window(s: Stage) -> None:
 
 @scenario("A result that could not be sent is repeated until it is: ack, release and bury.", "gives_up_results")
 async def repeated(s: Stage) -> None:
-    for verb, body, outcome in (("ack", b"x", "acked"), ("release", do({"fail": "x"}), "released"), ("bury", do({"permanent": "x"}), "buried")):
+    for verb, body, outcome in (
+        ("ack", b"x", "acked"),
+        ("release", do({"fail": "x"}), "released"),
+        ("bury", do({"permanent": "x"}), "buried"),
+    ):
         job = await s.direct.put("q", body, tries=3)
         s.proxy.rule(verb, answers(502), times=3)
         w = await s.worker(ttr=6, backoff=[60])

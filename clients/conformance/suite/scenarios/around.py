@@ -26,21 +26,37 @@ async def job_fields(s: Stage) -> None:
     await w.ended(p["job_id"])
     plain = await s.direct.put("q", "x", ttl=0)
     job = (await w.started(plain))["job"]
-    equal((job["ttl"], job["traceparent"], job["attributes"] or {}), (0, None, {}), "ttl, traceparent, attributes of a plain job")
+    equal(
+        (job["ttl"], job["traceparent"], job["attributes"] or {}),
+        (0, None, {}),
+        "ttl, traceparent, attributes of a plain job",
+    )
 
 
 @scenario("Middleware wraps a handler, and sees job and error.", "no_middleware")
 async def middleware(s: Stage) -> None:
     w = await s.worker(backoff=[60], concurrency=4)
-    for body, error in ((b"x", None), (do({"fail": "boom"}), "boom"), (do({"panic": "ouch"}), "ouch"), (do({"permanent": "never"}), "never")):
+    for body, error in (
+        (b"x", None),
+        (do({"fail": "boom"}), "boom"),
+        (do({"panic": "ouch"}), "ouch"),
+        (do({"permanent": "never"}), "never"),
+    ):
         job = await s.direct.put("q", body, tries=3)
         await w.finished(job)
         seen = [(e["phase"], e.get("error")) for e in w.seen("middleware", job_id=job)]
         equal([phase for phase, _ in seen], ["before", "after"], f"phases of {body!r}")
         equal(seen[0][1], None, "error before")
         got = seen[1][1]
-        check(got is None if error is None else error in (got or ""), f"the error that middleware sees: {got!r}, not {error!r}")
-        order = [e["event"] for e in w.stage.program.events if e.get("worker") == w.name and e["event"] in ("middleware", "start", "end")][-4:]
+        check(
+            got is None if error is None else error in (got or ""),
+            f"the error that middleware sees: {got!r}, not {error!r}",
+        )
+        order = [
+            e["event"]
+            for e in w.stage.program.events
+            if e.get("worker") == w.name and e["event"] in ("middleware", "start", "end")
+        ][-4:]
         equal(order, ["middleware", "start", "end", "middleware"], "the order")
 
 
@@ -78,7 +94,11 @@ async def away_and_back(s: Stage) -> None:
     await s.proxy.listen()
     await w.event("hook", name="back")
     await asyncio.sleep(1.5)
-    equal((len(w.seen("hook", name="away")), len(w.seen("hook", name="back"))), (1, 1), "hooks away and back of one outage")
+    equal(
+        (len(w.seen("hook", name="away")), len(w.seen("hook", name="back"))),
+        (1, 1),
+        "hooks away and back of one outage",
+    )
     s.proxy.rule("consume", answers(502), times=3)
     await w.event("hook", 2, name="back")
     equal((len(w.seen("hook", name="away")), len(w.seen("hook", name="back"))), (2, 2), "hooks of a second outage")
@@ -104,7 +124,11 @@ async def log_of_outage(s: Stage) -> None:
 @scenario("Never a body in the log.", "logs_body", own=True)
 async def no_body_in_log(s: Stage) -> None:
     mark = "s3cr3t-b0dy"
-    bodies = [b"json:{" + mark.encode(), mark.encode(), do({"publish": {"queue": "z", "data": mark}}, {"panic": "ouch"})]
+    bodies = [
+        b"json:{" + mark.encode(),
+        mark.encode(),
+        do({"publish": {"queue": "z", "data": mark}}, {"panic": "ouch"}),
+    ]
     w = await s.worker(backoff=[60], ttr=3)
     for body in bodies:
         job = await s.direct.put("q", body, tries=3)
@@ -124,10 +148,16 @@ async def carried_on(s: Stage) -> None:
     other = TRACE.replace("4bf9", "1111")
     for trace in (TRACE, other, None):
         fields = {"traceparent": trace} if trace else {}
-        p = await c.publish(queue="q", data=do({"sleep": 0.1}, {"publish": {"queue": "next", "data": "eA=="}}), **fields)
+        p = await c.publish(
+            queue="q", data=do({"sleep": 0.1}, {"publish": {"queue": "next", "data": "eA=="}}), **fields
+        )
         await w.finished(p["job_id"])
         (job,) = (await c.consume(queues=["next"]))["jobs"]
         equal(job["traceparent"], trace, "traceparent of the job that was published in the handler")
         await c.ack(job_id=job["job_id"])
     p = await c.publish(queue="outside", data=b"x")
-    equal((await s.direct.jobs("outside", "ready"))[0].get("attributes") or None, None, "attributes of a publish outside of a handler")
+    equal(
+        (await s.direct.jobs("outside", "ready"))[0].get("attributes") or None,
+        None,
+        "attributes of a publish outside of a handler",
+    )

@@ -55,7 +55,11 @@ async def same(s: Stage, jobs: list[dict[str, Any]], advance: float) -> dict[str
     return double
 
 
-@scenario("The double: outcomes of a handler, a job that comes back when the clock moves, dead jobs with their reasons.", "double_lies", seconds=45)
+@scenario(
+    "The double: outcomes of a handler, a job that comes back when the clock moves, dead jobs with their reasons.",
+    "double_lies",
+    seconds=45,
+)
 async def outcomes(s: Stage) -> None:
     jobs: list[dict[str, Any]] = [
         {"data": data("plain")},

@@ -39,13 +39,17 @@ async def not_found(s: Stage) -> None:
     equal((error["status"], error["message"], error["retryable"]), (404, "job not found", False), "the error")
 
 
-@scenario("`unsupported`: 404 `api not found`; a consume without receipts. An older server, or lmstfy's.", "renames_unsupported")
+@scenario(
+    "`unsupported`: 404 `api not found`; a consume without receipts. An older server, or lmstfy's.",
+    "renames_unsupported",
+)
 async def unsupported(s: Stage) -> None:
     c = await s.client()
     old = answers(404, {"error": "api not found"})
-    for op, fields in {
+    ops: dict[str, dict[str, Any]] = {
         "publish": {"queue": "q", "data": b"x"}, "pause": {"queue": "q"}, "list": {"queue": "q", "state": "ready"}, "queues": {},
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for op, fields in ops.items():
         s.proxy.rule("", old)
         error = await c.refused(op, "unsupported", **fields)
         equal((error["status"], error["retryable"]), (404, False), f"the error of {op}")
@@ -71,7 +75,9 @@ async def lost(s: Stage) -> None:
         (job,) = (await c.consume(queues=[verb], ttr=1))["jobs"]
         await s.state(verb, job["job_id"], "ready")
         error = await c.refused(verb, "lost", job_id=job["job_id"])
-        equal((error["status"], error["message"], error["retryable"]), (409, "the job is not yours any more", False), verb)
+        equal(
+            (error["status"], error["message"], error["retryable"]), (409, "the job is not yours any more", False), verb
+        )
 
 
 @scenario("`conflict`: 409 `the key is taken`, `the job is not dead`; carries job_id and index.", "renames_conflict")
@@ -80,7 +86,9 @@ async def conflict(s: Stage) -> None:
     there = await s.direct.put("q", "x", key="k", delay=60)
     error = await c.refused("publish", "conflict", queue="q", data=b"x", key="k", on_conflict="fail")
     equal((error["status"], error["job_id"], error["retryable"]), (409, there, False), "the error")
-    error = await c.refused("publish_many", "conflict", queue="q", jobs=[{"data": ""}, {"data": "", "key": "k", "on_conflict": "fail"}])
+    error = await c.refused(
+        "publish_many", "conflict", queue="q", jobs=[{"data": ""}, {"data": "", "key": "k", "on_conflict": "fail"}]
+    )
     equal((error["index"], error["job_id"]), (1, there), "index and job_id")
     s.proxy.rule("", answers(409, {"error": "the job is not dead"}))
     error = await c.refused("respawn", "conflict", queue="q", job_ids=[there])
@@ -90,7 +98,9 @@ async def conflict(s: Stage) -> None:
 @scenario("`busy`: 409 `under way`; may be repeated.", "renames_busy")
 async def busy(s: Stage) -> None:
     c = await s.client(retry_for=0)
-    s.proxy.rule("publish", answers(409, {"error": "a request with this idempotency key is under way"}, Retry_After="1"))
+    s.proxy.rule(
+        "publish", answers(409, {"error": "a request with this idempotency key is under way"}, Retry_After="1")
+    )
     error = await c.refused("publish", "busy", queue="q", data=b"x")
     equal((error["status"], error["retryable"], error["retry_after"]), (409, True, 1), "the error")
 
@@ -118,10 +128,21 @@ async def limited(s: Stage) -> None:
     check(error["retry_after"] and 1 <= error["retry_after"] <= 30, f"retry_after {error['retry_after']}")
 
 
-@scenario("`full`: 507. `unavailable`: 502, 503, 504. `server`: any other 5xx. All may be repeated.", "renames_server not_retryable")
+@scenario(
+    "`full`: 507. `unavailable`: 502, 503, 504. `server`: any other 5xx. All may be repeated.",
+    "renames_server not_retryable",
+)
 async def server_errors(s: Stage) -> None:
     c = await s.client(retry_for=0)
-    kinds = {507: "full", 502: "unavailable", 503: "unavailable", 504: "unavailable", 500: "server", 501: "server", 599: "server"}
+    kinds = {
+        507: "full",
+        502: "unavailable",
+        503: "unavailable",
+        504: "unavailable",
+        500: "server",
+        501: "server",
+        599: "server",
+    }
     for status, kind in kinds.items():
         s.proxy.rule("publish", answers(status, {"error": f"error {status}"}, X_Request_ID="r-1", Retry_After="3"))
         error = await c.refused("publish", kind, queue="q", data=b"x")
@@ -130,7 +151,9 @@ async def server_errors(s: Stage) -> None:
         equal(got, wanted, f"the error of {status}")
 
 
-@scenario("`timeout`: no answer in time, 408. `network`: refused, reset, broken off. May be repeated.", "renames_network")
+@scenario(
+    "`timeout`: no answer in time, 408. `network`: refused, reset, broken off. May be repeated.", "renames_network"
+)
 async def network(s: Stage) -> None:
     c = await s.client(timeout=4, retry_for=0)
     faults = ((never, "timeout", None), (answers(408, {"error": "the body stopped coming"}), "timeout", 408),
@@ -161,7 +184,10 @@ async def protocol(s: Stage) -> None:
         equal(len(s.proxy.exchanges) - before, 1, f"requests with the answer {number}")
 
 
-@scenario("All have status, message (the server's text, or the first 200 bytes), request_id, retryable.", "long_message no_request_id")
+@scenario(
+    "All have status, message (the server's text, or the first 200 bytes), request_id, retryable.",
+    "long_message no_request_id",
+)
 async def fields(s: Stage) -> None:
     c = await s.client(retry_for=0)
     text = "<html>" + "é" * 400

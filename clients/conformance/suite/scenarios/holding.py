@@ -1,6 +1,7 @@
 """How a job is kept while its handler works, and when it is given up."""
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -11,7 +12,9 @@ from ..stage import SLACK, Stage, Worker, check, do, equal, within
 
 def handed(s: Stage, job_id: str) -> Exchange:
     """The poll that has brought the job, the last time."""
-    found = [e for e in s.proxy.seen("consume") if e.answer and e.answer.status == 200 and job_id.encode() in e.answer.body]
+    found = [
+        e for e in s.proxy.seen("consume") if e.answer and e.answer.status == 200 and job_id.encode() in e.answer.body
+    ]
     check(found, f"no poll has brought {job_id}")
     return found[-1]
 
@@ -38,7 +41,9 @@ async def acked(s: Stage, w: Worker, job: str, within: float = 15) -> None:
     equal(len([e for e in w.seen("start") if e["job"]["job_id"] == job]), 1, "how often it was handed out")
 
 
-@scenario("A job is touched when a third of its ttr has passed (±10 %), and again a third after each answer.", "late_touches")
+@scenario(
+    "A job is touched when a third of its ttr has passed (±10 %), and again a third after each answer.", "late_touches"
+)
 async def thirds(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 12}))
     s.proxy.rule("touch", delayed(after=1.2))
@@ -50,7 +55,11 @@ async def thirds(s: Stage) -> None:
     within(second.at - answered(first), 1.78, 2.2 + SLACK, "seconds from the answer of a touch to the next")
     third = await s.request("touch", 3, job_id=job, done=True)
     within(third.at - answered(second), 1.78, 2.2 + SLACK, "seconds from the answer of a touch to the next")
-    equal([e.query["receipt"] for e in (second, third)], [e.answer.json()["receipt"] for e in (first, second) if e.answer], "receipts")
+    equal(
+        [e.query["receipt"] for e in (second, third)],
+        [e.answer.json()["receipt"] for e in (first, second) if e.answer],
+        "receipts",
+    )
     await acked(s, w, job, 20)
 
 
@@ -76,7 +85,10 @@ async def while_draining(s: Stage) -> None:
     await acked(s, w, job)
 
 
-@scenario("Never through the handler's cancellation: a handler that is cancelled and goes on keeps its job.", "no_touches_when_cancelled")
+@scenario(
+    "Never through the handler's cancellation: a handler that is cancelled and goes on keeps its job.",
+    "no_touches_when_cancelled",
+)
 async def past_cancellation(s: Stage) -> None:
     job = await s.direct.put("q", do({"ignore": 6}), tries=3)
     w = await s.worker(ttr=3, time_limit=0.5, grace=20)
@@ -97,13 +109,18 @@ async def crossing(s: Stage, end: dict[str, Any], verb: str) -> None:
     await w.ended(job)
     await w.finished(job)
     result = await s.request(verb, job_id=job, done=True)
-    check(touch.answered_at is not None and result.at >= touch.answered_at, "the result was sent while a touch was under way")
+    check(
+        touch.answered_at is not None and result.at >= touch.answered_at,
+        "the result was sent while a touch was under way",
+    )
     assert touch.answer is not None
     equal(result.query.get("receipt"), touch.answer.json()["receipt"], "the receipt of the result")
     equal((len(s.requests(verb, job)), len(s.requests("touch", job))), (1, 1), "results and touches")
 
 
-@scenario("Touches and the result never cross: an ack waits for the touch under way, and has the new receipt.", "old_receipts")
+@scenario(
+    "Touches and the result never cross: an ack waits for the touch under way, and has the new receipt.", "old_receipts"
+)
 async def ack_waits_for_touch(s: Stage) -> None:
     await crossing(s, {"attempt": True}, "ack")
 
@@ -118,7 +135,9 @@ async def bury_waits_for_touch(s: Stage) -> None:
     await crossing(s, {"permanent": "boom"}, "bury")
 
 
-@scenario("A touch waits a third of ttr for its answer; one that failed is repeated within the time left.", "patient_touches")
+@scenario(
+    "A touch waits a third of ttr for its answer; one that failed is repeated within the time left.", "patient_touches"
+)
 async def touch_without_answer(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 7}), tries=3)
     rule = s.proxy.rule("touch", never)
@@ -176,7 +195,10 @@ async def is_lost(s: Stage, w: Worker, job: str) -> None:
 DEAF = ({"swallow": True}, {"ignore": 5})
 
 
-@scenario("A job is lost when an answer says so (409): the handler is cancelled at once, and nothing more is sent.", "ignores_lost sends_after_lost")
+@scenario(
+    "A job is lost when an answer says so (409): the handler is cancelled at once, and nothing more is sent.",
+    "ignores_lost sends_after_lost",
+)
 async def lost_by_409(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF), tries=3)
     s.first_poll_alone()
@@ -199,7 +221,10 @@ async def lost_by_404(s: Stage) -> None:
     await is_lost(s, w, job)
 
 
-@scenario("A job is lost when ttr has passed since the head of the poll's answer came, by the worker's own clock.", "late_lost sends_after_lost")
+@scenario(
+    "A job is lost when ttr has passed since the head of the poll's answer came, by the worker's own clock.",
+    "late_lost sends_after_lost",
+)
 async def lost_by_clock(s: Stage) -> None:
     job = await s.direct.put("q", do(*DEAF), tries=3)
     s.first_poll_alone()
@@ -218,7 +243,9 @@ async def lost_after_touch(s: Stage) -> None:
     w = await s.worker(ttr=6)
     told = await w.event("cancelled", job_id=job, within=14)
     equal(told["cause"], "lost", "cause")
-    within(told["_at"] - s.requests("touch", job)[0].at, 5.9, 6 + SLACK, "seconds from the touch that worked to the loss")
+    within(
+        told["_at"] - s.requests("touch", job)[0].at, 5.9, 6 + SLACK, "seconds from the touch that worked to the loss"
+    )
 
 
 @scenario("When a job is lost one line is logged.", "logs_twice", own=True)
@@ -233,7 +260,10 @@ async def lost_is_logged(s: Stage) -> None:
     equal(len(lines), 1, f"lines about the job in {s.program.said()!r}")
 
 
-@scenario("A touch whose answer was lost has perhaps made the receipt old: the worker asks for the valid one, and goes on.", "never_looks")
+@scenario(
+    "A touch whose answer was lost has perhaps made the receipt old: the worker asks for the valid one, and goes on.",
+    "never_looks",
+)
 async def touch_answer_lost(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 5}), tries=3)
     s.proxy.rule("touch", reset_after)
@@ -365,17 +395,24 @@ async def ack_answer_lost(s: Stage) -> None:
     check(rule.seen and len(s.requests("ack", job)) == 2, f"{len(s.requests('ack', job))} acks")
 
 
-@scenario("A handler that blocks its thread or its event loop does not stop the touches.", "no_touches", own=True, needs="block")
+@scenario(
+    "A handler that blocks its thread or its event loop does not stop the touches.",
+    "no_touches",
+    own=True,
+    needs="block",
+)
 async def blocking_handler(s: Stage) -> None:
     job = await s.direct.put("q", do({"block": 7}), tries=3)
     w = await s.worker(ttr=3)
     await acked(s, w, job, 20)
     times = [e.at for e in s.requests("touch", job)]
     check(len(times) >= 4, f"{len(times)} touches while the thread of handlers was blocked for 7 s")
-    check(max(b - a for a, b in zip(times, times[1:], strict=False)) < 1.1 + SLACK, f"touches at {times}")
+    check(max(b - a for a, b in itertools.pairwise(times)) < 1.1 + SLACK, f"touches at {times}")
 
 
-@scenario("A job acked with others keeps its own receipt: those in one batch are those of the last touches.", "old_receipts")
+@scenario(
+    "A job acked with others keeps its own receipt: those in one batch are those of the last touches.", "old_receipts"
+)
 async def batch_has_new_receipts(s: Stage) -> None:
     for _ in range(4):
         await s.direct.put("q", do({"wait": s.gate("g")}), tries=3)
@@ -391,7 +428,10 @@ async def batch_has_new_receipts(s: Stage) -> None:
     check(sent, "no batch of acks")
 
 
-@scenario("An outage in which the handler ends: the result is sent when the server is back, and the job is done once.", "gives_up_results")
+@scenario(
+    "An outage in which the handler ends: the result is sent when the server is back, and the job is done once.",
+    "gives_up_results",
+)
 async def outage(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 2}), tries=3)
     w = await s.worker(ttr=15, poll=2)

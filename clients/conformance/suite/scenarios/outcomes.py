@@ -10,7 +10,8 @@ from ..stage import SLACK, Stage, Worker, check, do, equal, within
 async def one(s: Stage, body: bytes | str, tries: int = 3, **options: Any) -> tuple[str, Worker]:
     """A job, and a worker that has finished it."""
     job = await s.direct.put("q", body, tries=tries)
-    w = await s.worker(**({"backoff": [60], "poll": 5} | options))
+    given: dict[str, Any] = {"backoff": [60], "poll": 5} | options
+    w = await s.worker(**given)
     await w.finished(job, within=15)
     return job, w
 
@@ -25,8 +26,7 @@ def outcome(w: Worker, job: str) -> str:
 async def returns(s: Stage) -> None:
     job, w = await one(s, "x")
     equal((w.seen("end")[0]["result"], outcome(w, job)), ("ok", "acked"), "result and outcome")
-    (ack,) = s.requests("ack", job)
-    check(ack.query.get("receipt"), "an ack without a receipt")
+    equal([bool(e.query.get("receipt")) for e in s.requests("ack cancel", job)], [True], "acks with a receipt")
     await s.gone("q", job)
 
 
@@ -47,14 +47,20 @@ async def fails_last(s: Stage) -> None:
     equal((await s.state("q", job, "dead"))["reason"], "attempt 1: boom", "reason")
 
 
-@scenario("Panics: as an error, `panic: ` before the text; the stack is logged, the worker goes on.", "dies_of_panic other_reason hides_stack", own=True)
+@scenario(
+    "Panics: as an error, `panic: ` before the text; the stack is logged, the worker goes on.",
+    "dies_of_panic other_reason hides_stack",
+    own=True,
+)
 async def panics(s: Stage) -> None:
     job, w = await one(s, do({"panic": "ouch-4711"}))
     equal((w.seen("end")[0]["result"], outcome(w, job)), ("panic", "released"), "result and outcome")
     found = await s.state("q", job, "delayed")
     equal((found["remain_tries"], found["reason"]), (2, "attempt 1: panic: ouch-4711"), "tries and reason")
     said = s.program.said()
-    check("ouch-4711" in said and (said.count("\n") > 3 or said.count("\\n") > 3), f"no stack in the log: {said[-600:]!r}")
+    check(
+        "ouch-4711" in said and (said.count("\n") > 3 or said.count("\\n") > 3), f"no stack in the log: {said[-600:]!r}"
+    )
     other = await s.direct.put("q", "x")
     equal((await w.finished(other))["outcome"], "acked", "outcome of the next job")
 
@@ -130,7 +136,9 @@ async def time_limit(s: Stage) -> None:
     within(float(s.requests("release", job)[0].query.get("delay", 0)), 54, 66, "delay")
 
 
-@scenario("A handler that passes time_limit and returns without an error within grace has done its job.", "no_time_limit")
+@scenario(
+    "A handler that passes time_limit and returns without an error within grace has done its job.", "no_time_limit"
+)
 async def time_limit_and_done(s: Stage) -> None:
     job, w = await one(s, do({"swallow": True}, {"sleep": 30}), time_limit=1, grace=5)
     equal((w.seen("cancelled")[0]["cause"], outcome(w, job)), ("time_limit", "acked"), "cause and outcome")
@@ -154,7 +162,9 @@ async def time_limit_ignored(s: Stage) -> None:
     equal(len(s.requests("release ack bury", job)), 1, "results")
 
 
-@scenario("A slot is free when the handler returns: the next job begins before the result was sent.", "slot_after_result")
+@scenario(
+    "A slot is free when the handler returns: the next job begins before the result was sent.", "slot_after_result"
+)
 async def slot_is_free(s: Stage) -> None:
     from ..proxy import delayed
 
@@ -167,9 +177,12 @@ async def slot_is_free(s: Stage) -> None:
     within(b["_at"] - a["_at"], 0, 1.5, "seconds between the two jobs while the first ack hangs")
 
 
-@scenario("The attempt is one more than the number in the reason; it is read when a handler failed or asks.", "looks_at_each_job other_attempt")
+@scenario(
+    "The attempt is one more than the number in the reason; it is read when a handler failed or asks.",
+    "looks_at_each_job other_attempt",
+)
 async def attempt(s: Stage) -> None:
-    plain, w = await one(s, "x")
+    _plain, w = await one(s, "x")
     equal(s.requests("get"), [], "looks at a job that went well")
     asked = await s.direct.put("q", do({"attempt": True}), tries=5)
     equal((await w.event("attempt", job_id=asked))["attempt"], 1, "the first attempt")

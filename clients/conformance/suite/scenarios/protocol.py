@@ -40,14 +40,28 @@ async def events(s: Stage) -> None:
             missing = (fields | {"worker", "at"}) - event.keys()
             check(not missing, f"an event without {missing}: {event}")
         check(w.seen(name), f"no event {name}")
-    job_fields = {"job_id", "queue", "namespace", "data", "remain_tries", "ttl", "elapsed_ms", "attributes", "traceparent"}
+    job_fields = {
+        "job_id",
+        "queue",
+        "namespace",
+        "data",
+        "remain_tries",
+        "ttl",
+        "elapsed_ms",
+        "attributes",
+        "traceparent",
+    }
     missing = job_fields - w.seen("start")[0]["job"].keys()
     check(not missing, f"a job without {missing}")
 
 
 @scenario("What a program cannot do is answered with an error, and it goes on.", "dies_of_nonsense", own=True)
 async def nonsense(s: Stage) -> None:
-    for op, fields in (("no_such_op", {}), ("size", {"client": "nobody", "queue": "q"}), ("publish", {"client": "nobody"})):
+    for op, fields in (
+        ("no_such_op", {}),
+        ("size", {"client": "nobody", "queue": "q"}),
+        ("publish", {"client": "nobody"}),
+    ):
         try:
             await s.program.call(op, **fields)
         except Refused:

@@ -1,6 +1,8 @@
 """What a client repeats, how soon, and what never."""
 
 import asyncio
+import itertools
+from functools import partial
 from typing import Any
 
 from ..proxy import Action, answers, dropped, never, never_after, reset_after, reset_before, reset_within
@@ -9,11 +11,12 @@ from ..stage import SLACK, Client, Stage, body, check, equal, within
 
 
 @scenario(
-    "Each publish carries an Idempotency-Key, the caller's or a random one, the same at each repeat.", "no_key key_each_repeat key_for_all"
+    "Each publish carries an Idempotency-Key, the caller's or a random one, the same at each repeat.",
+    "no_key key_each_repeat key_for_all",
 )
 async def idempotency(s: Stage) -> None:
     c = await s.client()
-    keys = []
+    keys: list[str | None] = []
     for op, fields in (("publish", {"data": b"x"}), ("publish_many", {"jobs": [{"data": ""}]})) * 2:
         s.proxy.rule(op, answers(502))
         s.proxy.rule(op, reset_after)
@@ -75,7 +78,9 @@ async def all_repeated(s: Stage, fault: Action, *, timeout: float = 10, done_bef
         equal((len(sent), len(rule.seen)), (2, 1), f"requests of {op}, and of those that failed")
         equal(sent[0].request.target, sent[1].request.target, f"the request of {op} and its repeat")
         equal(sent[0].request.body, sent[1].request.body, f"the body of {op} and of its repeat")
-    equal([body(job) for job in await s.direct.jobs("many", "ready")], [b"\0", b"\1"], "what publish_many has published")
+    equal(
+        [body(job) for job in await s.direct.jobs("many", "ready")], [b"\0", b"\1"], "what publish_many has published"
+    )
     equal(len(await s.direct.jobs("q", "ready")), 1, "what publish has published")
     equal(len(await s.direct.jobs("held", "running")), 2 if timeout < 10 else 0, "jobs that were not acked")
 
@@ -172,9 +177,15 @@ async def every_call_after_503(s: Stage) -> None:
     await every_call(s, answers(503, {"error": "the server is shutting down"}), 0.04)
 
 
-@scenario("After 429, which has done nothing, every call is repeated, not before Retry-After.", "no_repeats ignores_retry_after", seconds=60)
+@scenario(
+    "After 429, which has done nothing, every call is repeated, not before Retry-After.",
+    "no_repeats ignores_retry_after",
+    seconds=60,
+)
 async def every_call_after_429(s: Stage) -> None:
-    await every_call(s, answers(429, {"msg": "token(..) produce reach the limit rate, please retry later"}, Retry_After="1"), 1.0)
+    await every_call(
+        s, answers(429, {"msg": "token(..) produce reach the limit rate, please retry later"}, Retry_After="1"), 1.0
+    )
 
 
 @scenario("After 409 `under way` a publish is repeated, not before Retry-After.", "no_repeats ignores_retry_after")
@@ -196,7 +207,9 @@ NEVER: dict[str, dict[str, Any]] = {
 
 
 @scenario(
-    "Never repeated otherwise: consume, respawning or deleting the oldest, destroy.", "repeats_consume repeats_destroy", seconds=90
+    "Never repeated otherwise: consume, respawning or deleting the oldest, destroy.",
+    "repeats_consume repeats_destroy",
+    seconds=90,
 )
 async def never_repeated(s: Stage) -> None:
     c = await s.client(timeout=3)
@@ -220,11 +233,13 @@ async def gaps(s: Stage, c: Client) -> list[float]:
     before = len(s.proxy.exchanges)
     await c.refused("publish", queue="q", data=b"x")
     sent = s.proxy.exchanges[before:]
-    return [later.at - (sooner.answered_at or 0) for sooner, later in zip(sent, sent[1:], strict=False)]
+    return [later.at - (sooner.answered_at or 0) for sooner, later in itertools.pairwise(sent)]
 
 
 @scenario(
-    "Between two there is a pause, random between half and all of 0.1 s · 2ⁿ, 5 s at most.", "no_pause long_pause", seconds=60
+    "Between two there is a pause, random between half and all of 0.1 s · 2ⁿ, 5 s at most.",
+    "no_pause long_pause",
+    seconds=60,
 )
 async def pauses_grow(s: Stage) -> None:
     c = await s.client(retry_for=22)
@@ -274,22 +289,34 @@ async def bounds(s: Stage) -> None:
     sent = s.proxy.seen("publish")
     check(2 <= len(sent) <= 4, f"{len(sent)} requests")
     for exchange in sent:
-        await s.until(lambda e=exchange: e.ended_at, "the end of a request that got no answer")
-        within((exchange.ended_at or 0) - exchange.at, 0.0 if exchange is sent[-1] else 0.4, 1 + SLACK, "seconds of a request")
+        await s.until(partial(getattr, exchange, "ended_at"), "the end of a request that got no answer")
+        within(
+            (exchange.ended_at or 0) - exchange.at,
+            0.0 if exchange is sent[-1] else 0.4,
+            1 + SLACK,
+            "seconds of a request",
+        )
     equal((error["status"], error["retryable"]), (None, True), "status and retryable")
 
 
 @scenario("`retry_for` 0 is off.", "always_repeats")
 async def off(s: Stage) -> None:
     c = await s.client(retry_for=0)
-    for fault, kind in ((reset_before, "network"), (answers(503, {"error": "x"}), "unavailable"), (answers(500, {"error": "x"}), "server")):
+    for fault, kind in (
+        (reset_before, "network"),
+        (answers(503, {"error": "x"}), "unavailable"),
+        (answers(500, {"error": "x"}), "server"),
+    ):
         before = len(s.proxy.exchanges)
         s.proxy.rule("publish", fault)
         await c.refused("publish", kind, queue="q", data=b"x")
         equal(len(s.proxy.exchanges) - before, 1, "requests")
 
 
-@scenario("`retry_for` is 540 s at most: beyond ten minutes the server has forgotten the Idempotency-Key.", "unbounded_retry_for")
+@scenario(
+    "`retry_for` is 540 s at most: beyond ten minutes the server has forgotten the Idempotency-Key.",
+    "unbounded_retry_for",
+)
 async def at_most(s: Stage) -> None:
     from ..program import Refused
 

@@ -16,13 +16,21 @@ NOW = 1_795_315_200
 BODY = b'{"n": 1}\r\n\xff\x00'
 
 
-def sign(body: bytes = BODY, secret: str = SECRET, stamp: int | str = NOW, name: str = "01M80D5J4VCPC2AJTPM8000000") -> dict[str, str]:
+def sign(
+    body: bytes = BODY, secret: str = SECRET, stamp: int | str = NOW, name: str = "01M80D5J4VCPC2AJTPM8000000"
+) -> dict[str, str]:
     key = base64.b64decode(secret.removeprefix("whsec_"))
     mac = hmac.new(key, f"{name}.{stamp}.".encode() + body, hashlib.sha256).digest()
-    return {"webhook-id": name, "webhook-timestamp": str(stamp), "webhook-signature": "v1," + base64.b64encode(mac).decode()}
+    return {
+        "webhook-id": name,
+        "webhook-timestamp": str(stamp),
+        "webhook-signature": "v1," + base64.b64encode(mac).decode(),
+    }
 
 
-async def verify(s: Stage, headers: dict[str, str], *, secrets: Any = (SECRET,), body: bytes = BODY, now: float = NOW) -> None:
+async def verify(
+    s: Stage, headers: dict[str, str], *, secrets: Any = (SECRET,), body: bytes = BODY, now: float = NOW
+) -> None:
     await s.program.call("verify", secrets=list(secrets), headers=headers, data=data(body), now=int(now * 1000))
 
 

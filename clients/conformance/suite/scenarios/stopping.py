@@ -24,7 +24,9 @@ async def stop_while_parked(s: Stage, number: int) -> None:
     equal((await s.state("q", job, "ready"))["remain_tries"], 3, "tries of a job that came after it")
 
 
-@scenario("SIGTERM: no poll any more, and the parked one is closed; exit code 0.", "keeps_poll_parked polls_on", own=True)
+@scenario(
+    "SIGTERM: no poll any more, and the parked one is closed; exit code 0.", "keeps_poll_parked polls_on", own=True
+)
 async def sigterm(s: Stage) -> None:
     await stop_while_parked(s, signal.SIGTERM)
 
@@ -52,7 +54,9 @@ async def late_answer(s: Stage) -> None:
     job = await s.direct.put("q", "x", tries=3)
     rule = s.proxy.rule("consume", trickled(8, 0.25))
     w = await s.worker(ttr=30)
-    poll: Exchange = await s.until(lambda: rule.seen and rule.seen[0].answered_at and rule.seen[0], "the head of the answer")
+    poll: Exchange = await s.until(
+        lambda: rule.seen and rule.seen[0].answered_at and rule.seen[0], "the head of the answer"
+    )
     await asyncio.sleep(0.3)
     check(poll.ended_at is None, "the answer has broken off")
     check(await w.stop(), "the worker has not ended clean")
@@ -62,7 +66,11 @@ async def late_answer(s: Stage) -> None:
     equal([e.query.get("spend") for e in s.requests("release", job)], ["0"], "releases")
 
 
-@scenario("Handlers go on for drain, and are not cancelled; their acks are sent; exit code 0.", "cancels_at_once kills_at_once", own=True)
+@scenario(
+    "Handlers go on for drain, and are not cancelled; their acks are sent; exit code 0.",
+    "cancels_at_once kills_at_once",
+    own=True,
+)
 async def drain(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 2}), tries=3)
     w = await s.worker(drain=20, grace=5)
@@ -93,7 +101,9 @@ async def no_poll_in_drain(s: Stage) -> None:
     await s.gone("q", job)
 
 
-@scenario("A handler that fails while the worker drains, and was not cancelled, has failed as always.", "forgives_in_drain")
+@scenario(
+    "A handler that fails while the worker drains, and was not cancelled, has failed as always.", "forgives_in_drain"
+)
 async def fails_in_drain(s: Stage) -> None:
     job = await s.direct.put("q", do({"wait": s.gate("g")}, {"fail": "boom"}), tries=3)
     w = await s.worker(drain=20, backoff=[60])
@@ -106,7 +116,10 @@ async def fails_in_drain(s: Stage) -> None:
     equal((found["remain_tries"], found["reason"]), (2, "attempt 1: boom"), "tries and reason")
 
 
-@scenario("After drain handlers are cancelled; one that returns an error: release at once, the try given back, no reason.", "spends_in_drain cancels_at_once")
+@scenario(
+    "After drain handlers are cancelled; one that returns an error: release at once, the try given back, no reason.",
+    "spends_in_drain cancels_at_once",
+)
 async def cancelled_by_drain(s: Stage) -> None:
     job = await s.direct.put("q", do({"sleep": 60}), tries=3)
     w = await s.worker(drain=1, grace=10)
@@ -128,11 +141,18 @@ async def done_after_drain(s: Stage) -> None:
     w = await s.worker(drain=0.3, grace=10)
     await w.started(job)
     check(await w.stop(), "the worker has not ended clean")
-    equal((w.seen("cancelled")[0]["cause"], [e["outcome"] for e in w.seen("hook", name="finish")]), ("drain", ["acked"]), "cause, outcomes")
+    equal(
+        (w.seen("cancelled")[0]["cause"], [e["outcome"] for e in w.seen("hook", name="finish")]),
+        ("drain", ["acked"]),
+        "cause, outcomes",
+    )
     await s.gone("q", job)
 
 
-@scenario("One that has not returned when grace ends: release at once, the try given back; `run` returns an error.", "waits_for_ever clean_lie")
+@scenario(
+    "One that has not returned when grace ends: release at once, the try given back; `run` returns an error.",
+    "waits_for_ever clean_lie",
+)
 async def grace_ends(s: Stage) -> None:
     job = await s.direct.put("q", do({"ignore": 12}), tries=3)
     w = await s.worker(drain=0.5, grace=1)

@@ -1,6 +1,7 @@
 """What a worker asks for, how often, and when it gives up."""
 
 import asyncio
+import itertools
 from typing import Any
 
 from ..program import Refused
@@ -99,7 +100,7 @@ async def one_poll(s: Stage) -> None:
     await w.event("end")
     await s.request("consume", 6)
     polls = s.proxy.seen("consume")
-    for sooner, later in zip(polls, polls[1:], strict=False):
+    for sooner, later in itertools.pairwise(polls):
         check(not sooner.open and later.at >= (sooner.answered_at or 0), "two polls are open at a time")
     await asyncio.sleep(0.3)
     check(len(s.proxy.connections) <= 2, f"{len(s.proxy.connections)} connections: one waits, and one has acked")
@@ -111,7 +112,7 @@ async def next_at_once(s: Stage) -> None:
     await s.worker(poll=1)
     await s.request("consume", 5)
     polls = s.proxy.seen("consume")
-    gaps = [later.at - (sooner.answered_at or 0) for sooner, later in zip(polls, polls[1:], strict=False)]
+    gaps = [later.at - (sooner.answered_at or 0) for sooner, later in itertools.pairwise(polls)]
     # A machine that is busy may be late once, not each time.
     check(sorted(gaps)[1] < 0.3, f"the pauses between polls: {gaps}")
     equal({e.query.get("timeout") for e in polls}, {"1"}, "timeout")
@@ -126,12 +127,14 @@ async def empty_at_once(s: Stage) -> None:
     await s.worker(poll=4)
     await s.request("consume", 6, within=15)
     polls = s.proxy.seen("consume")
-    gaps = [later.at - (sooner.answered_at or 0) for sooner, later in zip(polls, polls[1:], strict=False)]
+    gaps = [later.at - (sooner.answered_at or 0) for sooner, later in itertools.pairwise(polls)]
     for n, gap in enumerate(gaps[:5]):
         within(gap, 0.1 * 2**n / 2 - 0.005, 0.1 * 2**n + SLACK, f"pause {n} of {gaps}")
 
 
-@scenario("After a failure: pauses as for repeats; after the first answer that works they are forgotten.", "polls_in_a_loop")
+@scenario(
+    "After a failure: pauses as for repeats; after the first answer that works they are forgotten.", "polls_in_a_loop"
+)
 async def pauses(s: Stage) -> None:
     s.proxy.rule("consume", answers(502), times=2)
     s.proxy.rule("consume", reset_before, times=2)
@@ -153,7 +156,12 @@ async def pauses(s: Stage) -> None:
     at = s.proxy.seen("consume").index(failed_again)
     again = await s.request("consume", at + 2)
     check(count <= at + 1, "polls went on")
-    within(again.at - (failed_again.answered_at or 0), 0.045, 0.1 + SLACK, "the pause after a poll that worked and one that failed")
+    within(
+        again.at - (failed_again.answered_at or 0),
+        0.045,
+        0.1 + SLACK,
+        "the pause after a poll that worked and one that failed",
+    )
 
 
 @scenario("After a failure a poll honours Retry-After.", "ignores_retry_after")
@@ -177,7 +185,9 @@ async def late_poll(s: Stage) -> None:
 
 def fatal(name: str, sentence: str, status: int, answer: Any, kind: str) -> None:
     async def play(s: Stage) -> None:
-        s.proxy.rule("consume", EMPTY if status == 0 else answers(status, answer if answer is not None else without_receipt(s)))
+        s.proxy.rule(
+            "consume", EMPTY if status == 0 else answers(status, answer if answer is not None else without_receipt(s))
+        )
         w = await s.worker(poll=1)
         event = await w.event("stopped")
         check(event["error"], f"the worker has ended without an error: {event}")
@@ -194,14 +204,31 @@ def fatal(name: str, sentence: str, status: int, answer: Any, kind: str) -> None
 fatal("ends_at_400", "400 ends the worker with that error.", 400, {"error": "too many queues"}, "invalid")
 fatal("ends_at_401", "401 ends the worker with that error.", 401, {"error": "invalid token"}, "unauthorized")
 fatal("ends_at_403", "403 ends the worker with that error.", 403, {"error": "no"}, "forbidden")
-fatal("ends_at_404", "A 404 that is not `no job available` ends the worker with that error.", 404, {"error": "pool not found"}, "not_found")
+fatal(
+    "ends_at_404",
+    "A 404 that is not `no job available` ends the worker with that error.",
+    404,
+    {"error": "pool not found"},
+    "not_found",
+)
 fatal("ends_at_old_server", "404 `api not found` ends the worker.", 404, {"error": "api not found"}, "unsupported")
 fatal("ends_without_receipt", "A job without a receipt ends the worker.", 200, None, "unsupported")
 
 
-@scenario("`backoff`: 5 s, 30 s, 5 min, 30 min, 2 h after the 1st, 2nd … failure, the last repeats, each ±10 %.", "other_backoff")
+@scenario(
+    "`backoff`: 5 s, 30 s, 5 min, 30 min, 2 h after the 1st, 2nd … failure, the last repeats, each ±10 %.",
+    "other_backoff",
+)
 async def default_backoff(s: Stage) -> None:
-    told = {"": 5, "the mail server is away": 5, "attempt 1: a": 30, "attempt 2: b": 300, "attempt 3: c": 1800, "attempt 4: d": 7200, "attempt 9: e": 7200}
+    told = {
+        "": 5,
+        "the mail server is away": 5,
+        "attempt 1: a": 30,
+        "attempt 2: b": 300,
+        "attempt 3: c": 1800,
+        "attempt 4: d": 7200,
+        "attempt 9: e": 7200,
+    }
     jobs: dict[str, tuple[str, int]] = {}
     for number, (reason, delay) in enumerate(told.items()):
         job = await s.direct.put(f"q{number}", do({"fail": "boom"}), tries=9)
@@ -221,7 +248,9 @@ async def default_backoff(s: Stage) -> None:
     check(delays[0] != delays[1], "the back-off is not spread")
 
 
-@scenario("`backoff` is a list; the last repeats; a try is spent each time; with none left the job is dead.", "other_backoff")
+@scenario(
+    "`backoff` is a list; the last repeats; a try is spent each time; with none left the job is dead.", "other_backoff"
+)
 async def own_backoff(s: Stage) -> None:
     job = await s.direct.put("q", do({"fail": "boom"}), tries=4)
     w = await s.worker(backoff=[0.3, 1], poll=2)
