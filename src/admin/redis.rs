@@ -4,6 +4,9 @@
 //! `dormouse/quotas` hash `pool/ns` → JSON of the quota, and a field without a name that changes with every change;
 //! `l/{pool}/{ns}/{token}/r` and `/w` counters that expire with the interval.
 //!
+//! In a cluster a namespace's are in one slot of [`Tables`], and the keys begin with its tag. Of the hashes of limits and
+//! quotas each part has its own.
+//!
 //! What requests wait for (looking a token up, counting) goes over one connection on which calls are pipelined, so
 //! nobody waits for somebody else's answer. What operators ask for goes the same way. A hash is read
 //! in steps: a Redis that reads all limits of a large fleet at once serves nobody else meanwhile.
@@ -15,20 +18,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use redis::{Cmd, FromRedisValue};
-use tokio::time::sleep;
+use redis::Cmd;
 
 use super::{AdminStore, Count, Direction, Limit, Scope, TokenKey, TokenRecord, Version};
 use crate::clock::Millis;
 use crate::engine::Quota;
-use crate::engine::redis::OLDEST;
 use crate::engine::redis::RedisAddress;
-use crate::engine::redis::connection::connector::Connector;
-use crate::engine::redis::connection::fault::Outcome;
-use crate::engine::redis::connection::shared::SharedConnection;
-use crate::engine::redis::connection::status::Connections;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
-use crate::engine::redis::verbs::check;
+use crate::engine::redis::tables::Tables;
+use crate::engine::together;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Token};
 use crate::outage::Outage;
@@ -40,22 +38,13 @@ const LIMITS: &str = "__throttler_keys__";
 const SECRET: &str = "dormouse/secret";
 /// The hash of all quotas. The field without a name changes with every change.
 const QUOTAS: &str = "dormouse/quotas";
-/// How long a new store waits for its connection. A busy machine needs some of it.
-const FIRST_CONNECTION: Duration = Duration::from_secs(5);
-/// How long a check of a Redis that answers waits for the shared connection, if that is down.
-const CONNECTION_WAIT: Duration = Duration::from_millis(500);
-/// How often it is looked whether the Redis is still the master. One that has become a replica answers reads as before,
-/// and tokens are hardly ever written: the first to write one would get an error.
-const LOOK: Duration = Duration::from_secs(1);
 /// About how many fields of a hash are read in one step: half a millisecond of the Redis.
 pub(crate) const SCAN_STEP: usize = 1000;
 
 /// The admin store of a fleet.
 #[derive(Debug)]
 pub struct RedisAdmin {
-    shared: SharedConnection,
-    /// The shared connection's.
-    connections: Arc<Connections>,
+    tables: Tables,
     scripts: Scripts,
     /// A limit that cannot be read was met, and the log says so.
     unreadable: AtomicBool,
@@ -63,49 +52,52 @@ pub struct RedisAdmin {
 
 impl RedisAdmin {
     /// Connects. `Away` or `Refused` when the Redis cannot be used now; once connected, the store outlives any
-    /// outage. One of `tasks` keeps its connection until they are stopped.
-    pub async fn connect(address: &RedisAddress, outage: Arc<Outage>, tasks: &Tasks) -> Result<RedisAdmin> {
-        let connector = Arc::new(Connector::new(address)?);
-        check::usable(&mut connector.connect().await?, OLDEST, false).await?;
-        let name = Arc::from("of tokens and limits");
-        let connections = Connections::new(name, connector, outage, tasks.stopping().clone());
-        let (shared, keep) = SharedConnection::new(connections.clone());
-        tasks.spawn_essential("the connection of tokens and limits", keep);
-        let (look, stop) = (shared.clone(), tasks.stopping().clone());
-        tasks.spawn_essential("the look for the master of tokens and limits", async move {
-            let looks = async {
-                loop {
-                    sleep(LOOK).await;
-                    // A refusal says that another is the master now, or is for those to tell who write.
-                    let _: Outcome<u64> = look.query(&check::empty_write()).await;
-                }
-            };
-            stop.run_until_cancelled(looks).await;
-        });
-        // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
-        let _ = connections.all_up(FIRST_CONNECTION).await;
-        let (scripts, unreadable) = (Scripts::default(), AtomicBool::new(false));
-        Ok(RedisAdmin { shared, connections, scripts, unreadable })
+    /// outage. One of `tasks` keeps its connection until they are stopped. In a cluster its keys begin with `prefix`.
+    pub async fn connect(
+        address: &RedisAddress,
+        prefix: &str,
+        outage: Arc<Outage>,
+        tasks: &Tasks,
+    ) -> Result<RedisAdmin> {
+        let tables = Tables::open(address, prefix, outage, tasks).await?;
+        Ok(RedisAdmin { tables, scripts: Scripts::default(), unreadable: AtomicBool::new(false) })
     }
 
     /// Waits until a task has died that the store cannot do without, and says which.
     pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
-        let failure = self.connections.connector.failure().clone();
-        async move { failure.reported().await.to_owned() }
+        self.tables.failed()
     }
 
-    /// The connection, for what else is kept in that Redis.
-    pub fn connection(&self) -> SharedConnection {
-        self.shared.clone()
+    /// Where else is kept what servers share.
+    pub(crate) fn tables(&self) -> Tables {
+        self.tables.clone()
     }
 
-    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
-        Ok(self.shared.run(script, call).await?)
+    fn part_of(&self, scope: &Scope) -> u16 {
+        self.tables.part_of(&scope.pool, &scope.namespace)
     }
 
-    /// Reads a whole hash, step by step. A field that changes meanwhile may be met twice.
-    async fn scan(&self, key: &str, each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
-        Ok(self.shared.scan(key, SCAN_STEP, each).await?)
+    /// A command to the hash of a namespace's tokens, limits or quotas: the key follows its name.
+    fn cmd(&self, name: &str, scope: &Scope, key: impl std::fmt::Display) -> (u16, Cmd) {
+        let part = self.part_of(scope);
+        let mut cmd = redis::cmd(name);
+        cmd.arg(self.tables.key(part, key));
+        (part, cmd)
+    }
+
+    /// The beginning of a call about a token and its limit.
+    fn call_of_token(&self, script: &Script, key: &TokenKey) -> (u16, Cmd) {
+        let part = self.part_of(&key.scope);
+        let keys = [tokens_key(&key.scope), LIMITS.to_owned()].map(|of| self.tables.key(part, of));
+        (part, self.tables.call(script, part, keys))
+    }
+
+    /// Reads a hash of all parts, step by step. A field that changes meanwhile may be met twice.
+    async fn scan_all(&self, key: &str, mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send) -> Result<()> {
+        for part in self.tables.parts() {
+            self.tables.scan(part, &self.tables.key(part, key), SCAN_STEP, &mut each).await?;
+        }
+        Ok(())
     }
 }
 
@@ -142,23 +134,33 @@ fn encode(limit: Limit) -> Result<String> {
     serde_json::to_string(&limit).map_err(Error::refused)
 }
 
+/// The version of a table that counts its changes in the field without a name. Each part counts its own, and none ever
+/// goes back, so their sum tells of every change.
+pub(crate) async fn version_of(tables: &Tables, key: &str) -> Result<Version> {
+    let parts = together::try_all(tables.parts().map(|part| async move {
+        let mut cmd = redis::cmd("HGET");
+        cmd.arg(tables.key(part, key)).arg("");
+        tables.query::<Option<Version>>(part, &cmd).await
+    }));
+    Ok(parts.await?.into_iter().flatten().fold(0, Version::wrapping_add))
+}
+
 #[async_trait]
 impl AdminStore for RedisAdmin {
     async fn tokens(&self, scope: &Scope) -> Result<BTreeMap<String, String>> {
         let mut tokens = BTreeMap::new();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        self.scan(&tokens_key(scope), |token, description| {
-            tokens.insert(text(token), text(description));
-        })
-        .await?;
+        let part = self.part_of(scope);
+        let each = |token, description| drop(tokens.insert(text(token), text(description)));
+        self.tables.scan(part, &self.tables.key(part, tokens_key(scope)), SCAN_STEP, each).await?;
         Ok(tokens)
     }
 
     async fn look_up(&self, key: &TokenKey) -> Result<TokenRecord> {
         let script = &self.scripts.look_up_token;
-        let mut call = script.call(2);
-        call.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
-        let (exists, limit): (bool, Option<Vec<u8>>) = self.run(script, &call).await?;
+        let (part, mut call) = self.call_of_token(script, key);
+        call.arg(key.token.reveal()).arg(limit_field(key));
+        let (exists, limit): (bool, Option<Vec<u8>>) = self.tables.run(part, script, &call).await?;
         let limit = limit.and_then(|text| {
             let limit = serde_json::from_slice(&text).ok();
             // The token is a secret, so which one it is cannot be said.
@@ -171,23 +173,23 @@ impl AdminStore for RedisAdmin {
     }
 
     async fn add_token(&self, key: &TokenKey, description: &str) -> Result<bool> {
-        let mut cmd = redis::cmd("HSETNX");
-        cmd.arg(tokens_key(&key.scope)).arg(key.token.reveal()).arg(description);
-        Ok(self.shared.query(&cmd).await?)
+        let (part, mut cmd) = self.cmd("HSETNX", &key.scope, tokens_key(&key.scope));
+        cmd.arg(key.token.reveal()).arg(description);
+        Ok(self.tables.query(part, &cmd).await?)
     }
 
     async fn remove_token(&self, key: &TokenKey) -> Result<()> {
         let script = &self.scripts.remove_token;
-        let mut cmd = script.call(2);
-        cmd.arg(tokens_key(&key.scope)).arg(LIMITS).arg(key.token.reveal()).arg(limit_field(key));
-        let _: u64 = self.shared.run(script, &cmd).await?;
+        let (part, mut call) = self.call_of_token(script, key);
+        call.arg(key.token.reveal()).arg(limit_field(key));
+        let _: u64 = self.tables.run(part, script, &call).await?;
         Ok(())
     }
 
     async fn limits(&self) -> Result<Vec<(TokenKey, Limit)>> {
         let mut limits = BTreeMap::new();
         let mut unreadable = 0;
-        self.scan(LIMITS, |field, limit| {
+        self.scan_all(LIMITS, |field, limit| {
             let key = std::str::from_utf8(&field).ok().and_then(parse_limit_field);
             match (key, serde_json::from_slice::<Limit>(&limit)) {
                 (Some(key), Ok(limit)) => drop(limits.insert(key, limit)),
@@ -203,20 +205,21 @@ impl AdminStore for RedisAdmin {
     }
 
     async fn add_limit(&self, key: &TokenKey, limit: Limit) -> Result<bool> {
-        let mut cmd = redis::cmd("HSETNX");
-        cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        Ok(self.shared.query(&cmd).await?)
+        let (part, mut cmd) = self.cmd("HSETNX", &key.scope, LIMITS);
+        cmd.arg(limit_field(key)).arg(encode(limit)?);
+        Ok(self.tables.query(part, &cmd).await?)
     }
 
     async fn set_limit(&self, key: &TokenKey, limit: Limit) -> Result<()> {
-        let mut cmd = redis::cmd("HSET");
-        cmd.arg(LIMITS).arg(limit_field(key)).arg(encode(limit)?);
-        let _: u64 = self.shared.query(&cmd).await?;
+        let (part, mut cmd) = self.cmd("HSET", &key.scope, LIMITS);
+        cmd.arg(limit_field(key)).arg(encode(limit)?);
+        let _: u64 = self.tables.query(part, &cmd).await?;
         Ok(())
     }
 
     async fn remove_limit(&self, key: &TokenKey) -> Result<()> {
-        let _: u64 = self.shared.query(redis::cmd("HDEL").arg(LIMITS).arg(limit_field(key))).await?;
+        let (part, mut cmd) = self.cmd("HDEL", &key.scope, LIMITS);
+        let _: u64 = self.tables.query(part, cmd.arg(limit_field(key))).await?;
         Ok(())
     }
 
@@ -228,11 +231,12 @@ impl AdminStore for RedisAdmin {
         interval: Duration,
     ) -> Result<Count> {
         let script = &self.scripts.count;
-        let mut call = script.call(1);
+        let part = self.part_of(&key.scope);
+        let mut call = self.tables.call(script, part, [self.tables.key(part, counter_key(key, direction))]);
         // Beyond a century Redis might refuse it, and nobody would notice the difference.
         let millis = interval.min(Duration::from_secs(100 * 366 * 86_400)).as_millis().max(1) as u64;
-        call.arg(counter_key(key, direction)).arg(most).arg(millis);
-        let ends: i64 = self.run(script, &call).await?;
+        call.arg(most).arg(millis);
+        let ends: i64 = self.tables.run(part, script, &call).await?;
         Ok(match Millis::try_from(ends) {
             Ok(ends) if ends > 0 => Count::Counted(ends),
             _ => Count::Full(Duration::from_millis(ends.unsigned_abs().max(1))),
@@ -241,23 +245,23 @@ impl AdminStore for RedisAdmin {
 
     async fn uncount(&self, key: &TokenKey, direction: Direction, ends: Millis) -> Result<()> {
         let script = &self.scripts.uncount;
-        let mut call = script.call(1);
-        call.arg(counter_key(key, direction)).arg(ends);
-        let _: i64 = self.run(script, &call).await?;
+        let part = self.part_of(&key.scope);
+        let mut call = self.tables.call(script, part, [self.tables.key(part, counter_key(key, direction))]);
+        let _: i64 = self.tables.run(part, script, call.arg(ends)).await?;
         Ok(())
     }
 
     async fn secret(&self, new: &[u8]) -> Result<Bytes> {
         let mut both = redis::pipe();
-        both.cmd("SET").arg(SECRET).arg(new).arg("NX").ignore().cmd("GET").arg(SECRET);
-        let (stored,): (Vec<u8>,) = self.shared.query_all(&both).await?;
+        let key = self.tables.key(0, SECRET);
+        both.cmd("SET").arg(&key).arg(new).arg("NX").ignore().cmd("GET").arg(&key);
+        let (stored,): (Vec<u8>,) = self.tables.query_all(0, &both).await?;
         Ok(stored.into())
     }
 
     async fn quotas(&self, known: Option<Version>) -> Result<Option<(Version, Vec<(Scope, Quota)>)>> {
         // Read before the quotas: what changes meanwhile is read again next time.
-        let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(QUOTAS).arg("")).await?;
-        let version = version.unwrap_or(0);
+        let version = version_of(&self.tables, QUOTAS).await?;
         if known == Some(version) {
             return Ok(None);
         }
@@ -265,7 +269,7 @@ impl AdminStore for RedisAdmin {
             return Ok(Some((version, Vec::new()))); // nobody has ever set one
         }
         let (mut all, mut unreadable) = (BTreeMap::new(), 0);
-        self.scan(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
+        self.scan_all(QUOTAS, |field, quota| match (parse_scope(&field), serde_json::from_slice(&quota)) {
             (Some(scope), Ok(quota)) => drop(all.insert(scope, quota)),
             _ => unreadable += usize::from(!field.is_empty()),
         })
@@ -278,23 +282,23 @@ impl AdminStore for RedisAdmin {
 
     async fn quota(&self, scope: &Scope) -> Result<Option<Quota>> {
         let field = format!("{}/{}", scope.pool, scope.namespace);
-        let quota: Option<Vec<u8>> = self.shared.query(redis::cmd("HGET").arg(QUOTAS).arg(field)).await?;
+        let (part, mut cmd) = self.cmd("HGET", scope, QUOTAS);
+        let quota: Option<Vec<u8>> = self.tables.query(part, cmd.arg(field)).await?;
         quota.map(|quota| serde_json::from_slice(&quota).map_err(Error::corrupt)).transpose()
     }
 
     async fn put_quota(&self, scope: &Scope, quota: Option<Quota>, if_none: bool) -> Result<bool> {
         let script = &self.scripts.put_quota;
         let value = quota.map(|quota| serde_json::to_string(&quota).map_err(Error::refused)).transpose()?;
-        let mut call = script.call(1);
-        call.arg(QUOTAS).arg(format!("{}/{}", scope.pool, scope.namespace));
+        let part = self.part_of(scope);
+        let mut call = self.tables.call(script, part, [self.tables.key(part, QUOTAS)]);
+        call.arg(format!("{}/{}", scope.pool, scope.namespace));
         call.arg(value.unwrap_or_default()).arg(u8::from(if_none));
-        self.run(script, &call).await
+        Ok(self.tables.run(part, script, &call).await?)
     }
 
     async fn check(&self) -> Result<()> {
-        let _: String = self.shared.query(&redis::cmd("PING")).await?;
-        self.connections.retry_now();
-        self.connections.all_up(CONNECTION_WAIT).await
+        self.tables.check().await
     }
 }
 

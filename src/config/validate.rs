@@ -111,10 +111,6 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(cluster) = given.get("Cluster").filter(|cluster| !cluster.is_empty()) {
-                    return Err(cluster
-                        .wrong_and_hidden("Cluster belongs to pools; name a Redis of its own with Addr"));
-                }
                 if let Some(layout) =
                     ["Layout", "Partitions", "Prefix"].into_iter().find_map(|key| given.get(key))
                 {
@@ -122,7 +118,7 @@ impl Config {
                 }
                 admin.validate("[AdminRedis]", given)
             }
-            (None, _) if default.path.is_none() => {
+            (None, _) if default.path.is_none() && default.cluster.is_empty() => {
                 err("there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\""
                     .into())
             }

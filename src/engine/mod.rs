@@ -58,6 +58,7 @@ pub mod disk;
 pub mod metered;
 pub mod migration;
 mod next_due;
+pub mod nodes;
 pub mod notifier;
 pub mod observer;
 pub mod redis;

@@ -22,7 +22,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 use self::answer::reply;
 pub use self::answer::room::BodyRoom;
 use self::jobs::{consume, dead_letter, hold, lists, pause, publish};
-use self::operators::{backup, delays, logins, operations, push, quotas, tokens};
+use self::operators::{backup, cluster, delays, logins, operations, push, quotas, tokens};
 pub use self::port::accept::{Bounds, listen, serve};
 use self::port::fast_path::{Api, JOB};
 use self::port::middleware::Observe;
@@ -78,8 +78,8 @@ fn our_routes() -> Router<Arc<AppState>> {
         .route("/ready", probe(get(operations::ready_for_all)))
 }
 
-/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, what falls due when
-/// and the access log ask for one.
+/// The admin port. If accounts are configured, the routes for tokens, limits, quotas, push, what falls due when,
+/// the nodes of a cluster and the access log ask for one.
 pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
     let backups = if names.loopback || names.accounts { get(backup::get) } else { get(backup::refused) };
     let guarded = Router::new()
@@ -106,6 +106,7 @@ pub fn admin(state: Arc<AppState>, names: OwnNames) -> Router {
         .route("/push/{namespace}/{queue}/test", only(post(push::test)))
         .route("/accesslog", only(post(operations::set_access_log)))
         .route("/info/delays", only(get(delays::show)))
+        .route("/cluster", only(get(cluster::show)))
         .route("/backup", only(backups))
         .route_layer(from_fn_with_state(state.clone(), logins::basic_auth));
     let open = Router::new()

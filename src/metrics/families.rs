@@ -19,6 +19,7 @@ const QUEUE: &[&str] = &["pool", "namespace", "queue"];
 const STEP: &[&str] = &["node", "command", "status"];
 const OPERATION: &[&str] = &["pool", "operation"];
 const PORT: &[&str] = &["port"];
+const NODE: &[&str] = &["pool", "node"];
 
 /// Seconds from due to handed over: a millisecond is on time, a day is a queue that nobody consumes.
 const LATENESS: &[f64] = &[
@@ -194,6 +195,50 @@ families! {
         batch_jobs: HistogramVec = "dormouse_batch_jobs", OPERATION, Buckets::Upto(BATCH);
         /// Free bytes on the disk below which publishes are refused.
         disk_min_free: IntGaugeVec = "dormouse_disk_min_free_bytes", POOL;
+    }
+}
+
+families! {
+    /// What is told of pools in a Redis Cluster.
+    ClusterFamilies {
+        /// Partitions of the pool that a node has.
+        partitions: IntGaugeVec = "dormouse_cluster_partitions", NODE;
+        /// Partitions of the pool that cannot be used now, by why.
+        unreachable: IntGaugeVec = "dormouse_cluster_partitions_unreachable", &["pool", "state"];
+        /// Calls that a node refused before it began them, by why; they are sent again.
+        redirections: IntCounterVec = "dormouse_cluster_redirections_total", &["pool", "kind"];
+        /// How far a node's clock is ahead of the median of all nodes, in seconds.
+        clock_difference: GaugeVec = "dormouse_cluster_clock_difference_seconds", NODE;
+    }
+}
+
+/// A gauge of the figures that only one kind of store has. In a cluster each node has its own, with one label more.
+#[derive(Clone, Debug)]
+pub(super) struct Figure {
+    pub(super) of_pool: GaugeVec,
+    pub(super) of_node: GaugeVec,
+}
+
+impl Figure {
+    pub(super) fn declare(name: &str, help: &str) -> prometheus::Result<Figure> {
+        let gauge = |labels| GaugeVec::new(Opts::new(name, help), labels);
+        Ok(Figure { of_pool: gauge(POOL)?, of_node: gauge(NODE)? })
+    }
+
+    pub(super) fn reset(&self) {
+        self.of_pool.reset();
+        self.of_node.reset();
+    }
+}
+
+impl Collector for Figure {
+    fn desc(&self) -> Vec<&Desc> {
+        self.of_pool.desc()
+    }
+
+    /// The registry makes one family of those with one name.
+    fn collect(&self) -> Vec<MetricFamily> {
+        [self.of_pool.collect(), self.of_node.collect()].concat()
     }
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{Encoder, GaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, Registry, TextEncoder};
 
 use self::families::{
-    FIGURES, HttpFamilies, POOL, PoolFamilies, PushFamilies, ScheduleFamilies, ServerFamilies, StoreFamilies,
-    register,
+    ClusterFamilies, FIGURES, Figure, HttpFamilies, PoolFamilies, PushFamilies, ScheduleFamilies,
+    ServerFamilies, StoreFamilies, register,
 };
 pub use self::requests::{Connected, PortMetrics, RouteMetrics, pattern};
 pub use self::schedules::ScheduleMetrics;
@@ -35,7 +35,28 @@ pub struct Metrics {
     pub engine: EngineMetrics,
     schedules: Arc<ScheduleFamilies>,
     /// The gauges for figures of a store's own, by their names.
-    figures: Vec<(&'static str, GaugeVec)>,
+    figures: Vec<(&'static str, Figure)>,
+    clusters: ClusterFamilies,
+}
+
+/// What a scrape shows of a pool in a cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterFigures<'a> {
+    pub nodes: Vec<NodeFigures<'a>>,
+    /// How many partitions cannot be used now, by why.
+    pub unusable: [(&'static str, usize); 3],
+    /// How many calls were refused before they began, by why, since this process began.
+    pub redirections: &'a [(&'static str, u64)],
+}
+
+/// What a scrape shows of a node.
+#[derive(Clone, Debug)]
+pub struct NodeFigures<'a> {
+    pub addr: &'a str,
+    pub partitions: u16,
+    /// How far its clock is ahead of the median, in microseconds.
+    pub clock: Option<i64>,
+    pub gauges: &'a [(&'static str, f64)],
 }
 
 /// What a scrape shows of one queue.
@@ -72,14 +93,14 @@ impl Default for Metrics {
             of_pools: Default::default(),
         };
         let figure = |(name, help): &(&'static str, &str)| {
-            let opts = Opts::new(format!("infra_lmstfy_redis_{name}"), *help);
-            (*name, register(&registry, GaugeVec::new(opts, POOL)))
+            (*name, register(&registry, Figure::declare(&format!("infra_lmstfy_redis_{name}"), help)))
         };
         let figures = FIGURES.iter().map(figure).collect();
         // Fails only when it is registered twice.
         let _ = registry.register(Box::new(ProcessCollector::for_self()));
         let schedules = Arc::new(ScheduleFamilies::register(&registry));
-        Metrics { registry, http, server, engine, schedules, figures }
+        let clusters = ClusterFamilies::register(&registry);
+        Metrics { registry, http, server, engine, schedules, figures, clusters }
     }
 }
 
@@ -147,6 +168,8 @@ impl Metrics {
         stores.oldest_ready.reset();
         stores.timer_overdue.reset();
         self.figures.iter().for_each(|(_, gauge)| gauge.reset());
+        self.clusters.partitions.reset();
+        self.clusters.clock_difference.reset();
     }
 
     /// What a pool's store holds now: jobs with a timer, how long the earliest of them is overdue, and each queue's.
@@ -211,7 +234,32 @@ impl Metrics {
     /// A figure that only one kind of store has: one of those that have a help.
     pub fn store_figure(&self, pool: &PoolName, name: &str, value: f64) {
         if let Some((_, gauge)) = self.figures.iter().find(|(figure, _)| *figure == name) {
-            gauge.with_label_values(&[pool.as_str()]).set(value);
+            gauge.of_pool.with_label_values(&[pool.as_str()]).set(value);
+        }
+    }
+
+    /// What is known of the nodes of a pool in a cluster.
+    pub fn nodes(&self, pool: &PoolName, cluster: &ClusterFigures<'_>) {
+        let (families, pool) = (&self.clusters, pool.as_str());
+        for node in &cluster.nodes {
+            let labels = [pool, node.addr];
+            families.partitions.with_label_values(&labels).set(node.partitions.into());
+            if let Some(micros) = node.clock {
+                families.clock_difference.with_label_values(&labels).set(micros as f64 / 1e6);
+            }
+            for (name, value) in node.gauges {
+                if let Some((_, gauge)) = self.figures.iter().find(|(figure, _)| figure == name) {
+                    gauge.of_node.with_label_values(&labels).set(*value);
+                }
+            }
+        }
+        for (state, partitions) in cluster.unusable {
+            families.unreachable.with_label_values(&[pool, state]).set(partitions as i64);
+        }
+        for (kind, count) in cluster.redirections {
+            // One scrape at a time is written, so nobody else adds meanwhile.
+            let counter = families.redirections.with_label_values(&[pool, kind]);
+            counter.inc_by(count.saturating_sub(counter.get()));
         }
     }
 

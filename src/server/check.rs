@@ -37,7 +37,8 @@ async fn ask(
     pool: &PoolConfig,
 ) -> Result<String, String> {
     let Some(path) = pool.path.clone() else {
-        let layout = (pool.layout() == Layout::Compact).then(|| compact_layout(name, pool));
+        let layout =
+            (pool.layout() == Layout::Compact && !name.is_empty()).then(|| compact_layout(name, pool));
         let asked =
             look_at_redis(&redis_address(pool, tls), layout.as_ref(), !config.allow_unsafe_redis).await;
         let kind = if pool.cluster.is_empty() { "a Redis" } else { "a Redis Cluster" };

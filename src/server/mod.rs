@@ -130,9 +130,12 @@ impl Server {
     pub async fn start(config: Config, options: Options) -> Result<Server, ServerError> {
         let Prepared { keys, push: (guard, client), tls, trusted, zones } = prepare(&config)?;
         let disks = config.pool.values().filter(|pool| pool.path.is_some()).count();
-        let clusters = config.pool.values().filter(|pool| !pool.cluster.is_empty()).count();
+        // Without an [AdminRedis], tokens in the default pool's cluster have connections of their own.
+        let admin =
+            config.admin_redis.as_ref().or(config.pool.get("default").filter(|pool| pool.path.is_none()));
+        let redises = config.pool.values().filter(|pool| pool.path.is_none()).chain(admin);
         // A cluster counts as eight: as many connections as thirty masters have.
-        let redises = config.pool.len() - disks + 7 * clusters + usize::from(config.admin_redis.is_some());
+        let redises = redises.map(|redis| if redis.cluster.is_empty() { 1 } else { 8 }).sum();
         let most = (config.max_connections, MAX_ADMIN_CONNECTIONS, MAX_PUSH_CONNECTIONS);
         let files = OpenFiles::divide(disks, redises, most.0, most.1, most.2).map_err(ServerError::Failed)?;
         let client = client(files.push_connections.max(2));

@@ -123,6 +123,7 @@ pub fn app_state(
             .iter()
             .map(|(name, disk)| (name.clone(), (disk.clone() as Arc<dyn Backup>, Arc::default())))
             .collect(),
+        nodes: stores.nodes.clone(),
         failed_logins: FailedLogins::default(),
         access_log: AtomicBool::new(config.enable_access_log),
         trusted_proxies: trusted,

@@ -18,7 +18,10 @@ use crate::config::{Config, Layout, PoolConfig, Secret, SyncMode};
 use crate::engine::Engine;
 use crate::engine::disk::{DiskEngine, DiskOptions, FORMAT, Sync};
 use crate::engine::metered::Metered;
-use crate::engine::redis::{CompactEngine, CompactLayout, RedisAddress, RedisEngine, Unsafe, check_safety};
+use crate::engine::nodes::Nodes;
+use crate::engine::redis::{
+    CompactEngine, CompactLayout, RedisAddress, RedisEngine, Unsafe, check_safety, look,
+};
 use crate::error::Error;
 use crate::metrics::Metrics;
 use crate::name::PoolName;
@@ -34,11 +37,17 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// What a ready job takes in memory, in bytes, without its body.
 const READY_JOB: usize = 64;
 
+/// What the keys of tokens and limits begin with in a cluster of their own.
+const ADMIN_PREFIX: &str = "dormouse";
+
 /// Ends when a store has failed for good, and says why.
 pub type Failed = Pin<Box<dyn Future<Output = String> + Send>>;
 
 /// A store, who hears whether it can be used, and its end.
 type Opened = (Arc<dyn Engine>, Arc<Outage>, StoreFailure);
+
+/// The same of a Redis, and its nodes if it is a cluster.
+type OpenedRedis = (Opened, Option<Arc<dyn Nodes>>);
 
 /// How a store ends that fails for good.
 pub enum StoreFailure {
@@ -53,6 +62,8 @@ pub struct Stores {
     /// Each store under its pool's name, metered.
     pub engines: BTreeMap<PoolName, Arc<dyn Engine>>,
     pub disks: BTreeMap<PoolName, Arc<DiskEngine>>,
+    /// Of those that are in a cluster.
+    pub nodes: BTreeMap<PoolName, Arc<dyn Nodes>>,
     /// Hears whether a store can be used.
     pub outages: BTreeMap<PoolName, Arc<Outage>>,
     /// What each store is called, and its end.
@@ -140,7 +151,9 @@ pub async fn open_stores(
                     }
                     Ok(open_redis(address, &name, pool).await?)
                 });
-                opened.await.map_err(|e| failed(&e))?
+                let (opened, nodes) = opened.await.map_err(|e| failed(&e))?;
+                stores.nodes.extend(nodes.map(|nodes| (name.clone(), nodes)));
+                opened
             }
         };
         stores.engines.insert(name.clone(), Arc::new(Metered::new(engine, &name, metrics)));
@@ -155,19 +168,20 @@ async fn open_redis(
     address: RedisAddress,
     name: &PoolName,
     pool: &PoolConfig,
-) -> crate::error::Result<Opened> {
+) -> crate::error::Result<OpenedRedis> {
     Ok(match pool.layout() {
         Layout::Lmstfy => {
             let redis = RedisEngine::connect(address, name).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
-            (redis.clone(), redis.outage(), failed)
+            ((redis.clone(), redis.outage(), failed), None)
         }
         Layout::Compact => {
             let redis = CompactEngine::connect(address, name, &compact_layout(name.as_str(), pool)).await?;
             log_redis(name, pool, redis.version());
             let failed = StoreFailure::WithServer(Box::pin(redis.failed()));
-            (redis.clone(), redis.outage(), failed)
+            let nodes = redis.nodes();
+            ((redis.clone(), redis.outage(), failed), nodes)
         }
     })
 }
@@ -183,7 +197,7 @@ fn log_redis(name: &PoolName, of: &PoolConfig, redis_version: Option<&str>) {
 /// In one store: tokens and limits, and what push keeps.
 pub type AdminStores = (Arc<dyn AdminStore>, Arc<dyn PushStore>);
 
-/// The Redis that `[AdminRedis]` names, or else the default pool's directory.
+/// The Redis or cluster that `[AdminRedis]` names, or else the default pool's directory or cluster.
 pub async fn admin_store(
     config: &Config,
     tls: &Tls,
@@ -193,14 +207,22 @@ pub async fn admin_store(
     tasks: &Tasks,
 ) -> Result<AdminStores, ServerError> {
     let failed = |e: &dyn std::fmt::Display| ServerError::Pool("[AdminRedis]".into(), e.to_string());
-    match (&config.admin_redis, stores.disks.get(&PoolName::default_pool())) {
-        (Some(admin), _) => {
-            let opened = patience.wait_for("[AdminRedis]", async || {
-                let address = redis_address(admin, tls.of_redis.get("[AdminRedis]"));
-                if !config.allow_unsafe_redis {
+    let default = &config.pool["default"]; // a configuration without it is refused
+    let in_cluster = (!default.cluster.is_empty()).then_some((default, "[Pool.default]"));
+    let redis = config.admin_redis.as_ref().map(|admin| (admin, "[AdminRedis]")).or(in_cluster);
+    match (redis, stores.disks.get(&PoolName::default_pool())) {
+        (Some((redis, section)), _) => {
+            let opened = patience.wait_for(section, async || {
+                let address = redis_address(redis, tls.of_redis.get(section));
+                // The pool's own cluster was looked at.
+                let is_own = section == "[AdminRedis]";
+                if is_own && address.cluster {
+                    look(&address, None, !config.allow_unsafe_redis).await?;
+                } else if is_own && !config.allow_unsafe_redis {
                     check_safety(&address).await?;
                 }
-                Ok(RedisAdmin::connect(&address, outage.clone(), tasks).await?)
+                let prefix = if is_own { ADMIN_PREFIX } else { redis.prefix("default") };
+                Ok(RedisAdmin::connect(&address, prefix, outage.clone(), tasks).await?)
             });
             let store = opened.await.map_err(|e| failed(&e))?;
             let failed = StoreFailure::WithServer(Box::pin(store.failed()));

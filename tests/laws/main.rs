@@ -7,7 +7,8 @@
 //! - `laws!(name, constructor, virtual_time)` adds those that need a clock which is turned by hand.
 //! - `laws!(name, constructor, verbs)` adds those of the verbs that lmstfy does not have.
 //! - `laws_together!(name, constructor, keep, verbs)` makes one test of all of them, for stages on one store.
-//! - `admin_laws!(name, constructor)` makes one test for each law of an admin store.
+//! - `admin_laws!(name, constructor)` makes one test for each law of an admin store, and `admin_laws_together!(name,
+//!   constructor, keep)` one of all.
 //!
 //! Laws read results through the `Engine` and `AdminStore` traits only, so they know nothing of how a store keeps
 //! what it has.
@@ -376,6 +377,33 @@ macro_rules! more_laws {
     };
 }
 
+/// The laws that every admin store keeps, for the macro `$run`.
+macro_rules! admin_law_list {
+    ($run:ident, $stage:expr) => {
+        $crate::$run! { $stage;
+            admin {
+                a_token_is_there_once_it_was_added,
+                a_taken_token_is_not_added_again,
+                a_removed_token_is_gone_with_its_limit,
+                tokens_of_other_scopes_do_not_mix,
+                names_and_tokens_with_separators_do_not_mix,
+                limits_are_added_set_and_removed,
+                a_look_up_shows_token_and_limit,
+                many_tokens_and_limits_are_all_listed,
+                counters_count_apart,
+                what_is_not_below_the_limit_is_not_counted,
+                a_counter_ends_after_its_interval,
+                uncount_takes_one_back,
+                uncount_never_goes_below_zero,
+                uncount_leaves_the_next_interval_alone,
+                concurrent_counts_are_all_counted,
+                quotas_are_added_set_and_removed,
+                check_is_fine,
+            }
+        }
+    };
+}
+
 /// One test per law of admin stores on the stage that `$stage().await` builds.
 macro_rules! admin_laws {
     ($module:ident, $stage:expr) => {
@@ -383,26 +411,22 @@ macro_rules! admin_laws {
             #[allow(unused_imports)] // `$stage` may name what stands beside the macro
             use super::*;
 
-            $crate::law_tests! { $stage;
-                admin {
-                    a_token_is_there_once_it_was_added,
-                    a_taken_token_is_not_added_again,
-                    a_removed_token_is_gone_with_its_limit,
-                    tokens_of_other_scopes_do_not_mix,
-                    names_and_tokens_with_separators_do_not_mix,
-                    limits_are_added_set_and_removed,
-                    a_look_up_shows_token_and_limit,
-                    many_tokens_and_limits_are_all_listed,
-                    counters_count_apart,
-                    what_is_not_below_the_limit_is_not_counted,
-                    a_counter_ends_after_its_interval,
-                    uncount_takes_one_back,
-                    uncount_never_goes_below_zero,
-                    uncount_leaves_the_next_interval_alone,
-                    concurrent_counts_are_all_counted,
-                    quotas_are_added_set_and_removed,
-                    check_is_fine,
-                }
+            $crate::admin_law_list! { law_tests, $stage }
+        }
+    };
+}
+
+/// All laws of admin stores in one test.
+macro_rules! admin_laws_together {
+    ($module:ident, $stage:expr, $keep:expr) => {
+        mod $module {
+            #[allow(unused_imports)] // `$stage` may name what stands beside the macro
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn every_law() {
+                let _keep = $keep;
+                $crate::together::play($crate::admin_law_list! { law_plays, $stage }).await;
             }
         }
     };
@@ -442,4 +466,7 @@ macro_rules! law_plays {
     }};
 }
 
-pub(crate) use {admin_laws, law_list, law_plays, law_tests, laws, laws_together, more_laws};
+pub(crate) use {
+    admin_law_list, admin_laws, admin_laws_together, law_list, law_plays, law_tests, laws, laws_together,
+    more_laws,
+};

@@ -109,14 +109,23 @@ async fn shared_cluster() -> Arc<RedisCluster> {
     })
 }
 
+/// What keys of a store of its own begin with there.
+fn next_prefix() -> String {
+    static STORES: AtomicU64 = AtomicU64::new(0);
+    format!("p{}", STORES.fetch_add(1, Ordering::Relaxed))
+}
+
 /// A pool of its own on it.
-async fn cluster() -> impl Stage {
-    static POOLS: AtomicU64 = AtomicU64::new(0);
+async fn open_cluster() -> (Arc<CompactEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let prefix = format!("p{}", POOLS.fetch_add(1, Ordering::Relaxed));
-    let layout = CompactLayout { prefix, partitions: 8 };
+    let layout = CompactLayout { prefix: next_prefix(), partitions: 8 };
     let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
-    RealStage::new(engine.expect("the cluster answers"), REDIS, cluster)
+    (engine.expect("the cluster answers"), cluster)
+}
+
+async fn cluster() -> impl Stage {
+    let (engine, cluster) = open_cluster().await;
+    RealStage::new(engine, REDIS, cluster)
 }
 
 async fn moving(old: Arc<dyn Engine>, new: Arc<dyn Engine>) -> Arc<dyn Engine> {
@@ -164,6 +173,41 @@ async fn disk_to_compact() -> impl Stage {
     RealStage::new(moving(old, new).await, REDIS, (server, dir))
 }
 
+async fn redis_to_cluster() -> impl Stage {
+    let ((old, server), (new, cluster)) = (open_redis().await, open_cluster().await);
+    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+}
+
+async fn cluster_to_redis() -> impl Stage {
+    let ((old, cluster), (new, server)) = (open_cluster().await, open_redis().await);
+    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+}
+
+async fn compact_to_cluster() -> impl Stage {
+    let ((old, server), (new, cluster)) = (open_compact(1).await, open_cluster().await);
+    RealStage::new(moving(old, new).await, REDIS, (server, cluster))
+}
+
+async fn cluster_to_compact() -> impl Stage {
+    let ((old, cluster), (new, server)) = (open_cluster().await, open_compact(1).await);
+    RealStage::new(moving(old, new).await, REDIS, (cluster, server))
+}
+
+async fn disk_to_cluster() -> impl Stage {
+    let ((old, dir), (new, cluster)) = (open_disk(Arc::new(SystemClock::default())), open_cluster().await);
+    RealStage::new(moving(old, new).await, REDIS, (dir, cluster))
+}
+
+async fn cluster_to_disk() -> impl Stage {
+    let ((old, cluster), (new, dir)) = (open_cluster().await, open_disk(Arc::new(SystemClock::default())));
+    RealStage::new(moving(old, new).await, REDIS, (cluster, dir))
+}
+
+async fn cluster_to_cluster() -> impl Stage {
+    let ((old, cluster), (new, _)) = (open_cluster().await, open_cluster().await);
+    RealStage::new(moving(old, new).await, REDIS, cluster)
+}
+
 async fn admin_model() -> AdminStage {
     let clock = manual_clock();
     AdminStage::new(MemoryAdmin::new(clock.clone()), Some(clock), ())
@@ -181,6 +225,13 @@ async fn admin_redis() -> AdminStage {
     AdminStage::new(store, None, redis)
 }
 
+async fn admin_cluster() -> AdminStage {
+    let cluster = shared_cluster().await;
+    let prefix = next_prefix();
+    let store = crate::support::redis_admin::open_admin(&cluster.address(), &prefix).await;
+    AdminStage::new(store, None, cluster)
+}
+
 crate::laws!(on_model, model, virtual_time, verbs);
 crate::laws!(on_disk, disk, virtual_time, verbs);
 crate::laws!(on_disk_metered, metered_disk, virtual_time, verbs);
@@ -196,6 +247,14 @@ crate::laws!(migrating_redis_to_compact, redis_to_compact, verbs);
 crate::laws!(migrating_compact_to_redis, compact_to_redis, verbs);
 crate::laws!(migrating_compact_to_disk, compact_to_disk, verbs);
 crate::laws!(migrating_disk_to_compact, disk_to_compact, verbs);
+crate::laws_together!(migrating_redis_to_cluster, redis_to_cluster, shared_cluster().await, verbs);
+crate::laws_together!(migrating_cluster_to_redis, cluster_to_redis, shared_cluster().await, verbs);
+crate::laws_together!(migrating_compact_to_cluster, compact_to_cluster, shared_cluster().await, verbs);
+crate::laws_together!(migrating_cluster_to_compact, cluster_to_compact, shared_cluster().await, verbs);
+crate::laws_together!(migrating_disk_to_cluster, disk_to_cluster, shared_cluster().await, verbs);
+crate::laws_together!(migrating_cluster_to_disk, cluster_to_disk, shared_cluster().await, verbs);
+crate::laws_together!(migrating_cluster_to_cluster, cluster_to_cluster, shared_cluster().await, verbs);
 crate::admin_laws!(admin_on_model, admin_model);
 crate::admin_laws!(admin_on_disk, admin_disk);
 crate::admin_laws!(admin_on_redis, admin_redis);
+crate::admin_laws_together!(admin_on_cluster, admin_cluster, shared_cluster().await);

@@ -344,14 +344,14 @@ const ROWS: &[Row] = &[
         "[Pool.default] Cluster: host:port is wanted, and no URL: what a URL says beside them have TLS, Username, Password and DB",
     ),
     (
-        "[Pool.default]\nCluster = ['h:1']",
+        "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nPrefix = 'p'",
         &[],
-        "there is no [AdminRedis]: tokens need a place, so add one with Addr = \"host:port\"",
+        "[AdminRedis] Prefix = \"p\": it belongs to pools; tokens and limits have one layout",
     ),
     (
-        "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']",
+        "[Pool.default]\nCluster = ['h:1']\n[AdminRedis]\nCluster = ['h:1']\nAddr = 'h:2'",
         &[],
-        "[AdminRedis] Cluster: Cluster belongs to pools; name a Redis of its own with Addr",
+        "[AdminRedis]: both Addr and Cluster are set: a pool is a Redis or a Redis Cluster",
     ),
     (
         "[Pool.default]\nCluster = ['h:1']\n[Pool.b]\nCluster = ['h:1']\nPrefix = 'default'\n$ADMIN",

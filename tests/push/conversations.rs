@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::receiver::{Answer as Scripted, Receiver};
 use crate::support::client::{Response, job_id, send};
+use crate::support::redis_cluster::RedisCluster;
 use crate::support::redis_server::RedisServer;
 use crate::support::servers::{Store, TestServer, on_each_store, redis_toml};
 use crate::support::wait::until;
@@ -489,6 +490,21 @@ async fn a_store_of_push_keeps_what_it_is_given_on_redis() {
     let redis = RedisServer::start();
     let store = open_redis(&redis).await;
     a_store_of_push_keeps_what_it_is_given(&store).await;
+}
+
+/// All of a queue's is in one slot, or its scripts would fail.
+#[tokio::test]
+async fn a_store_of_push_in_a_cluster() {
+    let cluster = RedisCluster::start_of(3, 0);
+    for prefix in ["a", "b"] {
+        let admin = crate::support::redis_admin::open_admin(&cluster.address(), prefix).await;
+        let store = RedisPush::new(&admin);
+        if prefix == "a" {
+            a_store_of_push_keeps_what_it_is_given(&store).await;
+        } else {
+            what_is_leased_outlives_the_setting(&store).await;
+        }
+    }
 }
 
 #[tokio::test]

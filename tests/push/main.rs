@@ -22,6 +22,7 @@ mod support {
     pub mod nginx;
     pub mod process;
     pub mod redis_admin;
+    pub mod redis_cluster;
     pub mod redis_connection;
     pub mod redis_restart;
     pub mod redis_server;

@@ -77,7 +77,8 @@ impl Stage {
                 let grep = Command::new("grep").args(["-rqaF", text]).arg(dir.path()).status();
                 grep.expect("grep runs").success()
             }
-            Store::Redis(redis) | Store::Other { tokens: redis, .. } => {
+            Store::Other { .. } => unreachable!("these tests make none"),
+            Store::Redis(redis) => {
                 let hash: Vec<Vec<u8>> = redis::cmd("HGETALL")
                     .arg("dormouse/push")
                     .query(&mut redis.connection())

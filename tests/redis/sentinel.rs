@@ -52,7 +52,8 @@ async fn every_connection_leaves_a_master_that_lives_on() {
     let engine = connect(through(&[&sentinel])).await;
     let (outage, tasks) = (Outage::new("the tokens of a test"), Tasks::new(Failure::default()));
     let address = through(&[&sentinel]);
-    let admin = within("connected", RedisAdmin::connect(&address, outage, &tasks)).await.expect("a master");
+    let admin =
+        within("connected", RedisAdmin::connect(&address, "", outage, &tasks)).await.expect("a master");
     engine.publish(vec![job(&queue("orders"), id(1), "x")].into()).await.expect("published");
     let (on_old, on_new) = (&mut old.connection(), &mut new.connection());
     // Two of publishes, consumes, what ends hand-overs, the watch, and one of tokens at least.

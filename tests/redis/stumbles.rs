@@ -127,7 +127,7 @@ async fn tokens_follow_a_master_that_handed_over_while_nobody_writes_one() {
     let address = RedisAddress { addrs: vec![proxy.addr()], ..RedisAddress::default() };
     let tasks = Tasks::new(Failure::default());
     let admin =
-        RedisAdmin::connect(&address, Outage::new("tokens"), &tasks).await.expect("the Redis is there");
+        RedisAdmin::connect(&address, "", Outage::new("tokens"), &tasks).await.expect("the Redis is there");
     let key = TokenKey {
         scope: Scope { pool: PoolName::default_pool(), namespace: Namespace::parse("ns").expect("a name") },
         token: Token::new("01GA47SA3EXAMPLETOKEN000").expect("a token"),
@@ -555,7 +555,7 @@ async fn a_redis_in_cluster_mode_is_refused_at_the_start() {
     let server = RedisServer::start_with(None, &["--cluster-enabled", "yes"]);
     let pool = RedisEngine::connect(server.address(), &PoolName::default_pool()).await.map(drop);
     let (outage, tasks) = (Outage::new("tokens of a test"), Tasks::new(Failure::default()));
-    let admin = RedisAdmin::connect(&server.address(), outage, &tasks).await.map(drop);
+    let admin = RedisAdmin::connect(&server.address(), "", outage, &tasks).await.map(drop);
     for (what, answer) in [("a pool", pool), ("tokens", admin)] {
         let Err(Error::Refused(why)) = answer else { panic!("{what}: expected Refused, came {answer:?}") };
         assert!(why.to_string().contains("cluster mode"), "{what}: the reason should be told: {why}");

@@ -18,8 +18,14 @@ impl RedisServer {
 }
 
 /// An admin store on a Redis.
+#[allow(dead_code)] // not every test binary opens one
 pub async fn open_admin_redis(redis: &RedisServer) -> Arc<RedisAdmin> {
+    open_admin(&redis.address(), "").await
+}
+
+/// An admin store on a Redis, or in a cluster where its keys begin with `prefix`.
+pub async fn open_admin(address: &RedisAddress, prefix: &str) -> Arc<RedisAdmin> {
     let (outage, tasks) = (Outage::new("tokens and limits of a test"), Tasks::new(Failure::default()));
-    let admin = RedisAdmin::connect(&redis.address(), outage, &tasks).await;
+    let admin = RedisAdmin::connect(address, prefix, outage, &tasks).await;
     Arc::new(admin.expect("the Redis answers"))
 }

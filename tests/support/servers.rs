@@ -17,10 +17,9 @@ pub enum Store {
     Disk(TempDir),
     Redis(RedisServer),
     #[allow(dead_code)] // not every test binary makes some
-    /// What else a pool may be on, by its keys, and a Redis for tokens.
+    /// What else a pool may be on, by its keys. Tokens are there too.
     Other {
         keys: String,
-        tokens: RedisServer,
         _keep: Arc<dyn Any + Send + Sync>,
     },
 }
@@ -45,11 +44,11 @@ impl Store {
         }
     }
 
-    /// The section of a configuration that keeps tokens here; a default pool on disk needs none.
+    /// The section of a configuration that keeps tokens here; a default pool on disk or in a cluster needs none.
     pub fn admin(&self) -> String {
         match self {
-            Store::Disk(_) => String::new(),
-            Store::Redis(tokens) | Store::Other { tokens, .. } => format!("[AdminRedis]\n{}", tokens.keys()),
+            Store::Disk(_) | Store::Other { .. } => String::new(),
+            Store::Redis(tokens) => format!("[AdminRedis]\n{}", tokens.keys()),
         }
     }
 

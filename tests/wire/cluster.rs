@@ -1,8 +1,10 @@
 //! A server on a Redis Cluster: what callers are told while a part of the pool cannot be used, and that others do not
 //! notice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use serde_json::{Value, json};
 
 use crate::support::client::{Response, send};
 use crate::support::redis_cluster::RedisCluster;
@@ -15,7 +17,7 @@ pub fn pool_on(cluster: &Arc<RedisCluster>, name: &str) -> Store {
     // A prefix has 64 characters at most.
     let (addrs, prefix) = (cluster.address().addrs, &name[..name.len().min(64)]);
     let keys = format!("Cluster = {addrs:?}\nPrefix = {prefix:?}\nPartitions = 8\n");
-    Store::Other { keys, tokens: RedisServer::start(), _keep: cluster.clone() }
+    Store::Other { keys, _keep: cluster.clone() }
 }
 
 /// One test of functions that take a [`Store`], one after the other, on pools of one cluster: that takes seconds to
@@ -65,6 +67,58 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
         }
     }
     let path = |part: usize| homes[&part].clone();
+    let all = seen(&server, "").await;
+    assert_eq!(
+        (&all["pool"], &all["prefix"], &all["partitions"], &all["wait_replicas"]),
+        (&json!("default"), &json!("default"), &json!(8), &json!(0)),
+        "{all}"
+    );
+    assert_eq!([&all["away"], &all["moving"], &all["split"]], [&json!([]); 3], "{all}");
+    let nodes = all["nodes"].as_array().expect("an array");
+    let addrs: BTreeSet<&str> = nodes.iter().filter_map(|node| node["addr"].as_str()).collect();
+    assert_eq!(
+        addrs,
+        cluster
+            .servers
+            .iter()
+            .map(RedisServer::addr)
+            .collect::<Vec<_>>()
+            .iter()
+            .map(String::as_str)
+            .collect()
+    );
+    for node in nodes {
+        assert_eq!((&node["up"], &node["replicas"]), (&json!(true), &json!(0)), "{node}");
+        assert!((2..=3).contains(&node["partitions"].as_u64().expect("a number")), "{node}");
+        assert!(node["used_memory"].as_u64().expect("a number") > 100_000, "{node}");
+        assert!(node["id"].as_str().is_some_and(|id| id.len() == 40), "{node}");
+        assert!(node["version"].as_str().is_some_and(|version| version.contains('.')), "{node}");
+    }
+    until("every clock was looked at", async || {
+        let nodes = seen(&server, "").await["nodes"].clone();
+        eprintln!("{:?}", [0, 1, 2].map(|n| nodes[n]["clock_ms"].clone()));
+        let off = |node: &Value| node["clock_ms"].as_f64().is_some_and(|off| off.abs() < 100.0);
+        nodes.as_array().expect("an array").iter().all(off)
+    })
+    .await;
+    server.put(&token, &format!("{}?delay=1000", path(3)), "later").await.expect(201);
+    let queue = path(3).split('/').next_back().expect("a name").to_owned();
+    let of = seen(&server, &format!("?namespace=ns&queue={queue}")).await["queue"].clone();
+    assert_eq!((&of["home"], &of["spread"]), (&json!(3), &json!(false)), "{of}");
+    let there = &of["jobs"][0];
+    let counts = ["partition", "ready", "delayed", "running", "dead"].map(|of| there[of].as_u64());
+    assert_eq!(counts, [3, 1, 1, 0, 0].map(Some), "{of}");
+    assert_eq!(there["node"], json!(cluster.servers[cluster.master_of(SLOTS[3]).0].addr()), "{of}");
+    for (query, text) in [
+        ("?pool=none", "invalid pool"),
+        ("?queue=q", "invalid namespace: a queue needs the one that it is in"),
+        ("?namespace=ns", "invalid queue: a namespace alone is in no place"),
+        ("?namespace=n%20s&queue=q", "invalid namespace"),
+        ("?namespace=ns&queue=q%20q", "invalid queue"),
+    ] {
+        let answer = send(server.admin("GET", &format!("/cluster{query}"))).await.expect(400);
+        assert_eq!(answer.says(), text, "{query}");
+    }
     let moved = SLOTS[0];
     cluster.begin_move(moved, 1);
     let calls = [
@@ -81,6 +135,7 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     }
     let elsewhere = server.put(&token, &path(1), "y").await;
     elsewhere.expect(201);
+    until("it is seen to move", async || seen(&server, "").await["moving"] == json!([0])).await;
     while let Some(answer) = asked.join_next().await {
         let (path, answer) = answer.expect("no panic");
         assert_503(&answer, "this part of the pool is being moved", &path);
@@ -92,6 +147,48 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
 
     cluster.servers[2].kill();
     until("its part is away", async || server.put(&token, &path(7), "z").await.status == 503).await;
+    let away = seen(&server, "").await;
+    let gone = cluster.servers[2].addr();
+    let gone = away["nodes"].as_array().expect("an array").iter().find(|node| node["addr"] == json!(gone));
+    assert_eq!(gone.map(|node| &node["up"]), Some(&json!(false)), "{away}");
+    assert_eq!(away["away"], json!([6, 7]).clone(), "{away}");
+    for query in ["", "?all=0"] {
+        for ready in
+            [server.admin("GET", &format!("/ready{query}")), server.api("GET", &format!("/ready{query}"), "")]
+        {
+            let ready = send(ready).await.expect(200).json;
+            assert_eq!(
+                ready,
+                json!({"ready": true, "away": [{"pool": "default", "partitions": [6, 7]}]}),
+                "{query}"
+            );
+        }
+    }
+    let ready = send(server.admin("GET", "/ready?all=1")).await.expect(503).json;
+    assert_eq!(
+        ready,
+        json!({
+            "ready": false,
+            "reason": "pool default: some parts cannot be used now",
+            "away": [{"pool": "default", "partitions": [6, 7]}],
+        })
+    );
+    let text = send(server.admin("GET", "/metrics")).await.expect(200).text;
+    let lives = cluster.servers[0].addr();
+    let has = |line: &str| assert!(text.contains(line), "no {line} in\n{text}");
+    has("\ndormouse_pool_up{pool=\"default\"} 1\n");
+    has("\ndormouse_ready 1\n");
+    has("\ndormouse_cluster_partitions_unreachable{pool=\"default\",state=\"away\"} 2\n");
+    has("\ndormouse_cluster_partitions_unreachable{pool=\"default\",state=\"split\"} 0\n");
+    has(&format!("\ndormouse_cluster_partitions{{node=\"{lives}\",pool=\"default\"}} 3\n"));
+    has(&format!("\ninfra_lmstfy_redis_used_mem_bytes{{node=\"{lives}\",pool=\"default\"}} "));
+    has(&format!("\ndormouse_cluster_clock_difference_seconds{{node=\"{lives}\",pool=\"default\"}} "));
+    let moving = "\ndormouse_cluster_redirections_total{kind=\"moving\",pool=\"default\"} ";
+    let count = text.split(moving).nth(1).and_then(|rest| rest.split('\n').next()).expect(moving);
+    assert!(
+        count.parse::<u64>().expect("a number") > 10,
+        "calls were sent again while the slot moved: {count}"
+    );
     for (method, at) in calls {
         let at = at.replace(&path(0), &path(7));
         let answer = send(server.api(method, &at, &token)).await;
@@ -101,6 +198,94 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     send(server.admin("GET", "/ready")).await.expect(200);
     assert!(cluster.servers[2].launch(), "it comes back");
     until("it is used again", async || server.put(&token, &path(7), "z").await.status == 201).await;
+    until("all works", async || send(server.admin("GET", "/ready?all=1")).await.status == 200).await;
+    let ready = send(server.admin("GET", "/ready")).await.expect(200).json;
+    assert_eq!(ready, json!({"ready": true}));
+    server.stop().await;
+}
+
+/// What `/cluster` says.
+async fn seen(server: &TestServer, query: &str) -> Value {
+    send(server.admin("GET", &format!("/cluster{query}"))).await.expect(200).json
+}
+
+/// Tokens, limits, quotas and push without an `[AdminRedis]`, on two servers, and while a node is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
+    let mut cluster = RedisCluster::start_of(3, 0);
+    let addrs = cluster.address().addrs;
+    let toml = format!("[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n");
+    let (server, other) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
+    let mut tokens = BTreeMap::new();
+    for n in 0..12 {
+        let namespace = format!("ns{n}");
+        let token = server.token(&namespace).await;
+        let at = format!("/token/{namespace}/{token}/limit");
+        let limit = json!({"read": 100, "write": 1, "interval": 600});
+        send(server.admin("POST", &at).json(&limit)).await.expect(201);
+        let quota = format!("/quota/{namespace}");
+        send(server.admin("PUT", &quota).json(&json!({"jobs": 100 + n}))).await.expect(200);
+        let push = format!("/push/{namespace}/q");
+        send(server.admin("PUT", &push).json(&json!({"url": "http://127.0.0.1:9/"}))).await.expect(200);
+        tokens.insert(namespace, token);
+    }
+    for (n, (namespace, token)) in tokens.iter().enumerate() {
+        // One publish each, counted over both.
+        let (first, second) = if n % 2 == 0 { (&server, &other) } else { (&other, &server) };
+        let path = format!("/api/{namespace}/jobs");
+        first.put(token, &path, "x").await.expect(201);
+        second.put(token, &path, "x").await.expect(429);
+        let quota = send(other.admin("GET", &format!("/quota/{namespace}"))).await.expect(200).json;
+        assert!(quota["jobs"].as_u64().is_some_and(|jobs| jobs >= 100), "{quota}");
+        let push = send(other.admin("GET", &format!("/push/{namespace}/q"))).await.expect(200).json;
+        assert_eq!(push["url"], json!("http://127.0.0.1:9/"), "{push}");
+    }
+    let limits = send(other.admin("GET", "/limits")).await.expect(200).json;
+    assert_eq!(limits.as_array().map(Vec::len), Some(12), "{limits}");
+    let homes: BTreeSet<usize> = cluster
+        .servers
+        .iter()
+        .enumerate()
+        .filter(|(_, server)| {
+            let keys: Vec<String> =
+                redis::cmd("KEYS").arg("default/{*}tk/*").query(&mut server.connection()).expect("keys");
+            !keys.is_empty()
+        })
+        .map(|(n, _)| n)
+        .collect();
+    assert_eq!(homes.len(), 3, "tokens lie on all masters: {homes:?}");
+
+    cluster.servers[2].kill();
+    let asked = async |namespace: &str| {
+        let token = send(server.admin("GET", &format!("/token/{namespace}"))).await;
+        token.status
+    };
+    let mut answers = BTreeMap::<u16, usize>::new();
+    for namespace in tokens.keys() {
+        *answers.entry(asked(namespace).await).or_default() += 1;
+    }
+    assert!(answers.len() == 2 && answers.contains_key(&200) && answers.contains_key(&503), "{answers:?}");
+    assert!(cluster.servers[2].launch(), "it comes back");
+    until("all tokens are there again", async || {
+        let mut well = true;
+        for namespace in tokens.keys() {
+            well &= asked(namespace).await == 200;
+        }
+        well
+    })
+    .await;
+    server.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_in_no_cluster_has_no_nodes_and_accounts_guard_them() {
+    let store = Store::disk();
+    let toml = format!("{}[Accounts]\noperator = \"secret\"\n", store.toml());
+    let server = TestServer::start(&toml, store).await;
+    send(server.admin("GET", "/cluster")).await.expect(401);
+    let answer = send(server.admin("GET", "/cluster").basic_auth("operator", Some("secret"))).await;
+    assert_eq!(answer.expect(400).says(), "the pool is not in a cluster");
     server.stop().await;
 }
 

@@ -9,6 +9,7 @@
 //! - `in_time`: deadlines of calls, and answers that come too late.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
+//! - `tables`: tokens, limits and what push keeps: their place on one Redis or in a cluster.
 //! - `safety`: whether the server is set up to keep jobs; `look`: whether it can be used at all.
 //!
 //! Knows no HTTP, and of the engine trait's callers only their notifiers.
@@ -30,6 +31,7 @@ mod look;
 mod pauses;
 mod reply;
 mod safety;
+pub(crate) mod tables;
 pub(crate) mod verbs;
 mod watch;
 

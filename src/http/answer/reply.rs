@@ -91,15 +91,24 @@ pub fn message(status: StatusCode, text: &str) -> Response {
 }
 
 /// What `/ready` says: 503 with the reason why the server should get no requests, if there is one.
-pub fn readiness(reason: Option<String>) -> Response {
+pub fn readiness(reason: Option<String>, away: &[AwayOfPool]) -> Response {
     #[derive(Serialize)]
-    struct Ready {
+    struct Ready<'a> {
         ready: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+        #[serde(skip_serializing_if = "<[_]>::is_empty")]
+        away: &'a [AwayOfPool],
     }
     let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(status, &Ready { ready: reason.is_none(), reason })
+    json(status, &Ready { ready: reason.is_none(), reason, away })
+}
+
+/// The partitions of a pool that cannot be used now.
+#[derive(Debug, Serialize)]
+pub struct AwayOfPool {
+    pub pool: String,
+    pub partitions: Vec<u16>,
 }
 
 /// A body that is made while it is sent, so that memory holds [`TURN`] bytes and one of its texts, not all. `length` is

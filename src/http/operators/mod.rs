@@ -3,6 +3,7 @@
 
 pub mod audit;
 pub mod backup;
+pub mod cluster;
 pub mod delays;
 pub mod logins;
 pub mod names;

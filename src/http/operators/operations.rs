@@ -15,13 +15,14 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::engine::{Engine, Pause, QueueSize, Stats};
+use crate::engine::nodes::{Nodes, NodesView};
+use crate::engine::{Engine, Pause, QueueSize, Stats, together};
 use crate::error::{Error, Result};
 use crate::http::answer::error::{ApiError, HandlerResult};
-use crate::http::answer::reply::{self, TEXT};
+use crate::http::answer::reply::{self, AwayOfPool, TEXT};
 use crate::http::request::params::Query;
 use crate::http::state::{App, AppState, PoolState};
-use crate::metrics::{Health, Metrics, QueueFigures};
+use crate::metrics::{ClusterFigures, Health, Metrics, NodeFigures, QueueFigures};
 use crate::name::{PoolName, Queue};
 use crate::process::tasks::beside_the_runtime;
 
@@ -38,19 +39,45 @@ pub async fn ping() -> Response {
 }
 
 /// `GET /ready` on the admin port: whether load balancers should send requests here.
-pub async fn ready(State(state): App) -> Response {
-    reply::readiness(not_ready(&state).await.map(|NotReady { who, why }| match why {
+pub async fn ready(State(state): App, RawQuery(query): RawQuery) -> Response {
+    answer_ready(&state, query, |NotReady { who, why }| match why {
         Some(why) => format!("{who}{why}"),
         None => who,
-    }))
+    })
+    .await
 }
 
 /// The same on the public port, where everybody asks: it shows no address.
-pub async fn ready_for_all(State(state): App) -> Response {
-    reply::readiness(not_ready(&state).await.map(|NotReady { who, why }| match why {
+pub async fn ready_for_all(State(state): App, RawQuery(query): RawQuery) -> Response {
+    answer_ready(&state, query, |NotReady { who, why }| match why {
         Some(_) => format!("{who} cannot be used now"),
         None => who,
-    }))
+    })
+    .await
+}
+
+/// Names the partitions of clusters that do not work too. With `all=1` one of them is a reason.
+async fn answer_ready(
+    state: &AppState,
+    query: Option<String>,
+    text: impl FnOnce(NotReady) -> String,
+) -> Response {
+    let (reason, away) = tokio::join!(not_ready(state), away(state));
+    let needs_all = Query(query.as_deref().unwrap_or_default()).get("all").as_deref() == Some("1");
+    let of_parts = || {
+        let first = away.first().filter(|_| needs_all)?;
+        Some(format!("pool {}: some parts cannot be used now", first.pool))
+    };
+    reply::readiness(reason.map(text).or_else(of_parts), &away)
+}
+
+/// The partitions that do not work.
+async fn away(state: &AppState) -> Vec<AwayOfPool> {
+    let asked = together::all(state.nodes.iter().map(async |(pool, nodes)| {
+        let partitions = nodes.unusable().await.all();
+        AwayOfPool { pool: pool.to_string(), partitions }
+    }));
+    asked.await.into_iter().filter(|of| !of.partitions.is_empty()).collect()
 }
 
 /// A reason why the server should get no requests now.
@@ -123,15 +150,24 @@ struct Asked {
     up: bool,
     stats: Option<Stats>,
     paused: Option<BTreeMap<Queue, Pause>>,
+    /// Of a cluster.
+    nodes: Option<NodesView>,
 }
 
-async fn ask(pool: PoolName, engine: Arc<dyn Engine>) -> Asked {
-    let (up, stats, paused) = tokio::join!(
+async fn ask(pool: PoolName, engine: Arc<dyn Engine>, nodes: Option<Arc<dyn Nodes>>) -> Asked {
+    let of_nodes = async {
+        match nodes {
+            Some(nodes) => timeout(FIGURES_TIME, nodes.view()).await.ok(),
+            None => None,
+        }
+    };
+    let (up, stats, paused, nodes) = tokio::join!(
         timeout(CHECK_TIME, engine.check()),
         timeout(FIGURES_TIME, engine.stats()),
         timeout(FIGURES_TIME, engine.pauses()),
+        of_nodes,
     );
-    Asked { pool, up: matches!(up, Ok(Ok(()))), stats: told(stats), paused: told(paused) }
+    Asked { pool, up: matches!(up, Ok(Ok(()))), stats: told(stats), paused: told(paused), nodes }
 }
 
 fn told<T>(answer: std::result::Result<Result<T>, Elapsed>) -> Option<T> {
@@ -142,7 +178,10 @@ fn told<T>(answer: std::result::Result<Result<T>, Elapsed>) -> Option<T> {
 pub async fn metrics(State(state): App) -> Response {
     let end = Instant::now() + SCRAPE_TIME;
     // All together. When the asker leaves, they end.
-    let ask = |pool: &Arc<PoolState>| state.tasks.spawn(ask(pool.name.clone(), pool.engine.clone()));
+    let ask = |pool: &Arc<PoolState>| {
+        let nodes = state.nodes.get(&pool.name).cloned();
+        state.tasks.spawn(ask(pool.name.clone(), pool.engine.clone(), nodes))
+    };
     let asking: Vec<_> = state.pools.values().map(|pool| AbortOnDropHandle::new(ask(pool))).collect();
     let tokens = timeout(CHECK_TIME, state.tokens.store().check()).await;
     let mut asked = Vec::new();
@@ -172,7 +211,10 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
     beside_the_runtime(move || {
         let _alone = alone;
         metrics.forget_figures();
-        for Asked { pool, stats, paused, .. } in &asked {
+        for Asked { pool, stats, paused, nodes, .. } in &asked {
+            if let Some(nodes) = nodes {
+                metrics.nodes(pool, &of_nodes(nodes));
+            }
             metrics.paused(pool, paused.iter().flat_map(BTreeMap::keys));
             let Some(stats) = stats else { continue };
             metrics.sizes(pool, stats.timers, stats.overdue, stats.queues.iter().map(figures));
@@ -183,6 +225,21 @@ async fn written(metrics: Arc<Metrics>, asked: Vec<Asked>, alone: OwnedMutexGuar
         metrics.text()
     })
     .await
+}
+
+fn of_nodes(view: &NodesView) -> ClusterFigures<'_> {
+    let of = &view.unusable;
+    let nodes = view.nodes.iter().map(|node| NodeFigures {
+        addr: &node.addr,
+        partitions: node.parts,
+        clock: node.clock,
+        gauges: &node.gauges,
+    });
+    ClusterFigures {
+        nodes: nodes.collect(),
+        unusable: [("away", of.away.len()), ("moving", of.moving.len()), ("split", of.split.len())],
+        redirections: &view.redirections,
+    }
 }
 
 fn figures(size: &QueueSize) -> QueueFigures<'_> {
@@ -245,7 +302,13 @@ mod tests {
             oldest_ready: None,
         };
         let stats = Stats { queues: (0..QUEUES).map(size).collect(), ..Stats::default() };
-        vec![Asked { pool: PoolName::default_pool(), up: true, stats: Some(stats), paused: None }]
+        vec![Asked {
+            pool: PoolName::default_pool(),
+            up: true,
+            stats: Some(stats),
+            paused: None,
+            nodes: None,
+        }]
     }
 
     /// Guards against a scrape that holds up all requests while it is written, on the runtime of one thread too.

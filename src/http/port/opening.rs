@@ -56,7 +56,7 @@ fn starting(method: &Method, path: &str) -> Response {
         "/ping" if [Method::GET, Method::HEAD].contains(method) => {
             return reply::message(StatusCode::OK, "pong");
         }
-        "/ready" => reply::readiness(Some(WHY.into())),
+        "/ready" => reply::readiness(Some(WHY.into()), &[]),
         _ => reply::error(StatusCode::SERVICE_UNAVAILABLE, WHY),
     };
     reply::retry_after(answer, Duration::ZERO)

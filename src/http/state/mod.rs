@@ -27,6 +27,7 @@ use crate::config::Secret;
 use crate::dispatch::{Dispatcher, ParkedPolls};
 use crate::engine::Engine;
 use crate::engine::backup::Backup;
+use crate::engine::nodes::Nodes;
 use crate::http::answer::room::BodyRoom;
 use crate::job::JobIds;
 use crate::metrics::Metrics;
@@ -132,6 +133,8 @@ pub struct AppState {
     pub under_way: Arc<UnderWay>,
     /// The pools that copy themselves, each with its turn: one backup at a time.
     pub backups: BTreeMap<PoolName, Backups>,
+    /// Those of the pools that are in a cluster.
+    pub nodes: BTreeMap<PoolName, Arc<dyn Nodes>>,
     /// Who has tried wrong passwords lately.
     pub failed_logins: FailedLogins,
     pub access_log: AtomicBool,

@@ -2,20 +2,21 @@
 //!
 //! `dormouse/push` hash `pool/ns/queue` → the record, and a field without a name that changes with every change;
 //! `dormouse/push/{pool}/{ns}/{queue}/counts` hash of `delivered`, `failed`, `dead`; `…/attempts` list of JSON, the
-//! latest at the left; `…/servers` hash server → JSON of what it holds, which expires a while after the last server.
+//! latest at the left; `…/servers` hash server → JSON of what it holds, which expires a while after the last server. In a
+//! cluster what concerns a namespace is in one slot, the records of its queues too.
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 use serde::Deserialize;
 
 use super::{ATTEMPTS_KEPT, Grant, Lease, PushKey, PushRecords, PushReport, PushStore, Seen, Version};
-use crate::admin::redis::{RedisAdmin, SCAN_STEP};
+use crate::admin::redis::{RedisAdmin, SCAN_STEP, version_of};
 use crate::clock::Millis;
-use crate::engine::redis::connection::shared::SharedConnection;
 use crate::engine::redis::layout::scripts::{Script, Scripts};
+use crate::engine::redis::tables::Tables;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, PoolName, Queue, QueueName};
 
@@ -25,18 +26,32 @@ const PUSH: &str = "dormouse/push";
 /// What a fleet shares of push.
 #[derive(Debug)]
 pub struct RedisPush {
-    shared: SharedConnection,
+    tables: Tables,
     scripts: Scripts,
 }
 
 impl RedisPush {
     /// In the Redis of tokens and limits, over their connection.
     pub fn new(admin: &RedisAdmin) -> RedisPush {
-        RedisPush { shared: admin.connection(), scripts: Scripts::default() }
+        RedisPush { tables: admin.tables(), scripts: Scripts::default() }
     }
 
-    async fn run<T: FromRedisValue>(&self, script: &Script, call: &Cmd) -> Result<T> {
-        Ok(self.shared.run(script, call).await?)
+    fn part_of(&self, key: &PushKey) -> u16 {
+        self.tables.part_of(&key.pool, &key.queue.namespace)
+    }
+
+    /// A command to the table of records in the part of a queue.
+    fn of_record(&self, key: &PushKey) -> (u16, Cmd) {
+        let part = self.part_of(key);
+        let mut cmd = redis::cmd("HGET");
+        cmd.arg(self.tables.key(part, PUSH)).arg(key.to_string());
+        (part, cmd)
+    }
+
+    /// The beginning of a call with these keys.
+    fn call<const N: usize>(&self, script: &Script, key: &PushKey, keys: [String; N]) -> (u16, Cmd) {
+        let part = self.part_of(key);
+        (part, self.tables.call(script, part, keys.map(|of| self.tables.key(part, of))))
     }
 }
 
@@ -66,18 +81,19 @@ fn parse_field(field: &[u8]) -> Option<PushKey> {
 impl PushStore for RedisPush {
     async fn records(&self, known: Option<Version>) -> Result<Option<PushRecords>> {
         // Read before the records: what changes meanwhile is read again next time.
-        let version: Option<Version> = self.shared.query(redis::cmd("HGET").arg(PUSH).arg("")).await?;
-        let version = version.unwrap_or(0);
+        let version = version_of(&self.tables, PUSH).await?;
         if known == Some(version) {
             return Ok(None);
         }
         let mut all = BTreeMap::new();
         let mut unreadable = 0;
-        let each = |field: Vec<u8>, record| match parse_field(&field) {
+        let mut each = |field: Vec<u8>, record| match parse_field(&field) {
             Some(key) => drop(all.insert(key, Bytes::from(record))),
             None => unreadable += usize::from(!field.is_empty()),
         };
-        self.shared.scan(PUSH, SCAN_STEP, each).await?;
+        for part in self.tables.parts() {
+            self.tables.scan(part, &self.tables.key(part, PUSH), SCAN_STEP, &mut each).await?;
+        }
         if unreadable > 0 {
             tracing::warn!(unreadable, "skipped fields of {PUSH} that name no queue");
         }
@@ -85,49 +101,51 @@ impl PushStore for RedisPush {
     }
 
     async fn record(&self, key: &PushKey) -> Result<Option<Bytes>> {
-        let record: Option<Vec<u8>> =
-            self.shared.query(redis::cmd("HGET").arg(PUSH).arg(key.to_string())).await?;
+        let (part, cmd) = self.of_record(key);
+        let record: Option<Vec<u8>> = self.tables.query(part, &cmd).await?;
         Ok(record.map(Bytes::from))
     }
 
     async fn swap(&self, key: &PushKey, old: Option<Bytes>, new: Option<Bytes>) -> Result<bool> {
         let script = &self.scripts.push_swap;
-        let mut call = script.call(3);
-        call.arg(PUSH).arg(key_of(key, "counts")).arg(key_of(key, "attempts"));
+        let keys = [PUSH.to_owned(), key_of(key, "counts"), key_of(key, "attempts")];
+        let (part, mut call) = self.call(script, key, keys);
         call.arg(key.to_string()).arg(&old.unwrap_or_default()[..]).arg(&new.unwrap_or_default()[..]);
-        self.run(script, &call).await
+        Ok(self.tables.run(part, script, &call).await?)
     }
 
     async fn lease(&self, key: &PushKey, lease: Lease) -> Result<Grant> {
         let script = &self.scripts.push_lease;
         let millis = |time: std::time::Duration| time.as_millis() as u64;
-        let mut call = script.call(2);
-        call.arg(key_of(key, "servers")).arg(key_of(key, "counts"));
+        let (part, mut call) = self.call(script, key, [key_of(key, "servers"), key_of(key, "counts")]);
         call.arg(&*lease.server).arg(millis(lease.time)).arg(lease.slots).arg(lease.wants).arg(lease.holds);
         call.arg(lease.rate).arg(millis(lease.per)).arg(lease.rate_held).arg(lease.in_flight);
         call.arg(lease.open.unwrap_or(0));
-        let (slots, rate, failed, delivered, alone) = self.run(script, &call).await?;
+        let (slots, rate, failed, delivered, alone) = self.tables.run(part, script, &call).await?;
         Ok(Grant { slots, rate, failed, delivered, alone })
     }
 
     async fn report(&self, key: &PushKey, report: PushReport) -> Result<()> {
         let script = &self.scripts.push_report;
-        let mut call = script.call(3);
-        call.arg(PUSH).arg(key_of(key, "counts")).arg(key_of(key, "attempts")).arg(key.to_string());
+        let keys = [PUSH.to_owned(), key_of(key, "counts"), key_of(key, "attempts")];
+        let (part, mut call) = self.call(script, key, keys);
+        call.arg(key.to_string());
         call.arg(report.delivered).arg(report.failed).arg(report.dead).arg(ATTEMPTS_KEPT);
         for attempt in &report.attempts {
             call.arg(serde_json::to_vec(attempt).map_err(Error::refused)?);
         }
-        self.run(script, &call).await
+        Ok(self.tables.run(part, script, &call).await?)
     }
 
     async fn seen(&self, key: &PushKey) -> Result<Seen> {
         let mut counts = redis::cmd("HMGET");
-        counts.arg(key_of(key, "counts")).arg(&["delivered", "failed", "dead"]);
+        let part = self.part_of(key);
+        let at = |kind| self.tables.key(part, key_of(key, kind));
+        counts.arg(at("counts")).arg(&["delivered", "failed", "dead"]);
         let mut attempts = redis::cmd("LRANGE");
-        attempts.arg(key_of(key, "attempts")).arg(0).arg(ATTEMPTS_KEPT - 1);
+        attempts.arg(at("attempts")).arg(0).arg(ATTEMPTS_KEPT - 1);
         let mut servers = redis::cmd("HVALS");
-        servers.arg(key_of(key, "servers"));
+        servers.arg(at("servers"));
         let time = redis::cmd("TIME");
         let (counts, attempts, servers, (seconds, _)): (
             [Option<u64>; 3],
@@ -135,10 +153,10 @@ impl PushStore for RedisPush {
             Vec<Vec<u8>>,
             (Millis, u64),
         ) = tokio::try_join!(
-            self.shared.query(&counts),
-            self.shared.query(&attempts),
-            self.shared.query(&servers),
-            self.shared.query(&time),
+            self.tables.query(part, &counts),
+            self.tables.query(part, &attempts),
+            self.tables.query(part, &servers),
+            self.tables.query(part, &time),
         )?;
         let [delivered, failed, dead] = counts.map(Option::unwrap_or_default);
         let attempts = attempts.iter().rev().filter_map(|text| serde_json::from_slice(text).ok()).collect();

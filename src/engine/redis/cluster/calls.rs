@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use super::known::Known;
 use super::map::Partition;
 use super::node::Node;
 use crate::engine::redis::connection::fault::{Fault, NotBegun, Outcome};
@@ -40,6 +41,8 @@ pub struct Cluster {
     pub look: Notify,
     /// The node that a call was sent on to: it knows best.
     pub named: Mutex<Option<String>>,
+    /// For operators.
+    pub known: Known,
     /// What keeps the map.
     pub tasks: Tasks,
 }
@@ -79,6 +82,7 @@ impl Cluster {
             troubles: (0..count).map(|_| Mutex::default()).collect(),
             look: Notify::new(),
             named: Mutex::default(),
+            known: Known::new(),
             tasks,
         }
     }
@@ -150,6 +154,7 @@ impl Cluster {
 
     /// What it means that a node has not begun a call.
     fn not_begun(&self, why: NotBegun, node: &Node) -> Unreachable {
+        self.known.refused(&why);
         match why {
             NotBegun::Moved(to) => {
                 let to = match to.strip_prefix(':') {
@@ -194,7 +199,8 @@ impl Cluster {
         &self.troubles[usize::from(partition)]
     }
 
-    fn is_moving(&self, partition: Partition) -> bool {
+    /// Whether calls were refused just now since the slot moves.
+    pub fn is_moving(&self, partition: Partition) -> bool {
         let moving = self.trouble(partition).lock().moving;
         moving.is_some_and(|last| last.elapsed() < AT_REST)
     }

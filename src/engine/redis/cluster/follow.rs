@@ -157,10 +157,28 @@ impl Follower {
 
     async fn ask(&self, address: &HostPort) -> Outcome<View> {
         match self.nodes.values().find(|node| node.address == *address) {
-            Some(node) if node.is_up() => View::read(node.query(&View::ask()).await?, address),
+            Some(node) if node.is_up() => self.ask_node(node).await,
             Some(_) => Err(Fault::away("no connection")),
             None => ask_for_view(&self.address, address).await,
         }
+    }
+
+    /// Asks for its time too.
+    async fn ask_node(&self, node: &Node) -> Outcome<View> {
+        let mut asked = redis::pipe();
+        asked.cmd("TIME");
+        View::ask().cmd_iter().for_each(|cmd| _ = asked.add_command(cmd.clone()));
+        let sent = Instant::now();
+        let ((seconds, micros), nodes, slots): ((u64, u64), _, _) = node.query(&asked).await?;
+        if let Some(off) = self.cluster.known.clock(&node.id, sent, seconds * 1_000_000 + micros) {
+            tracing::warn!(
+                pool = &*self.common.pool,
+                node = %node.address,
+                "the clock of this node is {} ms apart from those of the others: jobs are due by it",
+                off.as_millis()
+            );
+        }
+        View::read((nodes, slots), &node.address)
     }
 
     /// What a node says is taken, as far as it is newer.
@@ -382,6 +400,10 @@ impl Follower {
             }
         }
         let (view, nodes) = (&self.view, &self.nodes);
+        self.cluster.known.tell(view.masters.iter().map(|master| {
+            let up = !master.failed && nodes.get(&master.id).is_none_or(|node| node.is_up());
+            (master, up)
+        }));
         self.gone.retain(|id, address| {
             let back = view.alive.contains(id) && nodes.get(id).is_none_or(|node| node.is_up());
             if back {

@@ -3,11 +3,13 @@
 //!
 //! - `view`: what one node says of the cluster; `map`: what is right of what several say.
 //! - `node`: a master and the connections to it.
+//! - `known`: what else is known of the masters, for operators.
 //! - `calls`: a call finds its node, and is sent again as long as no node has begun it.
 //! - `follow`: the task that keeps the map, makes and leaves nodes, and looks whether a partition is on two of them.
 
 mod calls;
 mod follow;
+mod known;
 mod map;
 mod node;
 mod view;
@@ -17,10 +19,10 @@ use std::sync::Arc;
 use redis::{Cmd, FromRedisValue};
 use tokio_util::sync::DropGuard;
 
-pub use self::calls::{Attempts, Cluster};
+pub use self::calls::{Attempts, Cluster, State};
 use self::follow::Follower;
 pub use self::map::Partition;
-pub use self::node::{PartedLists, first_found, masters};
+pub use self::node::{Node, PartedLists, first_found, masters};
 pub use self::view::SLOTS;
 use super::connection::connector::RedisAddress;
 use super::connection::fault::Outcome;

@@ -29,6 +29,10 @@ pub struct Master {
 }
 
 impl Master {
+    pub fn has_slots(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
     pub fn has(&self, slot: u16) -> bool {
         self.slots.iter().any(|(first, last)| (*first..=*last).contains(&slot))
     }

@@ -120,14 +120,6 @@ impl CompactCore {
         }
     }
 
-    /// Every Redis, each with one of its partitions.
-    pub fn links(&self) -> Vec<(Arc<Link>, Partition)> {
-        match &self.place {
-            Place::One(link) => vec![(link.clone(), 0)],
-            Place::Cluster(cluster) => cluster.nodes(),
-        }
-    }
-
     /// The pool's clock: that of the first partition's Redis, so that all servers agree.
     pub fn now_micros(&self) -> Micros {
         let first = self.partitions.all().find_map(|partition| self.link(partition));

@@ -8,6 +8,7 @@
 //! - `callers`: calls that share script calls, by partition.
 //! - `verbs/`: a file for each step, or for those that are alike.
 //! - `keys`, `scripts`: the keys that are read without a script, and the scripts of lua/compact/.
+//! - `nodes`: what operators are told of a cluster.
 //! - `dues`: when each partition is pumped; `steps`: steps of schedules on their way.
 //!
 //! A queue has all its jobs in its home. Connections, deadlines, batches and the watch are those of the other layout.
@@ -17,7 +18,8 @@ mod callers;
 mod core;
 mod dues;
 mod keys;
-mod partitions;
+mod nodes;
+pub(in crate::engine::redis) mod partitions;
 mod place;
 mod scripts;
 mod steps;
@@ -36,6 +38,7 @@ use self::buckets::Buckets;
 use self::callers::Callers;
 use self::core::{CompactCore, Place};
 use self::dues::Dues;
+use self::nodes::NodesOfPool;
 use self::partitions::Partitions;
 use self::scripts::Scripts;
 use super::cluster;
@@ -47,6 +50,7 @@ use super::verbs::check::first_check;
 use super::watch;
 use crate::clock::Millis;
 use crate::engine::delays::{DelayCount, Delays};
+use crate::engine::nodes::Nodes;
 use crate::engine::notifier::Notifier;
 use crate::engine::observer::Observer;
 use crate::engine::{
@@ -229,6 +233,14 @@ impl CompactEngine {
         async move { failure.reported().await.to_owned() }
     }
 
+    /// Its nodes, in a cluster.
+    pub fn nodes(&self) -> Option<Arc<dyn Nodes>> {
+        match &self.core.place {
+            Place::One(_) => None,
+            Place::Cluster(cluster) => Some(Arc::new(NodesOfPool::new(&self.core, cluster))),
+        }
+    }
+
     fn open(&self) -> Result<&Arc<CompactCore>> {
         if self.core.tasks.stopping().is_cancelled() { Err(Error::Closed) } else { Ok(&self.core) }
     }
@@ -382,7 +394,11 @@ impl Engine for CompactEngine {
     }
 
     async fn check(&self) -> Result<()> {
-        self.open()?.check().await
+        let core = self.open()?;
+        match &core.place {
+            Place::One(link) => link.check().await,
+            Place::Cluster(cluster) => NodesOfPool::new(core, cluster).check().await,
+        }
     }
 
     async fn close(&self) {

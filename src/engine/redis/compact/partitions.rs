@@ -28,6 +28,11 @@ impl Partitions {
         Partitions { prefix: prefix.to_owned(), bases: tags(count).into_iter().map(base).collect() }
     }
 
+    /// What every key of the pool begins with.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     pub fn count(&self) -> u16 {
         self.bases.len() as u16 // made from one
     }
@@ -74,8 +79,8 @@ impl Partitions {
         self.of(namespace.as_str().as_bytes())
     }
 
-    /// The highest bits of the hash.
-    fn of(&self, text: &[u8]) -> Partition {
+    /// The part that a text names: the highest bits of its hash.
+    pub fn of(&self, text: &[u8]) -> Partition {
         let hash = u128::from(xxh3_64(text)) * self.bases.len() as u128;
         (hash >> 64) as Partition
     }

@@ -129,35 +129,40 @@ impl RedisCore {
 impl Link {
     /// The server's figures; none where INFO is forbidden, which is no reason to hide the rest.
     pub async fn gauges(&self) -> Vec<(&'static str, f64)> {
-        let Ok(info) = self.shared.query::<String>(&redis::cmd("INFO")).await else { return Vec::new() };
-        let mut gauges = Vec::new();
-        let (mut keys, mut with_ttl) = (0.0, 0.0);
-        for (field, value) in info.lines().filter_map(|line| line.split_once(':')) {
-            let gauge = match field {
-                "maxmemory" => "max_mem_bytes",
-                "used_memory" => "used_mem_bytes",
-                "connected_clients" => "connections",
-                "blocked_clients" => "blocking_connections",
-                _ => {
-                    // db0:keys=1,expires=0,avg_ttl=0
-                    if field.strip_prefix("db").is_some_and(|n| n.parse::<u32>().is_ok()) {
-                        for (name, n) in value.split(',').filter_map(|part| part.split_once('=')) {
-                            let n: f64 = n.trim().parse().unwrap_or(0.0);
-                            match name {
-                                "keys" => keys += n,
-                                "expires" => with_ttl += n,
-                                _ => (),
-                            }
+        let info = self.shared.query::<String>(&redis::cmd("INFO")).await;
+        info.map(|info| gauges_of(&info)).unwrap_or_default()
+    }
+}
+
+/// The figures in what INFO answers.
+pub fn gauges_of(info: &str) -> Vec<(&'static str, f64)> {
+    let mut gauges = Vec::new();
+    let (mut keys, mut with_ttl) = (0.0, 0.0);
+    for (field, value) in info.lines().filter_map(|line| line.split_once(':')) {
+        let gauge = match field {
+            "maxmemory" => "max_mem_bytes",
+            "used_memory" => "used_mem_bytes",
+            "connected_clients" => "connections",
+            "blocked_clients" => "blocking_connections",
+            _ => {
+                // db0:keys=1,expires=0,avg_ttl=0
+                if field.strip_prefix("db").is_some_and(|n| n.parse::<u32>().is_ok()) {
+                    for (name, n) in value.split(',').filter_map(|part| part.split_once('=')) {
+                        let n: f64 = n.trim().parse().unwrap_or(0.0);
+                        match name {
+                            "keys" => keys += n,
+                            "expires" => with_ttl += n,
+                            _ => (),
                         }
                     }
-                    continue;
                 }
-            };
-            if let Ok(value) = value.trim().parse() {
-                gauges.push((gauge, value));
+                continue;
             }
+        };
+        if let Ok(value) = value.trim().parse() {
+            gauges.push((gauge, value));
         }
-        gauges.extend([("total_keys", keys), ("total_ttl_keys", with_ttl)]);
-        gauges
     }
+    gauges.extend([("total_keys", keys), ("total_ttl_keys", with_ttl)]);
+    gauges
 }

@@ -4,38 +4,33 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tokio::time::timeout;
-
 use super::super::core::{CompactCore, Lane, Place};
 use super::super::keys;
 use super::super::partitions::Partition;
 use crate::clock::Micros;
 use crate::engine::redis::connection::fault::Outcome;
 use crate::engine::redis::layout::keys::queue_of_group;
-use crate::engine::redis::verbs::check::empty_write_of;
 use crate::engine::together;
 use crate::engine::{QueuePage, QueueSize, QueueView, Size, SizeOf, Stats};
-use crate::error::{Error, Result, Unreachable};
+use crate::error::Result;
 use crate::name::{Namespace, Queue, QueueName};
 
 /// How many queues one round trip reads.
 const CHUNK: usize = 256;
-/// How long a node may take to say that it is well.
-const CHECK: Duration = Duration::from_millis(500);
 /// How many names one key has.
 const SHARD: u64 = 64;
 
 /// Figures of a queue.
 #[derive(Clone, Copy, Debug, Default)]
-struct Figures {
-    jobs: u64,
-    delayed: u64,
-    running: u64,
-    dead: u64,
+pub struct Figures {
+    pub jobs: u64,
+    pub delayed: u64,
+    pub running: u64,
+    pub dead: u64,
 }
 
 impl Figures {
-    fn ready(&self) -> u64 {
+    pub fn ready(&self) -> u64 {
         self.jobs.saturating_sub(self.delayed + self.running + self.dead)
     }
 }
@@ -62,11 +57,16 @@ fn ask_figures(base: &str, queue: &Queue) -> redis::Cmd {
 }
 
 impl CompactCore {
+    /// What a partition has of a queue.
+    pub async fn figures(&self, partition: Partition, queue: &Queue) -> Outcome<Figures> {
+        let record: Record =
+            self.query(partition, &ask_figures(self.partitions.base(partition), queue)).await?;
+        Ok(figures(&record))
+    }
+
     /// How many jobs are ready; or dead, and the oldest of them.
     pub async fn size(&self, queue: &Queue, of: SizeOf) -> Result<Size> {
-        let home = self.partition_of(queue);
-        let record: Record = self.query(home, &ask_figures(self.partitions.base(home), queue)).await?;
-        let figures = figures(&record);
+        let figures = self.figures(self.partition_of(queue), queue).await?;
         match of {
             SizeOf::Ready => Ok(Size { jobs: figures.ready(), head: None }),
             SizeOf::Dead if figures.dead == 0 => Ok(Size::default()),
@@ -160,39 +160,12 @@ impl CompactCore {
         Ok(Stats { timers, overdue, queues, gauges: self.gauges().await })
     }
 
-    /// Whether requests are served: in a cluster while a node serves some.
-    pub async fn check(&self) -> Result<()> {
-        if let Place::One(link) = &self.place {
-            return link.check().await;
-        }
-        let nodes = self.links();
-        let each = together::all(nodes.iter().map(|(link, partition)| {
-            let guard = keys::guard(self.partitions.base(*partition));
-            async move { timeout(CHECK, link.shared.query::<u64>(&empty_write_of(&guard))).await }
-        }));
-        let mut why = Error::Unreachable(Unreachable::Away);
-        for answer in each.await {
-            match answer {
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(fault)) if fault.is_refusal() => why = fault.into(),
-                _ => {}
-            }
-        }
-        Err(why)
-    }
-
-    /// Figures of the Redises, added up.
+    /// Figures of the Redis. Those of a cluster are told by node.
     async fn gauges(&self) -> Vec<(&'static str, f64)> {
-        let links = self.links();
-        let each = together::all(links.iter().map(|(link, _)| link.gauges())).await;
-        let mut sums: Vec<(&'static str, f64)> = Vec::new();
-        for (name, value) in each.into_iter().flatten() {
-            match sums.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += value,
-                None => sums.push((name, value)),
-            }
+        match &self.place {
+            Place::One(link) => link.gauges().await,
+            Place::Cluster(_) => Vec::new(),
         }
-        sums
     }
 
     /// Every queue of a partition, with since when its head is ready; and when the partition's first timer is due.

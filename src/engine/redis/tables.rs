@@ -1,0 +1,269 @@
+//! Tables that all servers share and that are no jobs: tokens, limits, and what push keeps. On one Redis, or in a
+//! cluster: there each namespace's are in one of 16 slots. Who calls names the part and the key, and never a node. Knows
+//! no table.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Pipeline};
+use tokio::time::{sleep, timeout};
+
+use super::OLDEST;
+use super::cluster::{self, Cluster, PartedLists};
+use super::compact::partitions::{Partition, Partitions};
+use super::connection::connector::{Connector, RedisAddress};
+use super::connection::fault::Outcome;
+use super::connection::shared::SharedConnection;
+use super::connection::status::Connections;
+use super::layout::scripts::Script;
+use super::link::{Common, Lane, ReadyLists};
+use super::verbs::check;
+use crate::engine::together;
+use crate::error::{Error, Result, Unreachable};
+use crate::name::{PoolName, Queue};
+use crate::outage::Outage;
+use crate::process::tasks::{Failure, Tasks};
+
+/// How long a new store waits for its connection. A busy machine needs some of it.
+const FIRST_CONNECTION: Duration = Duration::from_secs(5);
+/// How long a check of a Redis that answers waits for the shared connection, if that is down; and in a cluster for a node.
+const CONNECTION_WAIT: Duration = Duration::from_millis(500);
+/// How often it is looked whether the Redis is still the master. One that has become a replica answers reads as before,
+/// and tokens are hardly ever written: the first to write one would get an error.
+const LOOK: Duration = Duration::from_secs(1);
+/// In how many slots of a cluster tables are.
+const PARTS: u16 = 16;
+/// What it is called in messages.
+const NAME: &str = "of tokens and limits";
+
+/// The tables' place.
+#[derive(Clone, Debug)]
+pub struct Tables {
+    place: Place,
+    failure: Failure,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    /// The connection, and all that is known of it.
+    One(SharedConnection, Arc<Connections>),
+    Cluster(Arc<Cluster>, Arc<Partitions>),
+}
+
+/// The attempts to have a question answered.
+enum Attempts<'a> {
+    One(&'a SharedConnection),
+    Cluster(cluster::Attempts<'a>),
+}
+
+impl Attempts<'_> {
+    async fn connection(&mut self) -> Outcome<SharedConnection> {
+        match self {
+            Attempts::One(shared) => Ok(shared.clone()),
+            Attempts::Cluster(attempts) => Ok(attempts.link().await?.lane(Lane::Other).clone()),
+        }
+    }
+
+    /// What came of it; `None` when there is to be another one.
+    fn outcome<T>(&mut self, answer: Outcome<T>) -> Option<Outcome<T>> {
+        match self {
+            Attempts::One(_) => Some(answer),
+            Attempts::Cluster(attempts) => attempts.outcome(answer),
+        }
+    }
+}
+
+/// Asks. In a cluster it is asked again as long as no node has begun it. Not a function: what an async closure borrows
+/// may not go to another thread.
+macro_rules! ask {
+    ($tables:expr, $part:expr, |$shared:ident| $ask:expr) => {{
+        let mut attempts = $tables.attempts($part);
+        loop {
+            let $shared = attempts.connection().await?;
+            let answer = $ask.await;
+            if let Some(outcome) = attempts.outcome(answer) {
+                break outcome;
+            }
+        }
+    }};
+}
+
+impl Tables {
+    /// `Away` or `Refused` when the Redis cannot be used now; once connected, it outlives any outage. One of `tasks` keeps
+    /// the connection until they are stopped. In a cluster every key begins with `prefix`.
+    pub async fn open(
+        address: &RedisAddress,
+        prefix: &str,
+        outage: Arc<Outage>,
+        tasks: &Tasks,
+    ) -> Result<Tables> {
+        if address.cluster {
+            return Tables::in_cluster(address, prefix, outage, tasks).await;
+        }
+        let connector = Arc::new(Connector::new(address)?);
+        let failure = connector.failure().clone();
+        check::usable(&mut connector.connect().await?, OLDEST, false).await?;
+        let connections = Connections::new(NAME.into(), connector, outage, tasks.stopping().clone());
+        let (shared, keep) = SharedConnection::new(connections.clone());
+        tasks.spawn_essential("the connection of tokens and limits", keep);
+        let (look, stop) = (shared.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the look for the master of tokens and limits", async move {
+            let looks = async {
+                loop {
+                    sleep(LOOK).await;
+                    // A refusal says that another is the master now, or is for those to tell who write.
+                    let _: Outcome<u64> = look.query(&check::empty_write()).await;
+                }
+            };
+            stop.run_until_cancelled(looks).await;
+        });
+        // The Redis is there, so the connection is, a moment later. If not, that is no reason to stop.
+        let _ = connections.all_up(FIRST_CONNECTION).await;
+        Ok(Tables { place: Place::One(shared, connections), failure })
+    }
+
+    async fn in_cluster(
+        address: &RedisAddress,
+        prefix: &str,
+        outage: Arc<Outage>,
+        tasks: &Tasks,
+    ) -> Result<Tables> {
+        // No pool's prefix has a slash: the keys of a pool in the same cluster begin otherwise.
+        let partitions = Arc::new(Partitions::new(&format!("{prefix}/"), PARTS));
+        let failure = Failure::default();
+        let of_pool = Common::new(&PoolName::default_pool(), failure.clone());
+        let common = Common { pool: NAME.into(), outage, ..of_pool };
+        let opened = cluster::open(address.clone(), common, partitions.slots(), Arc::new(NoLists)).await?;
+        let (cluster, guard) = opened.keep();
+        let (closes, stop) = (cluster.clone(), tasks.stopping().clone());
+        tasks.spawn_essential("the nodes of tokens and limits", async move {
+            let _guard = guard;
+            stop.cancelled().await;
+            closes.close().await;
+        });
+        Ok(Tables { place: Place::Cluster(cluster, partitions), failure })
+    }
+
+    /// Waits until a task has died that it cannot do without, and says which.
+    pub fn failed(&self) -> impl Future<Output = String> + Send + use<> {
+        let failure = self.failure.clone();
+        async move { failure.reported().await.to_owned() }
+    }
+
+    /// The part in which the tables of a namespace are.
+    pub fn part_of(&self, pool: &impl Display, namespace: &impl Display) -> Partition {
+        match &self.place {
+            Place::One(..) => 0,
+            Place::Cluster(_, partitions) => partitions.of(format!("{pool}/{namespace}").as_bytes()),
+        }
+    }
+
+    /// All parts.
+    pub fn parts(&self) -> Range<Partition> {
+        match &self.place {
+            Place::One(..) => 0..1,
+            Place::Cluster(_, partitions) => partitions.all(),
+        }
+    }
+
+    /// How a key is called in a part.
+    pub fn key(&self, part: Partition, key: impl Display) -> String {
+        match &self.place {
+            Place::One(..) => key.to_string(),
+            Place::Cluster(_, partitions) => format!("{}{key}", partitions.base(part)),
+        }
+    }
+
+    /// The beginning of a call of a script with these keys. In a cluster it names one more, which nobody ever writes: a
+    /// server that moves the slot refuses the call before it begins.
+    pub fn call<const N: usize>(&self, script: &Script, part: Partition, keys: [String; N]) -> Cmd {
+        let guard = match &self.place {
+            Place::One(..) => None,
+            Place::Cluster(..) => Some(self.key(part, "!")),
+        };
+        let mut cmd = script.call(N + usize::from(guard.is_some()));
+        keys.into_iter().chain(guard).for_each(|key| _ = cmd.arg(key));
+        cmd
+    }
+
+    pub async fn run<T: FromRedisValue>(&self, part: Partition, script: &Script, call: &Cmd) -> Outcome<T> {
+        ask!(self, part, |shared| shared.run(script, call))
+    }
+
+    pub async fn query<T: FromRedisValue>(&self, part: Partition, cmd: &Cmd) -> Outcome<T> {
+        ask!(self, part, |shared| shared.query(cmd))
+    }
+
+    /// Several commands in one round trip.
+    pub async fn query_all<T: FromRedisValue>(&self, part: Partition, asked: &Pipeline) -> Outcome<T> {
+        ask!(self, part, |shared| shared.query_all(asked))
+    }
+
+    /// Reads a whole hash, about `step` fields at a time. A field that changes meanwhile may be met twice.
+    pub async fn scan(
+        &self,
+        part: Partition,
+        key: &str,
+        step: usize,
+        mut each: impl FnMut(Vec<u8>, Vec<u8>) + Send,
+    ) -> Outcome<()> {
+        let mut cursor = 0;
+        loop {
+            let (next, fields) = ask!(self, part, |shared| shared.scan_step(key, cursor, step))?;
+            fields.into_iter().for_each(|(field, value)| each(field, value));
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    fn attempts(&self, part: Partition) -> Attempts<'_> {
+        match &self.place {
+            Place::One(shared, _) => Attempts::One(shared),
+            Place::Cluster(cluster, _) => Attempts::Cluster(cluster.attempts(part, Lane::Other)),
+        }
+    }
+
+    /// Whether it can be used: in a cluster while a node answers.
+    pub async fn check(&self) -> Result<()> {
+        match &self.place {
+            Place::One(shared, connections) => {
+                let _: String = shared.query(&redis::cmd("PING")).await?;
+                connections.retry_now();
+                connections.all_up(CONNECTION_WAIT).await
+            }
+            Place::Cluster(cluster, _) => {
+                let nodes = cluster.nodes();
+                let answers = nodes.into_iter().map(|(link, _)| async move {
+                    let ping = redis::cmd("PING");
+                    matches!(timeout(CONNECTION_WAIT, link.shared.query::<String>(&ping)).await, Ok(Ok(_)))
+                });
+                let any = together::all(answers).await.into_iter().any(|up| up);
+                if any { Ok(()) } else { Err(Error::Unreachable(Unreachable::Away)) }
+            }
+        }
+    }
+}
+
+/// There are no jobs here.
+#[derive(Debug)]
+struct NoLists;
+
+impl ReadyLists for NoLists {
+    fn key_of(&self, _: &Queue) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn queue_of(&self, _: &[u8]) -> Option<Queue> {
+        None
+    }
+}
+
+impl PartedLists for NoLists {
+    fn home(&self, _: &Queue) -> Partition {
+        0
+    }
+}

@@ -1,0 +1,114 @@
+//! What operators see of a pool in a Redis Cluster.
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use crate::engine::nodes::{JobsOfPart, NodeView, NodesView, Part, QueuePlaces, Unusable};
+use crate::http::answer::error::{ApiError, HandlerResult};
+use crate::http::answer::reply;
+use crate::http::request::params::Query;
+use crate::http::state::App;
+use crate::name::{Namespace, Queue, QueueName};
+use crate::time::Instant;
+
+#[derive(Serialize)]
+struct ClusterReply<'a> {
+    pool: &'a str,
+    prefix: String,
+    partitions: Part,
+    wait_replicas: u8,
+    nodes: Vec<NodeReply>,
+    away: Vec<Part>,
+    moving: Vec<Part>,
+    split: Vec<Part>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<QueueReply>,
+}
+
+#[derive(Serialize)]
+struct NodeReply {
+    id: String,
+    addr: String,
+    up: bool,
+    since: Instant,
+    partitions: Part,
+    replicas: Option<u64>,
+    used_memory: Option<u64>,
+    clock_ms: Option<f64>,
+    version: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QueueReply {
+    home: Part,
+    spread: bool,
+    jobs: Vec<JobsReply>,
+}
+
+#[derive(Serialize)]
+struct JobsReply {
+    partition: Part,
+    node: Option<String>,
+    ready: u64,
+    delayed: u64,
+    running: u64,
+    dead: u64,
+}
+
+/// `GET /cluster?pool&namespace&queue`
+pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult {
+    let query = Query(query.as_deref().unwrap_or_default());
+    let pool = state.pool_name(query.get("pool").as_deref().unwrap_or_default());
+    let pool = pool.map_err(|_| ApiError::bad("invalid pool"))?;
+    let queue = queue(query)?;
+    let Some(nodes) = state.nodes.get(&pool) else {
+        return Err(ApiError::bad("the pool is not in a cluster"));
+    };
+    let places = match &queue {
+        Some(queue) => Some(nodes.places(queue).await?),
+        None => None,
+    };
+    let NodesView { prefix, parts, nodes, unusable, .. } = nodes.view().await;
+    let Unusable { away, moving, split } = unusable;
+    let reply = ClusterReply {
+        pool: pool.as_str(),
+        prefix,
+        partitions: parts,
+        wait_replicas: 0,
+        nodes: nodes.into_iter().map(node).collect(),
+        away,
+        moving,
+        split,
+        queue: places.map(places_of),
+    };
+    Ok(reply::json(StatusCode::OK, &reply))
+}
+
+/// The queue that is asked for, if one is.
+fn queue(query: Query<'_>) -> Result<Option<Queue>, ApiError> {
+    let namespace = query.get("namespace").map(|name| Namespace::parse(&name)).transpose();
+    let namespace = namespace.map_err(|_| ApiError::bad("invalid namespace"))?;
+    let name = query.get("queue").map(|name| QueueName::parse(&name)).transpose();
+    let name = name.map_err(|_| ApiError::bad("invalid queue"))?;
+    match (namespace, name) {
+        (None, None) => Ok(None),
+        (Some(namespace), Some(name)) => Ok(Some(Queue { namespace, name })),
+        (None, Some(_)) => Err(ApiError::bad("invalid namespace: a queue needs the one that it is in")),
+        (Some(_), None) => Err(ApiError::bad("invalid queue: a namespace alone is in no place")),
+    }
+}
+
+fn node(of: NodeView) -> NodeReply {
+    let NodeView { id, addr, up, since, parts, replicas, used_memory, clock, version, gauges: _ } = of;
+    let (since, clock_ms) = (Instant(since), clock.map(|micros| micros as f64 / 1000.0));
+    NodeReply { id, addr, up, since, partitions: parts, replicas, used_memory, clock_ms, version }
+}
+
+fn places_of(QueuePlaces { home, spread, jobs }: QueuePlaces) -> QueueReply {
+    let jobs = jobs.into_iter().map(|of| {
+        let JobsOfPart { part, node, ready, delayed, running, dead } = of;
+        JobsReply { partition: part, node, ready, delayed, running, dead }
+    });
+    QueueReply { home, spread, jobs: jobs.collect() }
+}
