@@ -1,18 +1,31 @@
 -- Moves due jobs, earliest first: those with tries left become ready, those without become dead. Before that the buckets
--- that are near now get timers; after it, if asked, jobs that have ended go, and queues that are empty for long.
+-- that are near now get timers; after it, if asked, jobs that have ended go, and queues that are empty for long. One
+-- server pumps a partition: it takes a lease with the call, and renews it. A call of another one does nothing, unless
+-- that server has stored what is due now: who holds the lease may not know of it yet.
 -- KEYS    the partition's guard
 -- ARGV    how many timers at most; 1 = look for jobs that have ended, 2 = for empty queues too; ms after which an empty
---         queue is forgotten
+--         queue is forgotten; the server, 1 = it has stored what is due now
 -- returns {now, how many left the timers, us until the next is due (-1 = none, 0 = now), {names of queues that got ready
 --         jobs}, jobs that have ended, their bytes, queues that were forgotten, per namespace of those: name, jobs,
 --         bytes, queues, {per queue with some: its name, jobs whose hand-over has ended and that are ready again, jobs
---         that died}}
+--         that died}, for how many us another server still has the lease (0 = it is this server's)}
 -- bound   200 timers (the caller's), 4 buckets that are near and 2 with ended jobs (of 128 jobs), 512 queues
 local most, sweeps, empty_for = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local LEASE, RENEW = 1250000, 1100000
 -- From when on a bucket is near, in ms. Moved a second at a time: each move is a write.
 local meta, buckets, find, remove, die = base .. 'm', 4, nil, nil, nil
 -- A full Redis refuses a script's first write if that needs memory, and this one needs none: the pool can be drained.
+local lease, held = call('HGET', meta, 'l'), 0
+if lease then
+  local left = unpack_of('>I7', lease) - now
+  -- One that ends later is of a clock that was set back.
+  if left <= 0 or left > LEASE then lease = nil
+  elseif sub(lease, 8) ~= ARGV[4] then held = left
+  elseif left < RENEW then lease = nil end
+end
+if held > 0 and ARGV[5] ~= '1' then return {now, 0, -1, {}, 0, 0, 0, {}, {}, held} end
 call('ZREM', far, '')
+if not lease then call('HSET', meta, 'l', pack('>I7', now + LEASE) .. ARGV[4]) end
 local horizon = tonumber(call('HGET', meta, 'h') or 0)
 local target = math.max(horizon, now_ms + 3000 >= horizon and now_ms + 4000 or 0)
 local first = call('ZRANGE', far, 0, 0, 'WITHSCORES')
@@ -167,4 +180,4 @@ for _, name in ipairs(order_told) do
   local k = #ended
   ended[k + 1], ended[k + 2], ended[k + 3] = name, told[name][1], told[name][2]
 end
-return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended}
+return {now, moved, math.min(next_due, 1000000000), order, gone[1], gone[2], gone[3], freed, ended, held}

@@ -75,6 +75,8 @@ pub struct CompactCore {
     pub publishes: Callers<Plain, Published>,
     pub acks: Callers<JobRef, ()>,
     pub dues: Dues,
+    /// By which the lease of a pump says whose it is.
+    pub server: [u8; 8],
     /// Steps of schedules that share script calls.
     pub steps: Callers<Addressed, Told>,
     /// There is a schedule in this pool, or was one.
@@ -137,7 +139,7 @@ impl CompactCore {
 
     /// A job was stored there that is due then, by the partition's clock.
     pub fn stored(&self, partition: Partition, due: Micros) {
-        self.dues.stored(partition, self.in_pool_time(partition, due));
+        self.dues.stored(partition, self.in_pool_time(partition, due), self.now_micros());
     }
 
     /// A time of a partition's clock by the pool's.

@@ -63,6 +63,7 @@ use crate::job::{Job, JobId, JobIds, JobRef, JobView, Receipt};
 use crate::name::{JobKey, Namespace, PoolName, Queue, QueueList, QueueName};
 use crate::outage::Outage;
 use crate::process::tasks::{Failure, Tasks};
+use crate::random;
 
 /// ZADD takes LT since 6.2; a slot's channels, which servers are to tell each other by, are there since this version.
 pub const OLDEST: (u32, u32) = (7, 0);
@@ -201,6 +202,7 @@ impl CompactEngine {
             tasks: tasks.clone(),
             scripts: Scripts::default(),
             dues: Dues::new(partitions.count()),
+            server: random::bytes(),
             publishes: Callers::new(partitions.count()),
             acks: Callers::new(partitions.count()),
             steps: Callers::new(partitions.count()),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 use super::super::core::{CompactCore, Lane, Place};
-use super::super::dues::LONGEST_PAUSE;
+use super::super::dues::{LONGEST_PAUSE, Said, Turn};
 use super::super::partitions::Partition;
 use crate::engine::Pumped;
 use crate::engine::redis::connection::fault::{Fault, Outcome};
@@ -30,15 +30,15 @@ const QUEUES: u64 = 2;
 
 /// What one script call says: now, how many left the timers, how long until the next, the queues that got ready jobs,
 /// jobs and bytes that have ended, queues that were forgotten, the same for each namespace, and what
-/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads.
-type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>);
+/// [`Link::tell_ended`](crate::engine::redis::link::Link::tell_ended) reads; for how long another server has the lease.
+type PumpAnswer = (u64, usize, i64, Vec<Vec<u8>>, i64, i64, i64, Vec<redis::Value>, Vec<redis::Value>, u64);
 
 impl CompactCore {
     /// Moves due jobs.
     pub async fn pump(self: &Arc<Self>) -> Result<Pumped> {
         let due = self.dues.begin(self.now_micros());
         let asked = due.len();
-        let pumps = together::all(due.into_iter().map(|partition| self.pump_in_time(partition))).await;
+        let pumps = together::all(due.into_iter().map(|turn| self.pump_in_time(turn))).await;
         let next = self.dues.end();
         let (mut moved, mut failed, mut unreachable) = (0, None, 0);
         for one in pumps {
@@ -67,16 +67,16 @@ impl CompactCore {
 
     /// Pumps a partition, if its Redis can be used now. In a cluster nobody waits for a node that does not answer: its
     /// pump goes on by itself.
-    async fn pump_in_time(self: &Arc<Self>, partition: Partition) -> Outcome<usize> {
+    async fn pump_in_time(self: &Arc<Self>, turn: Turn) -> Outcome<usize> {
         if let Place::One(_) = &self.place {
-            return self.pump_partition(partition).await;
+            return self.pump_partition(turn).await;
         }
-        if let Err(why) = self.try_link(partition, Lane::Pump) {
-            self.dues.said(partition, self.now_micros(), AGAIN);
+        if let Err(why) = self.try_link(turn.partition, Lane::Pump) {
+            self.dues.said(turn, self.now_micros(), Said::again(AGAIN));
             return Err(Fault::part(why));
         }
         let core = self.clone();
-        let pump = self.tasks.spawn(async move { core.pump_partition(partition).await });
+        let pump = self.tasks.spawn(async move { core.pump_partition(turn).await });
         match timeout(NODE, pump).await {
             Ok(Ok(pumped)) => pumped,
             Ok(Err(_)) => Err(Fault::away("a pump ended")),
@@ -84,25 +84,24 @@ impl CompactCore {
         }
     }
 
-    async fn pump_partition(&self, partition: Partition) -> Outcome<usize> {
+    async fn pump_partition(&self, turn: Turn) -> Outcome<usize> {
+        let partition = turn.partition;
         let sweep = self.sweeps(partition);
         let mut cmd = self.call(&self.scripts.pump, partition);
-        cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64);
+        cmd.arg(BATCH).arg(sweep).arg(EMPTY.as_millis() as u64).arg(&self.server).arg(u8::from(turn.is_own));
         let sent = Instant::now();
-        let (now, moved, next, ready, jobs, bytes, queues, freed, ended): PumpAnswer =
+        let (now, moved, next, ready, jobs, bytes, queues, freed, ended, held): PumpAnswer =
             match self.ask(partition, Lane::Pump, &self.scripts.pump, cmd).await {
                 Ok(answer) => answer,
                 Err(fault) => {
-                    self.dues.said(partition, self.now_micros(), AGAIN);
+                    self.dues.said(turn, self.now_micros(), Said::again(AGAIN));
                     return Err(fault);
                 }
             };
         self.learn(partition, sent, now);
-        self.dues.said(
-            partition,
-            self.in_pool_time(partition, now),
-            u64::try_from(next).map_or(Duration::MAX, Duration::from_micros),
-        );
+        let next = u64::try_from(next).map_or(Duration::MAX, Duration::from_micros);
+        let said = Said { next, held: Duration::from_micros(held) };
+        self.dues.said(turn, self.in_pool_time(partition, now), said);
         if let Some(link) = self.link(partition) {
             link.tell_ended(ended)?;
         }
