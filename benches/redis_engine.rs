@@ -474,7 +474,7 @@ async fn layout(name: &str, server: &RedisServer) -> Arc<dyn Engine> {
         return RedisEngine::connect(address, &pool).await.expect("the server is there");
     }
     let partitions = if name.contains("64") { 64 } else { 1 };
-    let layout = CompactLayout { prefix: "big".into(), partitions };
+    let layout = CompactLayout { prefix: "big".into(), partitions, wait_replicas: 0 };
     CompactEngine::connect(address, &pool, &layout).await.expect("the server is there")
 }
 

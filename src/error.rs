@@ -21,6 +21,8 @@ pub enum Unreachable {
     Moving,
     /// Two nodes have jobs of it: a node died while it was moved.
     Split,
+    /// Fewer of its node's replicas are in step than must have what is asked.
+    FewReplicas,
 }
 
 impl Unreachable {
@@ -30,6 +32,7 @@ impl Unreachable {
             Unreachable::Away => "this part of the pool cannot be reached",
             Unreachable::Moving => "this part of the pool is being moved",
             Unreachable::Split => "this part of the pool is on two nodes",
+            Unreachable::FewReplicas => "too few replicas",
         }
     }
 }

@@ -190,6 +190,9 @@ table! {
         "Partitions" partitions: Option<u16> = None, in 1..=MAX_PARTITIONS.into();
         /// Dormouse's own. What every key of a compact pool begins with. Default: the pool's name.
         "Prefix" prefix: Option<String> = None;
+        /// Dormouse's own. How many replicas of its Redis, or of each node, must have what was asked of a compact pool
+        /// before it is answered; at most 5.
+        "WaitReplicas" wait_replicas: u16 = 0, in 0..=5;
         /// The pool that publishes go to, while this one is drained.
         "MigrateTo" migrate_to: Option<String> = None;
         /// Dormouse's own. A directory that this pool keeps its jobs in.

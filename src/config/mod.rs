@@ -172,6 +172,8 @@ mod tests {
             ("Layout='compact'\nPrefix='a{b'", "Prefix"),
             ("Partitions=2", "Partitions"),
             ("Prefix='a'", "Prefix"),
+            ("WaitReplicas=1", "WaitReplicas"),
+            ("Layout='compact'\nWaitReplicas=6", "WaitReplicas"),
             ("Layout='other'", "other"),
         ] {
             let error = pool(keys).expect_err(keys);

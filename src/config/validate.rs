@@ -111,8 +111,9 @@ impl Config {
                         "Path belongs to pools; leave [AdminRedis] out, and tokens live in the default pool's directory",
                     ));
                 }
-                if let Some(layout) =
-                    ["Layout", "Partitions", "Prefix"].into_iter().find_map(|key| given.get(key))
+                if let Some(layout) = ["Layout", "Partitions", "Prefix", "WaitReplicas"]
+                    .into_iter()
+                    .find_map(|key| given.get(key))
                 {
                     return Err(layout.wrong("it belongs to pools; tokens and limits have one layout"));
                 }
@@ -354,6 +355,9 @@ impl PoolConfig {
                 return wrong("Partitions", "a power of two up to 4096 is wanted");
             }
             _ => {}
+        }
+        if self.wait_replicas > 0 && !compact {
+            return wrong("WaitReplicas", "it belongs to Layout = \"compact\"");
         }
         match &self.prefix {
             Some(_) if !compact => return wrong("Prefix", "it belongs to Layout = \"compact\""),

@@ -303,6 +303,10 @@ impl Observer for PoolMetrics {
         PoolMetrics::synced(self, took, calls);
     }
 
+    fn waited(&self, took: Duration) {
+        PoolMetrics::waited(self, took);
+    }
+
     fn died(&self, queue: &Queue, jobs: u64) {
         PoolMetrics::died(self, queue, jobs);
     }

@@ -52,6 +52,8 @@ pub struct NodesView {
     pub prefix: String,
     /// How many parts there are.
     pub parts: Part,
+    /// How many replicas must have what was asked before it is answered.
+    pub wait_replicas: u16,
     pub nodes: Vec<NodeView>,
     pub unusable: Unusable,
     /// How many calls a node has refused before it began them, by why, since this process began.

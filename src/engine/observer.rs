@@ -20,6 +20,9 @@ pub trait Observer: Send + Sync + fmt::Debug {
     /// The disk took so long to make what so many calls have done last.
     fn synced(&self, took: Duration, calls: usize);
 
+    /// A call was answered so long after it was sent, since replicas had to have it too.
+    fn waited(&self, took: Duration);
+
     /// Jobs of a queue died while they were pumped or consumed: nobody's answer says so.
     fn died(&self, queue: &Queue, jobs: u64);
 

@@ -193,6 +193,8 @@ families! {
         store_seconds: HistogramVec = "dormouse_store_seconds", OPERATION, Buckets::Upto(STEP_SECONDS);
         /// How many jobs one step of the store was for; of a sync, how many calls it made last.
         batch_jobs: HistogramVec = "dormouse_batch_jobs", OPERATION, Buckets::Upto(BATCH);
+        /// How long calls took for which replicas were waited for, in seconds.
+        wait_seconds: HistogramVec = "dormouse_cluster_wait_seconds", POOL, Buckets::Upto(STEP_SECONDS);
         /// Free bytes on the disk below which publishes are refused.
         disk_min_free: IntGaugeVec = "dormouse_disk_min_free_bytes", POOL;
     }

@@ -247,6 +247,11 @@ impl PoolMetrics {
         disk.sync_calls.observe(calls as f64);
     }
 
+    /// A call was answered so long after it was sent, since replicas had to have it too.
+    pub fn waited(&self, took: Duration) {
+        self.stores.wait_seconds.with_label_values(&[self.pool.as_str()]).observe(took.as_secs_f64());
+    }
+
     /// What is told of a queue that is pushed.
     pub fn pushed(&self, queue: &Queue) -> PushSeries {
         let series = self.series(queue);

@@ -241,7 +241,11 @@ pub async fn admin_store(
 
 /// The layout of a compact pool.
 pub fn compact_layout(name: &str, pool: &PoolConfig) -> CompactLayout {
-    CompactLayout { prefix: pool.prefix(name).to_owned(), partitions: pool.partitions() }
+    CompactLayout {
+        prefix: pool.prefix(name).to_owned(),
+        partitions: pool.partitions(),
+        wait_replicas: pool.wait_replicas,
+    }
 }
 
 /// Where a pool's Redis is. `tls` is how to speak with it.

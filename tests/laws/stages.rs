@@ -83,7 +83,7 @@ async fn redis() -> impl Stage {
 /// An engine in the compact layout, and its Redis.
 async fn open_compact(partitions: u16) -> (Arc<CompactEngine>, RedisServer) {
     let redis = RedisServer::start();
-    let layout = CompactLayout { prefix: "p".into(), partitions };
+    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
     let engine = CompactEngine::connect(redis.address(), &PoolName::default_pool(), &layout).await;
     (engine.expect("the Redis answers"), redis)
 }
@@ -118,7 +118,7 @@ fn next_prefix() -> String {
 /// A pool of its own on it.
 async fn open_cluster() -> (Arc<CompactEngine>, Arc<RedisCluster>) {
     let cluster = shared_cluster().await;
-    let layout = CompactLayout { prefix: next_prefix(), partitions: 8 };
+    let layout = CompactLayout { prefix: next_prefix(), partitions: 8, wait_replicas: 0 };
     let engine = CompactEngine::connect(cluster.address(), &PoolName::default_pool(), &layout).await;
     (engine.expect("the cluster answers"), cluster)
 }

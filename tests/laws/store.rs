@@ -186,6 +186,10 @@ impl Observer for Told {
         self.add("synced", "", calls as u64);
     }
 
+    fn waited(&self, took: Duration) {
+        self.add("waited", "", took.as_millis() as u64);
+    }
+
     fn died(&self, queue: &Queue, jobs: u64) {
         self.add("died", queue.name.as_str(), jobs);
     }

@@ -24,7 +24,7 @@ const PARTITIONS: u16 = 8;
 const PART: u16 = 16_384 / PARTITIONS;
 
 async fn connect(address: RedisAddress, partitions: u16) -> Result<Arc<CompactEngine>> {
-    let layout = CompactLayout { prefix: "p".into(), partitions };
+    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
     CompactEngine::connect(address, &PoolName::default_pool(), &layout).await
 }
 

@@ -29,7 +29,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const BASE: &str = "p{8YG}";
 
 async fn open_with(server: &RedisServer, partitions: u16) -> dormouse::error::Result<Arc<CompactEngine>> {
-    let layout = CompactLayout { prefix: "p".into(), partitions };
+    let layout = CompactLayout { prefix: "p".into(), partitions, wait_replicas: 0 };
     CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await
 }
 

@@ -8,6 +8,8 @@ mod faults;
 mod kill;
 mod ledger;
 mod proxy;
+mod pumpers;
+mod replicas;
 mod sentinel;
 mod storage;
 mod stumbles;

@@ -222,11 +222,13 @@ async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
         let token = server.token(&namespace).await;
         let at = format!("/token/{namespace}/{token}/limit");
         let limit = json!({"read": 100, "write": 1, "interval": 600});
-        send(server.admin("POST", &at).json(&limit)).await.expect(201);
+        send(server.admin("POST", &at).body(limit.to_string())).await.expect(201);
         let quota = format!("/quota/{namespace}");
-        send(server.admin("PUT", &quota).json(&json!({"jobs": 100 + n}))).await.expect(200);
+        send(server.admin("PUT", &quota).body(json!({"jobs": 100 + n}).to_string())).await.expect(200);
         let push = format!("/push/{namespace}/q");
-        send(server.admin("PUT", &push).json(&json!({"url": "http://127.0.0.1:9/"}))).await.expect(200);
+        send(server.admin("PUT", &push).body(json!({"url": "http://127.0.0.1:9/"}).to_string()))
+            .await
+            .expect(200);
         tokens.insert(namespace, token);
     }
     for (n, (namespace, token)) in tokens.iter().enumerate() {

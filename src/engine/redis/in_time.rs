@@ -20,6 +20,7 @@ use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::scripts::Script;
 use super::link::Link;
+use super::replicas::run_and_wait;
 
 /// How long after it was sent a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);
@@ -37,16 +38,18 @@ pub fn patient(connection: &Connection) -> MultiplexedConnection {
     redis
 }
 
-/// Runs a call of a script that has a deadline, which is put behind the call's arguments.
+/// Runs a call of a script that has a deadline, which is put behind the call's arguments. Answers how many replicas have
+/// it too, if some are waited for.
 async fn run_by(
     clock: &RedisClock,
     connection: &mut MultiplexedConnection,
     script: &Script,
     mut call: Cmd,
-) -> RedisResult<Value> {
+    replicas: u64,
+) -> RedisResult<(Value, u64)> {
     let sent = Instant::now();
     call.arg(clock.in_a_while(BEGIN_WITHIN));
-    let answer = script.run(connection, &call).await;
+    let answer = run_and_wait(script, connection, &call, replicas).await;
     let Some(now) = answer.as_ref().err().and_then(late_at) else { return answer };
     clock.learn(sent, now);
     if sent.elapsed() > CLOCK_WAS_SET {
@@ -61,18 +64,21 @@ async fn run_by(
         }
     }
     again.arg(clock.in_a_while(BEGIN_WITHIN));
-    script.run(connection, &again).await
+    run_and_wait(script, connection, &again, replicas).await
 }
 
 impl Link {
-    /// Runs a call of a script that has a deadline.
+    /// Runs a call of a script that has a deadline. Where the pool asks for that, replicas have it when this answers.
     pub async fn run_script(
         &self,
         connection: &mut MultiplexedConnection,
         script: &Script,
         call: Cmd,
-    ) -> RedisResult<Value> {
-        run_by(&self.clock, connection, script, call).await
+    ) -> Outcome<Value> {
+        let (want, sent) = (self.replicas_for(script)?, Instant::now());
+        let (answer, have) = run_by(&self.clock, connection, script, call, want).await?;
+        self.replicas_have(want, have, sent)?;
+        Ok(answer)
     }
 
     /// The same on a shared connection.
@@ -92,7 +98,7 @@ impl Link {
         script: &Script,
         call: impl FnOnce() -> Cmd,
     ) -> Outcome<T> {
-        let answer = connection.with(async |redis| Ok(self.run_script(redis, script, call()).await?)).await?;
+        let answer = connection.with(async |redis| self.run_script(redis, script, call()).await).await?;
         Ok(redis::from_redis_value(answer)?)
     }
 
@@ -196,7 +202,7 @@ mod tests {
         let script = &Scripts::default().pump;
         let mut call = script.call(0);
         call.arg("one").arg("two");
-        let answer = run_by(&clock, &mut connection, script, call).await;
+        let answer = run_by(&clock, &mut connection, script, call, 0).await.map(|(answer, _)| answer);
         drop(connection);
         driver.await.expect("no panic");
         (answer, server.await.expect("no panic"))

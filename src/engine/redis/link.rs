@@ -15,6 +15,7 @@ use super::connection::connector::{Connection, Connector, RedisAddress};
 use super::connection::fault::Outcome;
 use super::connection::shared::{SharedConnection, first_up};
 use super::connection::status::Connections;
+use super::replicas::Replicas;
 use crate::engine::notifier::Notifiers;
 use crate::engine::observer::Observers;
 use crate::error::{Error, Result};
@@ -66,12 +67,14 @@ pub struct Common {
     pub handed_out: Arc<HandOvers>,
     /// Of the Redis that the engine began with, if it says.
     pub version: Arc<OnceLock<String>>,
+    /// How many replicas must have what was asked before it is answered.
+    pub wait_replicas: u16,
     /// Where the end of a task is reported that must not end.
     pub failure: Failure,
 }
 
 impl Common {
-    pub fn new(name: &PoolName, failure: Failure) -> Common {
+    pub fn new(name: &PoolName, wait_replicas: u16, failure: Failure) -> Common {
         let pool: Arc<str> = name.as_str().into();
         let outage = Outage::new(format!("pool {pool}"));
         Common {
@@ -81,6 +84,7 @@ impl Common {
             observers: Arc::default(),
             handed_out: Arc::new(HandOvers::new(REMEMBERED_HAND_OVERS)),
             version: Arc::default(),
+            wait_replicas,
             failure,
         }
     }
@@ -115,6 +119,7 @@ pub struct Link {
     pub handed_out: Arc<HandOvers>,
     pub watch: Watch,
     pub ready_lists: Box<dyn ReadyLists>,
+    pub replicas: Replicas,
     pub tasks: Tasks,
     /// Those that keep the shared connections. They end after `tasks`, some of which need them until their end.
     pub keepers: Tasks,
@@ -137,11 +142,12 @@ impl Link {
         address: &RedisAddress,
         name: &PoolName,
         ready_lists: impl ReadyLists + 'static,
+        wait_replicas: u16,
     ) -> Result<Opened> {
         let connector = Arc::new(Connector::new(address)?);
         // What this one finds out is said before any task runs.
         let first = connector.connect().await?;
-        let common = Common::new(name, connector.failure().clone());
+        let common = Common::new(name, wait_replicas, connector.failure().clone());
         let outage = common.outage.clone();
         let (link, keepers) = Link::through(connector, &common, outage.into(), Box::new(ready_lists));
         Ok(Opened { link, first, keepers })
@@ -164,7 +170,8 @@ impl Link {
         hears: Option<Arc<Outage>>,
         ready_lists: Box<dyn ReadyLists>,
     ) -> (Arc<Link>, Vec<Keeper>) {
-        let Common { pool, outage, notifiers, observers, handed_out, version, failure } = common.clone();
+        let Common { pool, outage, notifiers, observers, handed_out, version, wait_replicas, failure } =
+            common.clone();
         let (tasks, keepers) = (Tasks::new(failure.clone()), Tasks::new(failure));
         let (closing, closed) = (tasks.stopping().clone(), keepers.stopping().clone());
         let connections = Connections::with_end(pool.clone(), connector, hears, closing, closed);
@@ -190,6 +197,7 @@ impl Link {
             handed_out,
             watch: Watch::default(),
             ready_lists,
+            replicas: Replicas::new(wait_replicas),
             tasks,
             keepers,
         };
@@ -205,6 +213,7 @@ impl Link {
             observers: self.observers.clone(),
             handed_out: self.handed_out.clone(),
             version: self.version.clone(),
+            wait_replicas: self.replicas.want(),
             failure: self.tasks.failure().clone(),
         }
     }

@@ -7,6 +7,7 @@
 //! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
+//! - `replicas`: whether they have what was asked.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
 //! - `tables`: tokens, limits and what push keeps: their place on one Redis or in a cluster.
@@ -29,6 +30,7 @@ pub(crate) mod layout;
 mod link;
 mod look;
 mod pauses;
+mod replicas;
 mod reply;
 mod safety;
 pub(crate) mod tables;
@@ -93,7 +95,7 @@ impl RedisEngine {
     /// Connects, and begins the engine's tasks. `Away` or `Refused` when the Redis cannot be used now; once
     /// connected, the engine outlives any outage.
     pub async fn connect(address: RedisAddress, name: &PoolName) -> Result<Arc<RedisEngine>> {
-        let mut opened = Link::open(&address, name, keys::Ready).await?;
+        let mut opened = Link::open(&address, name, keys::Ready, 0).await?;
         let link = opened.link.clone();
         first_check(&link, &mut opened.first, OLDEST).await?;
         let (publishes, publish_calls) = batch::channel(MAX_WAITING, batches::PUBLISHES);

@@ -17,7 +17,7 @@ struct ClusterReply<'a> {
     pool: &'a str,
     prefix: String,
     partitions: Part,
-    wait_replicas: u8,
+    wait_replicas: u16,
     nodes: Vec<NodeReply>,
     away: Vec<Part>,
     moving: Vec<Part>,
@@ -69,13 +69,13 @@ pub async fn show(State(state): App, RawQuery(query): RawQuery) -> HandlerResult
         Some(queue) => Some(nodes.places(queue).await?),
         None => None,
     };
-    let NodesView { prefix, parts, nodes, unusable, .. } = nodes.view().await;
+    let NodesView { prefix, parts, wait_replicas, nodes, unusable, .. } = nodes.view().await;
     let Unusable { away, moving, split } = unusable;
     let reply = ClusterReply {
         pool: pool.as_str(),
         prefix,
         partitions: parts,
-        wait_replicas: 0,
+        wait_replicas,
         nodes: nodes.into_iter().map(node).collect(),
         away,
         moving,

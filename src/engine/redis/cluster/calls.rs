@@ -174,7 +174,7 @@ impl Cluster {
     async fn wait(&self, partition: Partition, why: Unreachable, patience: &mut Patience) -> Outcome<()> {
         let now = Instant::now();
         let end = match why {
-            Unreachable::Split => now,
+            Unreachable::Split | Unreachable::FewReplicas => now,
             Unreachable::Moving => patience.began + MOVING,
             Unreachable::Away => {
                 let mut trouble = self.trouble(partition).lock();

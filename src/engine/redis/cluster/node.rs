@@ -53,6 +53,9 @@ impl Node {
         let of_node = ListsOfNode { lists: lists.clone(), has: has.clone() };
         let (link, guards) = Link::to_node(connector.clone(), common, Box::new(of_node));
         link.tasks.spawn_essential("the watch of a node's ready lists", watch::run(link.clone()));
+        if common.wait_replicas > 0 {
+            link.tasks.spawn_essential("the watch of a node's replicas", link.clone().watch_replicas());
+        }
         Ok(Node {
             id: master.id.clone(),
             address: master.address.clone(),
@@ -68,6 +71,8 @@ impl Node {
         let sent = self.link.clock.begin();
         let ((seconds, micros),): ((u64, u64),) = self.query(redis::pipe().cmd("TIME")).await?;
         self.link.clock.learn(sent, seconds * 1_000_000 + micros);
+        // Who cannot say has too few.
+        let _ = timeout(ANSWER, self.link.look_at_replicas()).await;
         Ok(())
     }
 

@@ -75,6 +75,8 @@ pub struct CompactLayout {
     pub prefix: String,
     /// How many partitions: a power of two up to 4096.
     pub partitions: u16,
+    /// How many replicas must have what was asked before it is answered.
+    pub wait_replicas: u16,
 }
 
 /// A pool of jobs on a Redis or in a cluster, in the compact layout.
@@ -101,7 +103,8 @@ async fn open_one(
     layout: &CompactLayout,
     partitions: &Arc<Partitions>,
 ) -> Result<OpenedPlace> {
-    let mut opened = Link::open(&address, name, keys::Ready(partitions.clone())).await?;
+    let mut opened =
+        Link::open(&address, name, keys::Ready(partitions.clone()), layout.wait_replicas).await?;
     let link = opened.link.clone();
     first_check(&link, &mut opened.first, OLDEST).await?;
     let mut use_first = redis::cmd("SETNX");
@@ -113,6 +116,10 @@ async fn open_one(
     let guards = opened.keep();
     link.tasks.spawn_essential("the watch of ready lists", watch::run(link.clone()));
     link.connected().await;
+    if layout.wait_replicas > 0 {
+        let _ = link.look_at_replicas().await; // who cannot say has too few
+        link.tasks.spawn_essential("the watch of replicas", link.clone().watch_replicas());
+    }
     Ok((link.common(), Place::One(link), guards.into()))
 }
 
@@ -123,7 +130,7 @@ async fn open_cluster(
     layout: &CompactLayout,
     partitions: &Arc<Partitions>,
 ) -> Result<OpenedPlace> {
-    let common = Common::new(name, Failure::default());
+    let common = Common::new(name, layout.wait_replicas, Failure::default());
     if let Some(version) = check_nodes(&address, &common.pool, OLDEST).await? {
         let _ = common.version.set(version); // asked once
     }

@@ -135,6 +135,7 @@ impl Nodes for NodesOfPool {
         NodesView {
             prefix: self.core.partitions.prefix().to_owned(),
             parts: self.core.partitions.count(),
+            wait_replicas: self.core.common.wait_replicas,
             nodes: views.await,
             unusable: self.unusable_of(&nodes),
             redirections: self.cluster.known.redirections(),

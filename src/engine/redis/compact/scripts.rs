@@ -26,14 +26,16 @@ macro_rules! scripts {
 
         impl Default for Scripts {
             fn default() -> Scripts {
-                Scripts {
+                let mut scripts = Scripts {
                     $($name: Script::new(concat!(
                         include_str!("../../../../lua/clock.lua"),
                         include_str!("../../../../lua/compact/base.lua"),
                         $(part!($kind $part),)*
                         include_str!(concat!("../../../../lua/compact/", stringify!($name), ".lua"))
                     )),)+
-                }
+                };
+                scripts.set_lasting();
+                scripts
             }
         }
     };
@@ -78,4 +80,24 @@ scripts! {
     read_schedules: shared "schedules";
     due_schedules: shared "schedules";
     name_schedule:;
+}
+
+impl Scripts {
+    /// What these have done is answered when replicas have it, where the pool asks for that. What a failover forgets of the
+    /// others is done once more: a hand-over, a touch, a pump.
+    fn set_lasting(&mut self) {
+        for script in [
+            &mut self.ack,
+            &mut self.cancel_key,
+            &mut self.destroy,
+            &mut self.pause,
+            &mut self.publish,
+            &mut self.release,
+            &mut self.respawn,
+            &mut self.respawn_job,
+            &mut self.step_schedule,
+        ] {
+            script.set_lasting();
+        }
+    }
 }

@@ -61,6 +61,11 @@ impl Fault {
         Fault::new(Kind::Away, true, text)
     }
 
+    /// It was carried out, and may not last.
+    pub fn unsure(text: impl Into<String>) -> Fault {
+        Fault::new(Kind::Away, false, text)
+    }
+
     /// A call that needs a connection finds none.
     pub fn not_sent(text: impl Into<String>) -> Fault {
         Fault::away(text).unsent()

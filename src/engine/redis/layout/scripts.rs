@@ -14,6 +14,8 @@ pub struct Script {
     /// The same, which counts what it stores and deletes.
     counting: Option<Source>,
     counts: AtomicBool,
+    /// What it has changed must outlive the Redis, where a pool asks for that.
+    lasts: bool,
 }
 
 #[derive(Debug)]
@@ -191,11 +193,20 @@ impl Source {
 impl Script {
     /// A script of this text.
     pub fn new(text: &'static str) -> Script {
-        Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false) }
+        Script { plain: Source::new(text), counting: None, counts: AtomicBool::new(false), lasts: false }
     }
 
     fn counting(self, text: &'static str) -> Script {
         Script { counting: Some(Source::new(text)), ..self }
+    }
+
+    /// From now on replicas are waited for, where a pool asks for that.
+    pub fn set_lasting(&mut self) {
+        self.lasts = true;
+    }
+
+    pub fn lasts(&self) -> bool {
+        self.lasts
     }
 
     /// A call with that many keys; keys come first, then arguments.
@@ -211,6 +222,28 @@ impl Script {
         let counting = self.counting.as_ref();
         let is_called = |source: &&Source| matches!(call.args_iter().nth(1), Some(Arg::Simple(sha)) if sha == source.sha.as_bytes());
         counting.filter(is_called).unwrap_or(&self.plain).text
+    }
+
+    /// The same as [`run`](Script::run), and another command behind it in the same write: answers what both say.
+    pub async fn run_with(
+        &self,
+        conn: &mut MultiplexedConnection,
+        call: &Cmd,
+        then: Cmd,
+    ) -> RedisResult<(Value, u64)> {
+        let mut both = redis::pipe();
+        both.add_command(call.clone()).add_command(then);
+        loop {
+            let mut answers = conn.send_packed_commands(&both, 0, 2).await?.into_iter();
+            let mut answer = || answers.next().unwrap_or(Value::Nil).extract_error();
+            let (of_script, then) = (answer(), answer());
+            match of_script {
+                Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                    redis::cmd("SCRIPT").arg("LOAD").arg(self.source(call)).exec_async(conn).await?;
+                }
+                of_script => return Ok((of_script?, redis::from_redis_value(then?)?)),
+            }
+        }
     }
 
     /// Runs a call that [`call`](Script::call) began. A server that does not know the script (it was

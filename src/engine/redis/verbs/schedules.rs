@@ -137,7 +137,7 @@ impl RedisCore {
         let clock = self.clock.begin();
         let exchange = {
             let (core, mut redis) = (self.clone(), connection.redis.clone());
-            async move { Ok(core.run_script(&mut redis, &core.scripts.step_schedule, cmd).await?) }
+            async move { core.run_script(&mut redis, &core.scripts.step_schedule, cmd).await }
         };
         // Whoever is told of an error looks again before the next step: nothing need be taken back.
         let late = || None::<fn(Value) -> std::future::Ready<()>>;

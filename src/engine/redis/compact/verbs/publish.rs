@@ -424,7 +424,7 @@ impl CompactCore {
                 let job = &call.jobs[*n].job;
                 step.arg(keys::name(&job.queue)).arg(place_of(home, &job.id)).arg(&values[*n].0[..]);
             }
-            let reply = async { Ok(link.run_script(redis, &self.scripts.stage, step).await?) };
+            let reply = link.run_script(redis, &self.scripts.stage, step);
             let reply: Outcome<Value> = match connection.while_kept(reply).await {
                 Some(reply) => reply,
                 None => Err(Fault::away("no answer in time")),

@@ -379,7 +379,7 @@ impl RedisCore {
             values.iter().for_each(|value| {
                 call.arg(&value[..]);
             });
-            let reply = async { Ok(self.run_script(redis, &self.scripts.stage, call).await?) };
+            let reply = self.run_script(redis, &self.scripts.stage, call);
             let reply = match connection.while_kept(reply).await {
                 Some(reply) => reply,
                 None => Err(Fault::away("no answer in time")),

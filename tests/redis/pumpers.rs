@@ -1,0 +1,70 @@
+//! Several servers on one compact pool: one of them pumps a partition.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::{CompactEngine, CompactLayout};
+use dormouse::engine::{Engine, NewId};
+use dormouse::job::{Attributes, JobIds, NewJob};
+use dormouse::name::PoolName;
+use tokio::time::sleep;
+
+use crate::common::queue;
+use crate::support::redis_server::RedisServer;
+
+async fn open(server: &RedisServer) -> Arc<CompactEngine> {
+    let layout = CompactLayout { prefix: "p".into(), partitions: 1, wait_replicas: 0 };
+    let engine = CompactEngine::connect(server.address(), &PoolName::default_pool(), &layout).await;
+    engine.expect("the server is there")
+}
+
+async fn put(engine: &CompactEngine, delay: Duration) {
+    let queue = queue("q");
+    let id = engine.make_id(&JobIds::default(), NewId { queue: &queue, delay, bytes: 1, versioned: false });
+    let (body, tries) = ("x".into(), NonZeroU16::MIN);
+    let job = NewJob { queue, id, body, attributes: Attributes::new(), ttl: None, delay, tries };
+    engine.publish(vec![job].into()).await.expect("published");
+}
+
+async fn pump(engine: &CompactEngine) -> usize {
+    engine.pump().await.expect("pumped").moved
+}
+
+/// Guards against N servers that all move each due job's partition, and against a pumper that dies and leaves jobs late.
+#[tokio::test]
+async fn one_server_pumps_and_another_takes_over_when_it_dies() {
+    let redis = RedisServer::start();
+    let (first, second) = (open(&redis).await, open(&redis).await);
+    assert_eq!((pump(&first).await, pump(&second).await), (0, 0), "nothing is stored yet");
+    put(&first, Duration::from_millis(50)).await;
+    sleep(Duration::from_millis(80)).await;
+    assert_eq!(pump(&second).await, 0, "the first one has the lease");
+    assert_eq!(pump(&first).await, 1);
+
+    put(&first, Duration::from_millis(50)).await;
+    let (began, mut moved) = (Instant::now(), 0);
+    while moved == 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "nobody pumps any more");
+        sleep(Duration::from_millis(5)).await;
+        moved = pump(&second).await;
+    }
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(2), "the lease of a server that is gone delayed a job by {took:?}");
+}
+
+/// Guards against a job that is late since its server left it to another one that does not know of it yet.
+#[tokio::test]
+async fn a_server_without_the_lease_is_not_late_with_what_it_has_stored() {
+    let redis = RedisServer::start();
+    let (first, second) = (open(&redis).await, open(&redis).await);
+    assert_eq!((pump(&first).await, pump(&second).await), (0, 0), "nothing is stored yet");
+    put(&second, Duration::from_millis(50)).await;
+    sleep(Duration::from_millis(70)).await;
+    let mut moved = 0;
+    for _ in 0..5 {
+        moved += pump(&second).await;
+        sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(moved, 1, "its server sees to it");
+}

@@ -1,0 +1,135 @@
+//! `WaitReplicas`: what is answered is had by replicas too, and what becomes of calls while it is not.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dormouse::engine::redis::{CompactEngine, CompactLayout, RedisAddress};
+use dormouse::engine::{Engine, NewId};
+use dormouse::error::{Error, Result, Unreachable};
+use dormouse::job::{Attributes, Job, JobIds, JobRef, NewJob};
+use dormouse::name::{PoolName, Queue};
+
+use crate::common::{TTR, queue};
+use crate::support::engine_ext::EngineExt;
+use crate::support::redis_cluster::RedisCluster;
+use crate::support::redis_server::RedisServer;
+use crate::support::wait::until;
+
+async fn open(address: RedisAddress, prefix: &str, wait_replicas: u16) -> Arc<CompactEngine> {
+    let layout = CompactLayout { prefix: prefix.into(), partitions: 8, wait_replicas };
+    CompactEngine::connect(address, &PoolName::default_pool(), &layout).await.expect("it is there")
+}
+
+async fn put(engine: &CompactEngine, queue: &Queue, body: &str) -> Result<()> {
+    let new = NewId { queue, delay: Duration::ZERO, bytes: body.len(), versioned: false };
+    let job = NewJob {
+        queue: queue.clone(),
+        id: engine.make_id(&JobIds::default(), new),
+        body: body.to_owned().into(),
+        attributes: Attributes::new(),
+        ttl: None,
+        delay: Duration::ZERO,
+        tries: NonZeroU16::new(2).expect("not 0"),
+    };
+    engine.publish(vec![job].into()).await.map(drop)
+}
+
+async fn take(engine: &CompactEngine, queue: &Queue) -> Result<Vec<Job>> {
+    Ok(engine.consume(&queue.clone().into(), &[TTR; 64]).await?.jobs)
+}
+
+async fn ack(engine: &CompactEngine, job: &Job) -> Result<()> {
+    engine.ack_job(JobRef { queue: job.queue.clone(), id: job.id }).await
+}
+
+fn bodies(jobs: &[Job]) -> Vec<String> {
+    jobs.iter().map(|job| String::from_utf8_lossy(&job.body).into_owned()).collect()
+}
+
+fn too_few<T: std::fmt::Debug>(answer: Result<T>) {
+    assert!(matches!(answer, Err(Error::Unreachable(Unreachable::FewReplicas))), "{answer:?}");
+}
+
+/// Guards against a replica that hangs and makes every call wait, and against one that is gone and is not noticed.
+#[tokio::test]
+async fn while_replicas_lag_nothing_is_answered_that_they_do_not_have() {
+    let master = RedisServer::start_with(None, &["--repl-diskless-sync-delay", "0"]);
+    let (safe, queue) = (open(master.address(), "p", 1).await, queue("q"));
+    too_few(put(&safe, &queue, "nobody has it").await);
+    assert_eq!(take(&safe, &queue).await.expect("hand-overs do not wait").len(), 0, "nothing was done");
+
+    let replica = RedisServer::start_with(None, &["--replicaof", "127.0.0.1", &master.port.to_string()]);
+    until("the replica is in step", async || put(&safe, &queue, "first").await.is_ok()).await;
+    let jobs = take(&safe, &queue).await.expect("they are there");
+    let copied = Instant::now();
+    ack(&safe, &jobs[0]).await.expect("it is in step");
+    assert!(copied.elapsed() < Duration::from_millis(900), "it answers when the replica has it");
+
+    let stalled = replica.stall();
+    let began = Instant::now();
+    let unsure = put(&safe, &queue, "second").await;
+    assert!(matches!(unsure, Err(Error::Away(_))), "it may be lost: {unsure:?}");
+    assert!(began.elapsed() >= Duration::from_millis(900), "it was waited for");
+    let began = Instant::now();
+    too_few(put(&safe, &queue, "third").await);
+    assert!(began.elapsed() < Duration::from_millis(900), "it is known to hang");
+    let jobs = take(&safe, &queue).await.expect("hand-overs do not wait");
+    assert_eq!(bodies(&jobs), ["second"], "it was stored, and the third was not");
+    too_few(ack(&safe, &jobs[0]).await);
+    drop(stalled);
+    until("the replica has caught up", async || ack(&safe, &jobs[0]).await.is_ok()).await;
+    put(&safe, &queue, "fourth").await.expect("it is in step");
+}
+
+/// The difference that it makes: the replica of a master that is killed has not read what was published last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_outlives_its_master_if_a_replica_was_waited_for() {
+    let mut cluster = RedisCluster::start();
+    let (fast, safe) = (open(cluster.address(), "fast", 0).await, open(cluster.address(), "safe", 1).await);
+    // A queue is at home in the same slot for both.
+    let queue = queue("q");
+    let mut stored = Vec::new();
+    for n in 0..20 {
+        put(&fast, &queue, &n.to_string()).await.expect("published");
+        put(&safe, &queue, &n.to_string()).await.expect("published");
+        stored.push(n.to_string());
+    }
+    let acked = take(&safe, &queue).await.expect("they are there").swap_remove(0);
+    ack(&safe, &acked).await.expect("acked");
+    stored.retain(|body| body.as_bytes() != &acked.body[..]);
+    let slot = {
+        let counts = |server: usize| {
+            let keys: Vec<String> = cluster.tell(server, &["KEYS", "fast{*}rshop/q"]);
+            keys.first().cloned()
+        };
+        let key = (0..3).find_map(counts).expect("the ready list is on a master");
+        cluster.tell::<u16>(0, &["CLUSTER", "KEYSLOT", &key])
+    };
+    let (master, id) = cluster.master_of(slot);
+    let replica = cluster.replica_of(&id);
+    until("all is copied", async || cluster.is_copied(master)).await;
+    let stalled = cluster.servers[replica].stall();
+    cluster.tell::<u64>(master, &["CLIENT", "KILL", "TYPE", "replica"]);
+    put(&fast, &queue, "answered, and lost").await.expect("published");
+    put(&safe, &queue, "not answered").await.expect_err("no replica has it");
+    cluster.servers[master].kill();
+    drop(stalled);
+
+    until("the replica has taken its place", async || put(&fast, &queue, "later").await.is_ok()).await;
+    let mut left = bodies(&take(&fast, &queue).await.expect("they are there"));
+    left.retain(|body| body != "later");
+    assert_eq!(left, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "what its replica had read");
+    too_few(put(&safe, &queue, "nobody has it").await);
+    // Hand-overs are not waited for: those of before the kill stand or not, and end with their ttr. The jobs are there.
+    let known = safe.ready(&queue).await.expect("it answers") + running(&safe, &queue).await;
+    assert_eq!(known, stored.len() as u64, "all that was answered, and nothing that was acked");
+
+    assert!(cluster.servers[master].launch(), "it comes back, as a replica");
+    until("there is a replica again", async || put(&safe, &queue, "again").await.is_ok()).await;
+}
+
+async fn running(engine: &CompactEngine, queue: &Queue) -> u64 {
+    let page = engine.list_queues(&queue.namespace, None, 10).await.expect("it answers");
+    page.queues.iter().filter_map(|view| view.running).sum()
+}
