@@ -22,6 +22,7 @@ pub struct RedisCluster {
 
 impl RedisCluster {
     /// Three masters with a replica each.
+    #[allow(dead_code)] // not every test binary needs replicas
     pub fn start() -> RedisCluster {
         RedisCluster::start_of(6, 1)
     }

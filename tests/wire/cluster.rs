@@ -214,7 +214,8 @@ async fn seen(server: &TestServer, query: &str) -> Value {
 async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
     let mut cluster = RedisCluster::start_of(3, 0);
     let addrs = cluster.address().addrs;
-    let toml = format!("[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n");
+    let toml =
+        format!("PushAllow = [\"127.0.0.0/8\"]\n[Pool.default]\nCluster = {addrs:?}\nPartitions = 8\n");
     let (server, other) = (TestServer::start(&toml, ()).await, TestServer::start(&toml, ()).await);
     let mut tokens = BTreeMap::new();
     for n in 0..12 {
@@ -262,6 +263,14 @@ async fn a_cluster_keeps_tokens_limits_quotas_and_push() {
         let token = send(server.admin("GET", &format!("/token/{namespace}"))).await;
         token.status
     };
+    until("it is noticed", async || {
+        let mut noticed = false;
+        for namespace in tokens.keys() {
+            noticed |= asked(namespace).await == 503;
+        }
+        noticed
+    })
+    .await;
     let mut answers = BTreeMap::<u16, usize>::new();
     for namespace in tokens.keys() {
         *answers.entry(asked(namespace).await).or_default() += 1;
