@@ -96,7 +96,6 @@ async fn while_a_part_cannot_be_used_its_callers_are_told_so_and_others_go_on() 
     }
     until("every clock was looked at", async || {
         let nodes = seen(&server, "").await["nodes"].clone();
-        eprintln!("{:?}", [0, 1, 2].map(|n| nodes[n]["clock_ms"].clone()));
         let off = |node: &Value| node["clock_ms"].as_f64().is_some_and(|off| off.abs() < 100.0);
         nodes.as_array().expect("an array").iter().all(off)
     })

@@ -70,7 +70,7 @@ use batches::MAX_WAITING;
 use cache::RecordedQueues;
 use layout::keys;
 use layout::scripts::Scripts;
-use verbs::check::first_check;
+use verbs::check::{OLDEST, first_check};
 use verbs::{pause, quotas};
 
 use self::copies::Copies;
@@ -78,9 +78,6 @@ use self::core::RedisCore;
 use self::counting::Counting;
 use self::link::Link;
 use self::pauses::Pauses;
-
-/// RPOP and LPOP take a count since this version.
-pub(crate) const OLDEST: (u32, u32) = (6, 2);
 
 /// A pool of jobs on a Redis.
 #[derive(Debug)]

@@ -10,7 +10,6 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Pipeline};
 use tokio::time::{sleep, timeout};
 
-use super::OLDEST;
 use super::cluster::{self, Cluster, PartedLists};
 use super::compact::partitions::{Partition, Partitions};
 use super::connection::connector::{Connector, RedisAddress};
@@ -104,7 +103,7 @@ impl Tables {
         }
         let connector = Arc::new(Connector::new(address)?);
         let failure = connector.failure().clone();
-        check::usable(&mut connector.connect().await?, OLDEST, false).await?;
+        check::usable(&mut connector.connect().await?, check::OLDEST, false).await?;
         let connections = Connections::new(NAME.into(), connector, outage, tasks.stopping().clone());
         let (shared, keep) = SharedConnection::new(connections.clone());
         tasks.spawn_essential("the connection of tokens and limits", keep);

@@ -131,6 +131,8 @@ impl Follower {
         let mut asked: Vec<HostPort> = named.into_iter().collect();
         self.turn += 1;
         let mut all: Vec<HostPort> = self.view.masters.iter().map(|master| master.address.clone()).collect();
+        // Each node tells them in an order of its own: without this some would never be asked.
+        all.sort_by_key(HostPort::to_string);
         if !all.is_empty() {
             let first = self.turn % all.len();
             all.rotate_left(first);

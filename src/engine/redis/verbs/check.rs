@@ -13,6 +13,9 @@ use crate::error::Result;
 /// How long a check of a server that answers waits for connections that are down: longer than the pause before
 /// their next attempt, which the check shortens, and shorter than a health check's own time-out.
 const CONNECTIONS_WAIT: Duration = Duration::from_millis(500);
+/// RPOP and LPOP take a count since this version.
+pub const OLDEST: (u32, u32) = (6, 2);
+
 /// The first calls of an engine, on a connection of their own: learns the server's clock, and refuses a server that
 /// the engine cannot use.
 pub async fn first_check(link: &Link, connection: &mut Connection, oldest: (u32, u32)) -> Result<()> {
