@@ -167,7 +167,7 @@ fn explode(redis: &mut redis::Connection, now_ms: u64) {
         .arg(text)
         .arg(1)
         .arg(format!("{BASE}!"))
-        .arg(&["200", "0", "600000", "9007199254740991"])
+        .arg(&["200", "0", "600000", "a server", "1", "9007199254740991"])
         .query(redis)
         .expect("pumped");
 }

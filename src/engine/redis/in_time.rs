@@ -20,7 +20,7 @@ use super::connection::fault::{Fault, Outcome, late_at};
 use super::connection::shared::SharedConnection;
 use super::layout::scripts::Script;
 use super::link::Link;
-use super::replicas::run_and_wait;
+use super::waits::run_and_wait;
 
 /// How long after it was sent a script may still begin.
 const BEGIN_WITHIN: Duration = Duration::from_secs(4);

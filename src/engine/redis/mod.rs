@@ -7,7 +7,7 @@
 //! - `link`: what does not depend on the layout; `core`: what verbs and tasks have in common; `pauses`, `copies`, `counting`, `arming`, `cache`, `clock`: what this
 //!   process remembers; `batches`: which calls share a script call.
 //! - `in_time`: deadlines of calls, and answers that come too late.
-//! - `replicas`: whether they have what was asked.
+//! - `replicas`, `waits`: which replicas are in step, and whether they have what was asked.
 //! - `watch`: notifies of jobs that others made ready.
 //! - `reply`: how answers of scripts are read, and what several of them refuse.
 //! - `tables`: tokens, limits and what push keeps: their place on one Redis or in a cluster.
@@ -35,6 +35,7 @@ mod reply;
 mod safety;
 pub(crate) mod tables;
 pub(crate) mod verbs;
+mod waits;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -1,26 +1,11 @@
-//! Whether a Redis's replicas are in step, and what was asked is waited for until they have it (`WaitReplicas`). A call
-//! that would not be had by enough of them is refused before it is sent. Knows no key.
-
-use std::convert::Infallible;
-use std::time::{Duration, Instant};
+//! Which of a Redis's replicas are in step, as the Redis says. Asks nobody.
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult, Value};
-use tokio::time::sleep;
 
-use super::connection::fault::{Fault, Outcome};
 use super::layout::scripts::Script;
-use super::link::Link;
-use crate::error::Unreachable;
 
-/// How long replicas may take to have what was asked.
-const WAIT: Duration = Duration::from_secs(1);
 /// A replica that was not heard of for so many seconds is not in step. Each tells once a second what it has.
 const HEARD: u64 = 3;
-/// How often replicas are looked at, and while there are too few.
-const LOOK: Duration = Duration::from_secs(1);
-const LOOK_SOON: Duration = Duration::from_millis(100);
 
 /// The replicas of a Redis.
 #[derive(Debug)]
@@ -49,16 +34,17 @@ impl Replicas {
     }
 
     /// How many are waited for after a call of this script.
-    fn wanted_for(&self, script: &Script) -> u64 {
+    pub fn wanted_for(&self, script: &Script) -> u64 {
         if script.lasts() { self.want.into() } else { 0 }
     }
 
-    fn are_few(&self) -> bool {
+    /// Whether fewer are in step than are waited for.
+    pub fn are_few(&self) -> bool {
         self.state.lock().in_step < self.want.into()
     }
 
     /// What INFO said that was asked after (or before) a wait fell short.
-    fn learn(&self, info: &str, was_short: bool) {
+    pub fn learn(&self, info: &str, was_short: bool) {
         let mut state = self.state.lock();
         if state.short.is_some() && !was_short {
             return;
@@ -75,8 +61,13 @@ impl Replicas {
         }
     }
 
+    /// Whether the last wait fell short, and nobody has caught up since.
+    pub fn is_short(&self) -> bool {
+        self.state.lock().short.is_some()
+    }
+
     /// Too few had it in time.
-    fn fell_short(&self) {
+    pub fn fell_short(&self) {
         *self.state.lock() = State { in_step: 0, short: Some(None) };
     }
 }
@@ -96,73 +87,6 @@ fn is_in_step(line: &str, least: u64) -> bool {
         && field("state") == Some("online")
         && number("lag").is_some_and(|lag| lag <= HEARD)
         && number("offset").is_some_and(|offset| offset >= least)
-}
-
-/// Runs a call of a script, and WAIT behind it if replicas are waited for: answers how many have it.
-pub async fn run_and_wait(
-    script: &Script,
-    connection: &mut MultiplexedConnection,
-    call: &Cmd,
-    want: u64,
-) -> RedisResult<(Value, u64)> {
-    if want == 0 {
-        return Ok((script.run(connection, call).await?, 0));
-    }
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(want).arg(WAIT.as_millis() as u64);
-    script.run_with(connection, call, wait).await
-}
-
-impl Link {
-    /// How many replicas a call of this script is to wait for. It is refused when there are too few: nothing was done.
-    pub fn replicas_for(&self, script: &Script) -> Outcome<u64> {
-        let want = self.replicas.wanted_for(script);
-        if want > 0 && self.replicas.are_few() {
-            return Err(Fault::part(Unreachable::FewReplicas));
-        }
-        Ok(want)
-    }
-
-    /// So many of those that were wanted have what was asked, so long after it was sent.
-    pub fn replicas_have(&self, want: u64, have: u64, sent: Instant) -> Outcome<()> {
-        if want == 0 {
-            return Ok(());
-        }
-        self.observers.tell(|observer| observer.waited(sent.elapsed()));
-        if have >= want {
-            return Ok(());
-        }
-        self.replicas.fell_short();
-        Err(Fault::unsure(
-            "it is stored, and too few replicas have it within a second: a failover may lose it",
-        ))
-    }
-
-    /// Looks how many are in step.
-    pub async fn look_at_replicas(&self) -> Outcome<()> {
-        if self.replicas.want == 0 {
-            return Ok(());
-        }
-        let was_short = self.replicas.state.lock().short.is_some();
-        let mut ask = redis::cmd("INFO");
-        ask.arg("replication");
-        // Nobody waits for replicas on the pump's connection.
-        let info: String = self.pumps.query(&ask).await?;
-        self.replicas.learn(&info, was_short);
-        Ok(())
-    }
-
-    /// Looks again and again, until the link is closed.
-    pub async fn watch_replicas(self: std::sync::Arc<Self>) {
-        let looks = async {
-            loop {
-                // Who cannot be reached takes no calls either.
-                let _ = self.look_at_replicas().await;
-                sleep(if self.replicas.are_few() { LOOK_SOON } else { LOOK }).await;
-            }
-        };
-        let _: Option<Infallible> = self.tasks.stopping().run_until_cancelled(looks).await;
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod core;
 mod dues;
 mod keys;
 mod nodes;
-pub(in crate::engine::redis) mod partitions;
+pub mod partitions;
 mod place;
 mod scripts;
 mod steps;
