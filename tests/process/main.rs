@@ -4,7 +4,9 @@
 mod access_list;
 mod architecture;
 mod backup;
+mod balancer;
 mod clock;
+mod commands;
 mod config_files;
 mod containers;
 mod disk_faults;
@@ -30,6 +32,7 @@ mod support {
     pub mod client;
     pub mod complaints;
     pub mod faults;
+    pub mod nginx;
     pub mod process;
     pub mod redis_connection;
     pub mod redis_server;

@@ -53,7 +53,7 @@ fn metrics_of(expr: &str) -> BTreeSet<String> {
 }
 
 /// What a server says that has pools of each kind, and on which everything has happened that has series of its own.
-async fn everything() -> String {
+pub(super) async fn everything() -> String {
     let redis = RedisServer::start();
     let disk = Store::disk();
     let toml = format!(

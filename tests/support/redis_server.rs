@@ -130,7 +130,7 @@ impl Drop for RedisServer {
 
 /// A port that was free a moment ago. Somebody may take it meanwhile, so starting on it may fail. It is none that the
 /// system gives to connections: while the server is killed, one of them would take the port that it comes back to.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     const LEAST: u16 = 10_000;
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let given = range.split_whitespace().next().and_then(|port| port.parse().ok()).unwrap_or(32_768);
