@@ -1,7 +1,7 @@
 //! Schedules of a pool: places what is due, and changes what is set. Knows what a schedule is by [`schedule`], and keeps
 //! all of it in the store: no memory of its own decides anything, so any number of servers may run this at once.
 //!
-//! - [`run`]: the task that places. Asleep until the next is due, or until this process has changed one.
+//! - [`run`](fn@run): the task that places. Asleep until the next is due, or until this process has changed one.
 //! - `record`: a schedule, as two texts of the store; `place`: one look at one; `change`, `run` and `find`: what
 //!   requests ask for; `condition`: what must hold for it; `core`: what all of them have in common;
 //!   `troubles`: what a store was in that could not even write it down.
